@@ -1,0 +1,47 @@
+"""Every error rankmill raises on purpose.
+
+The message of each is one line for a person: what is wrong, where, and the way out.
+Commands print it as it is and never show a traceback for these.
+"""
+
+from __future__ import annotations
+
+
+class RankmillError(Exception):
+    """Base of all expected errors."""
+
+
+class ConfigError(RankmillError):
+    """A setting is unknown or has a value it cannot take."""
+
+
+class InputError(RankmillError):
+    """The input, or an option that describes it, cannot be used; nothing was scored."""
+
+
+class ConnectionFailed(RankmillError):
+    """No Redis or Valkey server answers at the given URL."""
+
+
+class WireError(RankmillError):
+    """A payload is not in a format this version reads, or is over its limits."""
+
+
+class SpecError(RankmillError):
+    """The model cannot be loaded or run as the spec asks; no retry would help."""
+
+
+class WrongWorkerError(RankmillError):
+    """A job reached an RQ worker that is no ScoringWorker."""
+
+
+class RunFailed(RankmillError):
+    """A run cannot be completed."""
+
+
+class RunCancelled(RankmillError):
+    """The run was cancelled; it has no further scores."""
+
+
+class EmbeddedError(RankmillError):
+    """The embedded server or its workers could not be started or kept alive."""

@@ -1,0 +1,33 @@
+"""Names of the Redis keys rankmill owns. Every one of them has an expiry.
+
+RQ's own keys (queues, jobs, workers, registries) start with ``rq:`` and are RQ's business.
+"""
+
+from __future__ import annotations
+
+PREFIX = "rankmill"
+
+
+def run(run_id: str) -> str:
+    """Hash: spec, queue, state and creation time of a run."""
+    return f"{PREFIX}:run:{run_id}:meta"
+
+
+def pairs(run_id: str, chunk: int) -> str:
+    """String: the Arrow payload of a chunk that waits to be scored."""
+    return f"{PREFIX}:run:{run_id}:pairs:{chunk}"
+
+
+def results(run_id: str) -> str:
+    """Stream: one entry for each finished chunk, until the producer has taken it."""
+    return f"{PREFIX}:run:{run_id}:results"
+
+
+def worker(name: str) -> str:
+    """Hash: device and state of a live ScoringWorker, under its RQ worker name."""
+    return f"{PREFIX}:worker:{name}"
+
+
+def job_id(run_id: str, chunk: int) -> str:
+    """RQ's id of the job that scores a chunk; not a key of ours, but derived in one place."""
+    return f"{run_id}-{chunk}"

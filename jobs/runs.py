@@ -1,0 +1,202 @@
+"""The state of runs in Redis: the only module that reads and writes rankmill's keys.
+
+A run is one submission, cut into chunks; each chunk is a payload under its own key and one RQ
+job that names it. Workers answer through the run's result stream, which the producer reads and
+trims, so that Redis holds no more than the chunks in flight.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import redis
+from redis.client import Pipeline
+from rq import Queue
+from rq.job import Job, JobStatus, Retry
+from rq.serializers import JSONSerializer
+
+from jobs import keys
+from jobs.errors import WireError
+from jobs.results import ChunkResult, from_entry, to_entry
+from jobs.spec import ScoreSpec
+from jobs.wire import FORMAT
+
+JOB_FUNCTION = "jobs.score_chunk"
+
+_UNDER_WAY = frozenset({JobStatus.QUEUED, JobStatus.STARTED, JobStatus.SCHEDULED})
+
+_BASE_TIMEOUT = 900
+"""Seconds a job may take before its first pair: a model may have to be downloaded and loaded."""
+
+_SECONDS_PER_PAIR = 2
+"""Slower than any model on any device we know; a dead worker is noticed by heartbeat, not by this."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What workers need to know of a run."""
+
+    id: str
+    spec: ScoreSpec
+    queue: str
+    ttl: int
+    max_retries: int
+
+
+class RunStore:
+    """Runs on one server. Safe to share between threads, as the client is.
+
+    Parameters
+    ----------
+    client
+        From `jobs.connection.connect`; responses as bytes.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        # redis-py types one client for sync and async use; every reply would need a cast.
+        self.redis: Any = client
+
+    def create(self, spec: ScoreSpec, *, queue: str, ttl: int, max_retries: int) -> Run:
+        """Register a new run; `ttl` is in seconds since it was last worked on."""
+        run = Run(uuid.uuid4().hex, spec, queue, ttl, max_retries)
+        self.restore(run)
+        return run
+
+    def restore(self, run: Run) -> None:
+        """Write down the run if the server does not know it (any more)."""
+        meta, results = keys.run(run.id), keys.results(run.id)
+        if self.redis.exists(meta, results) == 2:
+            return
+        fields: dict[str, str | int | float] = {
+            "format": FORMAT,
+            "spec": run.spec.model_dump_json(),
+            "queue": run.queue,
+            "ttl": run.ttl,
+            "max_retries": run.max_retries,
+            "created": time.time(),
+        }
+        with self.redis.pipeline() as pipe:
+            pipe.unlink(meta, results)
+            pipe.hset(meta, mapping=fields)
+            pipe.xadd(results, {"chunk": -1}, id="0-1")  # leaves an empty stream, so that add_result
+            pipe.xdel(results, "0-1")  # need never make one, for a run that may be gone
+            pipe.expire(meta, run.ttl)
+            pipe.expire(results, run.ttl)
+            pipe.execute()
+
+    def load(self, run_id: str) -> Run | None:
+        """The run, or ``None`` when it was cancelled or has expired.
+
+        Raises
+        ------
+        WireError
+            The run was written by a release with another format.
+        """
+        raw = cast("Mapping[bytes, bytes]", self.redis.hgetall(keys.run(run_id)))
+        if not raw:
+            return None
+        found = raw.get(b"format", b"none").decode()
+        if found != str(FORMAT):
+            raise WireError(
+                f"run {run_id} has format {found}, this release reads {FORMAT}: "
+                "run the same rankmill release on producers and workers"
+            )
+        return Run(
+            run_id,
+            ScoreSpec.model_validate_json(raw[b"spec"]),
+            raw[b"queue"].decode(),
+            int(raw[b"ttl"]),
+            int(raw[b"max_retries"]),
+        )
+
+    def enqueue(self, run: Run, payloads: Mapping[int, tuple[bytes, int]]) -> None:
+        """Put chunks, ``{chunk: (payload, rows)}``, and their jobs into Redis, in one transaction."""
+        queue = self._queue(run)
+        with self.redis.pipeline() as pipe:
+            for chunk, (payload, _) in payloads.items():
+                pipe.set(keys.pairs(run.id, chunk), payload, ex=run.ttl)
+            pipe.expire(keys.run(run.id), run.ttl)
+            pipe.expire(keys.results(run.id), run.ttl)
+            queue.enqueue_many(
+                [self._job_data(run, chunk, rows) for chunk, (_, rows) in payloads.items()], pipeline=pipe
+            )
+            pipe.execute()
+
+    def payload(self, run: Run, chunk: int) -> bytes | None:
+        """The pairs of a chunk, or ``None`` when the producer has its scores already."""
+        return cast("bytes | None", self.redis.get(keys.pairs(run.id, chunk)))
+
+    def add_result(self, pipe: Pipeline, run_id: str, result: ChunkResult, ttl: int) -> None:
+        """Queue the writing of a result in `pipe`; nothing is written for a run that is gone."""
+        stream = keys.results(run_id)
+        pipe.xadd(stream, cast("dict[Any, Any]", to_entry(result)), nomkstream=True)
+        pipe.expire(stream, ttl)
+
+    def results(self, run: Run, *, after: str, block_ms: int) -> list[tuple[str, ChunkResult]]:
+        """Results that came since entry `after` (``"0"``: all), waiting up to `block_ms` for one."""
+        reply = self.redis.xread({keys.results(run.id): after}, block=block_ms)
+        return [
+            (entry.decode(), from_entry(fields))
+            for _, entries in _streams(reply)
+            for entry, fields in entries
+        ]
+
+    def forget(self, run: Run, chunks: Iterable[int], entries: Iterable[str]) -> None:
+        """Drop chunks whose result has been taken, and the stream entries that told it."""
+        with self.redis.pipeline(transaction=False) as pipe:
+            pipe.unlink(*(keys.pairs(run.id, chunk) for chunk in chunks))
+            pipe.xdel(keys.results(run.id), *entries)
+            pipe.expire(keys.run(run.id), run.ttl)
+            pipe.execute()
+
+    def missing(self, run: Run, chunks: Iterable[int]) -> list[int]:
+        """Chunks in flight that no job will ever answer: their job failed or Redis forgot it."""
+        waiting = list(chunks)
+        ids = [keys.job_id(run.id, chunk) for chunk in waiting]
+        jobs = Job.fetch_many(ids, connection=self.redis, serializer=JSONSerializer)
+        return [
+            chunk
+            for chunk, job in zip(waiting, jobs, strict=True)
+            if job is None or job.get_status(refresh=False) not in _UNDER_WAY
+        ]
+
+    def delete(self, run: Run, chunks: Iterable[int]) -> None:
+        """Remove the run and take its waiting jobs, those of `chunks`, off the queue."""
+        queue = self._queue(run)
+        with self.redis.pipeline() as pipe:
+            pipe.unlink(keys.run(run.id), keys.results(run.id))
+            for chunk in chunks:
+                pipe.unlink(keys.pairs(run.id, chunk))
+                queue.remove(keys.job_id(run.id, chunk), pipeline=pipe)
+                pipe.unlink(Job.key_for(keys.job_id(run.id, chunk)))
+            pipe.execute()
+
+    def _queue(self, run: Run) -> Queue:
+        return Queue(run.queue, connection=self.redis, serializer=JSONSerializer)
+
+    def _job_data(self, run: Run, chunk: int, rows: int) -> Any:
+        return Queue.prepare_data(
+            JOB_FUNCTION,
+            args=(run.id, chunk),
+            job_id=keys.job_id(run.id, chunk),
+            timeout=_BASE_TIMEOUT + _SECONDS_PER_PAIR * rows,
+            ttl=run.ttl,
+            result_ttl=0,
+            failure_ttl=run.ttl,
+            retry=Retry(max=run.max_retries) if run.max_retries else None,
+        )
+
+
+def attempt(run: Run, job: Job | None) -> int:
+    """Which attempt at its chunk `job` is, from 1; RQ keeps only the retries that are left."""
+    left = run.max_retries if job is None or job.retries_left is None else job.retries_left
+    return 1 + run.max_retries - left
+
+
+def _streams(reply: Any) -> Iterable[tuple[bytes, list[tuple[bytes, Mapping[bytes, bytes]]]]]:
+    """XREAD's reply as ``(stream, entries)`` pairs, in whichever protocol the server speaks."""
+    return reply.items() if isinstance(reply, dict) else reply or ()

@@ -1,0 +1,38 @@
+"""What to score with: the part of a run that every worker must agree on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Activation = Literal["default", "identity", "sigmoid"]
+
+
+class ScoreSpec(BaseModel):
+    """The model of a run and how it is applied.
+
+    Attributes
+    ----------
+    model
+        Hugging Face hub id, a directory on the worker's disk, or ``demo`` for the shipped model.
+    revision
+        Branch, tag or commit on the hub; ``None`` is the default branch.
+    precision
+        Number format of the forward pass; ``auto`` lets the device choose.
+    max_length
+        Longest pair in tokens, special tokens included; longer pairs are truncated, the longer
+        text first. ``None`` is the model's own limit.
+    activation
+        Function applied to the logit. ``default`` is the model's own, as
+        ``sentence_transformers.CrossEncoder`` would apply it.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(min_length=1)
+    revision: str | None = None
+    precision: Precision = "auto"
+    max_length: int | None = Field(default=None, ge=4)
+    activation: Activation = "default"

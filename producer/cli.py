@@ -1,0 +1,141 @@
+"""The command line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from jobs.connection import mask_passwords
+from jobs.errors import ConfigError, ConnectionFailed, InputError, RankmillError
+from jobs.settings import load_settings
+from producer.readers import TextColumns
+from producer.score_file import Request, Summary
+from producer.score_file import score_file as run_score_file
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_ROW_ERRORS = 3
+EXIT_INTERRUPTED = 130
+
+_EPILOG = """\b
+Exit codes:
+  0    every row was scored
+  1    failed; no output was written
+  2    wrong usage or input, found before any work
+  3    done, but some rows have no score: OUTPUT.errors.jsonl names them
+  130  interrupted; no output was written
+
+Every option that stands in configs/base.yaml can be set there (--config), by
+RANKMILL_<NAME> in the environment, or by its flag; the flag wins."""
+
+
+def _settings_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The flags that override settings; their names are the settings' names."""
+    options = [
+        click.option("--model", help="Hub id, local directory, or 'demo'."),
+        click.option("--revision", help="Branch, tag or commit on the hub."),
+        click.option("--precision", help="auto, fp32, bf16 or fp16."),
+        click.option("--max-length", type=int, help="Longest pair in tokens; longer ones are truncated."),
+        click.option("--activation", help="default (the model's own), identity or sigmoid."),
+        click.option("--redis", "redis_url", help="Use this server and its workers; default: embedded ones."),
+        click.option("--queue", help="The queue's name."),
+        click.option("--chunk-size", type=int, help="Pairs in a job, at most."),
+        click.option("--workers", help="Embedded workers; default: one for each GPU, else one."),
+        click.option("--device", help="Of embedded workers: auto, cpu, cuda or mps."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@click.option("-o", "--output", help="Parquet file to make; default: <input stem>.scored.parquet.")
+@click.option("--query-column", default="query", show_default=True)
+@click.option("--passage-column", default="passage", show_default=True)
+@click.option("--score-column", default="score", show_default=True, help="Name of the column to add.")
+@click.option("--on-null", type=click.Choice(["error", "fail"]), default="error", show_default=True,
+              help="A null text is that row's error, or stops before any work.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace an existing output.")
+@_settings_options
+@click.option("--config", help="YAML file of settings.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress, no messages but errors.")
+@click.option("-v", "--verbose", is_flag=True, help="More messages.")
+@click.version_option(package_name="rankmill")
+def score_file(
+    inputs: tuple[str, ...],
+    output: str | None,
+    query_column: str,
+    passage_column: str,
+    score_column: str,
+    on_null: str,
+    force: bool,
+    config: str | None,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    **flags: Any,
+) -> None:
+    """Score the query-passage pairs of INPUT with a cross-encoder.
+
+    INPUT is a Parquet, CSV, TSV or JSONL file (text also gzipped or zstd-compressed), a directory
+    or a glob. The output holds all columns of the input, in its order, and the score.
+    """
+    _set_up_logging(quiet=quiet, verbose=verbose)
+    request = Request(
+        inputs=inputs,
+        output=output,
+        columns=TextColumns(query_column, passage_column),
+        score_column=score_column,
+        allow_nulls=on_null == "error",
+        force=force,
+        quiet=quiet,
+    )
+    try:
+        summary = run_score_file(request, load_settings(flags, config))
+    except (InputError, ConfigError, ConnectionFailed) as error:
+        _fail(error, EXIT_USAGE)
+    except RankmillError as error:
+        _fail(error, EXIT_FAILED)
+    except OSError as error:
+        _fail(error, EXIT_FAILED)
+    except KeyboardInterrupt:
+        _fail("interrupted; no output was written", EXIT_INTERRUPTED)
+    if as_json:
+        click.echo(json.dumps(asdict(summary)))
+    elif not quiet:
+        click.echo(describe(summary))
+    sys.exit(EXIT_ROW_ERRORS if summary.row_errors else 0)
+
+
+def describe(summary: Summary) -> str:
+    """The summary for a person."""
+    lines = [
+        f"{summary.rows:,} rows scored in {summary.seconds:,.1f} s, "
+        f"of which start-up {summary.startup_seconds:,.1f} s: {summary.pairs_per_second:,.0f} pairs/s",
+        f"model {summary.model}: {summary.backend}, {summary.device}, {summary.precision}; "
+        f"{summary.real_token_share:.1%} of the computed tokens were real; {summary.retries} retries",
+        f"scores are in {summary.output}",
+    ]
+    if summary.row_errors:
+        lines.append(f"{summary.row_errors:,} rows have no score; {summary.errors_file} says which and why")
+    return "\n".join(lines)
+
+
+def _fail(error: object, code: int) -> None:
+    click.echo(f"score-file: {mask_passwords(' '.join(str(error).split()))}", err=True)
+    sys.exit(code)
+
+
+def _set_up_logging(*, quiet: bool, verbose: bool) -> None:
+    level = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    for room in ("jobs", "producer"):
+        logging.getLogger(room).setLevel(level)

@@ -1,0 +1,242 @@
+"""Scoring from other services: pairs in, scores out, through the queue.
+
+>>> client = Client("redis://localhost:6379/0")                       # doctest: +SKIP
+>>> client.score([("how far is the moon", "About 384,000 km.")])      # doctest: +SKIP
+array([8.1], dtype=float32)
+>>> client.rank("how far is the moon", ["Cheese.", "About 384,000 km."])[0].index   # doctest: +SKIP
+1
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from jobs.connection import connect
+from jobs.errors import ConfigError, InputError
+from jobs.runs import RunStore
+from jobs.settings import Settings, load_settings
+from jobs.spec import ScoreSpec
+from producer.submission import ScoredTable, Submission
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    Pairs: TypeAlias = Iterable[tuple[str | None, str | None]] | pd.DataFrame | pa.Table | pa.RecordBatch
+
+COLUMNS = ("query", "passage")
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A passage of `Client.rank`: its place in the list given, and its score."""
+
+    index: int
+    score: float
+
+
+class Client:
+    """Submits pairs to the workers of one queue. Any number of runs may be under way at once.
+
+    Parameters
+    ----------
+    redis_url
+        ``redis://``, ``rediss://`` or ``unix://``; default: the settings' (``REDIS_URL``).
+    settings
+        Settings to start from; default: environment, config file and defaults.
+    options
+        Any setting of ``configs/base.yaml`` by name, such as ``model`` or ``queue``.
+
+    Raises
+    ------
+    ConfigError
+        No server is named, or a setting is unknown or bad.
+    ConnectionFailed
+        Nobody answers at the URL.
+    """
+
+    def __init__(
+        self, redis_url: str | None = None, *, settings: Settings | None = None, **options: Any
+    ) -> None:
+        self.settings = settings or load_settings(options)
+        url = redis_url or self.settings.redis_url
+        if not url:
+            raise ConfigError("no Redis server is named: give redis_url or set REDIS_URL")
+        self.store = RunStore(connect(url))
+
+    def submit(self, pairs: Pairs, *, columns: tuple[str, str] = COLUMNS, **spec: Any) -> ScoringRun:
+        """Start scoring; the first chunks are in the queue when this returns.
+
+        Parameters
+        ----------
+        pairs
+            An iterable of ``(query, passage)`` (read as the run goes on, so it may be endless), a
+            pandas data frame, or an Arrow table or record batch.
+        columns
+            Where the texts are in a frame or table.
+        spec
+            What differs from the client's settings: ``model``, ``revision``, ``precision``,
+            ``max_length``, ``activation``.
+
+        Raises
+        ------
+        InputError
+            The columns are not there, or something is no pair of texts.
+        """
+        return self.start(_tables(pairs, columns, self.settings.chunk_size), columns, **spec)
+
+    def start(
+        self,
+        tables: Iterator[pa.Table],
+        columns: tuple[str, str],
+        *,
+        on_wait: Callable[[], None] = lambda: None,
+        **spec: Any,
+    ) -> ScoringRun:
+        """Like `submit`, for tables that are cut into chunks already.
+
+        `on_wait` is called at least every second while the run's results are waited for.
+        """
+        settings = self.settings
+        wanted = ScoreSpec(**{**settings.spec().model_dump(), **spec})
+        if Path(wanted.model).is_dir():  # a worker may run in another directory
+            wanted = wanted.model_copy(update={"model": str(Path(wanted.model).resolve())})
+        run = self.store.create(
+            wanted, queue=settings.queue, ttl=settings.run_ttl, max_retries=settings.max_retries
+        )
+        submission = Submission(self.store, run, tables, columns, settings.window)
+        submission.on_wait = on_wait
+        submission.fill()
+        return ScoringRun(submission)
+
+    def score(self, pairs: Pairs, *, timeout: float | None = None, **options: Any) -> npt.NDArray[np.float32]:
+        """Score pairs and wait: `submit` and `ScoringRun.scores` in one."""
+        run = self.submit(pairs, **options)
+        try:
+            return run.scores(timeout)
+        except BaseException:
+            run.cancel()
+            raise
+
+    def rank(
+        self,
+        query: str,
+        passages: Sequence[str],
+        *,
+        top_k: int | None = None,
+        timeout: float | None = None,
+        **spec: Any,
+    ) -> list[Ranked]:
+        """Order `passages` by their score with `query`, best first; those without a score last."""
+        scores = self.score([(query, passage) for passage in passages], timeout=timeout, **spec)
+        order = np.argsort(-scores, kind="stable")[:top_k]
+        return [Ranked(int(index), float(scores[index])) for index in order]
+
+
+class ScoringRun:
+    """A submission under way. Read it once: whole with `scores`, or piece by piece.
+
+    Chunks beyond the window are submitted while results are being read.
+    """
+
+    def __init__(self, submission: Submission) -> None:
+        self._submission = submission
+        self._scores: list[npt.NDArray[np.float32]] = []
+        self.errors: dict[int, str] = {}
+        """Row (from 0) to reason, of the rows read so far that have no score."""
+        self._rows = 0
+
+    @property
+    def id(self) -> str:
+        """The run's id, as in logs and Redis keys."""
+        return self._submission.run.id
+
+    def scores(self, timeout: float | None = None) -> npt.NDArray[np.float32]:
+        """Wait for all scores: float32 of shape ``[n]``, NaN for the rows in `errors`.
+
+        Parameters
+        ----------
+        timeout
+            Seconds to wait, at most.
+
+        Raises
+        ------
+        TimeoutError
+            Not all scores are there yet; the run goes on, and may be asked again.
+        RunFailed, RunCancelled
+            There will be none.
+        """
+        self._submission.deadline = math.inf if timeout is None else time.monotonic() + timeout
+        for part in self.tables():
+            self._scores.append(part.scores.to_numpy(zero_copy_only=False).astype(np.float32))
+        return np.concatenate(self._scores) if self._scores else np.zeros(0, np.float32)
+
+    def __iter__(self) -> Iterator[float]:
+        """Yield each score in input order as soon as it is there; NaN for rows in `errors`."""
+        for part in self.tables():
+            for score in part.scores.to_pylist():
+                yield math.nan if score is None else score
+
+    def tables(self) -> Iterator[ScoredTable]:
+        """Yield the input in order, in tables, each with its scores, errors and statistics."""
+        for part in self._submission.tables():
+            for row, reason in enumerate(part.errors.to_pylist(), self._rows):
+                if reason is not None:
+                    self.errors[row] = reason
+            self._rows += len(part.table)
+            yield part
+
+    def cancel(self) -> None:
+        """Give the run up: waiting chunks leave the queue, and its keys are deleted."""
+        self._submission.cancel()
+
+
+def _tables(pairs: Pairs, columns: tuple[str, str], rows: int) -> Iterator[pa.Table]:
+    """Any kind of pairs as tables of `rows` rows."""
+    if isinstance(pairs, pa.RecordBatch):
+        pairs = pa.Table.from_batches([pairs])
+    elif hasattr(pairs, "columns") and hasattr(pairs, "iloc"):  # a data frame; pandas is slow to import
+        pairs = pa.Table.from_pandas(pairs, preserve_index=False)
+    if isinstance(pairs, pa.Table):
+        for name in columns:
+            if name not in pairs.column_names:
+                raise InputError(f"no column {name!r}; there are {', '.join(map(repr, pairs.column_names))}")
+        return (pairs.slice(start, rows) for start in range(0, len(pairs), rows))
+    return _tables_from_pairs(iter(pairs), columns, rows)
+
+
+def _tables_from_pairs(
+    pairs: Iterator[tuple[str | None, str | None]], columns: tuple[str, str], rows: int
+) -> Iterator[pa.Table]:
+    start = 0
+    while part := list(itertools.islice(pairs, rows)):
+        for row, pair in enumerate(part, start):
+            if not _is_pair(pair):
+                raise InputError(f"pair {row} is {pair!r:.80}, not a query and a passage (two strings)")
+        yield pa.table([_texts([pair[side] for pair in part]) for side in (0, 1)], names=list(columns))
+        start += len(part)
+
+
+def _is_pair(pair: object) -> bool:
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        return False
+    return all(text is None or isinstance(text, str) for text in pair)
+
+
+def _texts(texts: list[str | None]) -> pa.Array:
+    try:
+        return pa.array(texts, pa.string())
+    except UnicodeEncodeError:  # lone surrogates, which no UTF-8 can hold
+        mended = [
+            text and text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts
+        ]
+        return pa.array(mended, pa.string())

@@ -1,0 +1,64 @@
+"""Reading input files as a stream of record batches, one module for each kind of file.
+
+Two passes: `Reader.survey` looks at a file before any work, so that what is wrong with it is
+known while nothing is lost, and its schema holds for every row; `Reader.batches` then reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class TextColumns:
+    """Names of the columns that hold the pairs."""
+
+    query: str
+    passage: str
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Both names."""
+        return (self.query, self.passage)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a file holds. ``first_null`` is the first row (from 0) with a null in a text column."""
+
+    schema: pa.Schema
+    rows: int
+    first_null: int | None
+
+
+class Reader(Protocol):
+    """One kind of file."""
+
+    def survey(self, path: Path, columns: TextColumns, *, find_nulls: bool) -> Survey:
+        """Look at the whole file; `find_nulls` asks for ``first_null`` even where that costs a read.
+
+        Raises
+        ------
+        InputError
+            The file is damaged; names the file and, where it can, column and row.
+        """
+        ...
+
+    def batches(self, path: Path, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
+        """Read the file in order, in batches of about `rows` rows where the format has a say."""
+        ...
+
+
+def first_null(batch: pa.RecordBatch | pa.Table, columns: TextColumns) -> int | None:
+    """First row of `batch` with a null in a text column."""
+    found = [
+        int(pa.compute.index(pa.compute.is_null(batch[name]), value=True).as_py())
+        for name in columns.names
+        if name in batch.schema.names and batch[name].null_count
+    ]
+    return min(found, default=None)

@@ -1,0 +1,195 @@
+"""score-file: from the input's files to the scored file, through the queue."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import redis
+
+from jobs.errors import InputError, RunFailed
+from jobs.settings import Settings
+from producer.client import Client
+from producer.embedded import EmbeddedCluster
+from producer.progress import ProgressView, progress_view
+from producer.readers import TextColumns
+from producer.sink import ScoredFile, check_target
+from producer.source import Source, find_files, open_source
+from producer.submission import ScoredTable
+from producer.watch import WorkerWatch
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for, beside the settings."""
+
+    inputs: Sequence[str]
+    output: str | None
+    columns: TextColumns
+    score_column: str
+    allow_nulls: bool
+    force: bool
+    quiet: bool
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was done.
+
+    ``startup_seconds`` is how long it took until a worker was there; ``pairs_per_second`` leaves
+    it out. ``real_token_share`` is the share of computed tokens that were not padding.
+    """
+
+    output: str
+    rows: int
+    row_errors: int
+    errors_file: str | None
+    seconds: float
+    startup_seconds: float
+    pairs_per_second: float
+    real_token_share: float
+    retries: int
+    model: str
+    revision: str | None
+    backend: str
+    device: str
+    precision: str
+
+
+def score_file(request: Request, settings: Settings) -> Summary:
+    """Score the files of `request` into one output file.
+
+    Raises
+    ------
+    InputError, ConfigError, ConnectionFailed
+        Nothing was done; the message says what to change.
+    RunFailed, EmbeddedError
+        The run cannot be finished; no output was written.
+    """
+    started = time.monotonic()
+    paths = find_files(request.inputs)
+    target = output_path(request, paths)
+    check_target(target, force=request.force)
+    if target.resolve() in {path.resolve() for path in paths}:
+        raise InputError(f"{target} is the input itself; name another output with -o")
+    with ExitStack() as stack:
+        # The workers start while the files are looked at.
+        cluster = None if settings.redis_url else stack.enter_context(EmbeddedCluster(settings))
+        source = open_source(paths, request.columns, allow_nulls=request.allow_nulls)
+        output = stack.enter_context(
+            ScoredFile(target, source.schema, request.score_column, force=request.force)
+        )
+        client = Client(cluster.url() if cluster else None, settings=settings)
+        watch = WorkerWatch(client.store.redis, settings.queue, cluster)
+        tally = _Tally()
+        if source.rows:
+            with progress_view(source.rows, quiet=request.quiet) as view:
+                _score(client, source, output, view, watch, tally)
+        output.commit(_metadata(settings, tally))
+    return _summary(output, settings, watch.since(started), tally, time.monotonic() - started)
+
+
+def output_path(request: Request, paths: Sequence[Path]) -> Path:
+    """The output asked for, else ``<input stem>.scored.parquet`` beside the input."""
+    if request.output:
+        return Path(request.output)
+    if len(request.inputs) > 1 or (len(paths) > 1 and not Path(request.inputs[0]).is_dir()):
+        raise InputError("several inputs make one output; name it with -o")
+    whole = Path(request.inputs[0])
+    name = whole.resolve().name if whole.is_dir() else paths[0].name.split(".")[0]
+    return (whole if whole.is_dir() else paths[0]).resolve().parent / f"{name}.scored.parquet"
+
+
+def _score(
+    client: Client, source: Source, output: ScoredFile, view: ProgressView, watch: WorkerWatch, tally: _Tally
+) -> None:
+    watch.check_queue()
+
+    def look() -> None:
+        watch.look()
+        view.update(output.rows, watch.speed(output.rows), watch.workers)
+
+    tables = source.tables(client.settings.chunk_size)
+    run = client.start(tables, source.columns.names, on_wait=look)
+    try:
+        for part in run.tables():
+            output.write(part.table, part.scores, part.errors)
+            tally.add(part)
+            look()
+    except RunFailed as error:
+        if output.rows:
+            raise
+        raise InputError(str(error)) from None  # not one chunk: the model, most likely
+    except BaseException:
+        with suppress(redis.RedisError):  # an embedded server may be what has failed
+            run.cancel()
+        raise
+
+
+@dataclass
+class _Tally:
+    """Sums over the chunks' statistics."""
+
+    tokens: int = 0
+    padded_tokens: int = 0
+    retries: int = 0
+    how: set[tuple[str, str, str]] = field(default_factory=set)
+    revisions: set[str] = field(default_factory=set)
+
+    def add(self, part: ScoredTable) -> None:
+        stats = part.stats
+        if stats is None:
+            return
+        self.tokens += stats.tokens
+        self.padded_tokens += stats.padded_tokens
+        self.retries += stats.attempt - 1
+        self.how.add((stats.backend, stats.device, stats.precision))
+        if stats.revision:
+            self.revisions.add(stats.revision)
+
+    def named(self, index: int) -> str:
+        """Backend (0), device (1) or precision (2), several joined where workers differ."""
+        return ", ".join(sorted({how[index] for how in self.how}))
+
+    @property
+    def revision(self) -> str | None:
+        return ", ".join(sorted(self.revisions)) or None
+
+
+def _metadata(settings: Settings, tally: _Tally) -> dict[str, str]:
+    """What the output says of how it was made."""
+    return {
+        "rankmill.version": version("rankmill"),
+        "rankmill.model": settings.model,
+        "rankmill.revision": tally.revision or settings.revision or "",
+        "rankmill.precision": tally.named(2) or settings.precision,
+        "rankmill.backend": tally.named(0),
+        "rankmill.device": tally.named(1),
+        "rankmill.max_length": str(settings.max_length or ""),
+        "rankmill.activation": settings.activation,
+    }
+
+
+def _summary(
+    output: ScoredFile, settings: Settings, startup: float, tally: _Tally, seconds: float
+) -> Summary:
+    return Summary(
+        output=str(output.path),
+        rows=output.rows,
+        row_errors=output.row_errors,
+        errors_file=str(output.errors_path) if output.row_errors else None,
+        seconds=round(seconds, 3),
+        startup_seconds=round(startup, 3),
+        pairs_per_second=round(output.rows / max(seconds - startup, 1e-9), 1) if output.rows else 0.0,
+        real_token_share=round(tally.tokens / tally.padded_tokens, 4) if tally.padded_tokens else 1.0,
+        retries=tally.retries,
+        model=settings.model,
+        revision=tally.revision,
+        backend=tally.named(0),
+        device=tally.named(1),
+        precision=tally.named(2),
+    )

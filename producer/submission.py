@@ -1,0 +1,216 @@
+"""One run from the producer's side: submit chunks within a window, collect them in order."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import pyarrow as pa
+import redis
+
+from jobs.errors import RunCancelled, RunFailed
+from jobs.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
+from jobs.runs import Run, RunStore
+from jobs.wire import encode_pairs
+
+_POLL_SECONDS = 0.5
+"""How long to wait for a result before looking around (a timeout, the caller's `on_wait`)."""
+
+_SWEEP_SECONDS = 10
+"""After this long without any result, ask what has become of the chunks in flight."""
+
+_MAX_RECONNECT_SECONDS = 5.0
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ScoredTable:
+    """A part of the input with its scores; ``stats`` is ``None`` if no worker could score it."""
+
+    table: pa.Table
+    scores: pa.Array
+    errors: pa.Array
+    stats: ChunkStats | None
+
+
+@dataclass
+class _InFlight:
+    """A chunk that was submitted and not yet handed to the caller."""
+
+    table: pa.Table
+    submits: int = 1
+    result: ChunkResult | None = None
+
+
+class Submission:
+    """Feeds a run and yields its scored tables in input order.
+
+    It works while `tables` is being iterated: chunks go out as the window has room, so neither
+    Redis nor this process ever holds more than `window` of them.
+
+    Parameters
+    ----------
+    store, run
+        The run, already created.
+    source
+        Tables to score, one chunk each.
+    columns
+        Names of the query and passage columns in them.
+    window
+        Chunks in flight, at most.
+    """
+
+    def __init__(
+        self, store: RunStore, run: Run, source: Iterator[pa.Table], columns: tuple[str, str], window: int
+    ) -> None:
+        self.run = run
+        self.on_wait: Callable[[], None] = lambda: None
+        """Called at least every second while waiting; what it raises ends the wait."""
+        self.deadline = math.inf
+        """When to give up waiting, in `time.monotonic` seconds."""
+        self._store = store
+        self._source = source
+        self._columns = columns
+        self._window = window
+        self._in_flight: dict[int, _InFlight] = {}
+        self._submitted = 0
+        self._taken = 0
+        self._exhausted = False
+        self._cancelled = False
+        self._last_entry = "0"
+
+    def tables(self) -> Iterator[ScoredTable]:
+        """Yield every table of the source with its scores, in order.
+
+        Raises
+        ------
+        RunFailed
+            The run cannot be scored (its model cannot be loaded, say).
+        RunCancelled
+            `cancel` was called.
+        TimeoutError
+            `deadline` has passed; call again to go on.
+        """
+        while True:
+            self.fill()
+            if not self._in_flight:
+                self._store.delete(self.run, ())
+                return
+            yield self._take(self._next_result())
+
+    def fill(self) -> None:
+        """Submit chunks until the window is full or the source is empty."""
+        fresh: dict[int, _InFlight] = {}
+        while not self._exhausted and len(self._in_flight) + len(fresh) < self._window:
+            table = next(self._source, None)
+            if table is None:
+                self._exhausted = True
+            else:
+                fresh[self._submitted + len(fresh)] = _InFlight(table)
+        if fresh:
+            self._patiently(lambda: self._send(fresh))
+            self._submitted += len(fresh)
+            self._in_flight.update(fresh)
+
+    def cancel(self) -> None:
+        """Drop the run and take its waiting chunks off the queue."""
+        self._cancelled = True
+        self._store.delete(self.run, list(self._in_flight))
+
+    def _next_result(self) -> _InFlight:
+        chunk = self._in_flight[self._taken]
+        quiet_since = time.monotonic()
+        while chunk.result is None:
+            self._look_around()
+            if self._patiently(self._collect):
+                quiet_since = time.monotonic()
+            elif time.monotonic() - quiet_since > _SWEEP_SECONDS:
+                self._patiently(self._sweep)
+                quiet_since = time.monotonic()
+        return chunk
+
+    def _take(self, chunk: _InFlight) -> ScoredTable:
+        """Remove the chunk that is next in order; its result is there."""
+        result = chunk.result
+        if isinstance(result, ChunkFailure) and result.fatal:
+            self.cancel()
+            raise RunFailed(result.message)
+        del self._in_flight[self._taken]
+        self._taken += 1
+        if isinstance(result, ChunkScores):
+            return ScoredTable(chunk.table, result.scores, result.errors, result.stats)
+        reason = result.message if result else ""
+        rows = len(chunk.table)
+        return ScoredTable(chunk.table, pa.nulls(rows, pa.float32()), pa.array([reason] * rows), None)
+
+    def _collect(self) -> bool:
+        """Take in the results that have come; whether there were any."""
+        entries = self._store.results(self.run, after=self._last_entry, block_ms=int(_POLL_SECONDS * 1000))
+        for entry, result in entries:
+            self._last_entry = entry
+            waiting = self._in_flight.get(result.chunk)
+            if isinstance(result, ChunkFailure) and result.fatal:
+                self._in_flight[self._taken].result = result  # no need to wait for those before it
+            elif waiting and waiting.result is None:  # a chunk finished twice has the same scores
+                waiting.result = self._checked(result, len(waiting.table))
+        if entries:
+            self._store.forget(
+                self.run, [result.chunk for _, result in entries], [entry for entry, _ in entries]
+            )
+        return bool(entries)
+
+    def _checked(self, result: ChunkResult, rows: int) -> ChunkResult:
+        if isinstance(result, ChunkScores) and not len(result.scores) == len(result.errors) == rows:
+            message = f"chunk {result.chunk} came back with {len(result.scores)} scores for {rows} pairs"
+            return ChunkFailure(result.chunk, message, fatal=True)
+        return result
+
+    def _sweep(self) -> None:
+        """Submit again what Redis has forgotten, and give up on what fails without a word."""
+        lost = self._store.missing(
+            self.run, [n for n, chunk in self._in_flight.items() if chunk.result is None]
+        )
+        self._collect()  # a job may have finished, and so be gone, since it was last asked for
+        again = {n: self._in_flight[n] for n in lost if self._in_flight[n].result is None}
+        for n, chunk in list(again.items()):
+            if chunk.submits > self.run.max_retries:
+                message = f"given up after it was lost {chunk.submits} times"
+                again.pop(n).result = ChunkFailure(n, message, fatal=False)
+            chunk.submits += 1
+        if again:
+            logger.warning("submitting %d lost chunks of run %s again", len(again), self.run.id)
+            self._store.restore(self.run)
+            self._send(again)
+
+    def _send(self, chunks: dict[int, _InFlight]) -> None:
+        payloads = {}
+        for n, chunk in chunks.items():
+            queries, passages = (chunk.table[name] for name in self._columns)
+            payloads[n] = (encode_pairs(queries, passages), len(chunk.table))
+        self._store.enqueue(self.run, payloads)
+
+    def _look_around(self) -> None:
+        self.on_wait()
+        if self._cancelled:
+            raise RunCancelled(f"run {self.run.id} was cancelled")
+        if time.monotonic() > self.deadline:
+            raise TimeoutError(f"run {self.run.id}: not all scores came in time; ask again to go on waiting")
+
+    def _patiently(self, action: Callable[[], T]) -> T:
+        """Do `action`, and again with growing pauses while the server cannot be reached."""
+        pause = 0.1
+        while True:
+            try:
+                return action()
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                logger.warning("Redis does not answer (%s), trying again", error)
+                self._look_around()
+                time.sleep(pause)
+                pause = min(2 * pause, _MAX_RECONNECT_SECONDS)

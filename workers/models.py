@@ -1,0 +1,123 @@
+"""Loading a model: from a name to something that turns text into scores."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jobs.errors import SpecError
+from jobs.spec import ScoreSpec
+from workers.backends import Backend, Logits
+from workers.backends.torch_backend import TorchBackend
+from workers.device import resolve_precision
+from workers.tokens import PairTokenizer
+
+DEMO_MODEL = Path(__file__).resolve().parent.parent / "examples" / "demo-model"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model ready to score: text to ids, ids to logits, logits to scores."""
+
+    tokenizer: PairTokenizer
+    backend: Backend
+    activation: Callable[[Logits], Logits]
+    revision: str | None
+
+
+def load_model(spec: ScoreSpec, device: str) -> Model:
+    """Load tokenizer and weights.
+
+    Raises
+    ------
+    SpecError
+        There is no such model, it is no cross-encoder, it has no safetensors, or it cannot run
+        with the precision or length asked for.
+    """
+    from transformers import AutoTokenizer  # slow to import
+
+    started = time.monotonic()
+    source = _locate(spec.model)
+    precision = resolve_precision(spec.precision, device)
+    try:
+        backend = TorchBackend(source, spec.revision, device, precision)
+        tokenizer = AutoTokenizer.from_pretrained(
+            source, revision=spec.revision or "main", trust_remote_code=False
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise SpecError(_cannot_load(spec, error)) from error
+    model = Model(
+        tokenizer=PairTokenizer(tokenizer, _max_length(spec, backend.config, tokenizer)),
+        backend=backend,
+        activation=_activation(spec, backend.config),
+        revision=getattr(backend.config, "_commit_hash", None) or spec.revision,
+    )
+    seconds = time.monotonic() - started
+    logger.info("loaded %s in %.1f s: torch, %s, %s", spec.model, seconds, device, precision)
+    return model
+
+
+def _locate(name: str) -> str | Path:
+    """A directory, or the hub id as it is."""
+    if name == "demo":
+        return DEMO_MODEL
+    path = Path(name).expanduser()
+    if not path.is_dir():
+        return name
+    if not (path / "config.json").is_file():
+        raise SpecError(f"{name} is no model: there is no config.json in it")
+    if not any(path.glob("*.safetensors")):
+        raise SpecError(f"{name} has no *.safetensors: save the model with safe_serialization=True")
+    return path
+
+
+def _cannot_load(spec: ScoreSpec, error: Exception) -> str:
+    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if spec.model == "demo" or Path(spec.model).expanduser().is_dir():
+        return f"cannot load the model in {spec.model}: {first_line}"
+    return (
+        f"cannot get model {spec.model} from the Hugging Face hub ({first_line}); "
+        "use --model demo, or a local directory that holds the model"
+    )
+
+
+def _max_length(spec: ScoreSpec, config: Any, tokenizer: Any) -> int:
+    """The limit sentence-transformers applies, but never more positions than the model has."""
+    positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
+    if config.model_type in {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl"}:
+        positions -= config.pad_token_id + 1  # their positions start after the padding id
+    if spec.max_length is None:
+        return int(min(tokenizer.model_max_length, positions))
+    if spec.max_length > positions:
+        raise SpecError(
+            f"max_length {spec.max_length} is over the {positions} positions model {spec.model} has"
+        )
+    return spec.max_length
+
+
+def _activation(spec: ScoreSpec, config: Any) -> Callable[[Logits], Logits]:
+    """What `CrossEncoder` would apply: the config's own function, else the sigmoid."""
+    path = {"identity": "torch.nn.Identity", "sigmoid": "torch.nn.Sigmoid"}.get(spec.activation)
+    if path is None:
+        path = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
+    path = path or getattr(config, "sbert_ce_default_activation_function", None) or "torch.nn.Sigmoid"
+    function = getattr(torch.nn, path.rpartition(".")[2], None) if path.startswith("torch.nn.") else None
+    if function is None:
+        raise SpecError(
+            f"model {spec.model} names activation {path}, which is not in torch.nn; set --activation"
+        )
+    module: torch.nn.Module = function()
+
+    def apply(logits: Logits) -> Logits:
+        scores: Logits = module(torch.from_numpy(logits)).numpy()
+        return scores
+
+    return apply

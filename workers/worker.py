@@ -1,0 +1,175 @@
+"""The RQ worker: takes jobs off the queue, keeps them alive while they run, answers for them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import redis
+from redis.client import Pipeline
+from rq import Queue
+from rq.executions import Execution
+from rq.job import Job, JobStatus
+from rq.registry import clean_registries
+from rq.serializers import JSONSerializer
+from rq.utils import now
+from rq.worker import SimpleWorker
+from rq.worker_registration import clean_worker_registry
+
+from jobs import keys
+from jobs.registry import announce_worker, withdraw_worker
+from jobs.results import ChunkFailure, ChunkResult
+from jobs.runs import RunStore, attempt
+from jobs.settings import Settings, load_settings
+from jobs.tasks import bind_scorer
+
+if TYPE_CHECKING:
+    from workers.scorer import ChunkScorer
+
+HEARTBEAT_SECONDS = 5
+LEASE_SECONDS = 15
+"""A job whose worker has not beaten for this long is taken to be abandoned and runs elsewhere."""
+
+logger = logging.getLogger(__name__)
+
+
+class ScoringWorker(SimpleWorker):
+    """One long-lived process that scores chunks on one device.
+
+    Start it with RQ's own command line; settings come from the environment (``RANKMILL_DEVICE``
+    and so on, see ``configs/base.yaml``)::
+
+        rq worker rankmill --worker-class workers.ScoringWorker --serializer json
+
+    It differs from RQ's SimpleWorker in three things: jobs are JSON whatever the command line
+    says; a thread beats for the running jobs, so that a dead worker's jobs move on within 20 s
+    and a long job is not taken for dead; and a chunk's scores are written in the transaction
+    that finishes its job.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "serializer": JSONSerializer})
+        for queue in self.queues:
+            queue.serializer = JSONSerializer  # never unpickle, even if the command line asks for it
+        self.log_result_lifespan = False
+        self.store = RunStore(self.connection)
+        self.push_exc_handler(self._report_failure)  # type: ignore[no-untyped-call]
+        self._device = ""
+        self._results: dict[str, ChunkResult] = {}
+        self._stop_heartbeat = threading.Event()
+
+    @property
+    def dequeue_timeout(self) -> int:
+        """Seconds an idle worker waits for a job before it beats again."""
+        return HEARTBEAT_SECONDS
+
+    def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
+        """Seconds until a job counts as abandoned; the heartbeat thread renews it."""
+        return LEASE_SECONDS
+
+    def work(self, *args: Any, **options: Any) -> bool:
+        """Prepare the device, then take jobs until told to stop."""
+        scorer = self._build_scorer(load_settings())
+
+        def score(run_id: str, chunk: int) -> None:
+            result = scorer(run_id, chunk)
+            if result is not None:
+                self._results[keys.job_id(run_id, chunk)] = result
+
+        bind_scorer(score)
+        beat = threading.Thread(target=self._heartbeat_loop, name="heartbeat", daemon=True)
+        beat.start()
+        try:
+            return super().work(*args, **options)
+        finally:
+            self._stop_heartbeat.set()
+            beat.join(timeout=HEARTBEAT_SECONDS)
+            bind_scorer(None)
+
+    def execute_job(self, job: Job, queue: Queue) -> None:
+        """Score one chunk and answer for it."""
+        try:
+            super().execute_job(job, queue)
+        finally:
+            self._results.pop(job.id, None)
+
+    def register_birth(self) -> None:
+        """Also say that this worker is a ScoringWorker."""
+        super().register_birth()  # type: ignore[no-untyped-call]
+        self._announce()
+
+    def register_death(self) -> None:
+        """Also withdraw what `register_birth` said."""
+        withdraw_worker(self.connection, self.name)
+        super().register_death()  # type: ignore[no-untyped-call]
+
+    def cleanup_execution(self, job: Job, pipeline: Pipeline, execution: Execution | None = None) -> None:
+        """Put a finished chunk's result into the transaction that finishes its job."""
+        super().cleanup_execution(job, pipeline, execution)
+        if job.get_status(refresh=False) is not JobStatus.FINISHED:
+            return
+        if job.id in self._results:
+            self.store.add_result(pipeline, str(job.args[0]), self._results[job.id], _run_ttl(job))
+
+    def run_maintenance_tasks(self) -> None:
+        """Nothing here: the heartbeat thread does it, also while a job runs."""
+        self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ declares it None
+
+    def _build_scorer(self, settings: Settings) -> ChunkScorer:
+        # Imported here, in the process that will use the device, and not with the class.
+        from workers.cache import EngineCache
+        from workers.device import resolve_device, resolve_token_budget, use_threads
+        from workers.scorer import ChunkScorer
+
+        use_threads(settings.threads)
+        self._device = resolve_device(settings.device)
+        token_budget = resolve_token_budget(settings.token_budget, self._device)
+        engines = EngineCache(self._device, settings.model_cache_size, token_budget)
+        return ChunkScorer(self.store, engines, self.name)
+
+    def _announce(self) -> None:
+        announce_worker(self.connection, self.name, self._device, LEASE_SECONDS)
+
+    def _heartbeat_loop(self) -> None:
+        while not self._stop_heartbeat.wait(HEARTBEAT_SECONDS):
+            try:
+                self._announce()
+                for execution in list(self.executions.values()):
+                    self.maintain_heartbeats(execution.job, execution)
+                self._clean_queues()
+            except redis.RedisError as error:
+                logger.warning("worker %s: heartbeat failed, trying again: %s", self.name, error)
+
+    def _clean_queues(self) -> None:
+        """Hand on the jobs of dead workers, one worker at a time."""
+        for queue in self.queues:
+            # RQ's own lock lasts 15 minutes and would outlive a worker killed in here.
+            if self.connection.set(queue.registry_cleaning_key, os.getpid(), nx=True, ex=HEARTBEAT_SECONDS):
+                clean_registries(queue, self._exc_handlers)
+                clean_worker_registry(queue)
+                queue.intermediate_queue.cleanup(self, queue)
+
+    def _report_failure(
+        self, job: Job, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """Tell the run of a chunk that has failed for the last time."""
+        if job.should_retry:
+            return
+        run = self.store.load(str(job.args[0]))
+        if run is None:
+            return
+        reason = f"{kind.__name__}: {error}" if str(error) else kind.__name__
+        message = f"given up after {attempt(run, job)} attempts: {reason}"
+        with self.connection.pipeline() as pipeline:
+            self.store.add_result(
+                pipeline, run.id, ChunkFailure(int(job.args[1]), message, fatal=False), run.ttl
+            )
+            pipeline.execute()
+
+
+def _run_ttl(job: Job) -> int:
+    """The run's expiry in seconds, which its jobs carry as theirs."""
+    return int(job.failure_ttl or 0)
