@@ -101,8 +101,8 @@ class Engine:
         except OutOfMemory:
             if len(part) == 1:
                 raise
-            self.token_budget = max(self.token_budget // 2, 1)
-            for smaller in plan_batches(tokens.lengths[part], padded.ids.size // 2):
+            self.token_budget = min(self.token_budget, padded.ids.size) // 2
+            for smaller in plan_batches(tokens.lengths[part], self.token_budget):
                 self._forward(part[smaller], tokens, rows, out)
             return
         scores = self.model.activation(logits)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from jobs.errors import SpecError
 from jobs.spec import ScoreSpec
@@ -52,7 +53,7 @@ def load_model(spec: ScoreSpec, device: str) -> Model:
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=spec.revision or "main", trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise SpecError(_cannot_load(spec, error)) from error
     model = Model(
         tokenizer=PairTokenizer(tokenizer, _max_length(spec, backend.config, tokenizer)),

