@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -89,6 +90,7 @@ def score_file(
     or a glob. The output holds all columns of the input, in its order, and the score.
     """
     _set_up_logging(quiet=quiet, verbose=verbose)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as after Ctrl-C
     request = Request(
         inputs=inputs,
         output=output,

@@ -65,12 +65,14 @@ def server() -> Iterator[Server]:
 
 
 def _serve() -> Iterator[Server]:
-    with tempfile.TemporaryDirectory(prefix="rm-") as directory:  # short: socket paths are limited
-        with ValkeyServer(port=0, unix_socket_path=Path(directory) / "s", data_dir=Path(directory)) as valkey:
-            url = f"unix://{valkey.unix_socket_path}"
-            client = redis.Redis.from_url(url)
-            yield Server(url, client)
-            client.close()
+    with (
+        tempfile.TemporaryDirectory(prefix="rm-") as directory,  # short: socket paths are limited
+        ValkeyServer(port=0, unix_socket_path=Path(directory) / "s", data_dir=Path(directory)) as valkey,
+    ):
+        url = f"unix://{valkey.unix_socket_path}"
+        client = redis.Redis.from_url(url)
+        yield Server(url, client)
+        client.close()
 
 
 @pytest.fixture(scope="session")

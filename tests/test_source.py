@@ -249,7 +249,7 @@ def test_files_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
 def test_nulls_can_be_refused_before_any_work(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, [{"query": "q", "passage": "p"}] * 5 + [{"query": "q", "passage": None}])
     assert opened(path).rows == 6
-    with pytest.raises(InputError, match="row 5 .* has a null query or passage"):
+    with pytest.raises(InputError, match=r"row 5 .* has a null query or passage"):
         opened(path, allow_nulls=False)
 
 

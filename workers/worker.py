@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import redis
 from redis.client import Pipeline
 from rq import Queue
-from rq.executions import Execution
+from rq.exceptions import AbandonedJobError
+from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job, JobStatus
 from rq.registry import clean_registries
 from rq.serializers import JSONSerializer
@@ -56,7 +57,7 @@ class ScoringWorker(SimpleWorker):
             queue.serializer = JSONSerializer  # never unpickle, even if the command line asks for it
         self.log_result_lifespan = False
         self.store = RunStore(self.connection)
-        self.push_exc_handler(self._report_failure)  # type: ignore[no-untyped-call]
+        self.push_exc_handler(self._handle_failure)  # type: ignore[no-untyped-call]
         self._device = ""
         self._results: dict[str, ChunkResult] = {}
         self._stop_heartbeat = threading.Event()
@@ -152,10 +153,14 @@ class ScoringWorker(SimpleWorker):
                 clean_worker_registry(queue)
                 queue.intermediate_queue.cleanup(self, queue)
 
-    def _report_failure(
+    def _handle_failure(
         self, job: Job, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         """Tell the run of a chunk that has failed for the last time."""
+        if kind is AbandonedJobError:
+            # RQ lists an execution 60 s longer than it keeps it, and trips over that when the
+            # job's next attempt ends (rq 3.0, Job.delete).
+            self.connection.delete(ExecutionRegistry(job.id, self.connection).key)
         if job.should_retry:
             return
         run = self.store.load(str(job.args[0]))
