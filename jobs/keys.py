@@ -29,5 +29,15 @@ def worker(name: str) -> str:
 
 
 def job_id(run_id: str, chunk: int) -> str:
-    """RQ's id of the job that scores a chunk; not a key of ours, but derived in one place."""
+    """RQ's id of the job that scores a chunk."""
     return f"{run_id}-{chunk}"
+
+
+def parse_job_id(job: str) -> tuple[str, int] | None:
+    """Run and chunk of a job id, ``None`` if it is none of ours.
+
+    >>> parse_job_id(job_id("0af", 7))
+    ('0af', 7)
+    """
+    run_id, _, chunk = job.rpartition("-")
+    return (run_id, int(chunk)) if run_id and chunk.isdecimal() else None

@@ -163,14 +163,15 @@ class ScoringWorker(SimpleWorker):
             self.connection.delete(ExecutionRegistry(job.id, self.connection).key)
         if job.should_retry:
             return
-        run = self.store.load(str(job.args[0]))
-        if run is None:
+        ours = keys.parse_job_id(job.id)  # not from its arguments: they may be what is wrong
+        run = self.store.load(ours[0]) if ours else None
+        if ours is None or run is None:
             return
         reason = f"{kind.__name__}: {error}" if str(error) else kind.__name__
         message = f"given up after {attempt(run, job)} attempts: {reason}"
         with self.connection.pipeline() as pipeline:
             self.store.add_result(
-                pipeline, run.id, ChunkFailure(int(job.args[1]), message, fatal=False), run.ttl
+                pipeline, run.id, ChunkFailure(ours[1], message, fatal=False), run.ttl
             )
             pipeline.execute()
 

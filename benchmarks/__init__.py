@@ -1,0 +1,1 @@
+"""Measurements, one command each. Nothing here runs in the tests."""

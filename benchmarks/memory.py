@@ -1,0 +1,74 @@
+"""Peak memory of score-file and of its server as the input grows: it should not.
+
+    python -m benchmarks.memory 100000 1000000
+
+Makes files of short rows, scores each with a tiny random model and prints a line for each.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.models import make_bert
+
+MIB = 1 << 20
+
+
+def main() -> None:
+    """Measure the sizes given on the command line (rows)."""
+    sizes = [int(argument) for argument in sys.argv[1:]] or [100_000, 1_000_000]
+    print(f"{'rows':>10} {'seconds':>8} {'pairs/s':>8} {'producer MiB':>13} {'server MiB':>11}")
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        model = make_bert(directory / "model", hidden=8, layers=1, heads=1, positions=32)
+        for rows in sizes:
+            source = write_rows(directory / f"{rows}.parquet", rows)
+            started = time.monotonic()
+            producer, server = peaks(source, model)
+            seconds = time.monotonic() - started
+            print(
+                f"{rows:>10,} {seconds:>8.1f} {rows / seconds:>8,.0f} {producer:>13.0f} {server:>11.0f}",
+                flush=True,
+            )
+
+
+def write_rows(path: Path, rows: int, part: int = 100_000) -> Path:
+    """A Parquet file of short pairs, written in parts."""
+    schema = pa.schema([("query", pa.string()), ("passage", pa.string())])
+    with pq.ParquetWriter(path, schema) as writer:
+        for start in range(0, rows, part):
+            numbers = range(start, min(start + part, rows))
+            columns = [[f"query {n // 100}" for n in numbers], [f"passage {n} of it" for n in numbers]]
+            writer.write_table(pa.table(columns, schema=schema))
+    return path
+
+
+def peaks(source: Path, model: Path) -> tuple[float, float]:
+    """Peak resident memory in MiB of score-file and of the embedded server."""
+    command = [str(Path(sys.executable).parent / "score-file"), str(source), "--model", str(model), "--quiet"]
+    process = psutil.Popen(command)
+    producer = server = 0.0
+    while process.poll() is None:
+        try:
+            producer = max(producer, process.memory_info().rss / MIB)
+            for child in process.children(recursive=True):
+                if "valkey" in child.name():
+                    server = max(server, child.memory_info().rss / MIB)
+        except psutil.Error:  # a process that ends while it is looked at
+            continue
+        time.sleep(0.1)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    return producer, server
+
+
+if __name__ == "__main__":
+    main()

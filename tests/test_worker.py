@@ -1,0 +1,224 @@
+"""ScoringWorker on RQ's own command line: its life, its death, and what must never happen."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rq import Queue
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+from jobs import keys
+from jobs.errors import RunFailed
+from jobs.registry import queue_workers
+from jobs.spec import ScoreSpec
+from producer import Client
+from tests.conftest import BIN, ENVIRON, Server, StartWorker, score_file, wait_for
+from tests.models import make_bert
+
+PAIRS = [("big cat", f"moon river {number}") for number in range(200)]
+
+
+@pytest.fixture
+def client(server: Server, tiny_model: Path) -> Client:
+    return Client(server.url, model=str(tiny_model), chunk_size=10)
+
+
+def test_a_worker_says_that_it_is_there_and_takes_it_back(server: Server, workers: StartWorker) -> None:
+    worker = workers()
+    (name,) = queue_workers(server.client, "rankmill").scoring
+    assert server.client.ttl(keys.worker(name)) > 0
+    worker.terminate()
+    assert worker.wait(timeout=20) == 0
+    assert not queue_workers(server.client, "rankmill").scoring
+    assert not server.client.exists(keys.worker(name))
+
+
+def test_a_worker_that_vanishes_is_forgotten(server: Server, workers: StartWorker) -> None:
+    workers().kill()
+    wait_for(lambda: not queue_workers(server.client, "rankmill").scoring, seconds=20)
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_the_wire_is_json_whatever_the_command_line_says(
+    serializer: str, workers: StartWorker, client: Client
+) -> None:
+    workers(serializer=serializer)
+    assert np.isfinite(client.score(PAIRS, timeout=60)).all()
+
+
+def test_a_pickle_in_the_queue_is_not_run(
+    server: Server, workers: StartWorker, client: Client, tmp_path: Path
+) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (open, (str(tmp_path / "boom"), "w"))  # type: ignore[return-value]
+
+    queue = Queue("rankmill", connection=server.client, serializer=JSONSerializer)
+    job = queue.enqueue("jobs.score_chunk", "run", 0)
+    server.client.hset(job.key, "data", pickle.dumps(Bomb()))
+    workers()
+    assert np.isfinite(client.score(PAIRS, timeout=60)).all()  # the worker lives on
+    wait_for(lambda: Job.fetch(job.id, server.client, serializer=JSONSerializer).is_failed)
+    assert not (tmp_path / "boom").exists()
+
+
+def test_a_chunk_of_a_killed_worker_is_scored_elsewhere(
+    server: Server, workers: StartWorker, tmp_path: Path
+) -> None:
+    slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
+    client = Client(server.url, model=str(slow), chunk_size=1000)
+    first = workers()
+    run = client.submit([("big cat", "the moon over the river " * 20)] * 1000)
+    wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
+    first.kill()
+    workers()
+    scores = run.scores(timeout=100)
+    assert np.isfinite(scores).all()
+    assert not run.errors
+
+
+def test_sigterm_lets_the_chunk_be_finished(server: Server, workers: StartWorker, client: Client) -> None:
+    worker = workers()
+    run = client.submit(PAIRS)
+    wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(timeout=30) == 0
+    workers()
+    assert np.isfinite(run.scores(timeout=60)).all()
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_what_redis_forgets_is_submitted_again(
+    flush: bool, server: Server, workers: StartWorker, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("producer.submission._SWEEP_SECONDS", 1)
+    run = client.submit(PAIRS)
+    if flush:
+        server.client.flushall()
+    else:  # the jobs alone are gone
+        server.client.delete(*server.client.scan_iter("rq:job:*"))
+        server.client.delete("rq:queue:rankmill")
+    workers()
+    assert np.isfinite(run.scores(timeout=60)).all()
+
+
+def test_every_key_of_a_run_expires(server: Server, client: Client) -> None:
+    client.submit(PAIRS)
+    ours = list(server.client.scan_iter("rankmill:*"))
+    jobs = list(server.client.scan_iter("rq:job:*"))
+    assert len(ours) == len(jobs) + 2 == 22
+    assert all(server.client.ttl(key) > 0 for key in ours + jobs)
+
+
+def test_redis_holds_no_more_than_the_window(server: Server, workers: StartWorker, tiny_model: Path) -> None:
+    client = Client(server.url, model=str(tiny_model), chunk_size=10, window=4)
+    run = client.submit(PAIRS)
+    assert server.client.llen("rq:queue:rankmill") == 4
+    workers()
+    most = 0
+    for _ in run.tables():
+        most = max(most, len(list(server.client.scan_iter(f"rankmill:run:{run.id}:pairs:*"))))
+    assert 0 < most <= 4
+    assert not list(server.client.scan_iter("rankmill:run:*"))
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_workers_of_the_wrong_class_are_named_before_any_work(
+    serializer: str, server: Server, workers: StartWorker, tiny_model: Path, tmp_path: Path
+) -> None:
+    workers(worker_class="rq.SimpleWorker", serializer=serializer, ready=False)
+    wait_for(lambda: queue_workers(server.client, "rankmill").other)
+    pq.write_table(pa.table({"query": ["q"], "passage": ["p"]}), tmp_path / "a.parquet")
+    done = score_file(tmp_path / "a.parquet", "--redis", server.url, "--model", tiny_model)
+    assert done.code == 2
+    assert "rq worker rankmill --worker-class workers.ScoringWorker --serializer json" in done.err
+    assert not (tmp_path / "a.scored.parquet").exists()
+
+
+def test_a_plain_worker_tells_the_run_what_is_wrong(
+    server: Server, workers: StartWorker, client: Client, tmp_path: Path
+) -> None:
+    workers(worker_class="rq.SimpleWorker", ready=False)
+    with pytest.raises(RunFailed, match="served by a plain RQ worker, which cannot score"):
+        client.score(PAIRS, timeout=60)
+    wait_for(lambda: "WrongWorkerError" in (tmp_path / "worker.log").read_text())
+
+
+def test_a_payload_of_another_release_is_refused_clearly(
+    server: Server, workers: StartWorker, client: Client
+) -> None:
+    run = client.submit(PAIRS)
+    server.client.set(keys.pairs(run.id, 0), b"not arrow", ex=60)
+    workers()
+    with pytest.raises(RunFailed, match="a payload is damaged or not Arrow"):
+        run.scores(timeout=60)
+
+
+def test_a_run_of_another_release_fails_with_the_reason(
+    server: Server, workers: StartWorker, client: Client
+) -> None:
+    run = client.submit(PAIRS)
+    server.client.hset(keys.run(run.id), "format", 99)
+    workers()
+    with pytest.raises(RunFailed, match="has format 99, this release reads 1"):
+        run.scores(timeout=60)
+
+
+def test_nobody_there_is_said_plainly_and_waited_for(
+    server: Server, workers: StartWorker, tiny_model: Path, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"query": ["q"], "passage": ["p"]}), tmp_path / "a.parquet")
+    command = [
+        str(BIN / "score-file"),
+        str(tmp_path / "a.parquet"),
+        "--redis",
+        server.url,
+        "--model",
+        str(tiny_model),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRON)
+    assert process.stderr is not None
+    message = process.stderr.readline()
+    assert "nobody listens on queue 'rankmill' at" in message
+    assert "rq worker rankmill --worker-class workers.ScoringWorker --serializer json" in message
+    workers()
+    assert process.wait(timeout=60) == 0
+
+
+def test_two_models_take_turns_in_one_worker(
+    server: Server, workers: StartWorker, client: Client, tmp_path: Path
+) -> None:
+    other = make_bert(tmp_path / "other", seed=1)
+    workers(environ={"RANKMILL_MODEL_CACHE_SIZE": "1"})
+    runs = [client.submit(PAIRS), client.submit(PAIRS, model=str(other))]
+    first, second = (run.scores(timeout=100) for run in runs)
+    assert np.isfinite(first).all()
+    assert np.isfinite(second).all()
+    assert not np.allclose(first, second)
+
+
+def test_worker_pool_starts_several(server: Server, client: Client, tmp_path: Path) -> None:
+    options = ["--worker-class", "workers.ScoringWorker", "--serializer", "json", "--url", server.url]
+    pool = subprocess.Popen(
+        [str(BIN / "rq"), "worker-pool", "rankmill", "--num-workers", "2", *options],
+        env=ENVIRON, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_for(lambda: len(queue_workers(server.client, "rankmill").scoring) == 2, pool)
+    assert np.isfinite(client.score(PAIRS, timeout=60)).all()
+    pool.terminate()
+    assert pool.wait(timeout=30) == 0
+
+
+def test_spec_is_what_the_worker_reads(server: Server, client: Client) -> None:
+    spec = ScoreSpec(model="m", revision="r", precision="fp16", max_length=9, activation="sigmoid")
+    run = client.store.create(spec, queue="q", ttl=60, max_retries=0)
+    assert client.store.load(run.id) == run
+    assert client.store.load("unknown") is None
