@@ -1,0 +1,1 @@
+"""Example pairs, a demo model, and the scripts that trained and measure it."""
