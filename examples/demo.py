@@ -39,7 +39,7 @@ def show(output: Path) -> None:
         passages = sorted((row for row in rows if row["query"] == query), key=lambda row: -row["score"])
         print(f"\n{query}  (the best {SHOWN_PASSAGES} of {len(passages)} passages)")
         for row in passages[:SHOWN_PASSAGES]:
-            print(textwrap.shorten(f"  {row['score']:6.2f}  {row['passage']}", width=110, placeholder=" …"))
+            print(f"  {row['score']:6.2f}  {textwrap.shorten(row['passage'], width=100, placeholder=' …')}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 
 import redis
 from rq import Queue
+from rq.defaults import RQ_KEY_PREFIX
 from rq.worker_registration import get_keys
 
 from jobs import keys
@@ -33,11 +34,12 @@ def withdraw_worker(client: redis.Redis, name: str) -> None:
 def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
     """The live workers that listen on `queue`, by kind."""
     connection: Any = client
+    prefix = f"{RQ_KEY_PREFIX}:worker:"
     rq_keys = get_keys(queue=Queue(queue, connection=connection))
-    names = [key.removeprefix("rq:worker:") for key in map(_text, rq_keys)]
+    names = [key.removeprefix(prefix) for key in map(_text, rq_keys)]
     with connection.pipeline(transaction=False) as pipe:
         for name in names:
-            pipe.exists(f"rq:worker:{name}")
+            pipe.exists(prefix + name)
             pipe.exists(keys.worker(name))
         flags = pipe.execute()
     alive = {name: bool(ours) for name, rq, ours in zip(names, flags[::2], flags[1::2], strict=True) if rq}

@@ -94,7 +94,7 @@ class RunStore:
         Raises
         ------
         WireError
-            The run was written by a release with another format.
+            The run was written by a release with another format, or is damaged.
         """
         raw = cast("Mapping[bytes, bytes]", self.redis.hgetall(keys.run(run_id)))
         if not raw:
@@ -105,13 +105,11 @@ class RunStore:
                 f"run {run_id} has format {found}, this release reads {FORMAT}: "
                 "run the same rankmill release on producers and workers"
             )
-        return Run(
-            run_id,
-            ScoreSpec.model_validate_json(raw[b"spec"]),
-            raw[b"queue"].decode(),
-            int(raw[b"ttl"]),
-            int(raw[b"max_retries"]),
-        )
+        try:
+            spec = ScoreSpec.model_validate_json(raw[b"spec"])
+            return Run(run_id, spec, raw[b"queue"].decode(), int(raw[b"ttl"]), int(raw[b"max_retries"]))
+        except (KeyError, ValueError) as error:
+            raise WireError(f"run {run_id} is damaged: {' '.join(str(error).split())}") from None
 
     def enqueue(self, run: Run, payloads: Mapping[int, tuple[bytes, int]]) -> None:
         """Put chunks, ``{chunk: (payload, rows)}``, and their jobs into Redis, in one transaction."""

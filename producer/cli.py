@@ -11,6 +11,8 @@ from dataclasses import asdict
 from typing import Any
 
 import click
+import pyarrow as pa
+import redis
 
 from jobs.connection import mask_passwords
 from jobs.errors import ConfigError, ConnectionFailed, InputError, RankmillError
@@ -106,7 +108,7 @@ def score_file(
         _fail(error, EXIT_USAGE)
     except RankmillError as error:
         _fail(error, EXIT_FAILED)
-    except OSError as error:
+    except (OSError, pa.ArrowException, redis.RedisError) as error:  # a full disk, a server out of memory
         _fail(error, EXIT_FAILED)
     except KeyboardInterrupt:
         _fail("interrupted; no output was written", EXIT_INTERRUPTED)
@@ -119,6 +121,8 @@ def score_file(
 
 def describe(summary: Summary) -> str:
     """The summary for a person."""
+    if not summary.rows:
+        return f"no rows in the input; an empty output is in {summary.output}"
     lines = [
         f"{summary.rows:,} rows scored in {summary.seconds:,.1f} s, "
         f"of which start-up {summary.startup_seconds:,.1f} s: {summary.pairs_per_second:,.0f} pairs/s",

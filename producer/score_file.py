@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -21,6 +22,8 @@ from producer.sink import ScoredFile, check_target
 from producer.source import Source, find_files, open_source
 from producer.submission import ScoredTable
 from producer.watch import WorkerWatch
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -80,10 +83,12 @@ def score_file(request: Request, settings: Settings) -> Summary:
         # The workers start while the files are looked at.
         cluster = None if settings.redis_url else stack.enter_context(EmbeddedCluster(settings))
         source = open_source(paths, request.columns, allow_nulls=request.allow_nulls)
+        logger.debug("%s rows in %d files", f"{source.rows:,}", len(paths))
         output = stack.enter_context(
             ScoredFile(target, source.schema, request.score_column, force=request.force)
         )
         client = Client(cluster.url() if cluster else None, settings=settings)
+        logger.debug("run on queue %r of %s", settings.queue, "an embedded server" if cluster else "--redis")
         watch = WorkerWatch(client.store.redis, settings.queue, cluster)
         tally = _Tally()
         if source.rows:

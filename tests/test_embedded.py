@@ -133,7 +133,7 @@ def test_workers_that_cannot_start_end_the_run_with_their_reason(tmp_path: Path,
     done = score_file(source, "--model", tiny_model, "--device", "mps")
     assert done.code == 1
     assert "has died 3 times in a row" in done.err
-    assert "device mps is not available on this machine" in done.err
+    assert "cannot start: device mps is not available on this machine" in done.err
     assert len(done.err.strip().splitlines()) == 1
     assert not (tmp_path / "a.scored.parquet").exists()
 

