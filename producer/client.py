@@ -115,7 +115,11 @@ class Client:
         )
         submission = Submission(self.store, run, tables, columns, settings.window)
         submission.on_wait = on_wait
-        submission.fill()
+        try:
+            submission.fill()
+        except BaseException:
+            submission.cancel()  # something in the input is no pair of texts, say
+            raise
         return ScoringRun(submission)
 
     def score(self, pairs: Pairs, *, timeout: float | None = None, **options: Any) -> npt.NDArray[np.float32]:

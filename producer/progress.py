@@ -42,9 +42,9 @@ class _TerminalView:
         self._progress = Progress(
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[speed]:,.0f} pairs/s"),
+            TextColumn("rows, {task.fields[speed]:,.0f} pairs/s, left"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[workers]} workers"),
+            TextColumn("workers: {task.fields[workers]}"),
             console=Console(stderr=True),
             transient=True,
         )
@@ -83,5 +83,5 @@ class _LogView:
         left = (self._total - rows) / pairs_per_second if pairs_per_second else float("nan")
         logger.info(
             f"{rows:,} of {self._total:,} rows ({rows / max(self._total, 1):.0%}), "
-            f"{pairs_per_second:,.0f} pairs/s, about {left:,.0f} s left, {workers} workers"
+            f"{pairs_per_second:,.0f} pairs/s, about {left:,.0f} s left, workers: {workers}"
         )

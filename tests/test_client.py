@@ -114,6 +114,7 @@ def test_a_run_that_cannot_be_scored_says_why(client: Client) -> None:
 def test_what_is_no_pair_is_named(pair: object, client: Client) -> None:
     with pytest.raises(InputError, match=r"pair 1 is .*, not a query and a passage"):
         client.submit([("q", "p"), pair])
+    assert not list(client.store.redis.scan_iter("rankmill:run:*"))
 
 
 def test_missing_columns_are_named(client: Client) -> None:

@@ -42,6 +42,8 @@ def start(source: Path, model: Path, tmp: Path, *options: str) -> subprocess.Pop
         env={**ENVIRON, "TMPDIR": str(tmp)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # A suite that runs in the background ignores SIGINT, and its children would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,  # noqa: PLW1509
     )
 
 
