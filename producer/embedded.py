@@ -46,7 +46,8 @@ class EmbeddedCluster:
     def __enter__(self) -> EmbeddedCluster:
         config = {"queue": self._settings.queue, "environs": worker_environs(self._settings)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "producer.supervisor", json.dumps(config)],
+            # -P: a folder named producer/ or jobs/ where the user stands is not ours
+            [sys.executable, "-P", "-m", "producer.supervisor", json.dumps(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for this process alone, which then takes the rest down

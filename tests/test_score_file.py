@@ -108,6 +108,15 @@ def test_an_empty_file_makes_an_empty_output(tmp_path: Path, content: str) -> No
     assert scored.schema.field("score").type == pa.float32()
 
 
+def test_folders_of_the_user_with_names_like_ours_are_left_alone(tmp_path: Path, tiny_model: Path) -> None:
+    for name in ("jobs", "workers", "producer", "configs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('not rankmill')")
+    (tmp_path / "a.csv").write_text("query,passage\nq,p\n")
+    done = score_file("a.csv", "--model", tiny_model, cwd=tmp_path)
+    assert done.code == 0, done.err
+
+
 def test_columns_and_output_can_be_named(
     tmp_path: Path, table: pa.Table, shared_queue: Server, tiny_model: Path
 ) -> None:
