@@ -77,7 +77,7 @@ def load_settings(
     if config:
         layers.append((str(config), read_config(Path(config))))
     layers.append(("the environment", _from_environ(environ)))
-    layers.append(("the command line", {k: v for k, v in (flags or {}).items() if v is not None}))
+    layers.append(("the options given", {k: v for k, v in (flags or {}).items() if v is not None}))
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for name, layer in layers:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from pydantic import ValidationError
 
 from jobs.connection import connect
 from jobs.errors import ConfigError, InputError
@@ -91,6 +92,8 @@ class Client:
         ------
         InputError
             The columns are not there, or something is no pair of texts.
+        ConfigError
+            A part of the spec is unknown or bad.
         """
         return self.start(_tables(pairs, columns, self.settings.chunk_size), columns, **spec)
 
@@ -107,11 +110,11 @@ class Client:
         `on_wait` is called at least every second while the run's results are waited for.
         """
         settings = self.settings
-        wanted = ScoreSpec(**{**settings.spec().model_dump(), **spec})
-        if Path(wanted.model).is_dir():  # a worker may run in another directory
-            wanted = wanted.model_copy(update={"model": str(Path(wanted.model).resolve())})
         run = self.store.create(
-            wanted, queue=settings.queue, ttl=settings.run_ttl, max_retries=settings.max_retries
+            _spec(settings, spec),
+            queue=settings.queue,
+            ttl=settings.run_ttl,
+            max_retries=settings.max_retries,
         )
         submission = Submission(self.store, run, tables, columns, settings.window)
         submission.on_wait = on_wait
@@ -180,8 +183,11 @@ class ScoringRun:
             There will be none.
         """
         self._submission.deadline = math.inf if timeout is None else time.monotonic() + timeout
-        for part in self.tables():
-            self._scores.append(part.scores.to_numpy(zero_copy_only=False).astype(np.float32))
+        try:
+            for part in self.tables():
+                self._scores.append(part.scores.to_numpy(zero_copy_only=False).astype(np.float32))
+        finally:
+            self._submission.deadline = math.inf
         return np.concatenate(self._scores) if self._scores else np.zeros(0, np.float32)
 
     def __iter__(self) -> Iterator[float]:
@@ -202,6 +208,17 @@ class ScoringRun:
     def cancel(self) -> None:
         """Give the run up: waiting chunks leave the queue, and its keys are deleted."""
         self._submission.cancel()
+
+
+def _spec(settings: Settings, changes: dict[str, Any]) -> ScoreSpec:
+    try:
+        spec = ScoreSpec(**{**settings.spec().model_dump(), **changes})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{first['loc'][0]}: {first['msg']}") from None
+    if spec.model == "demo" or not Path(spec.model).is_dir():
+        return spec
+    return spec.model_copy(update={"model": str(Path(spec.model).resolve())})  # workers run elsewhere
 
 
 def _tables(pairs: Pairs, columns: tuple[str, str], rows: int) -> Iterator[pa.Table]:

@@ -19,7 +19,7 @@ from producer.embedded import EmbeddedCluster
 from producer.progress import ProgressView, progress_view
 from producer.readers import TextColumns
 from producer.sink import ScoredFile, check_target
-from producer.source import Source, find_files, open_source
+from producer.source import Source, find_files, open_source, stem
 from producer.submission import ScoredTable
 from producer.watch import WorkerWatch
 
@@ -105,7 +105,7 @@ def output_path(request: Request, paths: Sequence[Path]) -> Path:
     if len(request.inputs) > 1 or (len(paths) > 1 and not Path(request.inputs[0]).is_dir()):
         raise InputError("several inputs make one output; name it with -o")
     whole = Path(request.inputs[0])
-    name = whole.resolve().name if whole.is_dir() else paths[0].name.split(".")[0]
+    name = whole.resolve().name if whole.is_dir() else stem(paths[0])
     return (whole if whole.is_dir() else paths[0]).resolve().parent / f"{name}.scored.parquet"
 
 

@@ -131,6 +131,11 @@ def open_source(paths: Sequence[Path], columns: TextColumns, *, allow_nulls: boo
     )
 
 
+def stem(path: Path) -> str:
+    """The file's name without the endings that say what is in it: ``a.b`` for ``a.b.csv.gz``."""
+    return (path.with_suffix("") if path.suffix.lower() in _COMPRESSED else path).stem
+
+
 def _check_columns(path: Path, schema: pa.Schema, columns: TextColumns) -> None:
     twice = {name for name in schema.names if schema.names.count(name) > 1}
     if twice:

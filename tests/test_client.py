@@ -122,6 +122,15 @@ def test_missing_columns_are_named(client: Client) -> None:
         client.submit(pd.DataFrame({"query": ["q"], "text": ["t"]}))
 
 
+def test_bad_options_are_named(client: Client) -> None:
+    with pytest.raises(ConfigError, match="precision: "):
+        client.submit(PAIRS, precision="fp8")
+    with pytest.raises(ConfigError, match="speed: "):
+        client.submit(PAIRS, speed="high")
+    with pytest.raises(ConfigError, match=r"queues: .*set in the options given"):
+        Client("redis://127.0.0.1:1", queues="q")
+
+
 def test_a_client_needs_a_server() -> None:
     with pytest.raises(ConfigError, match="give redis_url or set REDIS_URL"):
         Client()

@@ -60,8 +60,8 @@ def test_a_bad_file_is_named_with_its_key(tmp_path: Path, text: str, message: st
         load_settings(config=config, environ={})
 
 
-def test_a_bad_value_is_traced_to_the_environment_or_the_command_line() -> None:
+def test_a_bad_value_is_traced_to_the_environment_or_the_options() -> None:
     with pytest.raises(ConfigError, match="set in the environment"):
         load_settings(environ={"RANKMILL_WINDOW": "0"})
-    with pytest.raises(ConfigError, match="set in the command line"):
+    with pytest.raises(ConfigError, match="set in the options given"):
         load_settings({"max_length": 1}, environ={})

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from jobs.errors import InputError
 from producer import source as source_module
 from producer.readers import TextColumns, delimited, jsonl
-from producer.source import Source, find_files, open_source
+from producer.source import Source, find_files, open_source, stem
 
 COLUMNS = TextColumns("query", "passage")
 ROWS = [{"query": f"q{n}", "passage": f'p, "{n}"', "n": n} for n in range(10)]
@@ -121,6 +121,14 @@ def test_directories_globs_and_lists(tmp_path: Path) -> None:
     assert read(tmp_path / "in").to_pylist() == ROWS
     assert find_files([f"{tmp_path}/in/**/*.csv"]) == (second,)
     assert read(second, first).to_pylist() == ROWS[3:] + ROWS[:3]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("a.parquet", "a"), ("a.b.csv.gz", "a.b"), ("a.jsonl.zst", "a"), ("a.b.tsv", "a.b")],
+)
+def test_the_stem_is_the_name_without_its_kind(name: str, expected: str) -> None:
+    assert stem(Path("folder") / name) == expected
 
 
 def test_files_may_lack_columns_or_have_narrower_types(tmp_path: Path) -> None:

@@ -88,6 +88,20 @@ def test_a_chunk_of_a_killed_worker_is_scored_elsewhere(
     assert not run.errors
 
 
+def test_a_chunk_that_has_no_attempt_left_gets_the_reason_as_its_error(
+    server: Server, workers: StartWorker, tmp_path: Path
+) -> None:
+    slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
+    client = Client(server.url, model=str(slow), chunk_size=1000, max_retries=0)
+    first = workers()
+    run = client.submit([("big cat", "the moon over the river " * 20)] * 1000)
+    wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
+    first.kill()
+    workers()
+    assert np.isnan(run.scores(timeout=60)).all()
+    assert set(run.errors.values()) == {"given up after attempt 1: its worker died"}
+
+
 def test_sigterm_lets_the_chunk_be_finished(server: Server, workers: StartWorker, client: Client) -> None:
     worker = workers()
     run = client.submit(PAIRS)

@@ -180,8 +180,8 @@ class ScoringWorker(SimpleWorker):
             return  # not for this release to answer
         if ours is None or run is None:
             return
-        reason = f"{kind.__name__}: {error}" if str(error) else kind.__name__
-        message = f"given up after {attempt(run, job)} attempts: {reason}"
+        reason = "its worker died" if kind is AbandonedJobError else f"{kind.__name__}: {error}"
+        message = f"given up after attempt {attempt(run, job)}: {reason}"
         with self.connection.pipeline() as pipeline:
             self.store.add_result(pipeline, run.id, ChunkFailure(ours[1], message, fatal=False), run.ttl)
             pipeline.execute()
