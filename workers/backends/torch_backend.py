@@ -10,6 +10,7 @@ from transformers import AutoModelForSequenceClassification
 
 from jobs.errors import SpecError
 from workers.backends import Logits, OutOfMemory
+from workers.backends.first_token import read_first_token_only
 from workers.tokens import Batch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -56,6 +57,7 @@ class TorchBackend:
                 "use a cross-encoder with num_labels=1"
             )
         self.config = model.config
+        read_first_token_only(model)
         self._model = model.eval().to(device)
 
     @torch.inference_mode()

@@ -1,0 +1,80 @@
+"""The last layer for the first token only: the same scores, for each family that allows it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from workers.backends.first_token import read_first_token_only
+
+SMALL = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+    "pad_token_id": 1,
+}
+DISTILBERT = {"vocab_size": 99, "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 64}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "bert": SMALL,
+    "roberta": SMALL,
+    "xlm-roberta": SMALL,
+    "camembert": SMALL,
+    "electra": {**SMALL, "embedding_size": 16},
+    "distilbert": DISTILBERT,
+}
+OTHERS: dict[str, dict[str, Any]] = {
+    "mpnet": SMALL,
+    "deberta-v2": {**SMALL, "relative_attention": True},
+    "albert": {**SMALL, "embedding_size": 16},
+    "modernbert": {**SMALL, "classifier_pooling": "mean", "local_attention": 8},
+}
+
+
+def small_model(family: str, options: dict[str, Any]) -> Any:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family, num_labels=1, initializer_range=0.3, **options)
+    return AutoModelForSequenceClassification.from_config(config).eval()
+
+
+def batch(*, padded: bool) -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    mask = torch.ones(5, 20, dtype=torch.long)
+    if padded:
+        for row in range(5):
+            mask[row, 20 - 3 * row :] = 0
+    return {"input_ids": torch.randint(5, 99, (5, 20)), "attention_mask": mask}
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_scores_are_those_of_the_plain_model(family: str, padded: bool) -> None:
+    plain = small_model(family, FAMILIES[family])
+    fast = copy.deepcopy(plain)
+    assert read_first_token_only(fast)
+    expected, logits = (model(**batch(padded=padded)).logits for model in (plain, fast))
+    assert expected.std() > 1e-3
+    torch.testing.assert_close(logits, expected, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_the_last_layer_runs_for_one_token(family: str) -> None:
+    fast = small_model(family, FAMILIES[family])
+    read_first_token_only(fast)
+    assert fast.base_model(**batch(padded=True)).last_hidden_state.shape == (5, 1, 32)
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_models_are_left_as_they_are(family: str) -> None:
+    model = small_model(family, OTHERS[family])
+    before = str(model)
+    assert not read_first_token_only(model)
+    assert str(model) == before
