@@ -138,15 +138,7 @@ def test_a_client_needs_a_server() -> None:
         Client("redis://127.0.0.1:1")
 
 
-def test_importing_the_producer_is_light_and_quick() -> None:
-    code = (
-        "import sys, time; start = time.process_time(); import producer; "
-        "heavy = {'torch', 'transformers', 'pandas'} & set(sys.modules); "
-        "print(time.process_time() - start, sorted(heavy))"
-    )
-    outputs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        for _ in range(3)
-    ]
-    assert all(output.split(maxsplit=1)[1].strip() == "[]" for output in outputs)
-    assert min(float(output.split()[0]) for output in outputs) < 0.5
+def test_importing_the_producer_is_light() -> None:
+    code = "import producer, sys; print(sorted({'torch', 'transformers', 'pandas'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
