@@ -31,6 +31,7 @@ _MAX_SOCKET_PATH = 100
 _SERVER_START_SECONDS = 10
 
 _EARLY_DEATH_SECONDS = 30
+_FIRST_PAUSE_SECONDS = 0.25
 _MAX_EARLY_DEATHS = 3
 """Workers that die so often, each within so few seconds of its start, will not get better."""
 
@@ -44,8 +45,14 @@ class _Worker:
     log: Path
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
+    died: float = 0.0
     deaths: int = 0
     early_deaths: int = 0
+
+    @property
+    def rq_name(self) -> str:
+        """Name of the present process in RQ, which wants a new one for each."""
+        return f"{self.name}-{self.deaths}"
 
 
 @dataclass
@@ -90,6 +97,12 @@ class Supervisor:
                     process.wait()
             shutil.rmtree(directory, ignore_errors=True)
 
+    def _hand_on(self, url: str, worker: _Worker) -> None:
+        from jobs.abandoned import hand_on_jobs  # most runs end without ever needing this
+        from jobs.runs import RunStore
+
+        hand_on_jobs(RunStore(redis.Redis.from_url(url)), self.queue, worker.rq_name)
+
     def _start_all(self, url: str, directory: Path) -> None:
         for number, environ in enumerate(self.environs, 1):
             worker = _Worker(f"embedded-{os.getpid()}-{number}", environ, directory / f"worker-{number}.log")
@@ -99,7 +112,7 @@ class Supervisor:
     def _start(self, worker: _Worker, url: str) -> None:
         with worker.log.open("ab") as log:
             worker.process = subprocess.Popen(
-                worker_command(self.queue, url, f"{worker.name}-{worker.deaths}"),
+                worker_command(self.queue, url, worker.rq_name),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -111,13 +124,14 @@ class Supervisor:
     def _look_after(self, worker: _Worker, url: str) -> None:
         """Restart a worker that has died, after a pause that grows with its early deaths."""
         if worker.process is None:
-            if time.monotonic() - worker.started > 2.0**worker.early_deaths:
+            if time.monotonic() - worker.died > _FIRST_PAUSE_SECONDS * 2**worker.early_deaths:
                 self._start(worker, url)
         elif (code := worker.process.poll()) is not None:
             early = time.monotonic() - worker.started < _EARLY_DEATH_SECONDS
+            self._hand_on(url, worker)
             worker.deaths += 1
             worker.early_deaths = worker.early_deaths + 1 if early else 0
-            worker.process = None
+            worker.process, worker.died = None, time.monotonic()
             _emit(event="worker-died", worker=worker.name, code=code, last_words=_last_words(worker.log))
             if worker.early_deaths >= _MAX_EARLY_DEATHS:
                 _emit(
@@ -209,7 +223,7 @@ def main() -> None:
     config = json.loads(sys.argv[1])
     try:
         Supervisor(config["queue"], config["environs"]).run()
-    except (OSError, ValkeyError) as error:
+    except (OSError, ValkeyError, redis.RedisError) as error:
         _emit(event="failed", reason=" ".join(str(error).split()))
 
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.client import Pipeline
 from redis.retry import Retry
 from rq import Queue, worker_registration
-from rq.exceptions import AbandonedJobError
-from rq.executions import Execution, ExecutionRegistry
+from rq.executions import Execution
 from rq.job import Job, JobStatus
 from rq.registry import clean_registries
 from rq.serializers import JSONSerializer
@@ -21,10 +19,11 @@ from rq.utils import now
 from rq.worker import SimpleWorker
 
 from jobs import keys
-from jobs.errors import RankmillError, WireError
+from jobs.abandoned import failure_handler
+from jobs.errors import RankmillError
 from jobs.registry import announce_worker, withdraw_worker
-from jobs.results import ChunkFailure, ChunkResult
-from jobs.runs import RunStore, attempt
+from jobs.results import ChunkResult
+from jobs.runs import RunStore
 from jobs.settings import Settings, load_settings
 from jobs.tasks import bind_scorer
 
@@ -63,7 +62,7 @@ class ScoringWorker(SimpleWorker):
         self.connection.set_retry(Retry(ExponentialWithJitterBackoff(base=0.1, cap=5.0), _RECONNECTS))
         self.log_result_lifespan = False
         self.store = RunStore(self.connection)
-        self.push_exc_handler(self._handle_failure)  # type: ignore[no-untyped-call]
+        self.push_exc_handler(failure_handler(self.store))  # type: ignore[no-untyped-call]
         self._device = ""
         self._results: dict[str, ChunkResult] = {}
         self._stop_heartbeat = threading.Event()
@@ -162,29 +161,6 @@ class ScoringWorker(SimpleWorker):
                 clean_registries(queue, self._exc_handlers)
                 worker_registration.clean_worker_registry(queue)
                 queue.intermediate_queue.cleanup(self, queue)
-
-    def _handle_failure(
-        self, job: Job, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        """Tell the run of a chunk that has failed for the last time."""
-        if kind is AbandonedJobError:
-            # RQ lists an execution 60 s longer than it keeps it, and trips over that when the
-            # job's next attempt ends (rq 3.0, Job.delete).
-            self.connection.delete(ExecutionRegistry(job.id, self.connection).key)
-        if job.should_retry:
-            return
-        ours = keys.parse_job_id(job.id)  # not from its arguments: they may be what is wrong
-        try:
-            run = self.store.load(ours[0]) if ours else None
-        except WireError:
-            return  # not for this release to answer
-        if ours is None or run is None:
-            return
-        reason = "its worker died" if kind is AbandonedJobError else f"{kind.__name__}: {error}"
-        message = f"given up after attempt {attempt(run, job)}: {reason}"
-        with self.connection.pipeline() as pipeline:
-            self.store.add_result(pipeline, run.id, ChunkFailure(ours[1], message, fatal=False), run.ttl)
-            pipeline.execute()
 
 
 def _run_ttl(job: Job) -> int:

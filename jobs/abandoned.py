@@ -1,0 +1,67 @@
+"""Jobs whose worker failed or died: what becomes of them, and what their run is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+
+from rq import Queue
+from rq.exceptions import AbandonedJobError
+from rq.executions import WORKER_EXECUTIONS_KEY_TEMPLATE, ExecutionRegistry
+from rq.job import Job
+from rq.registry import clean_registries
+from rq.serializers import JSONSerializer
+
+from jobs import keys
+from jobs.errors import WireError
+from jobs.results import ChunkFailure
+from jobs.runs import RunStore, attempt
+
+FailureHandler = Callable[[Job, type[BaseException], BaseException, TracebackType | None], None]
+
+
+def failure_handler(store: RunStore) -> FailureHandler:
+    """An RQ exception handler that tells the run of a chunk that has failed for the last time."""
+
+    def handle(
+        job: Job, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if kind is AbandonedJobError:
+            # RQ lists an execution 60 s longer than it keeps it, and trips over that when the
+            # job's next attempt ends (rq 3.0, Job.delete).
+            store.redis.delete(ExecutionRegistry(job.id, store.redis).key)
+        ours = keys.parse_job_id(job.id)  # not from its arguments: they may be what is wrong
+        if job.should_retry or ours is None:
+            return
+        try:
+            run = store.load(ours[0])
+        except WireError:
+            return  # not for this release to answer
+        if run is None:
+            return
+        reason = "its worker died" if kind is AbandonedJobError else f"{kind.__name__}: {error}"
+        message = f"given up after attempt {attempt(run, job)}: {reason}"
+        with store.redis.pipeline() as pipeline:
+            store.add_result(pipeline, run.id, ChunkFailure(ours[1], message, fatal=False), run.ttl)
+            pipeline.execute()
+
+    return handle
+
+
+def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> None:
+    """Put what a dead worker was running back into the queue at once, its leases notwithstanding.
+
+    Parameters
+    ----------
+    store
+        The server.
+    queue_name
+        The queue the worker listened on.
+    worker
+        RQ name of a worker that is known to be dead.
+    """
+    queue = Queue(queue_name, connection=store.redis, serializer=JSONSerializer)
+    running = store.redis.smembers(WORKER_EXECUTIONS_KEY_TEMPLATE.format(worker))
+    if running:
+        store.redis.zadd(queue.started_job_registry.key, dict.fromkeys(running, 0), xx=True)
+        clean_registries(queue, [failure_handler(store)])
