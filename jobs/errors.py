@@ -35,6 +35,10 @@ class WrongWorkerError(RankmillError):
     """A job reached an RQ worker that is no ScoringWorker."""
 
 
+class ForeignJobError(RankmillError):
+    """A job on a scoring queue asks for another function than `jobs.score_chunk`."""
+
+
 class RunFailed(RankmillError):
     """A run cannot be completed."""
 

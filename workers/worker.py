@@ -26,6 +26,7 @@ from jobs.results import ChunkResult
 from jobs.runs import RunStore
 from jobs.settings import Settings, load_settings
 from jobs.tasks import bind_scorer
+from workers.job import ScoringJob
 
 if TYPE_CHECKING:
     from workers.scorer import ChunkScorer
@@ -48,16 +49,17 @@ class ScoringWorker(SimpleWorker):
 
         rq worker rankmill --worker-class workers.ScoringWorker --serializer json
 
-    It differs from RQ's SimpleWorker in three things: jobs are JSON whatever the command line
-    says; a thread beats for the running jobs, so that a dead worker's jobs move on within 20 s
-    and a long job is not taken for dead; and a chunk's scores are written in the transaction
-    that finishes its job.
+    It differs from RQ's SimpleWorker in three things: jobs are JSON and can be nothing but
+    `jobs.score_chunk`, whatever the command line or the queue says; a thread beats for the
+    running jobs, so that a dead worker's jobs move on within 20 s and a long job is not taken
+    for dead; and a chunk's scores are written in the transaction that finishes its job.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **{**options, "serializer": JSONSerializer})
+        # Whatever the command line says: nothing is unpickled, and nothing but score_chunk is run.
+        super().__init__(*args, **{**options, "serializer": JSONSerializer, "job_class": ScoringJob})
         for queue in self.queues:
-            queue.serializer = JSONSerializer  # never unpickle, even if the command line asks for it
+            queue.serializer, queue.job_class = JSONSerializer, ScoringJob
         # For every command: RQ's loop ends at the first one that fails.
         self.connection.set_retry(Retry(ExponentialWithJitterBackoff(base=0.1, cap=5.0), _RECONNECTS))
         self.log_result_lifespan = False
