@@ -124,7 +124,7 @@ def describe(summary: Summary) -> str:
     if not summary.rows:
         return f"no rows in the input; an empty output is in {summary.output}"
     lines = [
-        f"{summary.rows:,} rows scored in {summary.seconds:,.1f} s, "
+        f"{summary.rows - summary.row_errors:,} of {summary.rows:,} rows scored in {summary.seconds:,.1f} s, "
         f"of which start-up {summary.startup_seconds:,.1f} s: {summary.pairs_per_second:,.0f} pairs/s",
         f"model {summary.model}: {summary.backend}, {summary.device}, {summary.precision}; "
         f"{summary.real_token_share:.1%} of the computed tokens were real; {summary.retries} retries",
