@@ -56,6 +56,32 @@ def pseudo_query(text: str, idf: dict[str, float], rng: random.Random) -> tuple[
     return query, text if len(rest) < 80 or rng.random() < 0.3 else rest
 
 
+def distractor(query: str, text: str, rng: random.Random) -> str:
+    """A passage on something else that has the query's words: scattered, or all in one place.
+
+    Without such pairs a small student learns to count shared words.
+    """
+    sentences = re.split(r"(?<=[.!?])\s+", text)
+    wanted = [word for word in re.findall(r"[\w'-]+", query) if word.lower() not in STOP_WORDS] or [query]
+    if rng.random() < 0.4:
+        sentences.insert(rng.randint(0, len(sentences)), query.capitalize() + rng.choice(".?"))
+        return " ".join(sentences)
+    words = " ".join(sentences).split()
+    for word in wanted:
+        words.insert(rng.randint(0, len(words)), word)
+    return " ".join(words)
+
+
+def add_distractors(pairs: pd.DataFrame, count: int, seed: int) -> pd.DataFrame:
+    """`count` distractors for every query of `pairs`, made from passages of other queries."""
+    rng = random.Random(seed)  # noqa: S311
+    texts = pairs["passage"].drop_duplicates().tolist()
+    queries = pairs["query"].drop_duplicates().tolist()
+    rows = [(query, distractor(query, rng.choice(texts), rng)) for query in queries for _ in range(count)]
+    made = pd.DataFrame(rows, columns=["query", "passage"])
+    return pd.concat([pairs, made]).drop_duplicates(ignore_index=True)
+
+
 def build_pairs(pairs: pd.DataFrame, pseudo_queries: int, seed: int) -> pd.DataFrame:
     """Join the given pairs, random negatives for their queries, and the pseudo queries' pairs."""
     rng = random.Random(seed)  # noqa: S311

@@ -1,19 +1,16 @@
 """Train the demo cross-encoder in ``demo-model/`` by distillation.
 
-A small BERT cross-encoder learns to repeat the logits of a larger one (the teacher).  It starts
-from the teacher's own weights: the most useful word pieces, attention heads and feed-forward units
-of all layers, projected onto the main directions of the teacher's hidden states.  The training text
-is a parquet file with the columns ``query`` and ``passage``; more queries are made from the passages.
+A small BERT cross-encoder learns to repeat the logits of a larger one (the teacher).  It starts as
+the teacher itself with fewer word pieces and feed-forward units, those that are used most.  The
+training text is a parquet file with the columns ``query`` and ``passage``; more queries, and passages
+that only share a query's words, are made from the passages.
 
     python -m examples.train_demo_model --teacher TEACHER_DIR --pairs PAIRS.parquet --out OUT_DIR
-
-``--init EARLIER_OUT_DIR`` goes on from an earlier result instead of cutting down the teacher again.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import random
 import time
 from collections import Counter
@@ -24,6 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from safetensors.torch import save_file
 from torch.nn.functional import kl_div, mse_loss
 from transformers import (
     AutoModelForSequenceClassification,
@@ -33,10 +31,8 @@ from transformers import (
     BertTokenizer,
 )
 
-from examples.pseudo_queries import build_pairs
+from examples.pseudo_queries import add_distractors, build_pairs
 
-INNER_BIASES = ("query.bias", "key.bias", "value.bias", "intermediate.dense.bias", "pooler.dense.bias")
-SPLIT_SEED = 7  # not --seed: going on with another one must not train on the held-out queries
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 Weights = dict[str, torch.Tensor]
@@ -48,22 +44,21 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--teacher", type=Path, required=True, help="BERT cross-encoder folder")
     parser.add_argument("--pairs", type=Path, required=True, help="parquet: query, passage")
     parser.add_argument("--out", type=Path, required=True, help="folder for the trained model")
-    parser.add_argument("--init", type=Path, help="folder of an earlier result to go on from")
     parser.add_argument("--labels", type=Path, help="keep the teacher's labels in this parquet")
-    parser.add_argument("--pseudo-queries", type=int, default=5000)
-    parser.add_argument("--vocab-size", type=int, default=9500)
-    parser.add_argument("--width", type=int, default=256, help="hidden size")
-    parser.add_argument("--intermediate", type=int, default=128, help="feed-forward units kept")
-    parser.add_argument("--steps", type=int, default=1600)
+    parser.add_argument("--pseudo-queries", type=int, default=10_000)
+    parser.add_argument("--distractors", type=int, default=2, help="made for each query")
+    parser.add_argument("--vocab-size", type=int, default=7800)
+    parser.add_argument("--intermediate", type=int, default=512, help="feed-forward units kept")
+    parser.add_argument("--steps", type=int, default=700)
     parser.add_argument("--groups-per-step", type=int, default=4)
     parser.add_argument("--candidates", type=int, default=8, help="passages per query and step")
     parser.add_argument("--max-length", type=int, default=144, help="tokens per pair in training")
-    parser.add_argument("--lr", type=float, default=5e-4)
-    parser.add_argument("--list-weight", type=float, default=0.5)
+    parser.add_argument("--lr", type=float, default=1e-4)
+    parser.add_argument("--list-weight", type=float, default=2.0)
     parser.add_argument("--pooled-weight", type=float, default=5.0)
     parser.add_argument("--held-out", type=float, default=0.03, help="share of the queries")
     parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=7)
     return parser.parse_args()
 
@@ -143,97 +138,29 @@ def unit_importance(model: Any, batch: Any) -> list[torch.Tensor]:
     return [r * x.output.dense.weight.norm(dim=0) for r, x in zip(ratings, layers, strict=True)]
 
 
-@torch.inference_mode()
-def principal_axes(model: Any, batch: Any, width: int) -> torch.Tensor:
-    """Find the main directions of the teacher's hidden states (hidden size x width, orthonormal).
-
-    They are mirrored so that the mean over the new axes, which layer normalisation takes away, is
-    the weakest of them.
-    """
-    mask = batch["attention_mask"].bool()
-    states = torch.cat([x[mask] for x in model.bert(**batch, output_hidden_states=True).hidden_states])
-    states = states - states.mean(1, keepdim=True)
-    axes = torch.linalg.eigh(states.T @ states).eigenvectors[:, -width:].flip(1)
-    normal = torch.full((width,), width**-0.5)
-    normal[-1] -= 1
-    mirror = torch.eye(width) - 2 * torch.outer(normal, normal) / normal.dot(normal)
-    return torch.matmul(axes, mirror)
-
-
-def project(name: str, weight: torch.Tensor, axes: torch.Tensor) -> torch.Tensor:
-    """Express a weight that reads from or writes to the hidden states in the new axes."""
-    if name.endswith("LayerNorm.weight"):
-        scale = math.sqrt(axes.shape[0] / axes.shape[1])
-        return torch.sum(axes.square() * weight[:, None] * scale, 0)
-    if name.endswith("output.dense.weight"):
-        return torch.matmul(axes.T, weight)
-    if name.endswith(INNER_BIASES):
-        return weight
-    return torch.matmul(weight, axes)
-
-
-def strongest_heads(weights: Weights, layer: str, head: int, count: int) -> torch.Tensor:
-    """Rows of the heads whose values change the hidden states most."""
-    value = weights[f"{layer}attention.self.value.weight"]
-    output = weights[f"{layer}attention.output.dense.weight"]
-    maps = output.view(len(output), -1, head).permute(1, 0, 2) @ value.view(-1, head, value.shape[1])
-    best = torch.linalg.matrix_norm(maps).topk(count).indices.sort().values
-    return torch.flatten(best[:, None] * head + torch.arange(head))
-
-
-def cut_layer(weights: Weights, layer: str, rows: torch.Tensor, units: torch.Tensor) -> None:
-    """Keep the chosen attention rows and feed-forward units of one layer."""
-    for part in ("query", "key", "value"):
-        for kind in ("weight", "bias"):
-            name = f"{layer}attention.self.{part}.{kind}"
-            weights[name] = weights[name][rows]
-    for kind in ("weight", "bias"):
-        name = f"{layer}intermediate.dense.{kind}"
-        weights[name] = weights[name][units]
-    for part, columns in (("attention.output", rows), ("output", units)):
-        name = f"{layer}{part}.dense.weight"
-        weights[name] = weights[name][:, columns]
-
-
-def kept_pooled_units(teacher: Path, width: int) -> torch.Tensor:
-    """The units of the teacher's pooled vector that its classifier weighs most."""
-    big = AutoModelForSequenceClassification.from_pretrained(teacher)
-    weights: torch.Tensor = big.classifier.weight.detach()[0]
-    return weights.abs().topk(width).indices.sort().values
-
-
-def prune(
-    teacher: Path, tokenizer: Any, frame: pd.DataFrame, pooled: torch.Tensor, args: argparse.Namespace
-) -> Any:
-    """Cut the teacher down to the wanted size, with the given units of its pooled vector."""
+def prune(teacher: Path, tokenizer: Any, frame: pd.DataFrame, args: argparse.Namespace) -> Any:
+    """The teacher with the given tokenizer's pieces and its most important feed-forward units."""
     big = AutoModelForSequenceClassification.from_pretrained(teacher).eval()
     big_tokenizer = AutoTokenizer.from_pretrained(teacher)
     sample = encode(big_tokenizer, frame.sample(128, random_state=args.seed), args.max_length)
-    axes, importance = principal_axes(big, sample, args.width), unit_importance(big, sample)
-    head = big.config.hidden_size // big.config.num_attention_heads
     weights: Weights = big.state_dict()
     pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     words = "bert.embeddings.word_embeddings.weight"
     weights[words] = weights[words][big_tokenizer.convert_tokens_to_ids(pieces)]
-    for kind in ("weight", "bias"):
-        weights[f"bert.pooler.dense.{kind}"] = weights[f"bert.pooler.dense.{kind}"][pooled]
-    for number, rating in enumerate(importance):
+    for number, rating in enumerate(unit_importance(big, sample)):
+        units = rating.topk(args.intermediate).indices
         layer = f"bert.encoder.layer.{number}."
-        rows = strongest_heads(weights, layer, head, args.width // head)
-        cut_layer(weights, layer, rows, rating.topk(args.intermediate).indices)
-    small = {k: project(k, v, axes) for k, v in weights.items() if not k.startswith("classifier")}
-    small["classifier.weight"] = weights["classifier.weight"][:, pooled]
-    small["classifier.bias"] = weights["classifier.bias"]
+        for name in ("intermediate.dense.weight", "intermediate.dense.bias"):
+            weights[layer + name] = weights[layer + name][units]
+        weights[layer + "output.dense.weight"] = weights[layer + "output.dense.weight"][:, units]
     settings = big.config.to_dict() | {
         "vocab_size": len(tokenizer),
-        "hidden_size": args.width,
-        "num_attention_heads": args.width // head,
         "intermediate_size": args.intermediate,
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     }
     student = BertForSequenceClassification(BertConfig(**settings, attn_implementation="eager"))
-    student.load_state_dict(small)
+    student.load_state_dict(weights)
     return student
 
 
@@ -327,30 +254,26 @@ def labelled_pairs(args: argparse.Namespace) -> pd.DataFrame:
     if args.labels and args.labels.exists():
         return pd.read_parquet(args.labels)
     pairs = pd.read_parquet(args.pairs, columns=["query", "passage"])
-    frame = add_labels(args.teacher, build_pairs(pairs, args.pseudo_queries, args.seed))
+    made = add_distractors(build_pairs(pairs, args.pseudo_queries, args.seed), args.distractors, args.seed)
+    frame = add_labels(args.teacher, made)
     if args.labels:
         frame.to_parquet(args.labels)
     return frame
 
 
 def save(student: Any, out: Path) -> None:
-    """Store the weights as fp16, with a config that asks for fp32 when they are loaded."""
-    student.half().save_pretrained(out)
-    student.float().config.dtype = "float32"
+    """Store matrices in 8 bits and vectors in 16, with a config that asks for fp32 on loading.
+
+    The student keeps the rounded weights, so that what is measured is what was saved.
+    """
+    stored = {
+        name: weight.to(torch.float8_e4m3fn if weight.ndim == 2 else torch.float16).contiguous()
+        for name, weight in student.state_dict().items()
+    }
+    student.config.dtype = "float32"
     student.config.save_pretrained(out)
-
-
-def start(frame: pd.DataFrame, kept: torch.Tensor, args: argparse.Namespace) -> tuple[Any, Any]:
-    """Student and tokenizer to train: an earlier result, or the teacher cut down."""
-    if args.init:
-        tokenizer = AutoTokenizer.from_pretrained(args.init)
-        tokenizer.save_pretrained(args.out)
-        earlier = BertForSequenceClassification.from_pretrained(args.init, attn_implementation="eager")
-        return earlier.float(), tokenizer
-    texts = frame["passage"].drop_duplicates().tolist()
-    vocabulary = choose_vocabulary(AutoTokenizer.from_pretrained(args.teacher), texts, args.vocab_size)
-    tokenizer = save_tokenizer(vocabulary, args.out)
-    return prune(args.teacher, tokenizer, frame, kept, args), tokenizer
+    save_file(stored, out / "model.safetensors", metadata={"format": "pt"})
+    student.load_state_dict({name: weight.float() for name, weight in stored.items()})
 
 
 def main() -> None:
@@ -359,11 +282,13 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     frame = labelled_pairs(args)
-    kept = kept_pooled_units(args.teacher, args.width)
-    student, tokenizer = start(frame, kept, args)
-    frame["pooled"] = [np.frombuffer(raw, dtype=np.float16)[kept.numpy()] for raw in frame["pooled"]]
+    texts = frame["passage"].drop_duplicates().tolist()
+    vocabulary = choose_vocabulary(AutoTokenizer.from_pretrained(args.teacher), texts, args.vocab_size)
+    tokenizer = save_tokenizer(vocabulary, args.out)
+    student = prune(args.teacher, tokenizer, frame, args)
+    frame = frame.assign(pooled=frame["pooled"].map(lambda raw: np.frombuffer(raw, dtype=np.float16)))
     groups = make_groups(frame)
-    random.Random(SPLIT_SEED).shuffle(groups)  # noqa: S311
+    random.Random(args.seed).shuffle(groups)  # noqa: S311
     count = int(len(groups) * args.held_out)
     parameters = sum(p.numel() for p in student.parameters())
     print(f"{parameters} parameters, {len(frame)} pairs, {len(groups)} queries, {count} held out", flush=True)
