@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
-from rq import Queue
 from rq.exceptions import AbandonedJobError
 from rq.executions import WORKER_EXECUTIONS_KEY_TEMPLATE, ExecutionRegistry
 from rq.job import Job
 from rq.registry import clean_registries
-from rq.serializers import JSONSerializer
 
 from jobs import keys
 from jobs.errors import WireError
@@ -41,9 +39,7 @@ def failure_handler(store: RunStore) -> FailureHandler:
             return
         reason = "its worker died" if kind is AbandonedJobError else f"{kind.__name__}: {error}"
         message = f"given up after attempt {attempt(run, job)}: {reason}"
-        with store.redis.pipeline() as pipeline:
-            store.add_result(pipeline, run.id, ChunkFailure(ours[1], message, fatal=False), run.ttl)
-            pipeline.execute()
+        store.write_result(run, ChunkFailure(ours[1], message, fatal=False))
 
     return handle
 
@@ -60,7 +56,7 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> None:
     worker
         RQ name of a worker that is known to be dead.
     """
-    queue = Queue(queue_name, connection=store.redis, serializer=JSONSerializer)
+    queue = store.queue(queue_name)
     running = store.redis.smembers(WORKER_EXECUTIONS_KEY_TEMPLATE.format(worker))
     if running:
         store.redis.zadd(queue.started_job_registry.key, dict.fromkeys(running, 0), xx=True)

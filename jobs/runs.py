@@ -113,7 +113,7 @@ class RunStore:
 
     def enqueue(self, run: Run, payloads: Mapping[int, tuple[bytes, int]]) -> None:
         """Put chunks, ``{chunk: (payload, rows)}``, and their jobs into Redis, in one transaction."""
-        queue = self._queue(run)
+        queue = self.queue(run.queue)
         with self.redis.pipeline() as pipe:
             for chunk, (payload, _) in payloads.items():
                 pipe.set(keys.pairs(run.id, chunk), payload, ex=run.ttl)
@@ -133,6 +133,12 @@ class RunStore:
         stream = keys.results(run_id)
         pipe.xadd(stream, cast("dict[Any, Any]", to_entry(result)), nomkstream=True)
         pipe.expire(stream, ttl)
+
+    def write_result(self, run: Run, result: ChunkResult) -> None:
+        """Write a result by itself, where no job ends with it."""
+        with self.redis.pipeline() as pipe:
+            self.add_result(pipe, run.id, result, run.ttl)
+            pipe.execute()
 
     def results(self, run: Run, *, after: str, block_ms: int) -> list[tuple[str, ChunkResult]]:
         """Results that came since entry `after` (``"0"``: all), waiting up to `block_ms` for one."""
@@ -164,7 +170,7 @@ class RunStore:
 
     def delete(self, run: Run, chunks: Iterable[int]) -> None:
         """Remove the run and take its waiting jobs, those of `chunks`, off the queue."""
-        queue = self._queue(run)
+        queue = self.queue(run.queue)
         with self.redis.pipeline() as pipe:
             pipe.unlink(keys.run(run.id), keys.results(run.id))
             for chunk in chunks:
@@ -173,8 +179,9 @@ class RunStore:
                 pipe.unlink(Job.key_for(keys.job_id(run.id, chunk)))
             pipe.execute()
 
-    def _queue(self, run: Run) -> Queue:
-        return Queue(run.queue, connection=self.redis, serializer=JSONSerializer)
+    def queue(self, name: str) -> Queue:
+        """RQ's queue of that name on this server, with JSON jobs."""
+        return Queue(name, connection=self.redis, serializer=JSONSerializer)
 
     def _job_data(self, run: Run, chunk: int, rows: int) -> Any:
         return Queue.prepare_data(

@@ -61,7 +61,5 @@ def _wrong_worker(run_id: str, chunk: int) -> WrongWorkerError:
     store = RunStore(job.connection)
     run = store.load(run_id)
     if run is not None:
-        with job.connection.pipeline() as pipe:
-            store.add_result(pipe, run_id, ChunkFailure(chunk, str(error), fatal=True), run.ttl)
-            pipe.execute()
+        store.write_result(run, ChunkFailure(chunk, str(error), fatal=True))
     return error
