@@ -1,11 +1,12 @@
 """Train the demo cross-encoder in ``demo-model/`` by distillation.
 
 A small BERT cross-encoder learns to repeat the logits of a larger one (the teacher).  It starts as
-the teacher itself with fewer word pieces and feed-forward units, those that are used most.  The
-training text is a parquet file with the columns ``query`` and ``passage``; more queries, and passages
-that only share a query's words, are made from the passages.
+the teacher itself with fewer word pieces and feed-forward units (``prune.py``).  The training text is a
+parquet file with the columns ``query`` and ``passage``, more queries and passages made from those
+(``pseudo_queries.py``), and the senses of words in WordNet (``sense_pairs.py``).
 
-    python -m examples.train_demo_model --teacher TEACHER_DIR --pairs PAIRS.parquet --out OUT_DIR
+    python -m examples.train_demo_model --teacher TEACHER_DIR --pairs PAIRS.parquet \\
+        --wordnet /usr/share/wordnet --out OUT_DIR
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,19 +23,11 @@ import pandas as pd
 import torch
 from safetensors.torch import save_file
 from torch.nn.functional import kl_div, mse_loss
-from transformers import (
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BertConfig,
-    BertForSequenceClassification,
-    BertTokenizer,
-)
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from examples.prune import choose_vocabulary, prune, save_tokenizer
 from examples.pseudo_queries import add_distractors, build_pairs
-
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-
-Weights = dict[str, torch.Tensor]
+from examples.sense_pairs import build_sense_pairs
 
 
 def parse_args() -> argparse.Namespace:
@@ -43,17 +35,19 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--teacher", type=Path, required=True, help="BERT cross-encoder folder")
     parser.add_argument("--pairs", type=Path, required=True, help="parquet: query, passage")
+    parser.add_argument("--wordnet", type=Path, required=True, help="folder with WordNet's data files")
     parser.add_argument("--out", type=Path, required=True, help="folder for the trained model")
     parser.add_argument("--labels", type=Path, help="keep the teacher's labels in this parquet")
     parser.add_argument("--pseudo-queries", type=int, default=10_000)
+    parser.add_argument("--sense-queries", type=int, default=9_000, help="made from WordNet")
     parser.add_argument("--distractors", type=int, default=2, help="made for each query")
     parser.add_argument("--vocab-size", type=int, default=7800)
     parser.add_argument("--intermediate", type=int, default=512, help="feed-forward units kept")
-    parser.add_argument("--steps", type=int, default=700)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--groups-per-step", type=int, default=4)
     parser.add_argument("--candidates", type=int, default=8, help="passages per query and step")
     parser.add_argument("--max-length", type=int, default=144, help="tokens per pair in training")
-    parser.add_argument("--lr", type=float, default=1e-4)
+    parser.add_argument("--lr", type=float, default=5e-5)
     parser.add_argument("--list-weight", type=float, default=2.0)
     parser.add_argument("--pooled-weight", type=float, default=5.0)
     parser.add_argument("--held-out", type=float, default=0.03, help="share of the queries")
@@ -90,78 +84,16 @@ def add_labels(teacher: Path, frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(logit=logits, pooled=[vector.tobytes() for vector in pooled])
 
 
-def choose_vocabulary(tokenizer: Any, texts: list[str], size: int) -> list[str]:
-    """Pick the special tokens, the single characters and the pieces that are likely to be used.
-
-    A piece's use is its frequency in the texts averaged with a Zipf guess from its place in the
-    teacher's vocabulary, which is roughly sorted by frequency, so that ordinary words stay whole.
-    """
-    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    counts = Counter(i for text in ids for i in text)
-    total = sum(counts.values())
+def make_student(teacher: Path, tokenizer: Any, frame: pd.DataFrame, args: argparse.Namespace) -> Any:
+    """The teacher cut down to the tokenizer's pieces and `--intermediate` units on a sample of the pairs."""
+    big: Any = AutoModelForSequenceClassification.from_pretrained(teacher).float().eval()
     pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    first_word = pieces.index("the")
-    zipf = 1 / np.log(len(pieces))
-    use: dict[str, float] = {}
-    for index, piece in enumerate(pieces):
-        core = piece.removeprefix("##")
-        if not core.isascii() or piece.startswith("["):
-            continue
-        prior = zipf / (index - first_word + 10) if index >= first_word else 0.0
-        use[piece] = 1.0 if len(core) == 1 else counts[index] / total + prior
-    kept = set(sorted(use, key=lambda piece: -use[piece])[: size - len(SPECIAL_TOKENS)])
-    return [*SPECIAL_TOKENS, *(piece for piece in pieces if piece in kept)]
-
-
-def save_tokenizer(vocabulary: list[str], out: Path) -> Any:
-    """Write a lower-casing WordPiece tokenizer with this vocabulary, and load it again."""
-    ids = {piece: index for index, piece in enumerate(vocabulary)}
-    BertTokenizer(vocab=ids, do_lower_case=True, model_max_length=512).save_pretrained(out)
-    return AutoTokenizer.from_pretrained(out)
-
-
-@torch.inference_mode()
-def unit_importance(model: Any, batch: Any) -> list[torch.Tensor]:
-    """Rate each feed-forward unit by its mean activation times the size of its output weights."""
-    mask = batch["attention_mask"].bool()
-    ratings: list[torch.Tensor] = []
-    hooks = [
-        layer.intermediate.register_forward_hook(
-            lambda module, args, output: ratings.append(output[mask].abs().mean(0))
-        )
-        for layer in model.bert.encoder.layer
-    ]
-    model(**batch)
-    for hook in hooks:
-        hook.remove()
-    layers = model.bert.encoder.layer
-    return [r * x.output.dense.weight.norm(dim=0) for r, x in zip(ratings, layers, strict=True)]
-
-
-def prune(teacher: Path, tokenizer: Any, frame: pd.DataFrame, args: argparse.Namespace) -> Any:
-    """The teacher with the given tokenizer's pieces and its most important feed-forward units."""
-    big = AutoModelForSequenceClassification.from_pretrained(teacher).eval()
-    big_tokenizer = AutoTokenizer.from_pretrained(teacher)
-    sample = encode(big_tokenizer, frame.sample(128, random_state=args.seed), args.max_length)
-    weights: Weights = big.state_dict()
-    pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
-    words = "bert.embeddings.word_embeddings.weight"
-    weights[words] = weights[words][big_tokenizer.convert_tokens_to_ids(pieces)]
-    for number, rating in enumerate(unit_importance(big, sample)):
-        units = rating.topk(args.intermediate).indices
-        layer = f"bert.encoder.layer.{number}."
-        for name in ("intermediate.dense.weight", "intermediate.dense.bias"):
-            weights[layer + name] = weights[layer + name][units]
-        weights[layer + "output.dense.weight"] = weights[layer + "output.dense.weight"][:, units]
-    settings = big.config.to_dict() | {
-        "vocab_size": len(tokenizer),
-        "intermediate_size": args.intermediate,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-    }
-    student = BertForSequenceClassification(BertConfig(**settings, attn_implementation="eager"))
-    student.load_state_dict(weights)
-    return student
+    rows = AutoTokenizer.from_pretrained(teacher).convert_tokens_to_ids(pieces)
+    sample = frame.sample(min(len(frame), 4000), random_state=args.seed)
+    sample = sample.sort_values("passage", key=lambda text: text.str.len())
+    parts = [sample.iloc[i : i + 50] for i in range(0, len(sample), 50)]
+    batches = [encode(tokenizer, part, args.max_length) for part in parts]
+    return prune(big, big.bert.embeddings.word_embeddings.weight[rows].detach(), batches, args.intermediate)
 
 
 def make_groups(frame: pd.DataFrame) -> list[pd.DataFrame]:
@@ -236,17 +168,17 @@ def train(student: Any, tokenizer: Any, groups: list[pd.DataFrame], args: argpar
 
 
 @torch.inference_mode()
-def held_out_spearman(student: Any, tokenizer: Any, groups: list[pd.DataFrame]) -> tuple[float, float]:
-    """Rank correlation with the teacher: over all held-out pairs, and mean within a query."""
+def report(name: str, student: Any, tokenizer: Any, groups: list[pd.DataFrame]) -> None:
+    """Print the rank correlation with the teacher: over all held-out pairs, and mean within a query."""
     scored = []
     for group in groups:
         parts = [group.iloc[i : i + 64] for i in range(0, len(group), 64)]
         logits = [student(**encode(tokenizer, part, 512)).logits[:, 0] for part in parts]
         scored.append(group.assign(student=torch.cat(logits).numpy()))
-    within = [g["student"].corr(g["logit"], method="spearman") for g in scored]
+    within = np.nanmean([g["student"].corr(g["logit"], method="spearman") for g in scored])
     joined = pd.concat(scored)
     whole = joined["student"].corr(joined["logit"], method="spearman")
-    return float(whole), float(np.nanmean(within))
+    print(f"{name}: held-out Spearman with the teacher {whole:.3f} overall, {within:.3f} within a query", flush=True)
 
 
 def labelled_pairs(args: argparse.Namespace) -> pd.DataFrame:
@@ -255,7 +187,8 @@ def labelled_pairs(args: argparse.Namespace) -> pd.DataFrame:
         return pd.read_parquet(args.labels)
     pairs = pd.read_parquet(args.pairs, columns=["query", "passage"])
     made = add_distractors(build_pairs(pairs, args.pseudo_queries, args.seed), args.distractors, args.seed)
-    frame = add_labels(args.teacher, made)
+    senses = build_sense_pairs(args.wordnet, args.sense_queries, args.seed)
+    frame = add_labels(args.teacher, pd.concat([made, senses], ignore_index=True))
     if args.labels:
         frame.to_parquet(args.labels)
     return frame
@@ -285,17 +218,17 @@ def main() -> None:
     texts = frame["passage"].drop_duplicates().tolist()
     vocabulary = choose_vocabulary(AutoTokenizer.from_pretrained(args.teacher), texts, args.vocab_size)
     tokenizer = save_tokenizer(vocabulary, args.out)
-    student = prune(args.teacher, tokenizer, frame, args)
+    student = make_student(args.teacher, tokenizer, frame, args)
     frame = frame.assign(pooled=frame["pooled"].map(lambda raw: np.frombuffer(raw, dtype=np.float16)))
     groups = make_groups(frame)
     random.Random(args.seed).shuffle(groups)  # noqa: S311
     count = int(len(groups) * args.held_out)
     parameters = sum(p.numel() for p in student.parameters())
     print(f"{parameters} parameters, {len(frame)} pairs, {len(groups)} queries, {count} held out", flush=True)
+    report("pruned", student, tokenizer, groups[:count])
     train(student, tokenizer, groups[count:], args)
     save(student, args.out)
-    whole, within = held_out_spearman(student, tokenizer, groups[:count])
-    print(f"held-out Spearman with the teacher: {whole:.3f} overall, {within:.3f} within a query")
+    report("trained", student, tokenizer, groups[:count])
 
 
 if __name__ == "__main__":

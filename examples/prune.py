@@ -1,0 +1,113 @@
+"""Make a smaller BERT from a large one: fewer word pieces and feed-forward units, the rest adjusted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification, BertTokenizer
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+Batch = dict[str, torch.Tensor]
+
+
+def choose_vocabulary(tokenizer: Any, texts: list[str], size: int) -> list[str]:
+    """Pick the special tokens, the single characters and the pieces that are likely to be used.
+
+    A piece's use is its frequency in the texts averaged with a Zipf guess from its place in the
+    teacher's vocabulary, which is roughly sorted by frequency, so that ordinary words stay whole.
+    """
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    counts = Counter(i for text in ids for i in text)
+    total = sum(counts.values())
+    pieces = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    first_word = pieces.index("the")
+    zipf = 1 / np.log(len(pieces))
+    use: dict[str, float] = {}
+    for index, piece in enumerate(pieces):
+        core = piece.removeprefix("##")
+        if not core.isascii() or piece.startswith("["):
+            continue
+        prior = zipf / (index - first_word + 10) if index >= first_word else 0.0
+        use[piece] = 1.0 if len(core) == 1 else counts[index] / total + prior
+    kept = set(sorted(use, key=lambda piece: -use[piece])[: size - len(SPECIAL_TOKENS)])
+    return [*SPECIAL_TOKENS, *(piece for piece in pieces if piece in kept)]
+
+
+def save_tokenizer(vocabulary: list[str], out: Path) -> Any:
+    """Write a lower-casing WordPiece tokenizer with this vocabulary, and load it again."""
+    ids = {piece: index for index, piece in enumerate(vocabulary)}
+    BertTokenizer(vocab=ids, do_lower_case=True, model_max_length=512).save_pretrained(out)
+    return AutoTokenizer.from_pretrained(out)
+
+
+def keep_units(inputs: torch.Tensor, weight: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Choose the columns of a linear layer to keep, and the weights that best replace the whole.
+
+    Takes one column away at a time, that whose loss the others can make up for best, and adjusts
+    them by least squares: the Optimal Brain Surgeon (Hassibi and Stork, 1993) for whole columns.
+
+    Parameters
+    ----------
+    inputs
+        What the layer is given, as the sum of outer products (columns × columns, float64).
+    weight
+        The layer's matrix (rows × columns).
+    count
+        How many columns to keep.
+
+    Returns
+    -------
+    tuple
+        The indices of the columns kept and their new weights (rows × count).
+    """
+    size = len(inputs)
+    ridge = 1e-4 * inputs.diagonal().mean()
+    inverse = torch.linalg.inv(inputs + ridge * torch.eye(size, dtype=torch.float64))
+    weight = weight.double().clone()
+    gone = torch.zeros(size, dtype=torch.bool)
+    for _ in range(size - count):
+        cost = (weight**2).sum(0) / inverse.diagonal().clamp_min(1e-30)
+        worst = int(cost.masked_fill(gone, float("inf")).argmin())
+        row, pivot = inverse[worst].clone(), float(inverse[worst, worst])
+        weight.addr_(weight[:, worst].clone(), row, alpha=-1 / pivot)
+        inverse.addr_(row, row, alpha=-1 / pivot)
+        gone[worst] = True
+    kept = (~gone).nonzero()[:, 0]
+    return kept, weight[:, kept].float()
+
+
+@torch.inference_mode()
+def prune(teacher: Any, embeddings: torch.Tensor, batches: list[Batch], units: int) -> Any:
+    """The teacher with other word embeddings and `units` feed-forward units in each layer.
+
+    `batches` are texts in the new vocabulary.  Layer after layer is cut and then run on what the
+    cut layers before it give, so that each makes up for the others as well as it can.
+    """
+    changes = {"vocab_size": len(embeddings), "intermediate_size": units}
+    changes |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = BertConfig(**(teacher.config.to_dict() | changes), attn_implementation="eager")
+    student: Any = BertForSequenceClassification(config).eval()
+    weights = teacher.state_dict() | {"bert.embeddings.word_embeddings.weight": embeddings}
+    weights = {name: value for name, value in weights.items() if value.shape == student.state_dict()[name].shape}
+    student.load_state_dict(weights, strict=False)
+    masks = [batch["attention_mask"].bool() for batch in batches]
+    states = [student.bert.embeddings(b["input_ids"], token_type_ids=b["token_type_ids"]) for b in batches]
+    for old, new in zip(teacher.bert.encoder.layer, student.bert.encoder.layer, strict=True):
+        states = [
+            new.attention(state, mask[:, None, None, :].float().sub(1).mul(1e9))[0]
+            for state, mask in zip(states, masks, strict=True)
+        ]
+        active = [old.intermediate(state[mask]).double() for state, mask in zip(states, masks, strict=True)]
+        inputs = sum((a.T @ a for a in active), torch.zeros(1, dtype=torch.float64))
+        kept, adjusted = keep_units(inputs, old.output.dense.weight, units)
+        new.intermediate.dense.weight.copy_(old.intermediate.dense.weight[kept])
+        new.intermediate.dense.bias.copy_(old.intermediate.dense.bias[kept])
+        new.output.dense.weight.copy_(adjusted)
+        new.output.dense.bias.copy_(old.output.dense.bias)
+        states = [new.output(new.intermediate(state), state) for state in states]
+    return student
