@@ -54,16 +54,16 @@ def keep_units(inputs: torch.Tensor, weight: torch.Tensor, count: int) -> tuple[
     Parameters
     ----------
     inputs
-        What the layer is given, as the sum of outer products (columns × columns, float64).
+        What the layer is given, as the sum of outer products (columns by columns, float64).
     weight
-        The layer's matrix (rows × columns).
+        The layer's matrix (rows by columns).
     count
         How many columns to keep.
 
     Returns
     -------
     tuple
-        The indices of the columns kept and their new weights (rows × count).
+        The indices of the columns kept and their new weights (rows by count).
     """
     size = len(inputs)
     ridge = 1e-4 * inputs.diagonal().mean()
@@ -88,12 +88,14 @@ def prune(teacher: Any, embeddings: torch.Tensor, batches: list[Batch], units: i
     `batches` are texts in the new vocabulary.  Layer after layer is cut and then run on what the
     cut layers before it give, so that each makes up for the others as well as it can.
     """
-    changes = {"vocab_size": len(embeddings), "intermediate_size": units}
+    changes: dict[str, Any] = {"vocab_size": len(embeddings), "intermediate_size": units}
     changes |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     config = BertConfig(**(teacher.config.to_dict() | changes), attn_implementation="eager")
     student: Any = BertForSequenceClassification(config).eval()
     weights = teacher.state_dict() | {"bert.embeddings.word_embeddings.weight": embeddings}
-    weights = {name: value for name, value in weights.items() if value.shape == student.state_dict()[name].shape}
+    weights = {
+        name: value for name, value in weights.items() if value.shape == student.state_dict()[name].shape
+    }
     student.load_state_dict(weights, strict=False)
     masks = [batch["attention_mask"].bool() for batch in batches]
     states = [student.bert.embeddings(b["input_ids"], token_type_ids=b["token_type_ids"]) for b in batches]

@@ -17,7 +17,13 @@ import pandas as pd
 
 from examples.evaluate import STOP_WORDS, words
 
-ASK = ("what is {word} {about}", "{word} {about}", "how {about} {word}", "why {about} {word}", "{about} {word}")
+ASK = (
+    "what is {word} {about}",
+    "{word} {about}",
+    "how {about} {word}",
+    "why {about} {word}",
+    "{about} {word}",
+)
 KINDS = ("data.noun", "data.verb", "data.adj", "data.adv")
 
 
@@ -44,9 +50,13 @@ def read_wordnet(folder: Path) -> dict[str, Synset]:
             count = int(parts[3], 16)
             lemmas = [re.sub(r"\(.*\)", "", word).replace("_", " ") for word in parts[4 : 4 + 2 * count : 2]]
             pointers = parts[5 + 2 * count :]
-            related = [f"{pointers[i + 2]}{pointers[i + 1]}" for i in range(0, 4 * int(parts[4 + 2 * count]), 4)]
+            related = [
+                f"{pointers[i + 2]}{pointers[i + 1]}" for i in range(0, 4 * int(parts[4 + 2 * count]), 4)
+            ]
             definition = re.split(r';\s*"', gloss)[0].strip(' ;"')
-            synsets[f"{kind}{parts[0]}"] = Synset(lemmas, definition, re.findall(r'"([^"]+)"', gloss), related)
+            synsets[f"{kind}{parts[0]}"] = Synset(
+                lemmas, definition, re.findall(r'"([^"]+)"', gloss), related
+            )
     return synsets
 
 
@@ -54,7 +64,10 @@ def passage(synset: Synset, synsets: dict[str, Synset], rng: random.Random) -> s
     """Explain a meaning: its definition, its examples and one or two meanings near it."""
     near = [synsets[key] for key in synset.related if key in synsets]
     parts = [f"{synset.words[0]}: {synset.definition}", *synset.examples]
-    parts += [f"{other.words[0]}: {other.definition}" for other in rng.sample(near, min(len(near), rng.randint(0, 2)))]
+    parts += [
+        f"{other.words[0]}: {other.definition}"
+        for other in rng.sample(near, min(len(near), rng.randint(0, 2)))
+    ]
     if rng.random() < 0.5:
         rng.shuffle(parts)
     return " ".join(part[0].upper() + part[1:].rstrip(".") + "." for part in parts if part)

@@ -1,11 +1,11 @@
-"""Train the demo cross-encoder in ``demo-model/`` by distillation.
+r"""Train the demo cross-encoder in ``demo-model/`` by distillation.
 
 A small BERT cross-encoder learns to repeat the logits of a larger one (the teacher).  It starts as
 the teacher itself with fewer word pieces and feed-forward units (``prune.py``).  The training text is a
 parquet file with the columns ``query`` and ``passage``, more queries and passages made from those
 (``pseudo_queries.py``), and the senses of words in WordNet (``sense_pairs.py``).
 
-    python -m examples.train_demo_model --teacher TEACHER_DIR --pairs PAIRS.parquet \\
+    python -m examples.train_demo_model --teacher TEACHER_DIR --pairs PAIRS.parquet \
         --wordnet /usr/share/wordnet --out OUT_DIR
 """
 
@@ -178,7 +178,10 @@ def report(name: str, student: Any, tokenizer: Any, groups: list[pd.DataFrame]) 
     within = np.nanmean([g["student"].corr(g["logit"], method="spearman") for g in scored])
     joined = pd.concat(scored)
     whole = joined["student"].corr(joined["logit"], method="spearman")
-    print(f"{name}: held-out Spearman with the teacher {whole:.3f} overall, {within:.3f} within a query", flush=True)
+    print(
+        f"{name}: held-out Spearman with the teacher {whole:.3f} overall, {within:.3f} within a query",
+        flush=True,
+    )
 
 
 def labelled_pairs(args: argparse.Namespace) -> pd.DataFrame:

@@ -15,7 +15,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from jobs.errors import ConfigError, SpecError
 from jobs.spec import ScoreSpec
 from tests.models import make_bert
-from workers.backends import Logits, OutOfMemory
+from workers.backends import OutOfMemory
+from workers.backends.torch_backend import TorchForward
 from workers.cache import EngineCache
 from workers.device import resolve_device, resolve_precision
 from workers.engine import Engine
@@ -145,19 +146,19 @@ def test_a_passage_of_a_million_characters_is_truncated_like_any_other(tiny_mode
 class Misbehaving:
     """A backend that stumbles over marked tokens or large batches, and counts its forwards."""
 
-    name, device, precision = "misbehaving", "cpu", "fp32"
+    name, device, precision, depth = "misbehaving", "cpu", "fp32", 1
 
     def __init__(self, poison: int = -1, most_tokens: int = 1 << 30, value: float = 0.0) -> None:
         self.poison, self.most_tokens, self.value = poison, most_tokens, value
         self.forwards = 0
 
-    def forward(self, batch: Batch) -> Logits:
+    def submit(self, batch: Batch) -> TorchForward:
         self.forwards += 1
         if batch.ids.size > self.most_tokens:
             raise OutOfMemory("too large")
         if (batch.ids == self.poison).any():
             raise RuntimeError("poison\nin the batch")
-        return np.full(len(batch.ids), self.value, np.float32)
+        return TorchForward(torch.full((len(batch.ids),), self.value), None)
 
 
 def misbehaving(model: Path, **how: float) -> tuple[Engine, Misbehaving]:

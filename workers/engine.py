@@ -97,7 +97,7 @@ class Engine:
     def _forward(self, part: Rows, tokens: Tokens, rows: Rows, out: Scored) -> None:
         padded = tokens.pad(part, self.model.tokenizer.pad_id)
         try:
-            logits = self.model.backend.forward(padded)
+            logits = self.model.backend.submit(padded).result()
         except OutOfMemory:
             if len(part) == 1:
                 raise

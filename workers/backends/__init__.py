@@ -1,4 +1,4 @@
-"""What runs the model. A backend is an object with the four members of `Backend`."""
+"""What runs the model. A backend is an object with the members of `Backend`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,32 @@ class OutOfMemory(Exception):
     """A batch did not fit into the device's memory; a smaller one may."""
 
 
-class Backend(Protocol):
-    """A loaded model on a device."""
+class Pending(Protocol):
+    """A forward that was begun."""
 
-    name: str
-    device: str
-    precision: str
-
-    def forward(self, batch: Batch) -> Logits:
-        """Logits of shape ``[rows]``, in float32.
+    def result(self) -> Logits:
+        """Wait for it: logits of shape ``[rows]``, in float32.
 
         Raises
         ------
         OutOfMemory
             The batch is too large for the device.
         """
+        ...
+
+
+class Backend(Protocol):
+    """A loaded model on a device.
+
+    ``depth`` is how many forwards are best kept under way at a time: 1 where `submit` does the
+    work itself, more where the device works while the next batch is made ready.
+    """
+
+    name: str
+    device: str
+    precision: str
+    depth: int
+
+    def submit(self, batch: Batch) -> Pending:
+        """Begin a forward; raises `OutOfMemory`."""
         ...

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from transformers import AutoModelForSequenceClassification
 
@@ -43,6 +47,7 @@ class TorchBackend:
     def __init__(self, source: str | Path, revision: str | None, device: str, precision: str) -> None:
         self.device = device
         self.precision = precision
+        self.depth = 2 if device == "cuda" else 1
         model: Any = AutoModelForSequenceClassification.from_pretrained(
             source,
             revision=revision or "main",
@@ -61,28 +66,58 @@ class TorchBackend:
         self._model = model.eval().to(device)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch) -> Logits:
-        """Logits of shape ``[rows]``, in float32; raises `OutOfMemory`."""
+    def submit(self, batch: Batch) -> TorchForward:
+        """Begin a forward; on CUDA nothing here waits for the device. Raises `OutOfMemory`."""
         inputs = {"input_ids": batch.ids, "token_type_ids": batch.types, "attention_mask": batch.mask}
-        try:
-            tensors = {
-                name: torch.from_numpy(array).to(self.device)
-                for name, array in inputs.items()
-                if array is not None
-            }
-            logits: torch.Tensor = self._model(**tensors).logits
-            result: Logits = logits[:, 0].float().cpu().numpy()
-        except torch.OutOfMemoryError as error:
-            self._release_cache()
-            raise OutOfMemory(str(error)) from error
-        except RuntimeError as error:
-            if "can't allocate memory" in str(error):  # the CPU allocator has no error type of its own
-                raise OutOfMemory(str(error)) from error
-            raise
+        with _out_of_memory(self.device):
+            tensors = {name: self._put(array) for name, array in inputs.items() if array is not None}
+            logits: torch.Tensor = self._model(**tensors).logits[:, 0].float()
+            return TorchForward(logits.to("cpu", non_blocking=True), self._mark())
+
+    def _put(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        """The array on the device; through pinned memory where that lets the copy run behind."""
+        tensor = torch.from_numpy(array)
+        if self.device == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=self.device == "cuda")
+
+    def _mark(self) -> torch.cuda.Event | None:
+        """An event that comes after everything begun so far, where the device runs by itself."""
+        if self.device != "cuda":
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+class TorchForward:
+    """Logits that may still be on their way to the host."""
+
+    def __init__(self, logits: torch.Tensor, ready: torch.cuda.Event | None) -> None:
+        self._logits = logits
+        self._ready = ready
+
+    def result(self) -> Logits:
+        """Logits of shape ``[rows]``, in float32; raises `OutOfMemory`."""
+        if self._ready is not None:
+            with _out_of_memory("cuda"):
+                self._ready.synchronize()
+        result: Logits = self._logits.numpy()
         return result
 
-    def _release_cache(self) -> None:
-        if self.device.startswith("cuda"):
+
+@contextmanager
+def _out_of_memory(device: str) -> Iterator[None]:
+    """Turn PyTorch's ways to say that memory is out into `OutOfMemory`."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        if device == "cuda":
             torch.cuda.empty_cache()
-        elif self.device == "mps":
+        elif device == "mps":
             torch.mps.empty_cache()
+        raise OutOfMemory(str(error)) from error
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error):  # the CPU allocator has no error type of its own
+            raise OutOfMemory(str(error)) from error
+        raise
