@@ -81,7 +81,7 @@ def keep_units(inputs: torch.Tensor, weight: torch.Tensor, count: int) -> tuple[
     return kept, weight[:, kept].float()
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def prune(teacher: Any, embeddings: torch.Tensor, batches: list[Batch], units: int) -> Any:
     """The teacher with other word embeddings and `units` feed-forward units in each layer.
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from jobs.errors import ConfigError, SpecError
 from jobs.spec import ScoreSpec
 from tests.models import make_bert
-from workers.backends import OutOfMemory
+from workers.backends import Logits, OutOfMemory
 from workers.backends.torch_backend import TorchForward
 from workers.cache import EngineCache
 from workers.device import resolve_device, resolve_precision
