@@ -27,7 +27,9 @@ from jobs.wire import FORMAT
 
 JOB_FUNCTION = "jobs.score_chunk"
 
-_UNDER_WAY = frozenset({JobStatus.QUEUED, JobStatus.STARTED, JobStatus.SCHEDULED})
+_UNDER_WAY = frozenset(
+    status.value.encode() for status in (JobStatus.QUEUED, JobStatus.STARTED, JobStatus.SCHEDULED)
+)
 
 _BASE_TIMEOUT = 900
 """Seconds a job may take before its first pair: a model may have to be downloaded and loaded."""
@@ -160,13 +162,11 @@ class RunStore:
     def missing(self, run: Run, chunks: Iterable[int]) -> list[int]:
         """Chunks in flight that no job will ever answer: their job failed or Redis forgot it."""
         waiting = list(chunks)
-        ids = [keys.job_id(run.id, chunk) for chunk in waiting]
-        jobs = Job.fetch_many(ids, connection=self.redis, serializer=JSONSerializer)
-        return [
-            chunk
-            for chunk, job in zip(waiting, jobs, strict=True)
-            if job is None or job.get_status(refresh=False) not in _UNDER_WAY
-        ]
+        with self.redis.pipeline(transaction=False) as pipe:
+            for chunk in waiting:  # not the whole job: of one that Redis forgot, a beat may be left
+                pipe.hget(Job.key_for(keys.job_id(run.id, chunk)), "status")
+            statuses = pipe.execute()
+        return [chunk for chunk, status in zip(waiting, statuses, strict=True) if status not in _UNDER_WAY]
 
     def delete(self, run: Run, chunks: Iterable[int]) -> None:
         """Remove the run and take its waiting jobs, those of `chunks`, off the queue."""

@@ -44,6 +44,8 @@ class Settings(BaseModel):
     device: Device
     threads: Count
     token_budget: Count
+    claim_ahead: Count
+    batch_wait_ms: float = Field(ge=0, le=1000)
     model_cache_size: int = Field(ge=1)
 
     def spec(self) -> ScoreSpec:

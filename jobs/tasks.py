@@ -14,8 +14,8 @@ from jobs.errors import WrongWorkerError
 from jobs.results import ChunkFailure
 from jobs.runs import RunStore
 
-Scorer = Callable[[str, int], None]
-"""Scores chunk ``(run_id, chunk)``; how the result is written back is the worker's business."""
+Scorer = Callable[[str, int], object]
+"""Takes on chunk ``(run_id, chunk)``; what it returns and how scores get back is the worker's business."""
 
 _scorer: Scorer | None = None
 
@@ -26,7 +26,7 @@ def bind_scorer(scorer: Scorer | None) -> None:
     _scorer = scorer
 
 
-def score_chunk(run_id: str, chunk: int) -> None:
+def score_chunk(run_id: str, chunk: int) -> object:
     """Score one chunk of a run: the function of every rankmill job.
 
     Raises
@@ -36,7 +36,7 @@ def score_chunk(run_id: str, chunk: int) -> None:
     """
     if _scorer is None:
         raise _wrong_worker(run_id, chunk)
-    _scorer(run_id, chunk)
+    return _scorer(run_id, chunk)
 
 
 def worker_command(queue: str) -> str:

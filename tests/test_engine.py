@@ -242,10 +242,13 @@ def test_auto_chooses_what_is_there() -> None:
 
 
 def test_the_cache_keeps_what_was_used_last(tiny_model: Path) -> None:
-    cache = EngineCache("cpu", size=2, token_budget=100)
+    drained: list[str] = []
+    cache = EngineCache("cpu", size=2, token_budget=100, drain=lambda: drained.append("once"))
     specs = [ScoreSpec(model=str(tiny_model), precision="fp32", max_length=length) for length in (10, 20, 30)]
     first, second = cache.get(specs[0]), cache.get(specs[1])
     assert cache.get(specs[0]) is first
-    cache.get(specs[2])  # the second leaves
+    assert not drained
+    cache.get(specs[2])  # the second leaves, when it is no longer in use
+    assert drained == ["once"]
     assert cache.get(specs[0]) is first
     assert cache.get(specs[1]) is not second

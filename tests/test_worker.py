@@ -123,14 +123,21 @@ def test_a_chunk_that_has_no_attempt_left_gets_the_reason_as_its_error(
     assert set(run.errors.values()) == {"given up after attempt 1: its worker died"}
 
 
-def test_sigterm_lets_the_chunk_be_finished(server: Server, workers: StartWorker, client: Client) -> None:
+def test_sigterm_hands_back_what_is_not_finished(
+    server: Server, workers: StartWorker, tmp_path: Path
+) -> None:
+    slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
+    client = Client(server.url, model=str(slow), chunk_size=500, max_retries=0)
     worker = workers()
-    run = client.submit(PAIRS)
+    run = client.submit([("big cat", "the moon over the river " * 20)] * 1500)
     wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(timeout=30) == 0
+    assert server.client.llen("rq:queue:rankmill") == 3
+    assert not server.client.zcard("rq:wip:rankmill")
     workers()
-    assert np.isfinite(run.scores(timeout=60)).all()
+    assert np.isfinite(run.scores(timeout=120)).all()  # there was but one attempt for each
+    assert not run.errors
 
 
 @pytest.mark.parametrize("flush", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from jobs.spec import ScoreSpec
 from workers.engine import Engine
@@ -20,12 +21,15 @@ class EngineCache:
         Models kept at a time, at least one.
     token_budget
         Each engine's budget to start with, in padded tokens.
+    drain
+        Waits until no engine is in use; called before one makes room for another.
     """
 
-    def __init__(self, device: str, size: int, token_budget: int) -> None:
+    def __init__(self, device: str, size: int, token_budget: int, drain: Callable[[], None]) -> None:
         self._device = device
         self._size = size
         self._token_budget = token_budget
+        self._drain = drain
         self._engines: OrderedDict[ScoreSpec, Engine] = OrderedDict()
 
     def get(self, spec: ScoreSpec) -> Engine:
@@ -38,6 +42,7 @@ class EngineCache:
         """
         if spec not in self._engines:
             while len(self._engines) >= self._size:
+                self._drain()
                 self._engines.popitem(last=False)  # before loading: the device may not hold both
             self._engines[spec] = Engine(load_model(spec, self._device), self._token_budget)
         self._engines.move_to_end(spec)

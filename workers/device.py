@@ -18,6 +18,9 @@ SUPPORTED = {
 TOKEN_BUDGETS = {"cpu": 4096, "cuda": 65_536, "mps": 16_384}
 """Padded tokens in a batch, where nothing else is asked for."""
 
+CLAIM_AHEAD = {"cpu": 1024, "cuda": 32_768, "mps": 8_192}
+"""Pairs a worker holds before it claims no more, where nothing else is asked for."""
+
 
 def resolve_device(setting: str) -> str:
     """``auto``: CUDA, then MPS, then CPU.
@@ -59,6 +62,11 @@ def resolve_precision(setting: str, device: str) -> str:
 def resolve_token_budget(setting: int | str, device: str) -> int:
     """``auto``: enough tokens to keep the device busy, few enough to pad little (and fit caches)."""
     return setting if isinstance(setting, int) else TOKEN_BUDGETS[device]
+
+
+def resolve_claim_ahead(setting: int | str, device: str) -> int:
+    """``auto``: enough pairs that the forward never waits, few enough that others get theirs."""
+    return setting if isinstance(setting, int) else CLAIM_AHEAD[device]
 
 
 def use_threads(setting: str | int) -> None:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from jobs.errors import SpecError
-from workers.backends import OutOfMemory
+from workers.backends import DeviceLost, Logits, OutOfMemory, Pending
 from workers.models import Model
-from workers.planner import Rows, plan_batches
-from workers.tokens import Tokens
+from workers.planner import Rows
+from workers.pool import Pool
+from workers.tokens import Tokens, pad
 
 
 @dataclass
@@ -24,7 +24,8 @@ class Scored:
     """Scores of `n` pairs and what they cost.
 
     ``scores`` is float32 of shape ``[n]``, NaN where ``errors`` (row to reason) says why.
-    ``tokens`` were real; ``padded_tokens`` were computed, padding included.
+    ``tokens`` were real; ``padded_tokens`` were computed, padding included; ``batches`` had at
+    least one of the pairs.
     """
 
     scores: npt.NDArray[np.float32]
@@ -32,6 +33,32 @@ class Scored:
     tokens: int = 0
     padded_tokens: int = 0
     batches: int = 0
+
+
+@dataclass(eq=False)
+class Work:
+    """Pairs on their way: their tokens, and the scores so far.
+
+    ``rows[i]`` is the pair whose tokens are row ``i`` of ``tokens``; ``left`` rows of it are not
+    scored yet.
+    """
+
+    tokens: Tokens
+    rows: Rows
+    scored: Scored
+    left: int
+
+
+Part = tuple[Work, Rows]
+"""Rows, by their place in ``tokens``, of one piece of work."""
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A batch whose forward was begun."""
+
+    parts: list[Part]
+    pending: Pending | Exception
 
 
 class Engine:
@@ -51,80 +78,130 @@ class Engine:
 
     def score(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> Scored:
         """Score pairs ``[n]``. A row that cannot be scored gets an error; the others their score."""
-        out = Scored(np.full(len(queries), np.nan, dtype=np.float32))
-        rows = self._complete_rows(queries, passages, out)
-        tokens = self._tokenize(rows, queries, passages, out)
-        for token_rows, tokenized in tokens:
-            for batch in plan_batches(tokenized.lengths, self.token_budget):
-                self._run(batch, tokenized, token_rows, out)
-        return out
+        work = self.prepare(queries, passages)
+        pool = Pool[Work]()
+        pool.add(work, work.tokens.lengths, self.token_budget)
+        flights: list[Flight] = []
+        while pool.batches or flights:
+            if pool.batches:
+                flights.append(self.submit(pool.take()))
+            if not pool.batches or len(flights) >= self.model.backend.depth:
+                self.finish(flights.pop(0))
+        return work.scored
 
-    def _complete_rows(
-        self, queries: Sequence[str | None], passages: Sequence[str | None], out: Scored
-    ) -> list[int]:
+    def prepare(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> Work:
+        """Tokenize pairs ``[n]``; those that cannot be tokenized have their error and are done."""
+        scored = Scored(np.full(len(queries), np.nan, dtype=np.float32))
         complete = []
         for row, (query, passage) in enumerate(zip(queries, passages, strict=True)):
             if query is None or passage is None:
-                out.errors[row] = "query is null" if query is None else "passage is null"
+                scored.errors[row] = "query is null" if query is None else "passage is null"
             else:
                 complete.append(row)
-        return complete
-
-    def _tokenize(
-        self, rows: list[int], queries: Sequence[str | None], passages: Sequence[str | None], out: Scored
-    ) -> list[tuple[Rows, Tokens]]:
-        """Tokens of the rows, in as few pieces as the rows that break the tokenizer allow."""
         pieces: list[tuple[Rows, Tokens]] = []
 
         def tokenize(part: Rows) -> None:
             texts = [queries[row] or "" for row in part], [passages[row] or "" for row in part]
             pieces.append((part, self.model.tokenizer(*texts)))
 
-        if rows:
-            _bisect(np.asarray(rows), tokenize, out.errors, "tokenizer")
-        return pieces
+        def broken(row: int, reason: str) -> None:
+            scored.errors[row] = f"tokenizer: {reason}"
 
-    def _run(self, batch: Rows, tokens: Tokens, rows: Rows, out: Scored) -> None:
-        """Forward one planned batch and scatter its scores to `rows`."""
+        _bisect(np.asarray(complete, dtype=np.intp), tokenize, broken)
+        rows = np.concatenate([np.zeros(0, np.intp), *(part for part, _ in pieces)])
+        return Work(Tokens.join([tokens for _, tokens in pieces]), rows, scored, len(rows))
 
-        def forward(part: Rows) -> None:
-            self._forward(part, tokens, rows, out)
-
-        errors: dict[int, str] = {}
-        _bisect(batch, forward, errors, "model")
-        out.errors.update({int(rows[row]): reason for row, reason in errors.items()})
-
-    def _forward(self, part: Rows, tokens: Tokens, rows: Rows, out: Scored) -> None:
-        padded = tokens.pad(part, self.model.tokenizer.pad_id)
+    def submit(self, parts: list[Part]) -> Flight:
+        """Begin the forward of a batch; raises `DeviceLost`."""
         try:
-            logits = self.model.backend.submit(padded).result()
-        except OutOfMemory:
-            if len(part) == 1:
+            return Flight(parts, self._begin(parts))
+        except DeviceLost:
+            raise
+        except Exception as error:  # for `finish` to deal with, when its turn comes
+            return Flight(parts, error)
+
+    def finish(self, flight: Flight) -> list[Work]:
+        """Wait for a batch and scatter its scores; the works that are complete with it.
+
+        Raises
+        ------
+        DeviceLost
+            Nothing can be scored by this process any more.
+        """
+        try:
+            if isinstance(flight.pending, Exception):
+                raise flight.pending
+            self._scatter(flight.parts, flight.pending.result())
+        except DeviceLost:
+            raise
+        except Exception as error:
+            self._recover(flight.parts, error)
+        for work, rows in flight.parts:
+            work.left -= len(rows)
+        return [work for work, _ in flight.parts if not work.left]
+
+    def _begin(self, parts: list[Part]) -> Pending:
+        batch = pad([(work.tokens, rows) for work, rows in parts], self.model.tokenizer.pad_id)
+        return self.model.backend.submit(batch)
+
+    def _recover(self, parts: list[Part], error: Exception) -> None:
+        """Run the halves of a batch that failed, until they fit and the row that raises stands alone."""
+        flat = [(work, row) for work, rows in parts for row in rows.tolist()]
+
+        def again(places: Rows) -> None:
+            some = [(flat[place][0], np.asarray([flat[place][1]])) for place in places]
+            try:
+                self._scatter(some, self._begin(some).result())
+            except OutOfMemory:
+                self._shrink_budget(some)
                 raise
-            self.token_budget = min(self.token_budget, padded.ids.size) // 2
-            for smaller in plan_batches(tokens.lengths[part], self.token_budget):
-                self._forward(part[smaller], tokens, rows, out)
-            return
+
+        def broken(place: int, reason: str) -> None:
+            work, row = flat[place]
+            work.scored.errors[int(work.rows[row])] = f"model: {reason}"
+
+        if isinstance(error, OutOfMemory):
+            self._shrink_budget(parts)
+        for half in np.array_split(np.arange(len(flat)), min(2, len(flat))):
+            _bisect(half, again, broken)
+
+    def _shrink_budget(self, parts: list[Part]) -> None:
+        """Half of what the parts needed, from now on."""
+        needed = _longest(parts) * sum(len(rows) for _, rows in parts)
+        self.token_budget = max(1, min(self.token_budget, needed // 2))
+
+    def _scatter(self, parts: list[Part], logits: Logits) -> None:
         scores = self.model.activation(logits)
-        out.scores[rows[part]] = scores
-        for row in rows[part[~np.isfinite(scores)]]:
-            out.errors[int(row)] = f"the model's output is not a number in {self.model.backend.precision}"
-        out.scores[rows[part[~np.isfinite(scores)]]] = np.nan
-        out.tokens += int(tokens.lengths[part].sum())
-        out.padded_tokens += padded.ids.size
-        out.batches += 1
+        longest = _longest(parts)
+        done = 0
+        for work, rows in parts:
+            mine, out, places = scores[done : done + len(rows)], work.scored, work.rows[rows]
+            done += len(rows)
+            finite = np.isfinite(mine)
+            out.scores[places] = np.where(finite, mine, np.nan)
+            for place in places[~finite].tolist():
+                out.errors[place] = f"the model's output is not a number in {self.model.backend.precision}"
+            out.tokens += int(work.tokens.lengths[rows].sum())
+            out.padded_tokens += longest * len(rows)
+            out.batches += 1
 
 
-def _bisect(rows: Rows, run: Callable[[Rows], None], errors: dict[int, str], stage: str) -> None:
+def _longest(parts: list[Part]) -> int:
+    return max(int(work.tokens.lengths[rows].max()) for work, rows in parts)
+
+
+def _bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, str], None]) -> None:
     """`run` the rows; where that raises, halve them until the row that raises stands alone."""
+    if not len(rows):
+        return
     try:
         run(rows)
-    except SpecError:
+    except DeviceLost:
         raise
     except Exception as error:
         if len(rows) == 1:
-            errors[int(rows[0])] = f"{stage}: {type(error).__name__}: {' '.join(str(error).split())}"
+            broken(int(rows[0]), f"{type(error).__name__}: {' '.join(str(error).split())}")
             return
         middle = len(rows) // 2
-        _bisect(rows[:middle], run, errors, stage)
-        _bisect(rows[middle:], run, errors, stage)
+        _bisect(rows[:middle], run, broken)
+        _bisect(rows[middle:], run, broken)

@@ -1,19 +1,31 @@
-"""From a job's arguments to its result: fetch, decode, score, encode."""
+"""From a job's arguments to work for the engine, and from finished work to the chunk's result."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from rq import get_current_job
 
 from jobs.errors import SpecError, WireError
-from jobs.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
-from jobs.runs import Run, RunStore, attempt
+from jobs.results import ChunkFailure, ChunkScores, ChunkStats
+from jobs.runs import RunStore, attempt
 from jobs.wire import decode_pairs
 from workers.cache import EngineCache
-from workers.engine import Engine, Scored
+from workers.engine import Engine, Work
+
+
+@dataclass(frozen=True)
+class ClaimedChunk:
+    """A chunk that was fetched and tokenized."""
+
+    chunk: int
+    attempt: int
+    engine: Engine
+    work: Work
+    started: float
 
 
 class ChunkScorer:
@@ -34,8 +46,8 @@ class ChunkScorer:
         self._engines = engines
         self._worker = worker
 
-    def __call__(self, run_id: str, chunk: int) -> ChunkResult | None:
-        """Score one chunk; ``None`` when the run is gone or the chunk's scores were taken.
+    def claim(self, run_id: str, chunk: int) -> ClaimedChunk | ChunkFailure | None:
+        """Fetch, decode and tokenize a chunk; ``None`` when the run is gone or has its scores.
 
         Errors of the run as a whole come back as a fatal `ChunkFailure`: they would meet every
         chunk and every retry alike.
@@ -50,26 +62,27 @@ class ChunkScorer:
             engine = self._engines.get(run.spec)
         except (WireError, SpecError) as error:
             return ChunkFailure(chunk, str(error), fatal=True)
-        scored = engine.score(queries.to_pylist(), passages.to_pylist())
-        return self._result(run, chunk, scored, engine, time.monotonic() - started)
+        work = engine.prepare(queries.to_pylist(), passages.to_pylist())
+        return ClaimedChunk(chunk, attempt(run, get_current_job()), engine, work, started)
 
-    def _result(self, run: Run, chunk: int, scored: Scored, engine: Engine, seconds: float) -> ChunkScores:
-        rows = len(scored.scores)
-        backend = engine.model.backend
+    def result(self, claimed: ClaimedChunk) -> ChunkScores:
+        """What there is to say of a chunk whose work is done."""
+        scored = claimed.work.scored
+        model = claimed.engine.model
         return ChunkScores(
-            chunk=chunk,
+            chunk=claimed.chunk,
             scores=pa.array(scored.scores, mask=np.isnan(scored.scores)),
-            errors=pa.array([scored.errors.get(row) for row in range(rows)], pa.string()),
+            errors=pa.array([scored.errors.get(row) for row in range(len(scored.scores))], pa.string()),
             stats=ChunkStats(
                 worker=self._worker,
-                device=backend.device,
-                backend=backend.name,
-                precision=backend.precision,
-                revision=engine.model.revision,
-                attempt=attempt(run, get_current_job()),
+                device=model.backend.device,
+                backend=model.backend.name,
+                precision=model.backend.precision,
+                revision=model.revision,
+                attempt=claimed.attempt,
                 tokens=scored.tokens,
                 padded_tokens=scored.padded_tokens,
                 batches=scored.batches,
-                seconds=seconds,
+                seconds=time.monotonic() - claimed.started,
             ),
         )

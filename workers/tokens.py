@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from itertools import chain
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -34,23 +36,44 @@ class Tokens:
     types: Ids | None
     offsets: Ids
 
-    @property
+    @classmethod
+    def join(cls, pieces: Sequence[Tokens]) -> Tokens:
+        """The rows of all pieces, in order."""
+        if len(pieces) == 1:
+            return pieces[0]
+        none = np.zeros(0, dtype=np.int64)
+        types = [piece.types for piece in pieces if piece.types is not None]
+        lengths = np.concatenate([none, *(piece.lengths for piece in pieces)])
+        return cls(
+            ids=np.concatenate([none, *(piece.ids for piece in pieces)]),
+            types=np.concatenate(types) if types else None,
+            offsets=np.concatenate([none, [0], np.cumsum(lengths)]),
+        )
+
+    @cached_property
     def lengths(self) -> Ids:
         """Tokens in each row, shape ``[n]``."""
         return np.diff(self.offsets)
 
-    def pad(self, rows: Rows, pad_id: int) -> Batch:
-        """The given rows as one rectangle, padded on the right."""
+    def places(self, rows: Rows) -> Ids:
+        """Where in ``ids`` the tokens of the given rows stand, row after row."""
         lengths = self.lengths[rows]
-        mask = np.arange(lengths.max(initial=0))[None, :] < lengths[:, None]
-        places = np.concatenate([np.arange(self.offsets[row], self.offsets[row + 1]) for row in rows])
-        ids = np.full(mask.shape, pad_id, dtype=np.int64)
-        ids[mask] = self.ids[places]
-        types = None
-        if self.types is not None:
-            types = np.zeros(mask.shape, dtype=np.int64)
-            types[mask] = self.types[places]
-        return Batch(ids, types, mask.astype(np.int64))
+        ends = np.cumsum(lengths)
+        return np.repeat(self.offsets[rows] - ends + lengths, lengths) + np.arange(lengths.sum())
+
+
+def pad(parts: Sequence[tuple[Tokens, Rows]], pad_id: int) -> Batch:
+    """Rows of one or several `Tokens` as one rectangle, padded on the right."""
+    lengths = np.concatenate([tokens.lengths[rows] for tokens, rows in parts])
+    mask = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    found = [(tokens, tokens.places(rows)) for tokens, rows in parts]
+    ids = np.full(mask.shape, pad_id, dtype=np.int64)
+    ids[mask] = np.concatenate([tokens.ids[places] for tokens, places in found])
+    types = None
+    if all(tokens.types is not None for tokens, _ in found):
+        types = np.zeros(mask.shape, dtype=np.int64)
+        types[mask] = np.concatenate([cast("Ids", tokens.types)[places] for tokens, places in found])
+    return Batch(ids, types, mask.astype(np.int64))
 
 
 class PairTokenizer:
@@ -83,10 +106,9 @@ class PairTokenizer:
         types: list[list[int]] | None = encoded.get("token_type_ids")
         offsets = np.zeros(len(ids) + 1, dtype=np.int64)
         np.cumsum([len(row) for row in ids], out=offsets[1:])
-        return Tokens(_flat(ids), None if types is None else _flat(types), offsets)
+        count = int(offsets[-1])
+        return Tokens(_flat(ids, count), None if types is None else _flat(types, count), offsets)
 
 
-def _flat(rows: list[list[int]]) -> Ids:
-    return (
-        np.concatenate([np.asarray(row, dtype=np.int64) for row in rows]) if rows else np.zeros(0, np.int64)
-    )
+def _flat(rows: list[list[int]], count: int) -> Ids:
+    return np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=count)

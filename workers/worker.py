@@ -1,44 +1,65 @@
-"""The RQ worker: takes jobs off the queue, keeps them alive while they run, answers for them."""
+"""The RQ worker: claims jobs ahead, keeps them alive while they run, answers for them."""
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from redis.backoff import ExponentialWithJitterBackoff
-from redis.client import Pipeline
+from redis.client import Pipeline as Commands
 from redis.retry import Retry
 from rq import Queue, worker_registration
+from rq.exceptions import DequeueTimeout
 from rq.executions import Execution
 from rq.job import Job, JobStatus
 from rq.registry import clean_registries
 from rq.serializers import JSONSerializer
+from rq.timeouts import JobTimeoutException
 from rq.utils import now
 from rq.worker import SimpleWorker
+from rq.worker.base import WorkerStatus
 
-from jobs import keys
 from jobs.abandoned import failure_handler
 from jobs.errors import RankmillError
 from jobs.registry import announce_worker, withdraw_worker
-from jobs.results import ChunkResult
+from jobs.results import ChunkFailure, ChunkResult
 from jobs.runs import RunStore
 from jobs.settings import Settings, load_settings
 from jobs.tasks import bind_scorer
 from workers.job import ScoringJob
 
 if TYPE_CHECKING:
+    from workers.pipeline import Pipeline
     from workers.scorer import ChunkScorer
 
 HEARTBEAT_SECONDS = 5
 LEASE_SECONDS = 15
 """A job whose worker has not beaten for this long is taken to be abandoned and runs elsewhere."""
 
+WEDGED_SECONDS = 900
+"""A batch that takes longer than this never ends: no device we know is so slow."""
+
+_POLL_SECONDS = 1
+"""An idle worker looks that often whether it was told to stop."""
+
 _RECONNECTS = 100
 """Attempts at a command while the server is away: with pauses of up to 5 s, minutes in all."""
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A job this worker took off its queue and has not answered for yet."""
+
+    job: Job
+    queue: Queue
+    execution: Execution
 
 
 class ScoringWorker(SimpleWorker):
@@ -49,11 +70,19 @@ class ScoringWorker(SimpleWorker):
 
         rq worker rankmill --worker-class workers.ScoringWorker --serializer json
 
-    It differs from RQ's SimpleWorker in three things: jobs are JSON and can be nothing but
-    `jobs.score_chunk`, whatever the command line or the queue says; a thread beats for the
-    running jobs, so that a dead worker's jobs move on within 20 s and a long job is not taken
-    for dead; and a chunk's scores are written in the transaction that finishes its job.
+    It differs from RQ's SimpleWorker in four things: jobs are JSON and can be nothing but
+    `jobs.score_chunk`, whatever the command line or the queue says; the next jobs are claimed,
+    fetched and tokenized while others are scored, and share batches with them (`Pipeline`); a
+    thread beats for all claimed jobs, so that a dead worker's jobs move on within 20 s and a long
+    job is not taken for dead; and a chunk's scores are written in the transaction that finishes
+    its job.
+
+    SIGTERM lets the batch in progress be finished, answers what is complete with it and puts the
+    other claimed jobs back at the front of their queue; a second SIGTERM does the latter at once.
     """
+
+    _pipeline: Pipeline
+    _scorer: ChunkScorer
 
     def __init__(self, *args: Any, **options: Any) -> None:
         # Whatever the command line says: nothing is unpickled, and nothing but score_chunk is run.
@@ -66,13 +95,10 @@ class ScoringWorker(SimpleWorker):
         self.store = RunStore(self.connection)
         self.push_exc_handler(failure_handler(self.store))  # type: ignore[no-untyped-call]
         self._device = ""
+        self._claim_ahead = 0
+        self._claims: dict[str, Claim] = {}
         self._results: dict[str, ChunkResult] = {}
         self._stop_heartbeat = threading.Event()
-
-    @property
-    def dequeue_timeout(self) -> int:
-        """Seconds an idle worker waits for a job before it beats again."""
-        return HEARTBEAT_SECONDS
 
     def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
         """Seconds until a job counts as abandoned; the heartbeat thread renews it."""
@@ -81,16 +107,10 @@ class ScoringWorker(SimpleWorker):
     def work(self, *args: Any, **options: Any) -> bool:
         """Prepare the device, then take jobs until told to stop."""
         try:
-            scorer = self._build_scorer(load_settings())
+            self._prepare(load_settings())
         except RankmillError as error:
             raise SystemExit(f"worker {self.name} cannot start: {error}") from None
-
-        def score(run_id: str, chunk: int) -> None:
-            result = scorer(run_id, chunk)
-            if result is not None:
-                self._results[keys.job_id(run_id, chunk)] = result
-
-        bind_scorer(score)
+        bind_scorer(self._scorer.claim)
         beat = threading.Thread(target=self._heartbeat_loop, name="heartbeat", daemon=True)
         beat.start()
         try:
@@ -100,12 +120,56 @@ class ScoringWorker(SimpleWorker):
             beat.join(timeout=HEARTBEAT_SECONDS)
             bind_scorer(None)
 
+    def dequeue_job_and_maintain_ttl(
+        self, timeout: int | None, max_idle_time: int | None = None
+    ) -> tuple[Job, Queue] | None:
+        """Wait until little enough is claimed, then for a job; ``None`` when it is time to stop."""
+        self._show_state()
+        idle_since = time.monotonic()
+        while not self._stop_requested:
+            if not self._pipeline.wait_for_room(self._claim_ahead, _POLL_SECONDS):
+                idle_since = time.monotonic()
+                continue
+            try:
+                found = self._dequeue(None if timeout is None else _POLL_SECONDS)
+            except DequeueTimeout:
+                self._show_state()
+                if max_idle_time is not None and time.monotonic() - idle_since >= max_idle_time:
+                    return None
+                continue
+            if found is not None:
+                self.reorder_queues(found[1])
+            return found
+        return None
+
     def execute_job(self, job: Job, queue: Queue) -> None:
-        """Score one chunk and answer for it."""
+        """Claim a job: fetch and tokenize its chunk, and let it be scored behind."""
+        claim = Claim(job, queue, self.prepare_execution(job))
+        self._claims[job.id] = claim
         try:
-            super().execute_job(job, queue)
+            self.prepare_job_execution(job, remove_from_intermediate_queue=len(self.queues) == 1)
+            job.started_at = now()
+            with self.death_penalty_class(job.timeout or 0, JobTimeoutException, job_id=job.id):
+                claimed = job.perform()
+        except Exception:
+            self._claims.pop(job.id)
+            self._finalize_failure(job, queue, claim.execution, sys.exc_info())
+            return
+        if claimed is None or isinstance(claimed, ChunkFailure):
+            self._pipeline.answer(lambda: self._answer(claim, claimed))
+        else:
+            self._pipeline.put(
+                claimed.engine, claimed.work, lambda: self._answer(claim, self._scorer.result(claimed))
+            )
+
+    def teardown(self) -> None:
+        """Finish the batch in progress, or all work in a burst; hand back the rest; say goodbye."""
+        try:
+            self._pipeline.close(finish=not self._stop_requested)
         finally:
-            self._results.pop(job.id, None)
+            for job_id in list(self._claims):
+                self._hand_back(job_id)
+            super().teardown()  # type: ignore[no-untyped-call]
 
     def register_birth(self) -> None:
         """Also say that this worker is a ScoringWorker."""
@@ -117,7 +181,7 @@ class ScoringWorker(SimpleWorker):
         withdraw_worker(self.connection, self.name)
         super().register_death()  # type: ignore[no-untyped-call]
 
-    def cleanup_execution(self, job: Job, pipeline: Pipeline, execution: Execution | None = None) -> None:
+    def cleanup_execution(self, job: Job, pipeline: Commands, execution: Execution | None = None) -> None:
         """Put a finished chunk's result into the transaction that finishes its job."""
         super().cleanup_execution(job, pipeline, execution)
         if job.get_status(refresh=False) is not JobStatus.FINISHED:
@@ -125,21 +189,67 @@ class ScoringWorker(SimpleWorker):
         if job.id in self._results:
             self.store.add_result(pipeline, str(job.args[0]), self._results[job.id], _run_ttl(job))
 
+    def handle_execution_ended(self, job: Job, queue: Queue, heartbeat_ttl: int) -> None:
+        """Without RQ's last beat, which would leave a piece of a job that Redis has forgotten."""
+        job.ended_at = now()
+
     def run_maintenance_tasks(self) -> None:
         """Nothing here: the heartbeat thread does it, also while a job runs."""
         self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ declares it None
 
-    def _build_scorer(self, settings: Settings) -> ChunkScorer:
+    def _prepare(self, settings: Settings) -> None:
         # Imported here, in the process that will use the device, and not with the class.
         from workers.cache import EngineCache
-        from workers.device import resolve_device, resolve_token_budget, use_threads
+        from workers.device import resolve_claim_ahead, resolve_device, resolve_token_budget, use_threads
+        from workers.pipeline import Pipeline
         from workers.scorer import ChunkScorer
 
         use_threads(settings.threads)
         self._device = resolve_device(settings.device)
+        self._claim_ahead = resolve_claim_ahead(settings.claim_ahead, self._device)
+        self._pipeline = Pipeline(settings.batch_wait_ms / 1000)
         token_budget = resolve_token_budget(settings.token_budget, self._device)
-        engines = EngineCache(self._device, settings.model_cache_size, token_budget)
-        return ChunkScorer(self.store, engines, self.name)
+        engines = EngineCache(self._device, settings.model_cache_size, token_budget, self._pipeline.drain)
+        self._scorer = ChunkScorer(self.store, engines, self.name)
+
+    def _shutdown(self) -> None:
+        """Stop at the next look, and not wherever the signal came."""
+        self._stop_requested = True
+
+    def _dequeue(self, timeout: int | None) -> tuple[Job, Queue] | None:
+        return Queue.dequeue_any(
+            self._ordered_queues,
+            timeout,
+            connection=self.connection,
+            job_class=self.job_class,
+            serializer=self.serializer,
+        )
+
+    def _show_state(self) -> None:
+        """Tell `rq info` whether this worker is busy."""
+        state = WorkerStatus.BUSY if self._claims else WorkerStatus.IDLE
+        if self.get_state() != state:
+            self.set_state(state)
+
+    def _answer(self, claim: Claim, result: ChunkResult | None) -> None:
+        """Finish a job, its result in the same transaction; `None` writes none. In the writing thread."""
+        if self._claims.pop(claim.job.id, None) is None:
+            return  # handed back
+        if result is not None:
+            self._results[claim.job.id] = result
+        self._finalize_success(claim.job, claim.queue, claim.execution, None)
+        self._results.pop(claim.job.id, None)
+
+    def _hand_back(self, job_id: str) -> None:
+        """Put a claimed job back at the front of its queue; that costs it no attempt."""
+        claim = self._claims.pop(job_id, None)
+        if claim is None:
+            return
+        with self.connection.pipeline() as pipe:
+            self.cleanup_execution(claim.job, pipe, claim.execution)
+            claim.queue._enqueue_job(claim.job, pipeline=pipe, at_front=True)  # as Job.retry does
+            pipe.execute()
+        logger.info("worker %s: handed back job %s", self.name, job_id)
 
     def _announce(self) -> None:
         worker_registration.register(self)  # again: the server may have restarted without its data
@@ -147,13 +257,21 @@ class ScoringWorker(SimpleWorker):
 
     def _heartbeat_loop(self) -> None:
         while not self._stop_heartbeat.wait(HEARTBEAT_SECONDS):
+            self._end_if_wedged()
             try:
                 self._announce()
+                self.heartbeat()
                 for execution in list(self.executions.values()):
                     self.maintain_heartbeats(execution.job, execution)
                 self._clean_queues()
             except Exception:  # whatever it is, the jobs that run must not be taken for dead
                 logger.exception("worker %s: heartbeat failed, trying again", self.name)
+
+    def _end_if_wedged(self) -> None:
+        """A forward that never ends would hold its jobs for ever: its leases must lapse."""
+        if self._pipeline.batch_seconds() > WEDGED_SECONDS:
+            logger.critical("worker %s: a batch takes over %d s, ending", self.name, WEDGED_SECONDS)
+            os._exit(1)
 
     def _clean_queues(self) -> None:
         """Hand on the jobs of dead workers, one worker at a time."""

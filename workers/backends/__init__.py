@@ -16,6 +16,10 @@ class OutOfMemory(Exception):
     """A batch did not fit into the device's memory; a smaller one may."""
 
 
+class DeviceLost(Exception):
+    """The device cannot be used by this process any more; its work must be done by another."""
+
+
 class Pending(Protocol):
     """A forward that was begun."""
 
@@ -26,6 +30,8 @@ class Pending(Protocol):
         ------
         OutOfMemory
             The batch is too large for the device.
+        DeviceLost
+            The device failed.
         """
         ...
 
@@ -43,5 +49,5 @@ class Backend(Protocol):
     depth: int
 
     def submit(self, batch: Batch) -> Pending:
-        """Begin a forward; raises `OutOfMemory`."""
+        """Begin a forward; raises `OutOfMemory` and `DeviceLost`."""
         ...

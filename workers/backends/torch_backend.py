@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from jobs.errors import SpecError
-from workers.backends import Logits, OutOfMemory
+from workers.backends import DeviceLost, Logits, OutOfMemory
 from workers.backends.first_token import read_first_token_only
 from workers.tokens import Batch
 
@@ -69,7 +69,7 @@ class TorchBackend:
     def submit(self, batch: Batch) -> TorchForward:
         """Begin a forward; on CUDA nothing here waits for the device. Raises `OutOfMemory`."""
         inputs = {"input_ids": batch.ids, "token_type_ids": batch.types, "attention_mask": batch.mask}
-        with _out_of_memory(self.device):
+        with _device_errors(self.device):
             tensors = {name: self._put(array) for name, array in inputs.items() if array is not None}
             logits: torch.Tensor = self._model(**tensors).logits[:, 0].float()
             return TorchForward(logits.to("cpu", non_blocking=True), self._mark())
@@ -100,15 +100,15 @@ class TorchForward:
     def result(self) -> Logits:
         """Logits of shape ``[rows]``, in float32; raises `OutOfMemory`."""
         if self._ready is not None:
-            with _out_of_memory("cuda"):
+            with _device_errors("cuda"):
                 self._ready.synchronize()
         result: Logits = self._logits.numpy()
         return result
 
 
 @contextmanager
-def _out_of_memory(device: str) -> Iterator[None]:
-    """Turn PyTorch's ways to say that memory is out into `OutOfMemory`."""
+def _device_errors(device: str) -> Iterator[None]:
+    """Turn what PyTorch raises for the device into `OutOfMemory` and `DeviceLost`."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -117,6 +117,8 @@ def _out_of_memory(device: str) -> Iterator[None]:
         elif device == "mps":
             torch.mps.empty_cache()
         raise OutOfMemory(str(error)) from error
+    except torch.AcceleratorError as error:  # the CUDA context is broken, and every call will say so
+        raise DeviceLost(str(error)) from error
     except RuntimeError as error:
         if "can't allocate memory" in str(error):  # the CPU allocator has no error type of its own
             raise OutOfMemory(str(error)) from error

@@ -1,0 +1,159 @@
+"""The stages of a worker: claimed work goes in, a thread scores it, another one answers for it.
+
+While a batch is in the forward, the worker's main thread claims, fetches and tokenizes the next
+chunks, and finished ones are written back: the forward waits for none of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from workers.engine import Engine, Flight, Part, Work
+from workers.pool import Pool
+
+SMALL = 256
+"""Pairs. Smaller chunks (requests) have a lane of their own, beside that of larger ones."""
+
+Answer = Callable[[], None]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Lane:
+    """Work of one engine and one size class; lanes take turns, a batch each."""
+
+    engine: Engine
+    pool: Pool[Work] = field(default_factory=Pool)
+
+
+class Pipeline:
+    """Scores work of several chunks at once and answers each as soon as its last row is scored.
+
+    A request of up to `SMALL` pairs waits for the batch in progress, and then for one batch of
+    larger chunks before each batch of requests, however much of those has been claimed.
+
+    Parameters
+    ----------
+    batch_wait
+        Seconds to wait for more when there is less than a batch of work and nothing runs.
+    """
+
+    def __init__(self, batch_wait: float) -> None:
+        self._batch_wait = batch_wait
+        self._changed = threading.Condition()
+        self._lanes: OrderedDict[tuple[int, bool], _Lane] = OrderedDict()
+        self._answers: dict[Work, Answer] = {}
+        self._pending = 0
+        self._closed = False
+        self._batch_since: float | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
+        self._forward = threading.Thread(target=self._guard(self._run), name="forward", daemon=True)
+        self._forward.start()
+
+    def put(self, engine: Engine, work: Work, answer: Answer) -> None:
+        """Let `engine` score `work`, and call `answer`, in the writing thread, when it is done."""
+        if not work.left:
+            self.answer(answer)
+            return
+        with self._changed:
+            key = id(engine), len(work.rows) <= SMALL
+            lane = self._lanes.setdefault(key, _Lane(engine))
+            lane.pool.add(work, work.tokens.lengths, engine.token_budget)
+            self._answers[work] = answer
+            self._pending += work.left
+            self._changed.notify_all()
+
+    def answer(self, answer: Answer) -> None:
+        """Call `answer` in the writing thread, after those before it."""
+        self._writer.submit(self._guard(answer))
+
+    def wait_for_room(self, most: int, seconds: float) -> bool:
+        """Wait until fewer than `most` rows are pending; whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._pending < most, seconds)
+
+    def drain(self) -> None:
+        """Wait until nothing is pending."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pending)
+
+    def batch_seconds(self) -> float:
+        """How long the batch in the forward has been there; 0 if there is none."""
+        since = self._batch_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    def close(self, finish: bool) -> None:
+        """Stop: after all work if `finish`, else after the batch in progress. Answers are written first."""
+        with self._changed:
+            self._closed = True
+            if not finish:
+                self._lanes.clear()
+            self._changed.notify_all()
+        self._forward.join()
+        self._writer.shutdown()
+
+    def _run(self) -> None:
+        """The forward thread: batch after batch, with as many begun as the device likes."""
+        flights: deque[tuple[Engine, Flight]] = deque()
+        while True:
+            batch = self._take(wait=not flights)
+            if batch is None and not flights:
+                return
+            if batch is not None:
+                engine, parts = batch
+                self._batch_since = self._batch_since or time.monotonic()
+                flights.append((engine, engine.submit(parts)))
+            if batch is None or len(flights) >= engine.model.backend.depth:
+                self._finish(*flights.popleft())
+                self._batch_since = time.monotonic() if flights else None
+
+    def _take(self, wait: bool) -> tuple[Engine, list[Part]] | None:
+        """The next batch of the lane whose turn it is; ``None`` if there is none, or never will be."""
+        with self._changed:
+            if wait:
+                self._changed.wait_for(lambda: self._lanes or self._closed)
+                self._wait_for_a_full_batch()
+            if not self._lanes:
+                return None
+            key, lane = self._lanes.popitem(last=False)
+            parts = lane.pool.take()
+            if lane.pool.batches:
+                self._lanes[key] = lane
+            return lane.engine, parts
+
+    def _wait_for_a_full_batch(self) -> None:
+        deadline = time.monotonic() + self._batch_wait
+        while not self._closed and all(lane.pool.batches < 2 for lane in self._lanes.values()):
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._changed.wait(left):
+                return
+
+    def _finish(self, engine: Engine, flight: Flight) -> None:
+        complete = engine.finish(flight)
+        with self._changed:
+            self._pending -= sum(len(rows) for _, rows in flight.parts)
+            answers = [self._answers.pop(work) for work in complete]
+            self._changed.notify_all()
+        for answer in answers:
+            self.answer(answer)
+
+    def _guard(self, run: Callable[[], None]) -> Callable[[], None]:
+        """`run`, or end the process: its leases lapse and its work is done by another."""
+
+        def guarded() -> None:
+            try:
+                run()
+            except BaseException:
+                logger.critical("the worker cannot go on, its work moves to another", exc_info=True)
+                logging.shutdown()
+                os._exit(1)
+
+        return guarded
