@@ -20,6 +20,8 @@ from jobs.settings import Settings
 
 _START_SECONDS = 30
 
+_WORKER_SETTINGS = ("device", "token_budget", "claim_ahead", "batch_wait_ms", "model_cache_size")
+
 
 class EmbeddedCluster:
     """A private Valkey server and its workers, in processes that never outlive this one.
@@ -105,9 +107,7 @@ def worker_environs(settings: Settings) -> list[dict[str, str]]:
     environs = []
     for number in range(count):
         environ = {
-            "RANKMILL_DEVICE": settings.device,
-            "RANKMILL_TOKEN_BUDGET": str(settings.token_budget),
-            "RANKMILL_MODEL_CACHE_SIZE": str(settings.model_cache_size),
+            **{f"RANKMILL_{key.upper()}": str(getattr(settings, key)) for key in _WORKER_SETTINGS},
             "RANKMILL_THREADS": str(threads),
             "OMP_NUM_THREADS": str(threads),
             "RAYON_NUM_THREADS": str(threads),

@@ -27,7 +27,7 @@ from rq.worker.base import WorkerStatus
 from jobs.abandoned import failure_handler
 from jobs.errors import RankmillError
 from jobs.registry import announce_worker, withdraw_worker
-from jobs.results import ChunkFailure, ChunkResult
+from jobs.results import ChunkResult
 from jobs.runs import RunStore
 from jobs.settings import Settings, load_settings
 from jobs.tasks import bind_scorer
@@ -155,7 +155,7 @@ class ScoringWorker(SimpleWorker):
             self._claims.pop(job.id)
             self._finalize_failure(job, queue, claim.execution, sys.exc_info())
             return
-        if claimed is None or isinstance(claimed, ChunkFailure):
+        if claimed is None or isinstance(claimed, ChunkResult):
             self._pipeline.answer(lambda: self._answer(claim, claimed))
         else:
             self._pipeline.put(

@@ -1,0 +1,110 @@
+"""Many small requests at once, and a lone one: padding, throughput and latency.
+
+    python -m benchmarks.requests --model MODEL --pairs PAIRS.parquet
+
+Compares, in turn and several times: the pairs as one bulk run; the same pairs as requests of 20 that
+arrive together; a lone request of 100 pairs on an idle worker, against the forward of those pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from benchmarks.cluster import cluster
+from jobs.spec import ScoreSpec
+from producer import Client
+from producer.client import ScoringRun
+from workers.device import resolve_device, resolve_token_budget, use_threads
+from workers.engine import Engine
+from workers.models import load_model
+
+Pairs = list[tuple[str, str]]
+
+
+def main() -> None:
+    """Run all parts and print one JSON object of medians."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--pairs", type=Path, required=True, help="parquet: query, passage")
+    parser.add_argument("--requests", type=int, default=500)
+    parser.add_argument("--size", type=int, default=20, help="pairs in a request")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    rows = pq.read_table(args.pairs, columns=["query", "passage"]).slice(0, args.requests * args.size)
+    pairs = list(zip(rows["query"].to_pylist(), rows["passage"].to_pylist(), strict=True))
+    rounds = []
+    with cluster(1, args.threads) as place:
+        client = Client(place.url, model=args.model, window=10_000)
+        client.score(pairs[:200])  # the model is loaded
+        for _ in range(args.repeats):
+            rounds.append(
+                {**bulk(client, pairs), **together(client, pairs, args.size), **alone(client, pairs[:100])}
+            )
+    forward = forward_seconds(args.model, pairs[:100], args.threads, args.repeats * 3)
+    result: dict[str, Any] = {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
+    result |= {
+        "requests_over_bulk": result["requests_pairs_per_second"] / result["bulk_pairs_per_second"],
+        "forward_of_100_ms": 1000 * forward,
+        "lone_over_forward_ms": result["lone_request_ms"] - 1000 * forward,
+    }
+    print(json.dumps({key: round(value, 4) for key, value in result.items()}, indent=2))
+
+
+def bulk(client: Client, pairs: Pairs) -> dict[str, float]:
+    """One run of all pairs."""
+    started = time.perf_counter()
+    share = real_share([client.submit(pairs)])
+    seconds = time.perf_counter() - started
+    return {"bulk_pairs_per_second": len(pairs) / seconds, "bulk_real_tokens": share}
+
+
+def together(client: Client, pairs: Pairs, size: int) -> dict[str, float]:
+    """All pairs as requests that arrive at once."""
+    started = time.perf_counter()
+    runs = [client.submit(pairs[start : start + size]) for start in range(0, len(pairs), size)]
+    share = real_share(runs)
+    seconds = time.perf_counter() - started
+    return {"requests_pairs_per_second": len(pairs) / seconds, "requests_real_tokens": share}
+
+
+def alone(client: Client, pairs: Pairs, times: int = 9) -> dict[str, float]:
+    """Median latency of a lone request."""
+    taken = []
+    for _ in range(times):
+        started = time.perf_counter()
+        client.score(pairs)
+        taken.append(time.perf_counter() - started)
+        time.sleep(0.2)
+    return {"lone_request_ms": 1000 * statistics.median(taken)}
+
+
+def forward_seconds(model: str, pairs: Pairs, threads: int, times: int) -> float:
+    """Median time of the same pairs in process: what no queue can be faster than."""
+    use_threads(threads)
+    device = resolve_device("auto")
+    engine = Engine(load_model(ScoreSpec(model=model), device), resolve_token_budget("auto", device))
+    queries, passages = [q for q, _ in pairs], [p for _, p in pairs]
+    taken = []
+    for _ in range(times + 2):
+        started = time.perf_counter()
+        engine.score(queries, passages)
+        taken.append(time.perf_counter() - started)
+    return statistics.median(taken[2:])
+
+
+def real_share(runs: list[ScoringRun]) -> float:
+    """Wait for the runs; the share of the computed tokens that were real."""
+    stats = [part.stats for run in runs for part in run.tables() if part.stats]
+    return sum(s.tokens for s in stats) / sum(s.padded_tokens for s in stats)
+
+
+if __name__ == "__main__":
+    main()
