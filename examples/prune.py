@@ -65,20 +65,21 @@ def keep_units(inputs: torch.Tensor, weight: torch.Tensor, count: int) -> tuple[
     tuple
         The indices of the columns kept and their new weights (rows by count).
     """
-    size = len(inputs)
+    kept = torch.arange(len(inputs))
     ridge = 1e-4 * inputs.diagonal().mean()
-    inverse = torch.linalg.inv(inputs + ridge * torch.eye(size, dtype=torch.float64))
+    inverse = torch.linalg.inv(inputs + ridge * torch.eye(len(inputs), dtype=torch.float64))
     weight = weight.double().clone()
-    gone = torch.zeros(size, dtype=torch.bool)
-    for _ in range(size - count):
-        cost = (weight**2).sum(0) / inverse.diagonal().clamp_min(1e-30)
-        worst = int(cost.masked_fill(gone, float("inf")).argmin())
-        row, pivot = inverse[worst].clone(), float(inverse[worst, worst])
-        weight.addr_(weight[:, worst].clone(), row, alpha=-1 / pivot)
-        inverse.addr_(row, row, alpha=-1 / pivot)
-        gone[worst] = True
-    kept = (~gone).nonzero()[:, 0]
-    return kept, weight[:, kept].float()
+    while len(kept) > count:
+        gone = torch.zeros(len(kept), dtype=torch.bool)
+        for _ in range(min(64, len(kept) - count)):
+            cost = (weight**2).sum(0) / inverse.diagonal().clamp_min(1e-30)
+            worst = int(cost.masked_fill(gone, float("inf")).argmin())
+            row, pivot = inverse[worst].clone(), float(inverse[worst, worst])
+            weight.addr_(weight[:, worst].clone(), row, alpha=-1 / pivot)
+            inverse.addr_(row, row, alpha=-1 / pivot)
+            gone[worst] = True
+        kept, weight, inverse = kept[~gone], weight[:, ~gone], inverse[~gone][:, ~gone]
+    return kept, weight.float()
 
 
 @torch.no_grad()

@@ -42,7 +42,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--sense-queries", type=int, default=9_000, help="made from WordNet")
     parser.add_argument("--distractors", type=int, default=2, help="made for each query")
     parser.add_argument("--vocab-size", type=int, default=7800)
-    parser.add_argument("--intermediate", type=int, default=512, help="feed-forward units kept")
+    parser.add_argument("--intermediate", type=int, default=608, help="feed-forward units kept")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--groups-per-step", type=int, default=4)
     parser.add_argument("--candidates", type=int, default=8, help="passages per query and step")

@@ -13,7 +13,7 @@ from rq.registry import clean_registries
 from jobs import keys
 from jobs.errors import WireError
 from jobs.results import ChunkFailure
-from jobs.runs import RunStore, attempt
+from jobs.runs import RunStore, attempt, suspect
 
 FailureHandler = Callable[[Job, type[BaseException], BaseException, TracebackType | None], None]
 
@@ -28,6 +28,7 @@ def failure_handler(store: RunStore) -> FailureHandler:
             # RQ lists an execution 60 s longer than it keeps it, and trips over that when the
             # job's next attempt ends (rq 3.0, Job.delete).
             store.redis.delete(ExecutionRegistry(job.id, store.redis).key)
+            suspect(job)
         ours = keys.parse_job_id(job.id)  # not from its arguments: they may be what is wrong
         if job.should_retry or ours is None:
             return

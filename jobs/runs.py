@@ -31,6 +31,9 @@ _UNDER_WAY = frozenset(
     status.value.encode() for status in (JobStatus.QUEUED, JobStatus.STARTED, JobStatus.SCHEDULED)
 )
 
+_SUSPECT = "suspect"
+"""Key in a job's metadata."""
+
 _BASE_TIMEOUT = 900
 """Seconds a job may take before its first pair: a model may have to be downloaded and loaded."""
 
@@ -113,8 +116,11 @@ class RunStore:
         except (KeyError, ValueError) as error:
             raise WireError(f"run {run_id} is damaged: {' '.join(str(error).split())}") from None
 
-    def enqueue(self, run: Run, payloads: Mapping[int, tuple[bytes, int]]) -> None:
-        """Put chunks, ``{chunk: (payload, rows)}``, and their jobs into Redis, in one transaction."""
+    def enqueue(self, run: Run, payloads: Mapping[int, tuple[bytes, int]], *, suspect: bool = False) -> None:
+        """Put chunks, ``{chunk: (payload, rows)}``, and their jobs into Redis, in one transaction.
+
+        `suspect` chunks may kill their worker: each will be alone in one.
+        """
         queue = self.queue(run.queue)
         with self.redis.pipeline() as pipe:
             for chunk, (payload, _) in payloads.items():
@@ -122,7 +128,8 @@ class RunStore:
             pipe.expire(keys.run(run.id), run.ttl)
             pipe.expire(keys.results(run.id), run.ttl)
             queue.enqueue_many(
-                [self._job_data(run, chunk, rows) for chunk, (_, rows) in payloads.items()], pipeline=pipe
+                [self._job_data(run, chunk, rows, suspect) for chunk, (_, rows) in payloads.items()],
+                pipeline=pipe,
             )
             pipe.execute()
 
@@ -183,7 +190,7 @@ class RunStore:
         """RQ's queue of that name on this server, with JSON jobs."""
         return Queue(name, connection=self.redis, serializer=JSONSerializer)
 
-    def _job_data(self, run: Run, chunk: int, rows: int) -> Any:
+    def _job_data(self, run: Run, chunk: int, rows: int, suspect: bool) -> Any:
         return Queue.prepare_data(
             JOB_FUNCTION,
             args=(run.id, chunk),
@@ -193,6 +200,7 @@ class RunStore:
             result_ttl=0,
             failure_ttl=run.ttl,
             retry=Retry(max=run.max_retries) if run.max_retries else None,
+            meta={_SUSPECT: suspect},
         )
 
 
@@ -200,6 +208,16 @@ def attempt(run: Run, job: Job | None) -> int:
     """Which attempt at its chunk `job` is, from 1; RQ keeps only the retries that are left."""
     left = run.max_retries if job is None or job.retries_left is None else job.retries_left
     return 1 + run.max_retries - left
+
+
+def suspect(job: Job) -> None:
+    """Note that a worker died while it had the job, which may be why."""
+    job.meta[_SUSPECT] = True
+
+
+def is_suspect(job: Job) -> bool:
+    """Whether the job should be alone in its worker: it may kill it, and others would be blamed."""
+    return bool(job.meta.get(_SUSPECT))
 
 
 def _streams(reply: Any) -> Iterable[tuple[bytes, list[tuple[bytes, Mapping[bytes, bytes]]]]]:

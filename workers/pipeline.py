@@ -80,11 +80,6 @@ class Pipeline:
         with self._changed:
             return self._changed.wait_for(lambda: self._pending < most, seconds)
 
-    def drain(self) -> None:
-        """Wait until nothing is pending."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._pending)
-
     def batch_seconds(self) -> float:
         """How long the batch in the forward has been there; 0 if there is none."""
         since = self._batch_since

@@ -28,7 +28,7 @@ from jobs.abandoned import failure_handler
 from jobs.errors import RankmillError
 from jobs.registry import announce_worker, withdraw_worker
 from jobs.results import ChunkResult
-from jobs.runs import RunStore
+from jobs.runs import RunStore, is_suspect
 from jobs.settings import Settings, load_settings
 from jobs.tasks import bind_scorer
 from workers.job import ScoringJob
@@ -146,6 +146,9 @@ class ScoringWorker(SimpleWorker):
         """Claim a job: fetch and tokenize its chunk, and let it be scored behind."""
         claim = Claim(job, queue, self.prepare_execution(job))
         self._claims[job.id] = claim
+        suspect = is_suspect(job)
+        if suspect:
+            self._wait_until_idle()
         try:
             self.prepare_job_execution(job, remove_from_intermediate_queue=len(self.queues) == 1)
             job.started_at = now()
@@ -161,6 +164,8 @@ class ScoringWorker(SimpleWorker):
             self._pipeline.put(
                 claimed.engine, claimed.work, lambda: self._answer(claim, self._scorer.result(claimed))
             )
+        if suspect:
+            self._wait_until_idle()
 
     def teardown(self) -> None:
         """Finish the batch in progress, or all work in a burst; hand back the rest; say goodbye."""
@@ -209,7 +214,7 @@ class ScoringWorker(SimpleWorker):
         self._claim_ahead = resolve_claim_ahead(settings.claim_ahead, self._device)
         self._pipeline = Pipeline(settings.batch_wait_ms / 1000)
         token_budget = resolve_token_budget(settings.token_budget, self._device)
-        engines = EngineCache(self._device, settings.model_cache_size, token_budget, self._pipeline.drain)
+        engines = EngineCache(self._device, settings.model_cache_size, token_budget, self._wait_until_idle)
         self._scorer = ChunkScorer(self.store, engines, self.name)
 
     def _shutdown(self) -> None:
@@ -224,6 +229,11 @@ class ScoringWorker(SimpleWorker):
             job_class=self.job_class,
             serializer=self.serializer,
         )
+
+    def _wait_until_idle(self) -> None:
+        """Wait until nothing claimed is left to score, or this worker is told to stop."""
+        while not self._stop_requested and not self._pipeline.wait_for_room(1, _POLL_SECONDS):
+            pass
 
     def _show_state(self) -> None:
         """Tell `rq info` whether this worker is busy."""
