@@ -39,8 +39,10 @@ def failure_handler(store: RunStore) -> FailureHandler:
         if run is None:
             return
         reason = "its worker died" if kind is AbandonedJobError else f"{kind.__name__}: {error}"
-        message = f"given up after attempt {attempt(run, job)}: {reason}"
-        store.write_result(run, ChunkFailure(ours[1], message, fatal=False))
+        attempts = attempt(run, job)
+        message = f"given up after attempt {attempts}: {reason}"
+        failure = ChunkFailure(ours[1], message, fatal=False, attempts=attempts, worker=job.worker_name or "")
+        store.write_result(run, failure)
 
     return handle
 

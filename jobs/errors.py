@@ -19,6 +19,10 @@ class InputError(RankmillError):
     """The input, or an option that describes it, cannot be used; nothing was scored."""
 
 
+class OutputError(RankmillError):
+    """The output, or what is kept beside it until it is there, cannot be written."""
+
+
 class ConnectionFailed(RankmillError):
     """No Redis or Valkey server answers at the given URL."""
 

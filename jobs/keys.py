@@ -5,6 +5,8 @@ RQ's own keys (queues, jobs, workers, registries) start with ``rq:`` and are RQ'
 
 from __future__ import annotations
 
+from typing import Literal
+
 PREFIX = "rankmill"
 
 
@@ -13,8 +15,8 @@ def run(run_id: str) -> str:
     return f"{PREFIX}:run:{run_id}:meta"
 
 
-def pairs(run_id: str, chunk: int) -> str:
-    """String: the Arrow payload of a chunk that waits to be scored."""
+def pairs(run_id: str, chunk: int | Literal["*"]) -> str:
+    """String: the Arrow payload of a chunk that waits to be scored; ``*`` matches every chunk's."""
     return f"{PREFIX}:run:{run_id}:pairs:{chunk}"
 
 

@@ -43,11 +43,16 @@ class ChunkScores:
 
 @dataclass(frozen=True)
 class ChunkFailure:
-    """A chunk that no worker could score. ``fatal``: no chunk of the run could be scored."""
+    """A chunk that no worker could score. ``fatal``: no chunk of the run could be scored.
+
+    ``attempts`` were made at it, the last by ``worker``, where that is known.
+    """
 
     chunk: int
     message: str
     fatal: bool
+    attempts: int = 1
+    worker: str = ""
 
 
 ChunkResult = ChunkScores | ChunkFailure
@@ -56,7 +61,13 @@ ChunkResult = ChunkScores | ChunkFailure
 def to_entry(result: ChunkResult) -> dict[str, str | int | bytes]:
     """The stream entry of a result."""
     if isinstance(result, ChunkFailure):
-        return {"chunk": result.chunk, "failure": result.message, "fatal": int(result.fatal)}
+        return {
+            "chunk": result.chunk,
+            "failure": result.message,
+            "fatal": int(result.fatal),
+            "attempts": result.attempts,
+            "worker": result.worker,
+        }
     return {
         "chunk": result.chunk,
         "scores": encode_scores(result.scores, result.errors),
@@ -68,6 +79,12 @@ def from_entry(entry: Mapping[bytes, bytes]) -> ChunkResult:
     """Read a stream entry back; raises `jobs.errors.WireError` for damaged scores."""
     chunk = int(entry[b"chunk"])
     if b"failure" in entry:
-        return ChunkFailure(chunk, entry[b"failure"].decode(), bool(int(entry[b"fatal"])))
+        return ChunkFailure(
+            chunk,
+            entry[b"failure"].decode(),
+            bool(int(entry[b"fatal"])),
+            int(entry[b"attempts"]),
+            entry[b"worker"].decode(),
+        )
     scores, errors = decode_scores(entry[b"scores"])
     return ChunkScores(chunk, scores, errors, ChunkStats(**json.loads(entry[b"stats"])))

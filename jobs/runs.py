@@ -186,6 +186,11 @@ class RunStore:
                 pipe.unlink(Job.key_for(keys.job_id(run.id, chunk)))
             pipe.execute()
 
+    def chunks(self, run: Run) -> list[int]:
+        """Chunks of the run whose pairs are there, by a look at all of the server's keys."""
+        found = self.redis.scan_iter(keys.pairs(run.id, "*"), count=1000)
+        return [int(key.rpartition(b":")[2]) for key in found]
+
     def queue(self, name: str) -> Queue:
         """RQ's queue of that name on this server, with JSON jobs."""
         return Queue(name, connection=self.redis, serializer=JSONSerializer)

@@ -29,10 +29,14 @@ EXIT_INTERRUPTED = 130
 _EPILOG = """\b
 Exit codes:
   0    every row was scored
-  1    failed; no output was written
+  1    failed; no output was written, what was scored is kept
   2    wrong usage or input, found before any work
   3    done, but some rows have no score: OUTPUT.errors.jsonl names them
-  130  interrupted; no output was written
+  130  interrupted; no output was written, what was scored is kept
+
+\b
+What is scored is kept in OUTPUT.rankmill/ until the output is there. After a
+failure, an interruption or a crash, the same command continues.
 
 Every option that stands in configs/base.yaml can be set there (--config), by
 RANKMILL_<NAME> in the environment, or by its flag; the flag wins."""
@@ -66,6 +70,7 @@ def _settings_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--on-null", type=click.Choice(["error", "fail"]), default="error", show_default=True,
               help="A null text is that row's error, or stops before any work.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing output.")
+@click.option("--restart", is_flag=True, help="Start over; drop what an interrupted run has scored.")
 @_settings_options
 @click.option("--config", help="YAML file of settings.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
@@ -80,6 +85,7 @@ def score_file(
     score_column: str,
     on_null: str,
     force: bool,
+    restart: bool,
     config: str | None,
     as_json: bool,
     quiet: bool,
@@ -100,6 +106,7 @@ def score_file(
         score_column=score_column,
         allow_nulls=on_null == "error",
         force=force,
+        restart=restart,
         quiet=quiet,
     )
     try:
@@ -110,8 +117,8 @@ def score_file(
         _fail(error, EXIT_FAILED)
     except (OSError, pa.ArrowException, redis.RedisError) as error:  # a full disk, a server out of memory
         _fail(error, EXIT_FAILED)
-    except KeyboardInterrupt:
-        _fail("interrupted; no output was written", EXIT_INTERRUPTED)
+    except KeyboardInterrupt as error:
+        _fail(error, EXIT_INTERRUPTED, "interrupted; no output was written")
     if as_json:
         click.echo(json.dumps(asdict(summary)))
     elif not quiet:
@@ -130,13 +137,17 @@ def describe(summary: Summary) -> str:
         f"{summary.real_token_share:.1%} of the computed tokens were real; {summary.retries} retries",
         f"scores are in {summary.output}",
     ]
+    if summary.resumed_rows:
+        lines.insert(1, f"{summary.resumed_rows:,} of them had been scored by earlier, interrupted runs")
     if summary.row_errors:
         lines.append(f"{summary.row_errors:,} rows have no score; {summary.errors_file} says which and why")
     return "\n".join(lines)
 
 
-def _fail(error: object, code: int) -> None:
-    click.echo(f"score-file: {mask_passwords(' '.join(str(error).split()))}", err=True)
+def _fail(error: BaseException, code: int, message: str | None = None) -> None:
+    """End with one line: the error's message, or the one given, and the error's notes."""
+    parts = [message or str(error), *getattr(error, "__notes__", [])]
+    click.echo(f"score-file: {mask_passwords(' '.join('; '.join(parts).split()))}", err=True)
     sys.exit(code)
 
 

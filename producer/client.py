@@ -27,6 +27,7 @@ from jobs.errors import ConfigError, InputError
 from jobs.runs import RunStore
 from jobs.settings import Settings, load_settings
 from jobs.spec import ScoreSpec
+from producer.journal import Journal
 from producer.submission import ScoredTable, Submission
 
 if TYPE_CHECKING:
@@ -103,11 +104,13 @@ class Client:
         columns: tuple[str, str],
         *,
         on_wait: Callable[[], None] = lambda: None,
+        journal: Journal | None = None,
         **spec: Any,
     ) -> ScoringRun:
         """Like `submit`, for tables that are cut into chunks already.
 
-        `on_wait` is called at least every second while the run's results are waited for.
+        `on_wait` is called at least every second while the run's results are waited for. What is
+        in `journal` is not scored again, and what is scored is kept there.
         """
         settings = self.settings
         run = self.store.create(
@@ -116,7 +119,9 @@ class Client:
             ttl=settings.run_ttl,
             max_retries=settings.max_retries,
         )
-        submission = Submission(self.store, run, tables, columns, settings.window)
+        if journal:
+            journal.begin(run.id)
+        submission = Submission(self.store, run, tables, columns, settings.window, journal)
         submission.on_wait = on_wait
         try:
             submission.fill()

@@ -12,16 +12,20 @@ from pathlib import Path
 
 import redis
 
-from jobs.errors import InputError, RunFailed
+from jobs.errors import InputError, RunFailed, WireError
+from jobs.runs import RunStore
 from jobs.settings import Settings
 from producer.client import Client
 from producer.embedded import EmbeddedCluster
+from producer.journal import Journal
+from producer.manifest import manifest
 from producer.progress import ProgressView, progress_view
 from producer.readers import TextColumns
 from producer.sink import ScoredFile, check_target
 from producer.source import Source, find_files, open_source, stem
 from producer.submission import ScoredTable
 from producer.watch import WorkerWatch
+from producer.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +40,7 @@ class Request:
     score_column: str
     allow_nulls: bool
     force: bool
+    restart: bool
     quiet: bool
 
 
@@ -43,12 +48,15 @@ class Request:
 class Summary:
     """What was done.
 
-    ``startup_seconds`` is how long it took until a worker was there; ``pairs_per_second`` leaves
-    it out. ``real_token_share`` is the share of computed tokens that were not padding.
+    ``resumed_rows`` of the ``rows`` were scored by earlier runs of the command, which were
+    interrupted; ``seconds`` and ``pairs_per_second`` leave those out. ``startup_seconds`` is how
+    long it took until a worker was there; ``pairs_per_second`` leaves it out, too.
+    ``real_token_share`` is the share of computed tokens that were not padding.
     """
 
     output: str
     rows: int
+    resumed_rows: int
     row_errors: int
     errors_file: str | None
     seconds: float
@@ -64,38 +72,55 @@ class Summary:
 
 
 def score_file(request: Request, settings: Settings) -> Summary:
-    """Score the files of `request` into one output file.
+    """Score the files of `request` into one output file, or go on with what is done of it.
 
     Raises
     ------
     InputError, ConfigError, ConnectionFailed
         Nothing was done; the message says what to change.
-    RunFailed, EmbeddedError
-        The run cannot be finished; no output was written.
+    RunFailed, EmbeddedError, OutputError
+        The run cannot be finished; no output was written. What was scored is kept, and the same
+        request goes on from there.
     """
     started = time.monotonic()
     paths = find_files(request.inputs)
     target = output_path(request, paths)
-    check_target(target, force=request.force)
+    check_target(target)
     if target.resolve() in {path.resolve() for path in paths}:
         raise InputError(f"{target} is the input itself; name another output with -o")
+    made_from = manifest(paths, settings.model, _options(request, settings))
     with ExitStack() as stack:
+        work = stack.enter_context(Workspace(target, made_from, restart=request.restart, force=request.force))
         # The workers start while the files are looked at.
         cluster = None if settings.redis_url else stack.enter_context(EmbeddedCluster(settings))
         source = open_source(paths, request.columns, allow_nulls=request.allow_nulls)
         logger.debug("%s rows in %d files", f"{source.rows:,}", len(paths))
-        output = stack.enter_context(
-            ScoredFile(target, source.schema, request.score_column, force=request.force)
-        )
+        output = stack.enter_context(ScoredFile(target, work.folder, source.schema, request.score_column))
         client = Client(cluster.url() if cluster else None, settings=settings)
         logger.debug("run on queue %r of %s", settings.queue, "an embedded server" if cluster else "--redis")
         watch = WorkerWatch(client.store.redis, settings.queue, cluster)
         tally = _Tally()
         if source.rows:
             with progress_view(source.rows, quiet=request.quiet) as view:
-                _score(client, source, output, view, watch, tally)
-        output.commit(_metadata(settings, tally))
-    return _summary(output, settings, watch.since(started), tally, time.monotonic() - started)
+                _score(client, source, output, work, view, watch, tally)
+        output.finish(_metadata(settings, tally))
+        work.journal.seal(output.partial)
+        output.publish()
+    return _summary(
+        output, work.resumed_rows, settings, watch.since(started), tally, time.monotonic() - started
+    )
+
+
+def _options(request: Request, settings: Settings) -> dict[str, object]:
+    """The options that the output's rows depend on."""
+    return {
+        **settings.spec().model_dump(),
+        "chunk_size": settings.chunk_size,
+        "query_column": request.columns.query,
+        "passage_column": request.columns.passage,
+        "score_column": request.score_column,
+        "on_null": "error" if request.allow_nulls else "fail",
+    }
 
 
 def output_path(request: Request, paths: Sequence[Path]) -> Path:
@@ -110,19 +135,29 @@ def output_path(request: Request, paths: Sequence[Path]) -> Path:
 
 
 def _score(
-    client: Client, source: Source, output: ScoredFile, view: ProgressView, watch: WorkerWatch, tally: _Tally
+    client: Client,
+    source: Source,
+    output: ScoredFile,
+    work: Workspace,
+    view: ProgressView,
+    watch: WorkerWatch,
+    tally: _Tally,
 ) -> None:
     watch.check_queue()
+    journal = work.journal
+    _drop_last_run(client.store, journal)
 
     def look() -> None:
         watch.look()
-        view.update(output.rows, watch.speed(output.rows), watch.workers)
+        view.update(output.rows, watch.speed(output.rows - work.resumed_rows), watch.workers)
 
     tables = source.tables(client.settings.chunk_size)
-    run = client.start(tables, source.columns.names, on_wait=look)
+    # A branch may have moved since: the rest is scored by the commit that scored the first chunk.
+    revision = journal.revision or client.settings.revision
+    run = client.start(tables, source.columns.names, on_wait=look, journal=journal, revision=revision)
     try:
         for part in run.tables():
-            output.write(part.table, part.scores, part.errors)
+            output.write(part)
             tally.add(part)
             look()
     except RunFailed as error:
@@ -133,6 +168,16 @@ def _score(
         with suppress(redis.RedisError):  # an embedded server may be what has failed
             run.cancel()
         raise
+
+
+def _drop_last_run(store: RunStore, journal: Journal) -> None:
+    """Take out of Redis what a run that died has left there, lest it be scored for nobody."""
+    try:
+        left = store.load(journal.run) if journal.run else None
+    except WireError:
+        return  # another release's; it expires
+    if left:
+        store.delete(left, store.chunks(left))
 
 
 @dataclass
@@ -180,16 +225,18 @@ def _metadata(settings: Settings, tally: _Tally) -> dict[str, str]:
 
 
 def _summary(
-    output: ScoredFile, settings: Settings, startup: float, tally: _Tally, seconds: float
+    output: ScoredFile, resumed_rows: int, settings: Settings, startup: float, tally: _Tally, seconds: float
 ) -> Summary:
+    fresh_rows = output.rows - resumed_rows
     return Summary(
         output=str(output.path),
         rows=output.rows,
+        resumed_rows=resumed_rows,
         row_errors=output.row_errors,
         errors_file=str(output.errors_path) if output.row_errors else None,
         seconds=round(seconds, 3),
         startup_seconds=round(startup, 3),
-        pairs_per_second=round(output.rows / max(seconds - startup, 1e-9), 1) if output.rows else 0.0,
+        pairs_per_second=round(fresh_rows / max(seconds - startup, 1e-9), 1),
         real_token_share=round(tally.tokens / tally.padded_tokens, 4) if tally.padded_tokens else 1.0,
         retries=tally.retries,
         model=settings.model,

@@ -16,6 +16,7 @@ from jobs.errors import RunCancelled, RunFailed
 from jobs.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
 from jobs.runs import Run, RunStore
 from jobs.wire import encode_pairs
+from producer.journal import Journal
 
 _POLL_SECONDS = 0.5
 """How long to wait for a result before looking around (a timeout, the caller's `on_wait`)."""
@@ -32,12 +33,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ScoredTable:
-    """A part of the input with its scores; ``stats`` is ``None`` if no worker could score it."""
+    """A part of the input with its scores; ``stats`` is ``None`` if no worker could score it.
+
+    In each row exactly one of score and error is null. It took so many ``attempts``, the last of
+    them by ``worker`` (if any is known).
+    """
 
     table: pa.Table
     scores: pa.Array
     errors: pa.Array
     stats: ChunkStats | None
+    attempts: int
+    worker: str
 
 
 @dataclass
@@ -65,10 +72,19 @@ class Submission:
         Names of the query and passage columns in them.
     window
         Chunks in flight, at most.
+    journal
+        Where results are kept before Redis forgets them; chunks that are in it already are taken
+        from it, and not submitted.
     """
 
     def __init__(
-        self, store: RunStore, run: Run, source: Iterator[pa.Table], columns: tuple[str, str], window: int
+        self,
+        store: RunStore,
+        run: Run,
+        source: Iterator[pa.Table],
+        columns: tuple[str, str],
+        window: int,
+        journal: Journal | None = None,
     ) -> None:
         self.run = run
         self.on_wait: Callable[[], None] = lambda: None
@@ -79,6 +95,7 @@ class Submission:
         self._source = source
         self._columns = columns
         self._window = window
+        self._journal = journal
         self._in_flight: dict[int, _InFlight] = {}
         self._submitted = 0
         self._taken = 0
@@ -108,16 +125,19 @@ class Submission:
     def fill(self) -> None:
         """Submit chunks until the window is full or the source is empty."""
         fresh: dict[int, _InFlight] = {}
-        while not self._exhausted and len(self._in_flight) + len(fresh) < self._window:
+        while not self._exhausted and len(self._in_flight) < self._window:
             table = next(self._source, None)
             if table is None:
                 self._exhausted = True
-            else:
-                fresh[self._submitted + len(fresh)] = _InFlight(table)
+                break
+            known = self._journal.get(self._submitted) if self._journal else None
+            chunk = _InFlight(table, result=known and self._checked(known, len(table)))
+            self._in_flight[self._submitted] = chunk
+            if not known:
+                fresh[self._submitted] = chunk
+            self._submitted += 1
         if fresh:
             self._patiently(lambda: self._send(fresh))
-            self._submitted += len(fresh)
-            self._in_flight.update(fresh)
 
     def cancel(self) -> None:
         """Drop the run and take its waiting chunks off the queue."""
@@ -145,21 +165,28 @@ class Submission:
         del self._in_flight[self._taken]
         self._taken += 1
         if isinstance(result, ChunkScores):
-            return ScoredTable(chunk.table, result.scores, result.errors, result.stats)
-        reason = result.message if result else ""
+            stats = result.stats
+            return ScoredTable(chunk.table, result.scores, result.errors, stats, stats.attempt, stats.worker)
+        assert result is not None
         rows = len(chunk.table)
-        return ScoredTable(chunk.table, pa.nulls(rows, pa.float32()), pa.array([reason] * rows), None)
+        errors = pa.array([result.message] * rows, pa.string())
+        return ScoredTable(
+            chunk.table, pa.nulls(rows, pa.float32()), errors, None, result.attempts, result.worker
+        )
 
     def _collect(self) -> bool:
         """Take in the results that have come; whether there were any."""
         entries = self._store.results(self.run, after=self._last_entry, block_ms=int(_POLL_SECONDS * 1000))
+        finished: dict[int, ChunkResult] = {}
         for entry, result in entries:
             self._last_entry = entry
             waiting = self._in_flight.get(result.chunk)
             if isinstance(result, ChunkFailure) and result.fatal:
                 self._in_flight[self._taken].result = result  # no need to wait for those before it
             elif waiting and waiting.result is None:  # a chunk finished twice has the same scores
-                waiting.result = self._checked(result, len(waiting.table))
+                waiting.result = finished[result.chunk] = self._checked(result, len(waiting.table))
+        if self._journal:
+            self._journal.add({n: (len(self._in_flight[n].table), result) for n, result in finished.items()})
         if entries:
             self._store.forget(
                 self.run, [result.chunk for _, result in entries], [entry for entry, _ in entries]
@@ -182,7 +209,7 @@ class Submission:
         for n, chunk in list(again.items()):
             if chunk.submits > self.run.max_retries:
                 message = f"given up after it was lost {chunk.submits} times"
-                again.pop(n).result = ChunkFailure(n, message, fatal=False)
+                again.pop(n).result = ChunkFailure(n, message, fatal=False, attempts=chunk.submits)
             chunk.submits += 1
         if again:
             logger.warning("submitting %d lost chunks of run %s again", len(again), self.run.id)

@@ -64,7 +64,7 @@ class WorkerWatch:
         """Rows a second since there was a worker."""
         if self._first_worker is None:
             return 0.0
-        return rows / max(time.monotonic() - self._first_worker, 1e-9)
+        return max(rows, 0) / max(time.monotonic() - self._first_worker, 1e-9)
 
     def since(self, started: float) -> float:
         """Seconds from `started` until there was a worker; 0 if there never was one."""

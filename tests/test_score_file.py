@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from sentence_transformers import CrossEncoder
 
+from jobs.registry import queue_workers
 from tests.conftest import Server, score_file
 from tests.test_engine import some_pairs
 
@@ -106,7 +107,11 @@ def test_rows_without_a_score_are_listed(tmp_path: Path, shared_queue: Server, t
     errors = [
         json.loads(line) for line in (tmp_path / "a.scored.parquet.errors.jsonl").read_text().splitlines()
     ]
-    assert errors == [{"row": 1, "error": "query is null"}, {"row": 2, "error": "passage is null"}]
+    (worker,) = queue_workers(shared_queue.client, "rankmill").scoring
+    assert errors == [
+        {"row": 1, "error": "query is null", "attempts": 1, "worker": worker},
+        {"row": 2, "error": "passage is null", "attempts": 1, "worker": worker},
+    ]
     again = score_file(source, *options(shared_queue, tiny_model), "--on-null", "fail", "--force")
     assert again.code == 2
     assert "row 1 (counted from 0) has a null query or passage" in again.err

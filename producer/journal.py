@@ -1,0 +1,155 @@
+"""What a run has scored so far, safe on disk.
+
+A small SQLite database beside the output. A chunk's result is in it, and synced, before Redis is
+told to forget that result; so whenever this process or its machine dies, the only chunks to score
+again are those that were in flight. Only scores, errors and statistics are kept: the input's
+columns can be read again from the input.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jobs.errors import InputError, OutputError
+from jobs.results import ChunkFailure, ChunkResult, ChunkScores, from_entry, to_entry
+
+_TABLES = """
+PRAGMA locking_mode = EXCLUSIVE;
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = FULL;
+CREATE TABLE IF NOT EXISTS manifest (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS chunks
+    (chunk INTEGER PRIMARY KEY, rows INTEGER NOT NULL, scores BLOB, about TEXT NOT NULL);
+"""
+
+
+class Journal:
+    """The results of one output, by chunk, and what they were made from.
+
+    Parameters
+    ----------
+    path
+        The database; made if it is not there.
+
+    Raises
+    ------
+    InputError
+        From any method: the file is damaged.
+    OutputError
+        From any method: the file cannot be written or read, as on a full disk.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._db = sqlite3.connect(path)
+        with self._at_work():
+            self._db.executescript(_TABLES)
+
+    def close(self) -> None:
+        """Let go of the file; a full disk is no trouble here, as all results are safe already."""
+        self._db.close()
+
+    @property
+    def rows(self) -> int:
+        """Rows of the chunks that are done."""
+        return int(self._one("SELECT coalesce(sum(rows), 0) FROM chunks"))
+
+    @property
+    def manifest(self) -> dict[str, str]:
+        """What the results were made from, as `restart` was told."""
+        with self._at_work():
+            return dict(self._db.execute("SELECT name, value FROM manifest ORDER BY rowid").fetchall())
+
+    @property
+    def run(self) -> str | None:
+        """Id of the last run that was begun for this output."""
+        return self._state("run")
+
+    @property
+    def revision(self) -> str | None:
+        """The model's commit that made the first result, if the model has commits."""
+        first = self._one("SELECT min(chunk) FROM chunks WHERE scores IS NOT NULL")
+        result = None if first is None else self.get(int(first))
+        return result.stats.revision if isinstance(result, ChunkScores) else None
+
+    def restart(self, manifest: Mapping[str, str]) -> None:
+        """Forget all results and begin with `manifest`; the last run's id stays known."""
+        with self._at_work():
+            self._db.execute("DELETE FROM chunks")
+            self._db.execute("DELETE FROM manifest")
+            self._db.executemany("INSERT INTO manifest VALUES (?, ?)", manifest.items())
+
+    def begin(self, run: str) -> None:
+        """Note a run's id before anything of it is in the queue."""
+        self._set_state("run", run)
+
+    def get(self, chunk: int) -> ChunkResult | None:
+        """The result of a chunk, if it is done."""
+        with self._at_work():
+            row = self._db.execute("SELECT scores, about FROM chunks WHERE chunk = ?", (chunk,)).fetchone()
+        if row is None:
+            return None
+        scores, about = row
+        entry = {name.encode(): str(value).encode() for name, value in json.loads(about).items()}
+        return from_entry(entry if scores is None else {**entry, b"scores": scores})
+
+    def add(self, results: Mapping[int, tuple[int, ChunkResult]]) -> None:
+        """Keep ``{chunk: (rows, result)}``; on disk when this returns. Fatal failures are no results."""
+        with self._at_work():
+            self._db.executemany("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?)", _records(results))
+
+    def seal(self, output: Path) -> None:
+        """Note that the output is whole and about to be put in place."""
+        self._set_state("output", _identity(output))
+
+    def made(self, output: Path) -> bool:
+        """Whether `output` is the file that `seal` was told of, moved there by a run that then died."""
+        return output.exists() and self._state("output") == _identity(output)
+
+    def _state(self, name: str) -> str | None:
+        found = self._one("SELECT value FROM state WHERE name = ?", name)
+        return None if found is None else str(found)
+
+    def _set_state(self, name: str, value: str) -> None:
+        with self._at_work():
+            self._db.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, value))
+
+    def _one(self, query: str, *parameters: str) -> Any:
+        with self._at_work():
+            row = self._db.execute(query, parameters).fetchone()
+        return row and row[0]
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """A transaction, and SQLite's errors as ours."""
+        try:
+            with self._db:
+                yield
+        except sqlite3.OperationalError as error:
+            raise OutputError(f"cannot write {self._path}: {error}") from None
+        except sqlite3.DatabaseError as error:
+            raise InputError(f"{self._path} is damaged ({error}); start over with --restart") from None
+
+
+def _records(
+    results: Mapping[int, tuple[int, ChunkResult]],
+) -> Iterator[tuple[int, int, bytes | None, str]]:
+    for chunk, (rows, result) in results.items():
+        if isinstance(result, ChunkFailure) and result.fatal:
+            continue
+        entry = to_entry(result)
+        scores = entry.pop("scores", None)
+        assert scores is None or isinstance(scores, bytes)
+        yield chunk, rows, scores, json.dumps(entry)
+
+
+def _identity(path: Path) -> str:
+    """What a file keeps when it is renamed."""
+    found = path.stat()
+    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"

@@ -1,0 +1,140 @@
+"""The folder beside the output where a run's work is kept until the output is there."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+from jobs.errors import InputError
+from producer.journal import Journal
+from producer.manifest import differences
+
+logger = logging.getLogger(__name__)
+
+
+class Workspace:
+    """``OUTPUT.rankmill/``: the journal of what is scored, and the output while it is being made.
+
+    Use as a context manager. It takes up what an interrupted run has left. Leaving it removes the
+    folder, unless there is something in it to go on with: then the error that ends the run gets a
+    note that says so.
+
+    Parameters
+    ----------
+    target
+        The output.
+    manifest
+        What the output is made from; what an earlier run has left must be made from the same.
+    restart
+        Whether to drop what an earlier run has left.
+    force
+        Whether an existing output may be replaced.
+
+    Raises
+    ------
+    InputError
+        On entering: the output exists, another process is making it, what an earlier run has left
+        is damaged or was made from something else; the message names it.
+    OutputError
+        On entering: the journal cannot be written.
+    """
+
+    def __init__(self, target: Path, manifest: Mapping[str, str], *, restart: bool, force: bool) -> None:
+        self._target = target
+        self._manifest = manifest
+        self._restart = restart
+        self._force = force
+        self.folder = target.with_name(target.name + ".rankmill")
+        self.resumed_rows = 0
+        """Rows that earlier runs have scored."""
+
+    def __enter__(self) -> Workspace:
+        with ExitStack() as stack:
+            self._lock(stack)
+            self.journal = self._open_journal()
+            stack.callback(self.journal.close)
+            try:
+                self._take_up()
+            except InputError:
+                self._leave(done=False)
+                raise
+            self._held = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._held:
+            kept = self._leave(done=error is None)
+            if error is not None and kept:
+                error.add_note(f"{kept:,} scored rows are kept in {self.folder}: the same command continues")
+
+    def _leave(self, *, done: bool) -> int:
+        """Remove the folder, while the lock is held, if it is of no more use; the rows kept in it."""
+        rows = 0 if done else self.journal.rows
+        if not rows:
+            shutil.rmtree(self.folder)
+        return rows
+
+    def _lock(self, stack: ExitStack) -> None:
+        try:
+            self.folder.mkdir(exist_ok=True)
+            lock = stack.enter_context((self.folder / "lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"another score-file is making {self._target}; let it finish, or name another output with -o"
+            ) from None
+        except OSError as error:
+            raise InputError(f"cannot write {self._target}: {error}") from None
+        if not os.fstat(lock.fileno()).st_nlink:  # its holder has removed the folder just now
+            raise InputError(f"another score-file has just made {self._target}")
+
+    def _open_journal(self) -> Journal:
+        path = self.folder / "journal.db"
+        try:
+            journal = Journal(path)
+        except InputError:  # damaged
+            if not self._restart:
+                raise
+            for file in self.folder.glob("journal.db*"):
+                file.unlink()
+            journal = Journal(path)
+        sync(self.folder)
+        sync(self.folder.parent)
+        return journal
+
+    def _take_up(self) -> None:
+        """Go on with what is there, or begin; refuse what cannot be gone on with."""
+        exists = self._target.exists() and not self.journal.made(self._target)
+        if exists and not self._force:
+            raise InputError(
+                f"{self._target} exists already; replace it with --force or name another with -o"
+            )
+        rows = self.journal.rows
+        if self._restart or not rows:
+            self.journal.restart(self._manifest)
+            return
+        changed = differences(self.journal.manifest, self._manifest)
+        if changed:
+            raise InputError(
+                f"{self.folder} holds {rows:,} scored rows of another command ({changed}); "
+                "give that command again to go on with them, or --restart to start over"
+            )
+        logger.info("continuing: %s rows are scored already (%s)", f"{rows:,}", self.folder)
+        self.resumed_rows = rows
+
+
+def sync(path: Path) -> None:
+    """Make sure that a file, or a folder's list of files, is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,243 @@
+"""Whenever the producer dies, the same command goes on: nothing lost, doubled or scored in vain."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.registry import queue_workers
+from tests.conftest import ENVIRON, Outcome, Server, score_file, wait_for
+from tests.faults.kills import Damage, damage, folder_of, run_under_kills, start, stop
+from tests.models import make_bert
+
+ROWS, CHUNK, WINDOW = 3000, 16, 4
+NULLS = {0, 5, ROWS - 1}
+UNHARMED = Damage(lost=0, doubled=0, different=0, moved=0)
+ENVIRON_WINDOW = {"RANKMILL_WINDOW": str(WINDOW)}
+
+
+def write_pairs(path: Path, nulls: set[int] | None = None) -> Path:
+    texts = [None if n in (nulls or ()) else f"{'moon river ' * (n % 7)}{n}" for n in range(ROWS)]
+    pq.write_table(pa.table({"id": range(ROWS), "query": ["big cat"] * ROWS, "passage": texts}), path)
+    return path
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_pairs(tmp_path / "a.parquet")
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "a.scored.parquet"
+
+
+@pytest.fixture
+def command(source: Path, shared_queue: Server, tiny_model: Path) -> list[object]:
+    return [source, "--redis", shared_queue.url, "--model", tiny_model, "--precision", "fp32",
+            "--chunk-size", CHUNK]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, shared_queue: Server, tiny_model: Path) -> Path:
+    directory = tmp_path_factory.mktemp("undisturbed")
+    source = write_pairs(directory / "a.parquet")
+    done = score_file(source, "--redis", shared_queue.url, "--model", tiny_model, "--precision", "fp32")
+    assert done.code == 0, done.err
+    return directory / "a.scored.parquet"
+
+
+def interrupt(command: list[object], output: Path, sent: signal.Signals = signal.SIGKILL) -> Outcome:
+    """Run the command until something of it is kept, and stop it."""
+    process = start(*command, environ=ENVIRON_WINDOW)
+    assert stop(process, output, 10, sent)
+    out, err = process.communicate()
+    assert not output.exists()
+    assert folder_of(output).exists()
+    return Outcome(process.returncode, out, err)
+
+
+def finished_jobs(server: Server) -> int:
+    """Chunks that the workers of the queue have ever ended, whatever became of the scores."""
+    names = queue_workers(server.client, "rankmill").scoring
+    return sum(int(server.client.hget(f"rq:worker:{name}", "successful_job_count") or 0) for name in names)
+
+
+def test_killed_many_times_it_loses_and_repeats_nothing_but_what_was_in_flight(
+    command: list[object], output: Path, undisturbed: Path, shared_queue: Server
+) -> None:
+    before = finished_jobs(shared_queue)
+    end = run_under_kills([*command, "--json"], output, kills=8, writes=12, seed=1, environ=ENVIRON_WINDOW)
+    assert (end.kills, end.code) == (8, 0), end.err
+    assert damage(output, undisturbed) == UNHARMED
+    assert json.loads(end.out)["resumed_rows"] > 0
+    wait_for(lambda: shared_queue.client.llen("rq:queue:rankmill") == 0)
+    chunks = -(-ROWS // CHUNK)
+    assert chunks <= finished_jobs(shared_queue) - before <= chunks + end.kills * WINDOW
+    assert not folder_of(output).exists()
+    assert not list(shared_queue.client.scan_iter("rankmill:run:*"))
+    assert not list(shared_queue.client.scan_iter("rq:job:*"))
+
+
+def test_killed_with_its_server_and_workers(source: Path, tmp_path: Path, undisturbed: Path) -> None:
+    model = make_bert(tmp_path / "model")  # the same weights as the tiny model's, elsewhere
+    arguments: list[object] = [source, "--model", model, "--precision", "fp32", "--chunk-size", CHUNK]
+    output = tmp_path / "a.scored.parquet"
+    end = run_under_kills(arguments, output, kills=4, writes=15, seed=2, environ=ENVIRON_WINDOW)
+    assert (end.kills, end.code) == (4, 0), end.err
+    assert "continuing: " in end.err
+    assert damage(output, undisturbed) == UNHARMED
+    assert not folder_of(output).exists()
+
+
+def test_after_ctrl_c_the_same_command_continues(
+    command: list[object], output: Path, shared_queue: Server
+) -> None:
+    done = interrupt(command, output, signal.SIGINT)
+    assert done.code == 130
+    (line,) = done.err.strip().splitlines()
+    assert "interrupted; no output was written" in line
+    assert f"scored rows are kept in {folder_of(output)}: the same command continues" in line
+    assert not list(shared_queue.client.scan_iter("rankmill:run:*"))
+    assert shared_queue.client.llen("rq:queue:rankmill") == 0
+    again = score_file(*command, "--json", environ=ENVIRON_WINDOW)
+    assert again.code == 0
+    assert f"continuing: {again.summary['resumed_rows']:,} rows are scored already" in again.err
+    assert 0 < again.summary["resumed_rows"] < again.summary["rows"] == ROWS
+
+
+def test_another_command_is_refused_and_restart_starts_over(
+    command: list[object], source: Path, output: Path, tmp_path: Path
+) -> None:
+    interrupt(command, output)
+    other = make_bert(tmp_path / "other", seed=1)
+    changes: dict[str, list[object]] = {
+        f"--model was {command[4]} and is {other}": ["--model", other],
+        "--precision was fp32 and is bf16": ["--precision", "bf16"],
+        "--max-length was None and is 20": ["--max-length", 20],
+        "--chunk-size was 16 and is 17": ["--chunk-size", 17],
+        "--passage-column was passage and is query": ["--passage-column", "query"],
+        "--score-column was score and is ce": ["--score-column", "ce"],
+    }
+    for message, options in changes.items():
+        refused = score_file(*command, *options)
+        (line,) = refused.err.strip().splitlines()
+        assert (refused.code, message in line, "--restart" in line) == (2, True, True), line
+    write_pairs(source, nulls={1})
+    refused = score_file(*command)
+    assert (refused.code, f"input 1 ({source}) was" in refused.err) == (2, True), refused.err
+    assert not output.exists()
+    restarted = score_file(*command, "--restart", "--json")
+    assert (restarted.code, restarted.summary["resumed_rows"]) == (3, 0)
+    assert not folder_of(output).exists()
+
+
+def test_a_model_changed_in_place_is_refused(
+    source: Path, output: Path, tmp_path: Path, shared_queue: Server
+) -> None:
+    model = make_bert(tmp_path / "model")
+    command = [source, "--redis", shared_queue.url, "--model", model, "--chunk-size", CHUNK]
+    interrupt(command, output)
+    make_bert(model, seed=1)
+    refused = score_file(*command)
+    assert (refused.code, "model.safetensors was" in refused.err) == (2, True), refused.err
+
+
+def test_all_row_errors_of_a_resumed_run_are_listed(
+    command: list[object], source: Path, output: Path
+) -> None:
+    write_pairs(source, NULLS)
+    interrupt(command, output)
+    done = score_file(*command)
+    assert (done.code, pq.read_table(output)["score"].null_count) == (3, len(NULLS))
+    lines = output.with_name(output.name + ".errors.jsonl").read_text().splitlines()
+    errors: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    assert [error["row"] for error in errors] == sorted(NULLS)
+    assert all((error["error"], error["attempts"]) == ("passage is null", 1) for error in errors)
+    assert all(error["worker"] for error in errors)
+
+
+def test_two_at_a_time_are_refused(source: Path, output: Path, shared_queue: Server) -> None:
+    command = [source, "--redis", shared_queue.url, "--model", "demo", "--queue", "nobody-listens"]
+    first = start(*command)
+    wait_for(lambda: shared_queue.client.llen("rq:queue:nobody-listens"), None)
+    for options in ([], ["--restart"], ["--force"]):
+        second = score_file(*command, *options)
+        assert (second.code, f"another score-file is making {output}" in second.err) == (2, True)
+    first.send_signal(signal.SIGINT)
+    first.communicate()
+    assert first.returncode == 130
+    assert not folder_of(output).exists()  # nothing was scored, so there is nothing to keep
+
+
+def test_killed_between_the_output_and_the_end(command: list[object], output: Path) -> None:
+    dies = "import os, shutil; shutil.rmtree = lambda folder: os.kill(os.getpid(), 9)"
+    code = f"{dies}; from producer.cli import score_file; score_file()"
+    subprocess.run([sys.executable, "-c", code, *map(str, command)], env=ENVIRON, check=False)
+    assert len(pq.read_table(output)) == ROWS
+    assert folder_of(output).exists()
+    done = score_file(*command, "--json")
+    assert (done.code, done.summary["resumed_rows"], done.summary["rows"]) == (0, ROWS, ROWS), done.err
+    assert not folder_of(output).exists()
+    assert "exists already" in score_file(*command).err
+
+
+def test_a_damaged_journal_is_told(command: list[object], output: Path) -> None:
+    interrupt(command, output)
+    for path in folder_of(output).glob("journal.db*"):
+        path.write_bytes(os.urandom(20_000))
+    refused = score_file(*command)
+    assert (refused.code, len(refused.err.strip().splitlines())) == (2, 1)
+    assert "is damaged" in refused.err
+    assert "start over with --restart" in refused.err
+    assert score_file(*command, "--restart").code == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(directory)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    yield directory
+    subprocess.run(["umount", str(directory)], check=True)
+
+
+@pytest.mark.parametrize("kilobytes", [24, 200, 700])
+def test_a_full_disk_is_one_line_and_the_same_command_continues(
+    kilobytes: int, command: list[object], source: Path, small_disk: Path, undisturbed: Path
+) -> None:
+    """Too small for the journal's first page, for its growth, for the output."""
+    output = small_disk / "out.parquet"
+    texts = [os.urandom(500).hex() for _ in range(ROWS)]  # 1.5 MB however it is compressed
+    pq.write_table(pq.read_table(source).append_column("ballast", pa.array(texts)), source)
+    resize(small_disk, kilobytes)
+    full = score_file(*command, "-o", output)
+    assert (full.code, len(full.err.strip().splitlines())) == (1, 1), full.err
+    assert "cannot write" in full.err
+    assert "No space left on device" in full.err or "disk is full" in full.err
+    assert not output.exists()
+    resize(small_disk, 16_000)
+    done = score_file(*command, "-o", output, "--json")
+    assert (done.code, done.summary["resumed_rows"] > 0) == (0, kilobytes > 24), done.err
+    assert damage(output, undisturbed) == UNHARMED
+    assert [path.name for path in small_disk.iterdir()] == ["out.parquet"]
+
+
+def resize(disk: Path, kilobytes: int) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={kilobytes}k", str(disk)], check=True)
