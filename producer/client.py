@@ -119,11 +119,11 @@ class Client:
             ttl=settings.run_ttl,
             max_retries=settings.max_retries,
         )
-        if journal:
-            journal.begin(run.id)
         submission = Submission(self.store, run, tables, columns, settings.window, journal)
         submission.on_wait = on_wait
         try:
+            if journal:
+                journal.begin(run.id)
             submission.fill()
         except BaseException:
             submission.cancel()  # something in the input is no pair of texts, say

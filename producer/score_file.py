@@ -13,11 +13,11 @@ from pathlib import Path
 import redis
 
 from jobs.errors import InputError, RunFailed, WireError
+from jobs.results import ChunkScores
 from jobs.runs import RunStore
 from jobs.settings import Settings
 from producer.client import Client
 from producer.embedded import EmbeddedCluster
-from producer.journal import Journal
 from producer.manifest import manifest
 from producer.progress import ProgressView, progress_view
 from producer.readers import TextColumns
@@ -106,9 +106,7 @@ def score_file(request: Request, settings: Settings) -> Summary:
         output.finish(_metadata(settings, tally))
         work.journal.seal(output.partial)
         output.publish()
-    return _summary(
-        output, work.resumed_rows, settings, watch.since(started), tally, time.monotonic() - started
-    )
+    return _summary(output, settings, watch.since(started), tally, time.monotonic() - started)
 
 
 def _options(request: Request, settings: Settings) -> dict[str, object]:
@@ -144,12 +142,15 @@ def _score(
     tally: _Tally,
 ) -> None:
     watch.check_queue()
+    _settle_last_run(client.store, work)
     journal = work.journal
-    _drop_last_run(client.store, journal)
+    tally.resumed_rows = journal.rows
+    if tally.resumed_rows:
+        logger.info("continuing: %s rows are scored already (%s)", f"{tally.resumed_rows:,}", work.folder)
 
     def look() -> None:
         watch.look()
-        view.update(output.rows, watch.speed(output.rows - work.resumed_rows), watch.workers)
+        view.update(output.rows, watch.speed(output.rows - tally.resumed_rows), watch.workers)
 
     tables = source.tables(client.settings.chunk_size)
     # A branch may have moved since: the rest is scored by the commit that scored the first chunk.
@@ -170,20 +171,27 @@ def _score(
         raise
 
 
-def _drop_last_run(store: RunStore, journal: Journal) -> None:
-    """Take out of Redis what a run that died has left there, lest it be scored for nobody."""
+def _settle_last_run(store: RunStore, work: Workspace) -> None:
+    """Keep what workers have finished of a run that died, and let the rest not be scored for nobody."""
+    journal = work.journal
     try:
         left = store.load(journal.run) if journal.run else None
-    except WireError:
-        return  # another release's; it expires
+        if left and work.resumes:
+            results = [result for _, result in store.results(left, after="0", block_ms=1)]
+            scored = [result for result in results if isinstance(result, ChunkScores)]
+            journal.add({result.chunk: (len(result.scores), result) for result in scored})
+    except WireError as error:
+        logger.warning("what the last run has left in Redis cannot be used: %s", error)
+        return
     if left:
         store.delete(left, store.chunks(left))
 
 
 @dataclass
 class _Tally:
-    """Sums over the chunks' statistics."""
+    """Sums over the chunks' statistics, and the rows that were scored before this process began."""
 
+    resumed_rows: int = 0
     tokens: int = 0
     padded_tokens: int = 0
     retries: int = 0
@@ -225,13 +233,13 @@ def _metadata(settings: Settings, tally: _Tally) -> dict[str, str]:
 
 
 def _summary(
-    output: ScoredFile, resumed_rows: int, settings: Settings, startup: float, tally: _Tally, seconds: float
+    output: ScoredFile, settings: Settings, startup: float, tally: _Tally, seconds: float
 ) -> Summary:
-    fresh_rows = output.rows - resumed_rows
+    fresh_rows = output.rows - tally.resumed_rows
     return Summary(
         output=str(output.path),
         rows=output.rows,
-        resumed_rows=resumed_rows,
+        resumed_rows=tally.resumed_rows,
         row_errors=output.row_errors,
         errors_file=str(output.errors_path) if output.row_errors else None,
         seconds=round(seconds, 3),

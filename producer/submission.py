@@ -124,6 +124,7 @@ class Submission:
 
     def fill(self) -> None:
         """Submit chunks until the window is full or the source is empty."""
+        self._check_cancelled()
         fresh: dict[int, _InFlight] = {}
         while not self._exhausted and len(self._in_flight) < self._window:
             table = next(self._source, None)
@@ -222,11 +223,16 @@ class Submission:
             queries, passages = (chunk.table[name] for name in self._columns)
             payloads[n] = (encode_pairs(queries, passages), len(chunk.table))
         self._store.enqueue(self.run, payloads)
+        if self._cancelled:  # meanwhile, by another thread
+            self.cancel()
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled:
+            raise RunCancelled(f"run {self.run.id} was cancelled")
 
     def _look_around(self) -> None:
         self.on_wait()
-        if self._cancelled:
-            raise RunCancelled(f"run {self.run.id} was cancelled")
+        self._check_cancelled()
         if time.monotonic() > self.deadline:
             raise TimeoutError(f"run {self.run.id}: not all scores came in time; ask again to go on waiting")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -14,8 +13,6 @@ from types import TracebackType
 from jobs.errors import InputError
 from producer.journal import Journal
 from producer.manifest import differences
-
-logger = logging.getLogger(__name__)
 
 
 class Workspace:
@@ -51,18 +48,20 @@ class Workspace:
         self._restart = restart
         self._force = force
         self.folder = target.with_name(target.name + ".rankmill")
-        self.resumed_rows = 0
-        """Rows that earlier runs have scored."""
+        self.resumes = False
+        """Whether an earlier run into the same folder was made from the same."""
 
     def __enter__(self) -> Workspace:
+        is_new = not self.folder.exists()
         with ExitStack() as stack:
             self._lock(stack)
-            self.journal = self._open_journal()
-            stack.callback(self.journal.close)
             try:
+                self.journal = self._open_journal()
+                stack.callback(self.journal.close)
                 self._take_up()
-            except InputError:
-                self._leave(done=False)
+            except BaseException:
+                if is_new:
+                    shutil.rmtree(self.folder)
                 raise
             self._held = stack.pop_all()
         return self
@@ -71,16 +70,11 @@ class Workspace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._held:
-            kept = self._leave(done=error is None)
-            if error is not None and kept:
+            kept = self.journal.rows if error else 0
+            if not kept:
+                shutil.rmtree(self.folder)  # while the lock is held
+            elif error:
                 error.add_note(f"{kept:,} scored rows are kept in {self.folder}: the same command continues")
-
-    def _leave(self, *, done: bool) -> int:
-        """Remove the folder, while the lock is held, if it is of no more use; the rows kept in it."""
-        rows = 0 if done else self.journal.rows
-        if not rows:
-            shutil.rmtree(self.folder)
-        return rows
 
     def _lock(self, stack: ExitStack) -> None:
         try:
@@ -117,18 +111,17 @@ class Workspace:
             raise InputError(
                 f"{self._target} exists already; replace it with --force or name another with -o"
             )
-        rows = self.journal.rows
-        if self._restart or not rows:
-            self.journal.restart(self._manifest)
-            return
         changed = differences(self.journal.manifest, self._manifest)
-        if changed:
+        rows = self.journal.rows
+        if self._restart or (changed and not rows):
+            self.journal.restart(self._manifest)
+        elif changed:
             raise InputError(
                 f"{self.folder} holds {rows:,} scored rows of another command ({changed}); "
                 "give that command again to go on with them, or --restart to start over"
             )
-        logger.info("continuing: %s rows are scored already (%s)", f"{rows:,}", self.folder)
-        self.resumed_rows = rows
+        else:
+            self.resumes = True
 
 
 def sync(path: Path) -> None:

@@ -56,15 +56,16 @@ class Server:
 
 @pytest.fixture(scope="session")
 def shared_server() -> Iterator[Server]:
-    yield from _serve()
+    yield from serve()
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    yield from _serve()
+    yield from serve()
 
 
-def _serve() -> Iterator[Server]:
+def serve() -> Iterator[Server]:
+    """A server for as long as the generator lives."""
     with (
         tempfile.TemporaryDirectory(prefix="rm-") as directory,  # short: socket paths are limited
         ValkeyServer(port=0, unix_socket_path=Path(directory) / "s", data_dir=Path(directory)) as valkey,

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from tests.conftest import BIN, ENVIRON
+from jobs.registry import queue_workers
+from tests.conftest import BIN, ENVIRON, Server
 
 
 def folder_of(output: Path) -> Path:
@@ -124,3 +125,9 @@ def damage(output: Path, undisturbed: Path) -> Damage:
         different=len(different),
         moved=int(len(ids) == len(wanted) and (ids != wanted).sum()),
     )
+
+
+def finished_jobs(server: Server) -> int:
+    """Chunks that the workers of the queue have ever ended, whatever became of the scores."""
+    names = queue_workers(server.client, "rankmill").scoring
+    return sum(int(server.client.hget(f"rq:worker:{name}", "successful_job_count") or 0) for name in names)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,25 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.registry import queue_workers
-from tests.conftest import ENVIRON, Outcome, Server, score_file, wait_for
-from tests.faults.kills import Damage, damage, folder_of, run_under_kills, start, stop
+from tests.conftest import ENVIRON, Outcome, Server, score_file, serve, start_worker, wait_for
+from tests.faults.kills import Damage, damage, finished_jobs, folder_of, run_under_kills, start, stop
 from tests.models import make_bert
 
 ROWS, CHUNK, WINDOW = 3000, 16, 4
 NULLS = {0, 5, ROWS - 1}
 UNHARMED = Damage(lost=0, doubled=0, different=0, moved=0)
 ENVIRON_WINDOW = {"RANKMILL_WINDOW": str(WINDOW)}
+
+
+@pytest.fixture(scope="module")
+def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server and a worker, apart from other tests': what is killed here leaves its remains there."""
+    with contextmanager(serve)() as server:
+        worker = start_worker(server, "rankmill", tmp_path_factory.mktemp("worker"))
+        wait_for(lambda: queue_workers(server.client, "rankmill").scoring, worker)
+        yield server
+        worker.terminate()
+        worker.wait(timeout=20)
 
 
 def write_pairs(path: Path, nulls: set[int] | None = None) -> Path:
@@ -43,16 +55,16 @@ def output(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def command(source: Path, shared_queue: Server, tiny_model: Path) -> list[object]:
-    return [source, "--redis", shared_queue.url, "--model", tiny_model, "--precision", "fp32",
+def command(source: Path, queue: Server, tiny_model: Path) -> list[object]:
+    return [source, "--redis", queue.url, "--model", tiny_model, "--precision", "fp32",
             "--chunk-size", CHUNK]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, shared_queue: Server, tiny_model: Path) -> Path:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, queue: Server, tiny_model: Path) -> Path:
     directory = tmp_path_factory.mktemp("undisturbed")
     source = write_pairs(directory / "a.parquet")
-    done = score_file(source, "--redis", shared_queue.url, "--model", tiny_model, "--precision", "fp32")
+    done = score_file(source, "--redis", queue.url, "--model", tiny_model, "--precision", "fp32")
     assert done.code == 0, done.err
     return directory / "a.scored.parquet"
 
@@ -67,49 +79,41 @@ def interrupt(command: list[object], output: Path, sent: signal.Signals = signal
     return Outcome(process.returncode, out, err)
 
 
-def finished_jobs(server: Server) -> int:
-    """Chunks that the workers of the queue have ever ended, whatever became of the scores."""
-    names = queue_workers(server.client, "rankmill").scoring
-    return sum(int(server.client.hget(f"rq:worker:{name}", "successful_job_count") or 0) for name in names)
-
-
 def test_killed_many_times_it_loses_and_repeats_nothing_but_what_was_in_flight(
-    command: list[object], output: Path, undisturbed: Path, shared_queue: Server
+    command: list[object], output: Path, undisturbed: Path, queue: Server
 ) -> None:
-    before = finished_jobs(shared_queue)
-    end = run_under_kills([*command, "--json"], output, kills=8, writes=12, seed=1, environ=ENVIRON_WINDOW)
-    assert (end.kills, end.code) == (8, 0), end.err
+    before = finished_jobs(queue)
+    end = run_under_kills([*command, "--json"], output, kills=6, writes=15, seed=1, environ=ENVIRON_WINDOW)
+    assert (end.kills, end.code) == (6, 0), end.err
     assert damage(output, undisturbed) == UNHARMED
     assert json.loads(end.out)["resumed_rows"] > 0
-    wait_for(lambda: shared_queue.client.llen("rq:queue:rankmill") == 0)
+    wait_for(lambda: queue.client.llen("rq:queue:rankmill") == 0)
     chunks = -(-ROWS // CHUNK)
-    assert chunks <= finished_jobs(shared_queue) - before <= chunks + end.kills * WINDOW
+    assert chunks <= finished_jobs(queue) - before <= chunks + end.kills * WINDOW
     assert not folder_of(output).exists()
-    assert not list(shared_queue.client.scan_iter("rankmill:run:*"))
-    assert not list(shared_queue.client.scan_iter("rq:job:*"))
+    assert not list(queue.client.scan_iter("rankmill:run:*"))
+    assert not list(queue.client.scan_iter("rq:job:*"))
 
 
 def test_killed_with_its_server_and_workers(source: Path, tmp_path: Path, undisturbed: Path) -> None:
     model = make_bert(tmp_path / "model")  # the same weights as the tiny model's, elsewhere
     arguments: list[object] = [source, "--model", model, "--precision", "fp32", "--chunk-size", CHUNK]
     output = tmp_path / "a.scored.parquet"
-    end = run_under_kills(arguments, output, kills=4, writes=15, seed=2, environ=ENVIRON_WINDOW)
-    assert (end.kills, end.code) == (4, 0), end.err
+    end = run_under_kills(arguments, output, kills=3, writes=15, seed=2, environ=ENVIRON_WINDOW)
+    assert (end.kills, end.code) == (3, 0), end.err
     assert "continuing: " in end.err
     assert damage(output, undisturbed) == UNHARMED
     assert not folder_of(output).exists()
 
 
-def test_after_ctrl_c_the_same_command_continues(
-    command: list[object], output: Path, shared_queue: Server
-) -> None:
+def test_after_ctrl_c_the_same_command_continues(command: list[object], output: Path, queue: Server) -> None:
     done = interrupt(command, output, signal.SIGINT)
     assert done.code == 130
     (line,) = done.err.strip().splitlines()
     assert "interrupted; no output was written" in line
     assert f"scored rows are kept in {folder_of(output)}: the same command continues" in line
-    assert not list(shared_queue.client.scan_iter("rankmill:run:*"))
-    assert shared_queue.client.llen("rq:queue:rankmill") == 0
+    assert not list(queue.client.scan_iter("rankmill:run:*"))
+    assert queue.client.llen("rq:queue:rankmill") == 0
     again = score_file(*command, "--json", environ=ENVIRON_WINDOW)
     assert again.code == 0
     assert f"continuing: {again.summary['resumed_rows']:,} rows are scored already" in again.err
@@ -124,9 +128,7 @@ def test_another_command_is_refused_and_restart_starts_over(
     changes: dict[str, list[object]] = {
         f"--model was {command[4]} and is {other}": ["--model", other],
         "--precision was fp32 and is bf16": ["--precision", "bf16"],
-        "--max-length was None and is 20": ["--max-length", 20],
         "--chunk-size was 16 and is 17": ["--chunk-size", 17],
-        "--passage-column was passage and is query": ["--passage-column", "query"],
         "--score-column was score and is ce": ["--score-column", "ce"],
     }
     for message, options in changes.items():
@@ -143,10 +145,10 @@ def test_another_command_is_refused_and_restart_starts_over(
 
 
 def test_a_model_changed_in_place_is_refused(
-    source: Path, output: Path, tmp_path: Path, shared_queue: Server
+    source: Path, output: Path, tmp_path: Path, queue: Server
 ) -> None:
     model = make_bert(tmp_path / "model")
-    command = [source, "--redis", shared_queue.url, "--model", model, "--chunk-size", CHUNK]
+    command = [source, "--redis", queue.url, "--model", model, "--chunk-size", CHUNK]
     interrupt(command, output)
     make_bert(model, seed=1)
     refused = score_file(*command)
@@ -167,10 +169,10 @@ def test_all_row_errors_of_a_resumed_run_are_listed(
     assert all(error["worker"] for error in errors)
 
 
-def test_two_at_a_time_are_refused(source: Path, output: Path, shared_queue: Server) -> None:
-    command = [source, "--redis", shared_queue.url, "--model", "demo", "--queue", "nobody-listens"]
+def test_two_at_a_time_are_refused(source: Path, output: Path, queue: Server) -> None:
+    command = [source, "--redis", queue.url, "--model", "demo", "--queue", "nobody-listens"]
     first = start(*command)
-    wait_for(lambda: shared_queue.client.llen("rq:queue:nobody-listens"), None)
+    wait_for(lambda: queue.client.llen("rq:queue:nobody-listens"), None)
     for options in ([], ["--restart"], ["--force"]):
         second = score_file(*command, *options)
         assert (second.code, f"another score-file is making {output}" in second.err) == (2, True)
@@ -218,23 +220,33 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(directory)], check=True)
 
 
-@pytest.mark.parametrize("kilobytes", [24, 200, 700])
+@pytest.mark.parametrize(
+    ("kilobytes", "chunk", "kept"), [(24, 16, False), (200, 16, True), (1000, 250, True)]
+)
 def test_a_full_disk_is_one_line_and_the_same_command_continues(
-    kilobytes: int, command: list[object], source: Path, small_disk: Path, undisturbed: Path
+    kilobytes: int,
+    chunk: int,
+    kept: bool,
+    command: list[object],
+    source: Path,
+    small_disk: Path,
+    undisturbed: Path,
 ) -> None:
-    """Too small for the journal's first page, for its growth, for the output."""
+    """Too small for the journal's beginnings, for its growth, for the output."""
+    command = [*command, "--chunk-size", chunk]
     output = small_disk / "out.parquet"
     texts = [os.urandom(500).hex() for _ in range(ROWS)]  # 1.5 MB however it is compressed
     pq.write_table(pq.read_table(source).append_column("ballast", pa.array(texts)), source)
     resize(small_disk, kilobytes)
     full = score_file(*command, "-o", output)
     assert (full.code, len(full.err.strip().splitlines())) == (1, 1), full.err
-    assert "cannot write" in full.err
-    assert "No space left on device" in full.err or "disk is full" in full.err
-    assert not output.exists()
+    reason = "No space left on device" if chunk == 250 else "database or disk is full"
+    assert f"cannot write {small_disk}" in full.err
+    assert reason in full.err
+    assert [path.name for path in small_disk.iterdir()] == (["out.parquet.rankmill"] if kept else [])
     resize(small_disk, 16_000)
     done = score_file(*command, "-o", output, "--json")
-    assert (done.code, done.summary["resumed_rows"] > 0) == (0, kilobytes > 24), done.err
+    assert (done.code, done.summary["resumed_rows"] > 0) == (0, kept), done.err
     assert damage(output, undisturbed) == UNHARMED
     assert [path.name for path in small_disk.iterdir()] == ["out.parquet"]
 
