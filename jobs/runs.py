@@ -176,15 +176,25 @@ class RunStore:
         return [chunk for chunk, status in zip(waiting, statuses, strict=True) if status not in _UNDER_WAY]
 
     def delete(self, run: Run, chunks: Iterable[int]) -> None:
-        """Remove the run and take its waiting jobs, those of `chunks`, off the queue."""
+        """Remove the run and take its waiting jobs, those of `chunks`, off the queue.
+
+        Jobs that a worker has claimed are left to it: it finds the run gone, or its result not wanted.
+        """
         queue = self.queue(run.queue)
+        waiting = list(chunks)
+        jobs = [keys.job_id(run.id, chunk) for chunk in waiting]
         with self.redis.pipeline() as pipe:
+            for job in jobs:
+                queue.remove(job, pipeline=pipe)
+            for job in jobs:
+                pipe.expire(Job.key_for(job), run.ttl)  # RQ takes the expiry off a claimed job
             pipe.unlink(keys.run(run.id), keys.results(run.id))
-            for chunk in chunks:
+            for chunk in waiting:
                 pipe.unlink(keys.pairs(run.id, chunk))
-                queue.remove(keys.job_id(run.id, chunk), pipeline=pipe)
-                pipe.unlink(Job.key_for(keys.job_id(run.id, chunk)))
-            pipe.execute()
+            removed = pipe.execute()[: len(jobs)]
+        queued = [Job.key_for(job) for job, count in zip(jobs, removed, strict=True) if count]
+        if queued:
+            self.redis.unlink(*queued)
 
     def chunks(self, run: Run) -> list[int]:
         """Chunks of the run whose pairs are there, by a look at all of the server's keys."""

@@ -22,7 +22,7 @@ OF_RQ = {b"rq:queues", b"rq:workers", b"rq:workers:rankmill"}
 def test_a_cancelled_run_leaves_nothing_behind(server: Server, workers: StartWorker, tmp_path: Path) -> None:
     model = make_bert(tmp_path / "model", hidden=128, layers=4)
     client = Client(server.url, model=str(model), chunk_size=64, window=8)
-    worker = workers()
+    worker = workers(environ={"RANKMILL_CLAIM_AHEAD": "64"})
     run = client.submit((f"cat {n}", "the moon " * 40) for n in itertools.count())
     next(iter(run))  # some chunks are done, one is being scored, the others wait
     assert server.client.llen("rq:queue:rankmill") > 2
