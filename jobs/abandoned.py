@@ -38,10 +38,12 @@ def failure_handler(store: RunStore) -> FailureHandler:
             return  # not for this release to answer
         if run is None:
             return
-        reason = "its worker died" if kind is AbandonedJobError else f"{kind.__name__}: {error}"
+        died = kind is AbandonedJobError
+        reason = "its worker died" if died else f"{kind.__name__}: {error}"
         attempts = attempt(run, job)
         message = f"given up after attempt {attempts}: {reason}"
-        failure = ChunkFailure(ours[1], message, fatal=False, attempts=attempts, worker=job.worker_name or "")
+        worker = job.worker_name or ""
+        failure = ChunkFailure(ours[1], message, fatal=False, attempts=attempts, worker=worker, died=died)
         store.write_result(run, failure)
 
     return handle

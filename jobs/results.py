@@ -45,7 +45,8 @@ class ChunkScores:
 class ChunkFailure:
     """A chunk that no worker could score. ``fatal``: no chunk of the run could be scored.
 
-    ``attempts`` were made at it, the last by ``worker``, where that is known.
+    ``attempts`` were made at it, the last by ``worker``, where that is known. ``died``: each ended
+    with the end of its worker, so that one of the chunk's rows may be what kills it.
     """
 
     chunk: int
@@ -53,6 +54,7 @@ class ChunkFailure:
     fatal: bool
     attempts: int = 1
     worker: str = ""
+    died: bool = False
 
 
 ChunkResult = ChunkScores | ChunkFailure
@@ -67,6 +69,7 @@ def to_entry(result: ChunkResult) -> dict[str, str | int | bytes]:
             "fatal": int(result.fatal),
             "attempts": result.attempts,
             "worker": result.worker,
+            "died": int(result.died),
         }
     return {
         "chunk": result.chunk,
@@ -85,6 +88,7 @@ def from_entry(entry: Mapping[bytes, bytes]) -> ChunkResult:
             bool(int(entry[b"fatal"])),
             int(entry[b"attempts"]),
             entry[b"worker"].decode(),
+            bool(int(entry[b"died"])),
         )
     scores, errors = decode_scores(entry[b"scores"])
     return ChunkScores(chunk, scores, errors, ChunkStats(**json.loads(entry[b"stats"])))

@@ -119,7 +119,8 @@ class RunStore:
     def enqueue(self, run: Run, payloads: Mapping[int, tuple[bytes, int]], *, suspect: bool = False) -> None:
         """Put chunks, ``{chunk: (payload, rows)}``, and their jobs into Redis, in one transaction.
 
-        `suspect` chunks may kill their worker: each will be alone in one.
+        `suspect` chunks may kill their worker: each will be alone in one, and is run but once, so
+        that it can be split, until there is a single row in it.
         """
         queue = self.queue(run.queue)
         with self.redis.pipeline() as pipe:
@@ -214,7 +215,7 @@ class RunStore:
             ttl=run.ttl,
             result_ttl=0,
             failure_ttl=run.ttl,
-            retry=Retry(max=run.max_retries) if run.max_retries else None,
+            retry=Retry(max=run.max_retries) if run.max_retries and (rows == 1 or not suspect) else None,
             meta={_SUSPECT: suspect},
         )
 

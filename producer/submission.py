@@ -6,7 +6,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import TypeVar
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ from jobs.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
 from jobs.runs import Run, RunStore
 from jobs.wire import encode_pairs
 from producer.journal import Journal
+from producer.splitting import Unit, join
 
 _POLL_SECONDS = 0.5
 """How long to wait for a result before looking around (a timeout, the caller's `on_wait`)."""
@@ -25,6 +27,9 @@ _SWEEP_SECONDS = 10
 """After this long without any result, ask what has become of the chunks in flight."""
 
 _MAX_RECONNECT_SECONDS = 5.0
+
+_FIRST_PIECE = 1 << 40
+"""Pieces of chunks are numbered from here: no run has so many chunks."""
 
 T = TypeVar("T")
 
@@ -52,8 +57,8 @@ class _InFlight:
     """A chunk that was submitted and not yet handed to the caller."""
 
     table: pa.Table
-    submits: int = 1
     result: ChunkResult | None = None
+    parts: list[tuple[Unit, ChunkResult]] = field(default_factory=list)
 
 
 class Submission:
@@ -97,6 +102,9 @@ class Submission:
         self._window = window
         self._journal = journal
         self._in_flight: dict[int, _InFlight] = {}
+        self._units: dict[int, Unit] = {}
+        """What jobs are there for and has no result yet, by the chunk number in the job."""
+        self._piece_numbers = count(_FIRST_PIECE)
         self._submitted = 0
         self._taken = 0
         self._exhausted = False
@@ -125,7 +133,7 @@ class Submission:
     def fill(self) -> None:
         """Submit chunks until the window is full or the source is empty."""
         self._check_cancelled()
-        fresh: dict[int, _InFlight] = {}
+        fresh: dict[int, Unit] = {}
         while not self._exhausted and len(self._in_flight) < self._window:
             table = next(self._source, None)
             if table is None:
@@ -135,7 +143,7 @@ class Submission:
             chunk = _InFlight(table, result=known and self._checked(known, len(table)))
             self._in_flight[self._submitted] = chunk
             if not known:
-                fresh[self._submitted] = chunk
+                fresh[self._submitted] = Unit(self._submitted, table)
             self._submitted += 1
         if fresh:
             self._patiently(lambda: self._send(fresh))
@@ -143,7 +151,7 @@ class Submission:
     def cancel(self) -> None:
         """Drop the run and take its waiting chunks off the queue."""
         self._cancelled = True
-        self._store.delete(self.run, list(self._in_flight))
+        self._store.delete(self.run, list(self._units))
 
     def _next_result(self) -> _InFlight:
         chunk = self._in_flight[self._taken]
@@ -178,21 +186,39 @@ class Submission:
     def _collect(self) -> bool:
         """Take in the results that have come; whether there were any."""
         entries = self._store.results(self.run, after=self._last_entry, block_ms=int(_POLL_SECONDS * 1000))
-        finished: dict[int, ChunkResult] = {}
-        for entry, result in entries:
-            self._last_entry = entry
-            waiting = self._in_flight.get(result.chunk)
+        if not entries:
+            return False
+        halves = self._accept([result for _, result in entries])
+        self._last_entry = entries[-1][0]
+        self._store.forget(self.run, [result.chunk for _, result in entries], [entry for entry, _ in entries])
+        if halves:
+            self._send(halves)
+        return True
+
+    def _accept(self, results: list[ChunkResult]) -> dict[int, Unit]:
+        """Note results, in the journal too where chunks are complete; halves of what kills workers."""
+        finished: dict[int, tuple[int, ChunkResult]] = {}
+        halves: dict[int, Unit] = {}
+        for result in results:
             if isinstance(result, ChunkFailure) and result.fatal:
                 self._in_flight[self._taken].result = result  # no need to wait for those before it
-            elif waiting and waiting.result is None:  # a chunk finished twice has the same scores
-                waiting.result = finished[result.chunk] = self._checked(result, len(waiting.table))
+                continue
+            unit = self._units.pop(result.chunk, None)
+            if unit is None:
+                continue  # done twice, with the same scores
+            if isinstance(result, ChunkFailure) and result.died and len(unit.table) > 1:
+                logger.warning("chunk %d: %s; trying its halves apart", unit.chunk, result.message)
+                halves |= {next(self._piece_numbers): half for half in unit.halves()}
+                continue
+            chunk = self._in_flight[unit.chunk]
+            chunk.parts.append((unit, self._checked(result, len(unit.table))))
+            if sum(len(part.table) for part, _ in chunk.parts) == len(chunk.table):
+                chunk.result = join(unit.chunk, chunk.parts)
+                finished[unit.chunk] = len(chunk.table), chunk.result
+        self._units |= halves
         if self._journal:
-            self._journal.add({n: (len(self._in_flight[n].table), result) for n, result in finished.items()})
-        if entries:
-            self._store.forget(
-                self.run, [result.chunk for _, result in entries], [entry for entry, _ in entries]
-            )
-        return bool(entries)
+            self._journal.add(finished)
+        return halves
 
     def _checked(self, result: ChunkResult, rows: int) -> ChunkResult:
         if isinstance(result, ChunkScores) and not len(result.scores) == len(result.errors) == rows:
@@ -202,27 +228,30 @@ class Submission:
 
     def _sweep(self) -> None:
         """Submit again what Redis has forgotten, and give up on what fails without a word."""
-        lost = self._store.missing(
-            self.run, [n for n, chunk in self._in_flight.items() if chunk.result is None]
-        )
+        lost = self._store.missing(self.run, list(self._units))
         self._collect()  # a job may have finished, and so be gone, since it was last asked for
-        again = {n: self._in_flight[n] for n in lost if self._in_flight[n].result is None}
-        for n, chunk in list(again.items()):
-            if chunk.submits > self.run.max_retries:
-                message = f"given up after it was lost {chunk.submits} times"
-                again.pop(n).result = ChunkFailure(n, message, fatal=False, attempts=chunk.submits)
-            chunk.submits += 1
+        again = {number: self._units[number] for number in lost if number in self._units}
+        for number, unit in list(again.items()):
+            if unit.submits > self.run.max_retries:
+                del again[number]
+                message = f"given up after it was lost {unit.submits} times"
+                self._accept([ChunkFailure(number, message, fatal=False, attempts=unit.submits)])
+            unit.submits += 1
         if again:
             logger.warning("submitting %d lost chunks of run %s again", len(again), self.run.id)
             self._store.restore(self.run)
             self._send(again)
 
-    def _send(self, chunks: dict[int, _InFlight]) -> None:
-        payloads = {}
-        for n, chunk in chunks.items():
-            queries, passages = (chunk.table[name] for name in self._columns)
-            payloads[n] = (encode_pairs(queries, passages), len(chunk.table))
-        self._store.enqueue(self.run, payloads)
+    def _send(self, units: dict[int, Unit]) -> None:
+        self._units |= units
+        for suspect in (False, True):
+            payloads = {}
+            for number, unit in units.items():
+                if unit.piece is suspect:
+                    queries, passages = (unit.table[name] for name in self._columns)
+                    payloads[number] = (encode_pairs(queries, passages), len(unit.table))
+            if payloads:
+                self._store.enqueue(self.run, payloads, suspect=suspect)
         if self._cancelled:  # meanwhile, by another thread
             self.cancel()
 

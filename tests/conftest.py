@@ -115,6 +115,7 @@ def start_worker(
     worker_class: str = "workers.ScoringWorker",
     serializer: str = "json",
     environ: dict[str, str] | None = None,
+    name: str | None = None,
 ) -> subprocess.Popen[bytes]:
     """RQ's own command line, as the README shows it; its log goes to ``worker.log``."""
     command = [
@@ -127,6 +128,7 @@ def start_worker(
         serializer,
         "--url",
         server.url,
+        *(["--name", name] if name else []),
     ]
     with (directory / "worker.log").open("ab") as log:
         return subprocess.Popen(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,10 +24,11 @@ def make_bert(
     labels: int = 1,
     activation: str | None = None,
     seed: int = 0,
+    extra_words: Sequence[str] = (),
 ) -> Path:
     """A random BERT cross-encoder in `directory`, with a WordPiece tokenizer that knows letters."""
     letters = list(string.ascii_lowercase + string.digits + string.punctuation)
-    vocab = [*_SPECIAL, *letters, *(f"##{letter}" for letter in letters), *_WORDS]
+    vocab = [*_SPECIAL, *letters, *(f"##{letter}" for letter in letters), *_WORDS, *extra_words]
     tokenizer = _tokenizer({token: number for number, token in enumerate(dict.fromkeys(vocab))}, positions)
     tokenizer.save_pretrained(directory)
     config = BertConfig(

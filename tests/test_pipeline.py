@@ -108,7 +108,7 @@ def test_room_is_what_is_pending(tiny_model: Path) -> None:
     pipeline.put(engine, work(300), lambda: None)
     assert not pipeline.wait_for_room(100, 0.01)
     assert pipeline.wait_for_room(250, 5)
-    assert pipeline.wait_for_room(1, 5)
+    assert pipeline.wait_until_idle(5)
     pipeline.close(finish=False)
 
 

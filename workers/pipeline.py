@@ -80,6 +80,13 @@ class Pipeline:
         with self._changed:
             return self._changed.wait_for(lambda: self._pending < most, seconds)
 
+    def wait_until_idle(self, seconds: float) -> bool:
+        """Wait until all is scored and answered; whether that is so."""
+        idle = self.wait_for_room(1, seconds)
+        if idle:
+            self._writer.submit(lambda: None).result()  # comes after all answers
+        return idle
+
     def batch_seconds(self) -> float:
         """How long the batch in the forward has been there; 0 if there is none."""
         since = self._batch_since
@@ -135,10 +142,9 @@ class Pipeline:
         complete = engine.finish(flight)
         with self._changed:
             self._pending -= sum(len(rows) for _, rows in flight.parts)
-            answers = [self._answers.pop(work) for work in complete]
+            for work in complete:
+                self.answer(self._answers.pop(work))
             self._changed.notify_all()
-        for answer in answers:
-            self.answer(answer)
 
     def _guard(self, run: Callable[[], None]) -> Callable[[], None]:
         """`run`, or end the process: its leases lapse and its work is done by another."""

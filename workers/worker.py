@@ -231,8 +231,8 @@ class ScoringWorker(SimpleWorker):
         )
 
     def _wait_until_idle(self) -> None:
-        """Wait until nothing claimed is left to score, or this worker is told to stop."""
-        while not self._stop_requested and not self._pipeline.wait_for_room(1, _POLL_SECONDS):
+        """Wait until all claimed before is answered, or this worker is told to stop."""
+        while not self._stop_requested and not self._pipeline.wait_until_idle(_POLL_SECONDS):
             pass
 
     def _show_state(self) -> None:

@@ -1,0 +1,58 @@
+"""Chunks that kill their worker: cut in halves until the row that does it is alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from jobs.results import ChunkFailure, ChunkResult, ChunkScores
+
+
+@dataclass
+class Unit:
+    """What has a job of its own: a chunk, or a piece of one that begins at row ``start``."""
+
+    chunk: int
+    table: pa.Table
+    start: int = 0
+    submits: int = 1
+    piece: bool = False
+
+    def halves(self) -> list[Unit]:
+        """Both halves of at least two rows."""
+        middle = len(self.table) // 2
+        cuts = ((0, middle), (middle, len(self.table) - middle))
+        return [
+            Unit(self.chunk, self.table.slice(at, rows), self.start + at, piece=True) for at, rows in cuts
+        ]
+
+
+def join(chunk: int, parts: Sequence[tuple[Unit, ChunkResult]]) -> ChunkResult:
+    """The result of a chunk from those of its pieces, in any order."""
+    if len(parts) == 1:
+        return parts[0][1]
+    ordered = sorted(parts, key=lambda part: part[0].start)
+    scored = [result for _, result in ordered if isinstance(result, ChunkScores)]
+    failed = [result for _, result in ordered if isinstance(result, ChunkFailure)]
+    if not scored:
+        return replace(failed[0], chunk=chunk)
+    stats = replace(
+        scored[-1].stats,
+        attempt=max(part.stats.attempt for part in scored),
+        tokens=sum(part.stats.tokens for part in scored),
+        padded_tokens=sum(part.stats.padded_tokens for part in scored),
+        batches=sum(part.stats.batches for part in scored),
+        seconds=sum(part.stats.seconds for part in scored),
+    )
+    columns = [_columns(result, len(unit.table)) for unit, result in ordered]
+    scores, errors = (pa.concat_arrays([pair[side] for pair in columns]) for side in (0, 1))
+    return ChunkScores(chunk, scores, errors, stats)
+
+
+def _columns(result: ChunkResult, rows: int) -> tuple[pa.Array, pa.Array]:
+    """Scores and errors of a piece."""
+    if isinstance(result, ChunkScores):
+        return result.scores, result.errors
+    return pa.nulls(rows, pa.float32()), pa.array([result.message] * rows, pa.string())

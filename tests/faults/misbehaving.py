@@ -1,0 +1,66 @@
+"""A ScoringWorker whose backend does what the rows tell it to: raise, run out of memory, die, hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from jobs.settings import Settings
+from workers import worker
+from workers.backends import Backend, OutOfMemory, Pending
+from workers.tokens import Batch
+from workers.worker import ScoringWorker
+
+MARKS = ("raise", "exhaust", "kill", "hang")
+
+
+class MisbehavingBackend:
+    """Another backend, but for batches with a marked row; counts its forwards in a file."""
+
+    def __init__(self, real: Backend, tokenizer: Any) -> None:
+        self.name, self.device, self.precision, self.depth = (
+            real.name,
+            real.device,
+            real.precision,
+            real.depth,
+        )
+        self._real = real
+        self._marks = {mark: tokenizer.convert_tokens_to_ids(mark) for mark in MARKS}
+        self._log = Path(os.environ["FORWARDS"])
+
+    def submit(self, batch: Batch) -> Pending:
+        with self._log.open("a") as log:
+            log.write(f"{len(batch.ids)}\n")
+        found = {mark for mark, token in self._marks.items() if (batch.ids == token).any()}
+        if "kill" in found:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "hang" in found and not self._log.with_name("hung").exists():
+            self._log.with_name("hung").touch()
+            time.sleep(600)
+        if "exhaust" in found:
+            raise OutOfMemory("too much")
+        if "raise" in found:
+            raise ValueError("cannot be scored")
+        return self._real.submit(batch)
+
+
+class MisbehavingWorker(ScoringWorker):
+    """Loads models as ever, and wraps their backends."""
+
+    def _prepare(self, settings: Settings) -> None:
+        from workers import cache, models
+
+        load = models.load_model
+
+        def load_misbehaving(*args: Any, **options: Any) -> models.Model:
+            model = load(*args, **options)
+            backend = MisbehavingBackend(model.backend, model.tokenizer._tokenizer)
+            object.__setattr__(model, "backend", backend)
+            return model
+
+        setattr(cache, "load_model", load_misbehaving)  # noqa: B010
+        worker.WEDGED_SECONDS = 2
+        super()._prepare(settings)
