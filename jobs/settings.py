@@ -19,6 +19,7 @@ from jobs.spec import Activation, Precision, ScoreSpec
 from jobs.wire import MAX_CHUNK_ROWS
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
+Backend = Literal["auto", "torch", "openvino"]
 Count = Literal["auto"] | Annotated[int, Field(ge=1)]
 
 BASE = Path(__file__).resolve().parent.parent / "configs" / "base.yaml"
@@ -42,6 +43,7 @@ class Settings(BaseModel):
     max_retries: int = Field(ge=0)
     workers: Count
     device: Device
+    backend: Backend
     threads: Count
     token_budget: Count
     claim_ahead: Count

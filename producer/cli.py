@@ -55,6 +55,7 @@ def _settings_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--chunk-size", type=int, help="Pairs in a job, at most."),
         click.option("--workers", help="Embedded workers; default: one for each GPU, else one."),
         click.option("--device", help="Of embedded workers: auto, cpu, cuda or mps."),
+        click.option("--backend", help="Of embedded workers: auto, torch or openvino."),
     ]
     for option in reversed(options):
         command = option(command)

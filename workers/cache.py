@@ -23,13 +23,23 @@ class EngineCache:
         Each engine's budget to start with, in padded tokens.
     drain
         Waits until no engine is in use; called before one makes room for another.
+    backend
+        What runs the models: ``auto``, ``torch`` or ``openvino``.
     """
 
-    def __init__(self, device: str, size: int, token_budget: int, drain: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        device: str,
+        size: int,
+        token_budget: int,
+        drain: Callable[[], None],
+        backend: str = "auto",
+    ) -> None:
         self._device = device
         self._size = size
         self._token_budget = token_budget
         self._drain = drain
+        self._backend = backend
         self._engines: OrderedDict[ScoreSpec, Engine] = OrderedDict()
 
     def get(self, spec: ScoreSpec) -> Engine:
@@ -44,6 +54,6 @@ class EngineCache:
             while len(self._engines) >= self._size:
                 self._drain()
                 self._engines.popitem(last=False)  # before loading: the device may not hold both
-            self._engines[spec] = Engine(load_model(spec, self._device), self._token_budget)
+            self._engines[spec] = Engine(load_model(spec, self._device, self._backend), self._token_budget)
         self._engines.move_to_end(spec)
         return self._engines[spec]

@@ -17,7 +17,9 @@ from transformers.utils import logging as transformers_logging
 from jobs.errors import SpecError
 from jobs.spec import ScoreSpec
 from workers.backends import Backend, Logits
-from workers.backends.torch_backend import TorchBackend
+from workers.backends.choice import choose_backend
+from workers.backends.classifier import load_classifier, load_config
+from workers.backends.torch_backend import DTYPES, TorchBackend
 from workers.device import resolve_precision
 from workers.tokens import PairTokenizer
 
@@ -38,34 +40,55 @@ class Model:
     revision: str | None
 
 
-def load_model(spec: ScoreSpec, device: str) -> Model:
+def load_model(spec: ScoreSpec, device: str, backend: str = "auto") -> Model:
     """Load tokenizer and weights.
+
+    Parameters
+    ----------
+    spec
+        What to score with.
+    device
+        ``cpu``, ``cuda`` or ``mps``.
+    backend
+        ``auto``, ``torch`` or ``openvino``.
 
     Raises
     ------
     SpecError
         There is no such model, it is no cross-encoder, it has no safetensors, or it cannot run
-        with the precision or length asked for.
+        with the precision, length or backend asked for.
     """
     started = time.monotonic()
     source = _locate(spec.model)
     precision = resolve_precision(spec.precision, device)
     try:
-        backend = TorchBackend(source, spec.revision, device, precision)
+        config = load_config(source, spec.revision)
+        runner = _load_backend(spec, source, config, device, precision, backend)
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=spec.revision or "main", trust_remote_code=False
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise SpecError(_cannot_load(spec, error)) from error
     model = Model(
-        tokenizer=PairTokenizer(tokenizer, _max_length(spec, backend.config, tokenizer)),
-        backend=backend,
-        activation=_activation(spec, backend.config),
-        revision=getattr(backend.config, "_commit_hash", None) or spec.revision,
+        tokenizer=PairTokenizer(tokenizer, _max_length(spec, config, tokenizer)),
+        backend=runner,
+        activation=_activation(spec, config),
+        revision=getattr(config, "_commit_hash", None) or spec.revision,
     )
     seconds = time.monotonic() - started
-    logger.info("loaded %s in %.1f s: torch, %s, %s", spec.model, seconds, device, precision)
+    logger.info("loaded %s in %.1f s: %s, %s, %s", spec.model, seconds, runner.name, device, runner.precision)
     return model
+
+
+def _load_backend(
+    spec: ScoreSpec, source: str | Path, config: Any, device: str, precision: str, setting: str
+) -> Backend:
+    if choose_backend(setting, config, device) == "torch":
+        classifier = load_classifier(source, spec.revision, config, DTYPES[precision])
+        return TorchBackend(classifier, device, precision)
+    from workers.backends.openvino_backend import OpenVinoBackend
+
+    return OpenVinoBackend(load_classifier(source, spec.revision, config, torch.float32), precision)
 
 
 def _locate(name: str) -> str | Path:

@@ -14,6 +14,11 @@ from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 
+def reads_first_token(config: Any) -> bool:
+    """Whether a model with this config is of a family known to read the first token only."""
+    return config.model_type in _LAYERS
+
+
 def read_first_token_only(model: Any) -> bool:
     """Replace the last layer of `model`, if its family is known to read the first token only.
 

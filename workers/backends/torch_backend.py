@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import AutoModelForSequenceClassification
 
-from jobs.errors import SpecError
 from workers.backends import DeviceLost, Logits, OutOfMemory
 from workers.backends.first_token import read_first_token_only
 from workers.tokens import Batch
@@ -25,45 +22,22 @@ class TorchBackend:
 
     Parameters
     ----------
-    source
-        Directory or hub id.
-    revision
-        Branch, tag or commit on the hub.
+    classifier
+        From `load_classifier`, with the precision's dtype.
     device
         ``cpu``, ``cuda``, ``mps``, as PyTorch names it.
     precision
         A key of `DTYPES` that the device supports.
-
-    Raises
-    ------
-    SpecError
-        The model has another number of outputs than one.
-    OSError, ValueError
-        From transformers, when there is no such model or its weights are not safetensors.
     """
 
     name = "torch"
 
-    def __init__(self, source: str | Path, revision: str | None, device: str, precision: str) -> None:
+    def __init__(self, classifier: Any, device: str, precision: str) -> None:
         self.device = device
         self.precision = precision
         self.depth = 2 if device == "cuda" else 1
-        model: Any = AutoModelForSequenceClassification.from_pretrained(
-            source,
-            revision=revision or "main",
-            dtype=DTYPES[precision],
-            attn_implementation="sdpa",
-            use_safetensors=True,
-            trust_remote_code=False,
-        )
-        if model.config.num_labels != 1:
-            raise SpecError(
-                f"model {source} has {model.config.num_labels} outputs, but a score needs exactly one: "
-                "use a cross-encoder with num_labels=1"
-            )
-        self.config = model.config
-        read_first_token_only(model)
-        self._model = model.eval().to(device)
+        read_first_token_only(classifier)
+        self._model = classifier.to(device)
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> TorchForward:

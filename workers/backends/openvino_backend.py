@@ -1,0 +1,127 @@
+"""OpenVINO: x86 CPUs, several forwards under way at a time."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import openvino
+import torch
+from openvino.frontend import FrontEndManager
+from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
+from torch import nn
+
+from workers.backends import Logits, OutOfMemory
+from workers.backends.first_token import read_first_token_only
+from workers.tokens import Batch
+
+_PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
+
+_MASKED = -10_000.0
+"""Added to the attention of padding: its weight is 0 in every precision, and bf16 holds it."""
+
+
+class OpenVinoBackend:
+    """A `transformers` sequence classifier, compiled for the CPU in this process.
+
+    It uses as many threads as PyTorch does.
+
+    Parameters
+    ----------
+    classifier
+        From `load_classifier`, in float32, of a family that `reads_first_token`.
+    precision
+        ``fp32`` or ``bf16``; `precision` says what the CPU made of it.
+    """
+
+    name = "openvino"
+    device = "cpu"
+
+    def __init__(self, classifier: Any, precision: str) -> None:
+        read_first_token_only(classifier)
+        self._takes_types = getattr(classifier.config, "type_vocab_size", 0) > 1
+        options = {
+            "PERFORMANCE_HINT": "THROUGHPUT",
+            "INFERENCE_PRECISION_HINT": _PRECISIONS[precision],
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            "ENABLE_CPU_PINNING": False,  # or every worker of a host would pin itself to the same cores
+        }
+        model = _convert(_Scorer(classifier), 3 if self._takes_types else 2)
+        self._compiled = openvino.Core().compile_model(model, "CPU", options)
+        used = self._compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
+        self.precision = next((ours for ours, theirs in _PRECISIONS.items() if theirs == used), used)
+        self.depth = int(self._compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+        self._idle: list[Any] = []
+
+    def submit(self, batch: Batch) -> OpenVinoForward:
+        """Begin a forward in OpenVINO's own threads; raises `OutOfMemory`."""
+        inputs = [batch.ids, batch.mask]
+        if self._takes_types:
+            inputs.append(np.zeros_like(batch.ids) if batch.types is None else batch.types)
+        request = self._idle.pop() if self._idle else self._compiled.create_infer_request()
+        try:
+            request.start_async(inputs)
+        except RuntimeError as error:
+            raise _explained(error) from error
+        return OpenVinoForward(request, self._idle)
+
+
+class OpenVinoForward:
+    """A request under way, which goes back to the idle ones when its logits are taken."""
+
+    def __init__(self, request: Any, idle: list[Any]) -> None:
+        self._request = request
+        self._idle = idle
+
+    def result(self) -> Logits:
+        """Logits of shape ``[rows]``, in float32; raises `OutOfMemory`."""
+        try:
+            self._request.wait()
+        except RuntimeError as error:
+            raise _explained(error) from error
+        logits: Logits = self._request.get_output_tensor(0).data.copy()
+        self._idle.append(self._request)
+        return logits
+
+
+class _Scorer(nn.Module):
+    """Ids and masks to logits of shape ``[rows]``.
+
+    The classifier gets its attention mask ready-made, ``[rows, 1, 1, tokens]``: what transformers
+    would make of a plain one depends on its values, which a trace cannot follow.
+    """
+
+    def __init__(self, classifier: Any) -> None:
+        super().__init__()
+        self.classifier = classifier
+
+    def forward(
+        self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        attention = (1 - mask[:, None, None, :]).to(torch.float32) * _MASKED
+        segments = {} if types is None else {"token_type_ids": types}
+        logits: torch.Tensor = self.classifier(input_ids=ids, attention_mask=attention, **segments).logits
+        return logits[:, 0]
+
+
+@torch.inference_mode()
+def _convert(scorer: nn.Module, inputs: int) -> Any:
+    """OpenVINO's graph of the module, for any number of rows and tokens.
+
+    By the frontend itself: `openvino.convert_model` traces several times over, which takes
+    seconds, and reports its use over the network.
+    """
+    example = tuple(torch.ones(2, 16, dtype=torch.long) for _ in range(inputs))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of shapes that PyTorch fears are fixed; tests vary them
+        traced = torch.jit.trace(scorer, example, check_trace=False)  # type: ignore[no-untyped-call]
+    decoder = TorchScriptPythonDecoder(traced)  # named, as the frontend does not keep it alive
+    frontend = FrontEndManager().load_by_framework("pytorch")
+    return frontend.convert(frontend.load(decoder))
+
+
+def _explained(error: RuntimeError) -> Exception:
+    """`OutOfMemory` where OpenVINO means that, else the error as it is."""
+    out_of_memory = any(sign in str(error) for sign in ("bad_alloc", "allocate"))
+    return OutOfMemory(str(error)) if out_of_memory else error
