@@ -9,6 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from jobs.errors import SpecError
+from workers.backends.first_token import reads_first_token
 
 
 def load_config(source: str | Path, revision: str | None) -> Any:
@@ -59,7 +60,8 @@ def load_classifier(source: str | Path, revision: str | None, config: Any, dtype
         revision=revision or "main",
         config=config,
         dtype=dtype,
-        attn_implementation="sdpa",
+        # None: what transformers thinks best; some families (DeBERTa) cannot have sdpa
+        attn_implementation="sdpa" if reads_first_token(config) else None,
         use_safetensors=True,
         trust_remote_code=False,
     )
