@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from types import TracebackType
 
+from rq import Queue
 from rq.exceptions import AbandonedJobError
 from rq.executions import WORKER_EXECUTIONS_KEY_TEMPLATE, ExecutionRegistry
 from rq.job import Job
 from rq.registry import clean_registries
+from rq.utils import now
 
 from jobs import keys
 from jobs.errors import WireError
@@ -49,7 +52,7 @@ def failure_handler(store: RunStore) -> FailureHandler:
     return handle
 
 
-def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> None:
+def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
     """Put what a dead worker was running back into the queue at once, its leases notwithstanding.
 
     Parameters
@@ -60,9 +63,41 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> None:
         The queue the worker listened on.
     worker
         RQ name of a worker that is known to be dead.
+
+    Returns
+    -------
+    int
+        How many jobs it was running.
     """
     queue = store.queue(queue_name)
     running = store.redis.smembers(WORKER_EXECUTIONS_KEY_TEMPLATE.format(worker))
     if running:
         store.redis.zadd(queue.started_job_registry.key, dict.fromkeys(running, 0), xx=True)
         clean_registries(queue, [failure_handler(store)])
+    return len(running)
+
+
+def rescue_unbegun(queue: Queue, seconds: int) -> None:
+    """Put jobs back that left the queue but reached no worker: the reply that brought them was lost.
+
+    RQ does so after a minute and counts it as a failed attempt; beginning a job takes milliseconds,
+    and these were none.
+
+    Parameters
+    ----------
+    queue
+        The queue; only one process may do this at a time.
+    seconds
+        How long they must have been seen so.
+    """
+    waiting, redis = queue.intermediate_queue, queue.connection
+    for job_id in waiting.get_job_ids():
+        if job_id in queue.started_job_registry or waiting.set_first_seen(job_id):
+            continue
+        seen = waiting.get_first_seen(job_id)
+        if seen and now() - seen > timedelta(seconds=seconds):
+            with redis.pipeline() as pipe:
+                pipe.lrem(waiting.key, 1, job_id)
+                queue.push_job_id(job_id, pipeline=pipe, at_front=True)
+                pipe.delete(waiting.get_first_seen_key(job_id))
+                pipe.execute()

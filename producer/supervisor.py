@@ -97,11 +97,11 @@ class Supervisor:
                     process.wait()
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _hand_on(self, url: str, worker: _Worker) -> None:
+    def _hand_on(self, url: str, worker: _Worker) -> int:
         from jobs.abandoned import hand_on_jobs  # most runs end without ever needing this
         from jobs.runs import RunStore
 
-        hand_on_jobs(RunStore(redis.Redis.from_url(url)), self.queue, worker.rq_name)
+        return hand_on_jobs(RunStore(redis.Redis.from_url(url)), self.queue, worker.rq_name)
 
     def _start_all(self, url: str, directory: Path) -> None:
         for number, environ in enumerate(self.environs, 1):
@@ -127,8 +127,9 @@ class Supervisor:
             if time.monotonic() - worker.died > _FIRST_PAUSE_SECONDS * 2**worker.early_deaths:
                 self._start(worker, url)
         elif (code := worker.process.poll()) is not None:
-            early = time.monotonic() - worker.started < _EARLY_DEATH_SECONDS
-            self._hand_on(url, worker)
+            # One that dies over a chunk will not get another such chunk for ever: its retries are bounded.
+            at_work = self._hand_on(url, worker) > 0
+            early = not at_work and time.monotonic() - worker.started < _EARLY_DEATH_SECONDS
             worker.deaths += 1
             worker.early_deaths = worker.early_deaths + 1 if early else 0
             worker.process, worker.died = None, time.monotonic()

@@ -243,7 +243,9 @@ def test_auto_chooses_what_is_there() -> None:
 
 def test_the_cache_keeps_what_was_used_last(tiny_model: Path) -> None:
     drained: list[str] = []
-    cache = EngineCache("cpu", size=2, token_budget=100, drain=lambda: drained.append("once"))
+    cache = EngineCache(
+        "cpu", size=2, token_budget=100, drain=lambda: drained.append("once"), backend="torch"
+    )
     specs = [ScoreSpec(model=str(tiny_model), precision="fp32", max_length=length) for length in (10, 20, 30)]
     first, second = cache.get(specs[0]), cache.get(specs[1])
     assert cache.get(specs[0]) is first

@@ -33,7 +33,7 @@ class EngineCache:
         size: int,
         token_budget: int,
         drain: Callable[[], None],
-        backend: str = "auto",
+        backend: str,
     ) -> None:
         self._device = device
         self._size = size

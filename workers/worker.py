@@ -14,7 +14,7 @@ from redis.backoff import ExponentialWithJitterBackoff
 from redis.client import Pipeline as Commands
 from redis.retry import Retry
 from rq import Queue, worker_registration
-from rq.exceptions import DequeueTimeout
+from rq.exceptions import DequeueTimeout, InvalidJobOperation
 from rq.executions import Execution
 from rq.job import Job, JobStatus
 from rq.registry import clean_registries
@@ -24,7 +24,7 @@ from rq.utils import now
 from rq.worker import SimpleWorker
 from rq.worker.base import WorkerStatus
 
-from jobs.abandoned import failure_handler
+from jobs.abandoned import failure_handler, rescue_unbegun
 from jobs.errors import RankmillError
 from jobs.registry import announce_worker, withdraw_worker
 from jobs.results import ChunkResult
@@ -214,7 +214,9 @@ class ScoringWorker(SimpleWorker):
         self._claim_ahead = resolve_claim_ahead(settings.claim_ahead, self._device)
         self._pipeline = Pipeline(settings.batch_wait_ms / 1000)
         token_budget = resolve_token_budget(settings.token_budget, self._device)
-        engines = EngineCache(self._device, settings.model_cache_size, token_budget, self._wait_until_idle)
+        engines = EngineCache(
+            self._device, settings.model_cache_size, token_budget, self._wait_until_idle, settings.backend
+        )
         self._scorer = ChunkScorer(self.store, engines, self.name)
 
     def _shutdown(self) -> None:
@@ -247,7 +249,12 @@ class ScoringWorker(SimpleWorker):
             return  # handed back
         if result is not None:
             self._results[claim.job.id] = result
-        self._finalize_success(claim.job, claim.queue, claim.execution, None)
+        try:
+            self._finalize_success(claim.job, claim.queue, claim.execution, None)
+        except InvalidJobOperation:
+            # The job is gone: its transaction went through and the reply was lost, or Redis forgot it.
+            self.executions.pop(claim.execution.id, None)
+            logger.warning("worker %s: job %s was gone when it was to be finished", self.name, claim.job.id)
         self._results.pop(claim.job.id, None)
 
     def _hand_back(self, job_id: str) -> None:
@@ -290,7 +297,7 @@ class ScoringWorker(SimpleWorker):
             if self.connection.set(queue.registry_cleaning_key, os.getpid(), nx=True, ex=HEARTBEAT_SECONDS):
                 clean_registries(queue, self._exc_handlers)
                 worker_registration.clean_worker_registry(queue)
-                queue.intermediate_queue.cleanup(self, queue)
+                rescue_unbegun(queue, LEASE_SECONDS)
 
 
 def _run_ttl(job: Job) -> int:

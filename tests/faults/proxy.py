@@ -55,6 +55,7 @@ class Proxy:
         await self._stop.wait()
         server.close()
         self._close_all()
+        await asyncio.sleep(0.05)  # connections notice
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.refuse:
