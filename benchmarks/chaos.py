@@ -27,7 +27,7 @@ from tests.faults.kills import damage, finished_jobs, run_under_kills
 from tests.models import make_bert
 
 CHUNK = 128
-WINDOW = 32
+WINDOW = 8
 
 T = TypeVar("T")
 
@@ -55,6 +55,7 @@ def producer(directory: Path, rows: int, kills: int, seed: int) -> Figures:
     source = write_rows(directory / "a.parquet", rows)
     model = make_bert(directory / "model")
     output, undisturbed = directory / "killed.parquet", directory / "undisturbed.parquet"
+    environ = {"RANKMILL_WINDOW": str(WINDOW)}
     command: list[object] = [
         source,
         "--model",
@@ -69,20 +70,20 @@ def producer(directory: Path, rows: int, kills: int, seed: int) -> Figures:
         command += ["--redis", server.url]
         worker = start_worker(server, "rankmill", directory)
         wait_for(lambda: queue_workers(server.client, "rankmill").scoring, worker)
-        calm, _ = timed(lambda: score_file(*command, "-o", undisturbed, timeout=3600))
+        calm, _ = timed(lambda: score_file(*command, "-o", undisturbed, environ=environ, timeout=3600))
         before = finished_jobs(server)
         seconds, end = timed(
             lambda: run_under_kills(
                 [*command, "-o", output],
                 output,
                 kills=kills,
-                writes=rows // CHUNK // kills,  # on average half of them: the kills end half-way
+                writes=rows // CHUNK // kills // 4,  # a write keeps several chunks at a time
                 seed=seed,
-                environ={"RANKMILL_WINDOW": str(WINDOW)},
+                environ=environ,
             )
         )
-        if end.code:
-            sys.exit(end.err)
+        if end.code or end.kills < kills:
+            sys.exit(end.err or f"the run ended after {end.kills} kills; give it more --rows")
         wait_for(lambda: server.client.llen("rq:queue:rankmill") == 0)
         chunks = -(-rows // CHUNK)
         repeated = finished_jobs(server) - before - chunks
