@@ -23,7 +23,7 @@ from producer.progress import ProgressView, progress_view
 from producer.readers import TextColumns
 from producer.sink import ScoredFile, check_target
 from producer.source import Source, find_files, open_source, stem
-from producer.submission import ScoredTable
+from producer.submission import FIRST_PIECE, ScoredTable
 from producer.watch import WorkerWatch
 from producer.workspace import Workspace
 
@@ -179,7 +179,8 @@ def _settle_last_run(store: RunStore, work: Workspace) -> None:
         if left and work.resumes:
             results = [result for _, result in store.results(left, after="0", block_ms=1)]
             scored = [result for result in results if isinstance(result, ChunkScores)]
-            journal.add({result.chunk: (len(result.scores), result) for result in scored})
+            whole = [result for result in scored if result.chunk < FIRST_PIECE]
+            journal.add({result.chunk: (len(result.scores), result) for result in whole})
     except WireError as error:
         logger.warning("what the last run has left in Redis cannot be used: %s", error)
         return

@@ -28,7 +28,7 @@ _SWEEP_SECONDS = 10
 
 _MAX_RECONNECT_SECONDS = 5.0
 
-_FIRST_PIECE = 1 << 40
+FIRST_PIECE = 1 << 40
 """Pieces of chunks are numbered from here: no run has so many chunks."""
 
 T = TypeVar("T")
@@ -104,7 +104,9 @@ class Submission:
         self._in_flight: dict[int, _InFlight] = {}
         self._units: dict[int, Unit] = {}
         """What jobs are there for and has no result yet, by the chunk number in the job."""
-        self._piece_numbers = count(_FIRST_PIECE)
+        self._held: dict[str, int] = {}
+        """Results that were taken in and that Redis is yet to forget: stream entry to chunk number."""
+        self._piece_numbers = count(FIRST_PIECE)
         self._submitted = 0
         self._taken = 0
         self._exhausted = False
@@ -126,7 +128,7 @@ class Submission:
         while True:
             self.fill()
             if not self._in_flight:
-                self._store.delete(self.run, ())
+                self._store.delete(self.run, self._held.values())
                 return
             yield self._take(self._next_result())
 
@@ -151,7 +153,7 @@ class Submission:
     def cancel(self) -> None:
         """Drop the run and take its waiting chunks off the queue."""
         self._cancelled = True
-        self._store.delete(self.run, list(self._units))
+        self._store.delete(self.run, {*self._units, *self._held.values()})
 
     def _next_result(self) -> _InFlight:
         chunk = self._in_flight[self._taken]
@@ -188,9 +190,11 @@ class Submission:
         entries = self._store.results(self.run, after=self._last_entry, block_ms=int(_POLL_SECONDS * 1000))
         if not entries:
             return False
+        self._held |= {entry: result.chunk for entry, result in entries}
         halves = self._accept([result for _, result in entries])
         self._last_entry = entries[-1][0]
-        self._store.forget(self.run, [result.chunk for _, result in entries], [entry for entry, _ in entries])
+        self._store.forget(self.run, self._held.values(), self._held)
+        self._held = {}
         if halves:
             self._send(halves)
         return True
