@@ -1,0 +1,57 @@
+"""score-file at its defaults, embedded: every pair, less the same command for one pair.
+
+``load_seconds`` is the command for one pair: server, worker, model, one forward, the file.  For
+the project's own environment.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from contract import arguments, report
+
+
+def run(source: Path, model: Path, folder: Path) -> tuple[float, dict[str, Any], Any]:
+    """Seconds that the command took, its summary and the scores."""
+    output = folder / f"{source.stem}.scored.parquet"
+    command = [
+        Path(sys.executable).parent / "score-file",
+        source,
+        "--model",
+        model,
+        "-o",
+        output,
+        "--json",
+        "-q",
+    ]
+    started = time.perf_counter()
+    done = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, text=True, check=True)
+    seconds = time.perf_counter() - started
+    return seconds, json.loads(done.stdout), pq.read_table(output)["score"].to_numpy()
+
+
+def main() -> None:
+    """Both commands, one after the other."""
+    args = arguments()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        one = folder / "one.parquet"
+        pq.write_table(pq.read_table(args.pairs).slice(0, 1), one)
+        startup, _, _ = run(one, args.model, folder)
+        seconds, summary, scores = run(args.pairs, args.model, folder)
+    settings = (
+        f"{summary['device']}, {summary['backend']}, {summary['precision']}, its defaults; "
+        f"{summary['real_token_share']:.1%} real tokens"
+    )
+    report(args, scores, startup, seconds - startup, settings, ["rankmill", "rq", "pyarrow"])
+
+
+if __name__ == "__main__":
+    main()
