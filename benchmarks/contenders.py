@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.environments import ROOT, CannotInstall, python_for
@@ -39,7 +39,8 @@ CONTENDERS = (
     FP16,
     Contender("st-int8", "sentence-transformers, ONNX int8", "st_onnx.py", devices=("cpu",)),
     Contender("st-openvino", "sentence-transformers, OpenVINO", "st_openvino.py", devices=("cpu",)),
-    Contender("infinity", "infinity, torch", "infinity.py"),
+    Contender("infinity", "infinity, torch", "infinity.py", "auto"),
+    Contender("infinity-bf16", "infinity, torch bf16", "infinity.py", "bfloat16"),
     Contender("fastembed", "fastembed, ONNX int8", "fastembed_onnx.py", devices=("cpu",)),
     ENGINE,
     SCORE_FILE,
@@ -78,13 +79,9 @@ def run(contender: Contender, round_: int, model: Path, pairs: Path, output: Pat
         return Run(contender.name, round_, failure=f"not done after {LIMIT_SECONDS} s")
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        return Run(contender.name, round_, failure=lines[-1][:200] if lines else f"exit {done.returncode}")
+        reason = lines[-1][:200] if lines else f"exit {done.returncode}"
+        return Run(contender.name, round_, failure=reason.replace(f"{ROOT}/", ""))
     return Run(contender.name, round_, **json.loads(done.stdout.splitlines()[-1]))
-
-
-def as_json(runs: list[Run]) -> list[dict[str, object]]:
-    """For the results file."""
-    return [asdict(each) for each in runs]
 
 
 def _environment() -> dict[str, str]:

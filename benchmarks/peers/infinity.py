@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import traceback
 from itertools import groupby
 
+import torch
 from contract import Score, arguments, measure
 from infinity_emb import AsyncEmbeddingEngine, EngineArgs
 
@@ -30,10 +32,15 @@ def load(args: argparse.Namespace) -> tuple[Score, str]:
     runner = asyncio.Runner()
     runner.run(engine.astart())
 
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
     def score(queries: list[str], passages: list[str]) -> list[float]:
         return runner.run(rerank(engine, queries, passages))
 
-    return score, f"{args.variant}, batch {BATCH} (its default), in process, all queries at once"
+    return (
+        score,
+        f"{device}, dtype {args.variant}, batch {BATCH} (its default), in process, all queries at once",
+    )
 
 
 async def rerank(engine: AsyncEmbeddingEngine, queries: list[str], passages: list[str]) -> list[float]:
@@ -51,5 +58,9 @@ async def rerank(engine: AsyncEmbeddingEngine, queries: list[str], passages: lis
 
 
 if __name__ == "__main__":
-    measure(arguments(choices=["bfloat16", "float32"]), load, ["infinity-emb", "transformers", "torch"])
+    try:
+        measure(arguments(choices=["auto", "bfloat16"]), load, ["infinity-emb", "transformers", "torch"])
+    except Exception:
+        traceback.print_exc()
+        os._exit(1)
     os._exit(0)  # the engine's threads would keep the process
