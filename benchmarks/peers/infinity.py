@@ -25,18 +25,17 @@ def load(args: argparse.Namespace) -> tuple[Score, str]:
         engine="torch",
         dtype=args.variant,
         batch_size=BATCH,
-        bettertransformer=False,  # this transformers has none any more; sdpa attention it is
+        bettertransformer=False,  # optimum 2 has none any more; transformers uses sdpa by itself
         model_warmup=False,  # the contract warms up
     )
     engine = AsyncEmbeddingEngine.from_args(settings)
     runner = asyncio.Runner()
     runner.run(engine.astart())
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-
     def score(queries: list[str], passages: list[str]) -> list[float]:
         return runner.run(rerank(engine, queries, passages))
 
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     return (
         score,
         f"{device}, dtype {args.variant}, batch {BATCH} (its default), in process, all queries at once",
