@@ -95,7 +95,7 @@ def asked(args: argparse.Namespace, pairs: Path) -> dict[str, str]:
     return {
         "model": args.model.resolve().name,
         "pairs": str(pq.read_metadata(pairs).num_rows),
-        "of": args.pairs.name,
+        "drawn from": args.pairs.name,
         "rounds": str(args.repeats),
         "rankmill": f"{version('rankmill')} ({git.stdout.strip() or 'no commit'})",
     }

@@ -60,22 +60,28 @@ class Results:
 
 def standings(results: Results) -> str:
     """The results in Markdown: the machine, the table, the goals."""
-    part = [f"| {label} | {value} |" for label, value in (results.machine | results.asked).items()]
+    facts = [f"| {label} | {value} |" for label, value in (results.machine | results.asked).items()]
     last = results.ceilings[-1]
     tflops = ", ".join(
         f"{name} {median(each.tflops[name] for each in results.ceilings):.2f}" for name in last.tflops
     )
-    return "\n\n".join(
-        [
-            "\n".join(["| | |", "| --- | --- |", *part]),
-            f"Matrix products alone: {tflops} TFLOP/s; at {last.gflop:.2f} GFLOP in the linear layers for a "
-            f"pair of {last.tokens:.0f} tokens that is **{results.ceiling():,.0f} pairs/s**, the ceiling.",
-            speed_table(results),
-            quality_table(results),
-            "\n".join(goals(results)),
-            failures(results),
-        ]
-    ).strip()
+    parts = [
+        "# rankmill beside its peers",
+        "Made by `python -m benchmarks.compare`; [BENCHMARKS.md](../BENCHMARKS.md) explains the columns.",
+        "\n".join(["| | |", "| --- | --- |", *facts]),
+        "## Speed",
+        speed_table(results),
+        f"The ceiling: matrix products alone reach {tflops} TFLOP/s; at {last.gflop:.2f} GFLOP in the linear layers "
+        f"for a pair of {last.tokens:.0f} tokens that is **{results.ceiling():,.0f} pairs/s**.",
+        "![Pairs a second of each contender](compare.svg)",
+        "\n".join(goals(results)),
+        "## Quality",
+        quality_table(results),
+        "## Settings",
+        settings_table(results),
+        failures(results),
+    ]
+    return "\n\n".join(part for part in parts if part)
 
 
 def speed_table(results: Results) -> str:
@@ -96,19 +102,9 @@ def speed_table(results: Results) -> str:
                 times(speed, results.speed(best) if best else None),
                 f"{speed / results.ceiling():.0%}",
                 f"{median(run.load_seconds for run in runs):.1f}",
-                runs[-1].settings,
             ]
         )
-    header = [
-        "",
-        "pairs/s",
-        "range",
-        "x what people run",
-        "x fastest peer",
-        "of ceiling",
-        "start, s",
-        "settings",
-    ]
+    header = ["", "pairs/s", "range", "x what people run", "x fastest peer", "of ceiling", "start, s"]
     return markdown_table(header, rows)
 
 
@@ -124,6 +120,17 @@ def quality_table(results: Results) -> str:
         both = "ndcg" in found and "ndcg" in base
         rows.append([*row, number(found["ndcg"] - base["ndcg"], "+.4f") if both else NOTHING])
     return markdown_table(["", "Spearman with fp32", "nDCG@10", "less fp32's"], rows)
+
+
+def settings_table(results: Results) -> str:
+    """How each contender ran, and in which versions."""
+    rows = []
+    for contender in CONTENDERS:
+        runs = [run for run in results.of(contender) if not run.failure]
+        if runs:
+            versions = ", ".join(f"{name} {found}" for name, found in runs[-1].versions.items())
+            rows.append([contender.title, runs[-1].settings, versions])
+    return markdown_table(["", "settings", "versions"], rows)
 
 
 def goals(results: Results) -> list[str]:

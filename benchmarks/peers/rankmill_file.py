@@ -46,8 +46,10 @@ def main() -> None:
         folder = Path(name)
         one = folder / "one.parquet"
         pq.write_table(pq.read_table(args.pairs).slice(0, 1), one)
-        startup, _, _ = run(one, args.model, folder)
+        startup = min(run(one, args.model, folder)[0] for _ in range(2))  # once to warm the disk's cache
         seconds, summary, scores = run(args.pairs, args.model, folder)
+    if seconds <= startup:
+        sys.exit("one pair took longer than all of them: the machine is too busy, or the pairs too few")
     settings = (
         f"{summary['device']}, {summary['backend']}, {summary['precision']}, its defaults; "
         f"{summary['real_token_share']:.1%} real tokens"
