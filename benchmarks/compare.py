@@ -47,6 +47,7 @@ def main() -> None:
                 f"{saved} is of another comparison: {before.asked}; leave --resume away to replace it"
             )
         results = before
+        results.runs = [each for each in before.runs if not each.failure]  # these may fare better now
     args.out.mkdir(parents=True, exist_ok=True)
     for round_ in range(1, args.repeats + 1):
         one_round(results, chosen, round_, args, pairs)

@@ -71,8 +71,8 @@ def standings(results: Results) -> str:
         "\n".join(["| | |", "| --- | --- |", *facts]),
         "## Speed",
         speed_table(results),
-        f"The ceiling: matrix products alone reach {tflops} TFLOP/s; at {last.gflop:.2f} GFLOP in the linear layers "
-        f"for a pair of {last.tokens:.0f} tokens that is **{results.ceiling():,.0f} pairs/s**.",
+        f"The ceiling: matrix products alone reach {tflops} TFLOP/s; at {last.gflop:.2f} GFLOP in the linear "
+        f"layers for a pair of {last.tokens:.0f} tokens that is **{results.ceiling():,.0f} pairs/s**.",
         "![Pairs a second of each contender](compare.svg)",
         "\n".join(goals(results)),
         "## Quality",

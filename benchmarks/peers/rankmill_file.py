@@ -20,7 +20,7 @@ from contract import arguments, report
 
 def run(source: Path, model: Path, folder: Path) -> tuple[float, dict[str, Any], Any]:
     """Seconds that the command took, its summary and the scores."""
-    output = folder / f"{source.stem}.scored.parquet"
+    output = Path(tempfile.mkdtemp(dir=folder)) / "scored.parquet"
     command = [
         Path(sys.executable).parent / "score-file",
         source,
