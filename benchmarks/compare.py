@@ -75,7 +75,15 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=HOME / "results", help="folder for what is written")
     parser.add_argument("--resume", action="store_true", help="go on with the comparison in --out")
     parser.add_argument("--here", action="store_true", help="make no environments: run the peers in this one")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if not (args.model / "config.json").is_file():
+        parser.error(f"{args.model} is no model: there is no config.json in it")
+    if not args.pairs.is_file():
+        parser.error(f"there is no file {args.pairs}")
+    wanted = {"query", "passage"} | ({"qid", "docid"} if args.qrels else set())
+    if missing := wanted - set(pq.read_schema(args.pairs).names):
+        parser.error(f"{args.pairs} has no column {', '.join(sorted(missing))}")
+    return args
 
 
 def sample(source: Path, rows: int, target: Path) -> Path:

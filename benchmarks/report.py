@@ -76,7 +76,9 @@ def bar_chart(
     axes.bar_label(drawn, fmt="{:,.0f}", padding=3)
     label, limit = mark
     axes.axvline(limit, color="black", linestyle=":", linewidth=1)
-    axes.annotate(f"{label}: {limit:,.0f} ", (limit, len(bars) - 0.6), ha="right", va="top")
+    axes.text(
+        limit, 1.0, f"{label}: {limit:,.0f}", ha="right", va="bottom", transform=axes.get_xaxis_transform()
+    )
     axes.invert_yaxis()
     axes.set_xlabel(unit)
     axes.spines[["top", "right"]].set_visible(False)

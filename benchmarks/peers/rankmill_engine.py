@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 
 from contract import Score, arguments, measure
 
@@ -31,4 +32,5 @@ def load(args: argparse.Namespace) -> tuple[Score, str]:
 
 
 if __name__ == "__main__":
-    measure(arguments(), load, ["rankmill", "transformers", "torch"])
+    optional = ["openvino"] if find_spec("openvino") else []
+    measure(arguments(), load, ["rankmill", "transformers", "torch", *optional])
