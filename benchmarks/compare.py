@@ -98,15 +98,14 @@ def sample(source: Path, rows: int, target: Path) -> Path:
 
 def asked(args: argparse.Namespace, pairs: Path) -> dict[str, str]:
     """What is compared: two comparisons of which this is the same can be joined."""
-    git = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    commit = _git("rev-parse", "--short", "HEAD") or "no commit"
+    changed = ", changed" if _git("diff", "--name-only", "HEAD", "--", "*.py") else ""  # results may change
     return {
         "model": args.model.resolve().name,
         "pairs": str(pq.read_metadata(pairs).num_rows),
         "drawn from": args.pairs.name,
         "rounds": str(args.repeats),
-        "rankmill": f"{version('rankmill')} ({git.stdout.strip() or 'no commit'})",
+        "rankmill": f"{version('rankmill')} ({commit}{changed})",
     }
 
 
@@ -163,6 +162,12 @@ def save(results: Results, folder: Path) -> None:
     if bars:
         mark = ("matrix products alone", results.ceiling())
         bar_chart(folder / "compare.svg", bars, unit="pairs/s", mark=mark)
+
+
+def _git(*arguments: str) -> str:
+    """What git says; nothing where there is no repository."""
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 if __name__ == "__main__":
