@@ -1,0 +1,115 @@
+"""What the machine's matrix products alone would allow: pairs a second, were all else free.
+
+    python -m benchmarks.ceiling MODEL PAIRS.parquet
+
+Counts the operations of the model's linear layers for a pair of mean length and times products
+of the same shapes on all cores (or the GPU), in large batches, best size wins.  Prints JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+Shape = tuple[int, int]
+"""Inputs and outputs of a linear layer."""
+
+BATCH_TOKENS = {"cpu": (512, 2048, 8192), "cuda": (16_384, 65_536)}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+SECONDS = 0.3
+"""For each product, at least."""
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """Tokens and billions of operations of the mean pair; TFLOP/s and pairs/s by precision."""
+
+    tokens: float
+    gflop: float
+    tflops: dict[str, float]
+    pairs_per_second: dict[str, float]
+
+
+def measure(model: Path, pairs: Path) -> Ceiling:
+    """Measure on this machine, now."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tokens = mean_tokens(model, pairs)
+    shapes = linear_layers(model)
+    operations = 2 * tokens * sum(count * n * m for (n, m), count in shapes.items())
+    rates = {
+        name: max(rate(shapes, dtype, device, rows) for rows in BATCH_TOKENS[device])
+        for name, dtype in DTYPES.items()
+    }
+    return Ceiling(
+        tokens=round(tokens, 1),
+        gflop=round(operations / 1e9, 3),
+        tflops={name: round(found / 1e12, 3) for name, found in rates.items()},
+        pairs_per_second={name: round(found / operations, 1) for name, found in rates.items()},
+    )
+
+
+def mean_tokens(model: Path, pairs: Path) -> float:
+    """Mean length of a pair in tokens, truncated as the model needs."""
+    table = pq.read_table(pairs, columns=["query", "passage"])
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    ids = tokenizer(table["query"].to_pylist(), table["passage"].to_pylist(), truncation=True)["input_ids"]
+    return sum(map(len, ids)) / len(ids)
+
+
+def linear_layers(model: Path) -> Counter[Shape]:
+    """The linear layers that every token goes through, and how many there are of each shape."""
+    network = AutoModelForSequenceClassification.from_pretrained(model).eval()
+    shapes: Counter[Shape] = Counter()
+
+    def seen(layer: torch.nn.Linear, inputs: tuple[torch.Tensor], _output: torch.Tensor) -> None:
+        if inputs[0].ndim == 3:  # [sequences, tokens, width]; the head's have one row for each sequence
+            shapes[layer.in_features, layer.out_features] += 1
+
+    for layer in network.modules():
+        if isinstance(layer, torch.nn.Linear):
+            layer.register_forward_hook(seen)
+    with torch.inference_mode():
+        network(input_ids=torch.ones(1, 8, dtype=torch.long))
+    return shapes
+
+
+def rate(shapes: Counter[Shape], dtype: torch.dtype, device: str, rows: int) -> float:
+    """Operations a second over all the shapes, `rows` tokens at a time."""
+    seconds = sum(count * product_seconds(shape, dtype, device, rows) for shape, count in shapes.items())
+    return 2 * rows * sum(count * n * m for (n, m), count in shapes.items()) / seconds
+
+
+@torch.inference_mode()
+def product_seconds(shape: Shape, dtype: torch.dtype, device: str, rows: int) -> float:
+    """Seconds that one product takes: the fastest, for a ceiling is what the machine can do."""
+    left = torch.randn(rows, shape[0], device=device).to(dtype)
+    weight = torch.randn(shape[1], shape[0], device=device).to(dtype)
+    best = float("inf")
+    end = time.perf_counter() + SECONDS
+    while (started := time.perf_counter()) < end:
+        torch.nn.functional.linear(left, weight)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def main() -> None:
+    """Print the ceiling as JSON."""
+    parser = argparse.ArgumentParser(description="Measure the matrix-product ceiling of this machine.")
+    parser.add_argument("model", type=Path)
+    parser.add_argument("pairs", type=Path)
+    args = parser.parse_args()
+    print(json.dumps(asdict(measure(args.model, args.pairs))))
+
+
+if __name__ == "__main__":
+    main()

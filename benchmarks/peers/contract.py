@@ -1,0 +1,75 @@
+"""The contract of every script here: how it is called, what it measures, what it prints.
+
+    python SCRIPT --model DIR --pairs FILE.parquet --output SCORES.npy
+
+It prints one line of JSON: ``load_seconds``, ``seconds`` (scoring every pair once, warmed up),
+``settings`` and ``versions``; and writes float32 scores in the order of the pairs.  The first
+lines of a script that needs an environment of its own say which (PEP 723).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+WARM_UP = 256
+
+Score = Callable[[list[str], list[str]], Any]
+"""Queries and passages ``[n]`` to ``n`` numbers."""
+
+Load = Callable[[argparse.Namespace], tuple[Score, str]]
+"""A model ready to score, and the settings in words."""
+
+
+def arguments(*, choices: Iterable[str] = ("default",)) -> argparse.Namespace:
+    """The command line; ``--variant`` is one of `choices`, the first if not given."""
+    variants = list(choices)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--pairs", type=Path, required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--variant", choices=variants, default=variants[0])
+    return parser.parse_args()
+
+
+def measure(args: argparse.Namespace, load: Load, packages: Iterable[str]) -> None:
+    """Load, warm up on pairs from short to long, score everything, report."""
+    table = pq.read_table(args.pairs, columns=["query", "passage"])
+    queries, passages = table["query"].to_pylist(), table["passage"].to_pylist()
+    started = time.perf_counter()
+    score, settings = load(args)
+    load_seconds = time.perf_counter() - started
+    by_length = sorted(range(len(passages)), key=lambda row: len(passages[row]))
+    some = by_length[:: max(1, len(by_length) // WARM_UP)]
+    score([queries[row] for row in some], [passages[row] for row in some])
+    started = time.perf_counter()
+    scores = score(queries, passages)
+    seconds = time.perf_counter() - started
+    report(args, scores, load_seconds, seconds, settings, packages)
+
+
+def report(
+    args: argparse.Namespace,
+    scores: Any,
+    load_seconds: float,
+    seconds: float,
+    settings: str,
+    packages: Iterable[str],
+) -> None:
+    """Write the scores and print the line of JSON."""
+    np.save(args.output, np.asarray(scores, dtype=np.float32).reshape(-1))
+    found = {
+        "load_seconds": round(load_seconds, 3),
+        "seconds": round(seconds, 3),
+        "settings": settings,
+        "versions": {name: version(name) for name in packages},
+    }
+    print(json.dumps(found), flush=True)

@@ -1,0 +1,36 @@
+"""rankmill's engine in process, without queue or files; for the project's own environment."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.util import find_spec
+
+from contract import Score, arguments, measure
+
+from jobs.spec import ScoreSpec
+from workers.device import resolve_device, resolve_token_budget, use_threads
+from workers.engine import Engine
+from workers.models import load_model
+
+
+def load(args: argparse.Namespace) -> tuple[Score, str]:
+    """The engine as a worker would make it at its defaults."""
+    use_threads("auto")
+    device = resolve_device("auto")
+    engine = Engine(
+        load_model(ScoreSpec(model=str(args.model)), device), resolve_token_budget("auto", device)
+    )
+    backend = engine.model.backend
+
+    def score(queries: list[str], passages: list[str]) -> object:
+        return engine.score(queries, passages).scores
+
+    return (
+        score,
+        f"{backend.device}, {backend.name}, {backend.precision}, {engine.token_budget} tokens a batch",
+    )
+
+
+if __name__ == "__main__":
+    optional = ["openvino"] if find_spec("openvino") else []
+    measure(arguments(), load, ["rankmill", "transformers", "torch", *optional])

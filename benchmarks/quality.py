@@ -1,0 +1,59 @@
+"""How good scores are: nDCG as trec_eval computes it, and agreement with other scores query by query."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+Scores = npt.NDArray[np.float32]
+Qrels = Mapping[str, Mapping[str, int]]
+"""Query id to document id to grade."""
+
+
+def read_qrels(path: Path) -> Qrels:
+    """Judgments in TREC's format: ``query-id 0 document-id grade`` on each line."""
+    found: dict[str, dict[str, int]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        query, _, document, grade = line.split()
+        found.setdefault(query, {})[document] = int(grade)
+    return found
+
+
+def ndcg(
+    queries: Sequence[str], documents: Sequence[str], scores: Scores, qrels: Qrels, k: int = 10
+) -> float:
+    """trec_eval's ``ndcg_cut_k``, the mean over the queries that have judgments.
+
+    The gain is the grade itself; the ideal ranking is that of all judged documents, found or not;
+    of equal scores the document with the larger id comes first.
+    """
+    run = pd.DataFrame({"query": queries, "document": documents, "score": scores})
+    values = []
+    for query, found in run.groupby("query"):
+        grades = qrels.get(str(query))
+        if grades is None:
+            continue
+        ranked = found.sort_values(["score", "document"], ascending=False)["document"]
+        ideal = _dcg(sorted(grades.values(), reverse=True), k)
+        values.append(_dcg([grades.get(name, 0) for name in ranked], k) / ideal if ideal else 0.0)
+    return float(np.mean(values))
+
+
+def spearman_within(queries: Sequence[str], scores: Scores, reference: Scores) -> float:
+    """Mean rank correlation with `reference` over the queries; those without two ranks are left out."""
+    both = pd.DataFrame({"query": queries, "score": scores, "reference": reference})
+    values = []
+    for _, rows in both.groupby("query"):
+        ranks = rows[["score", "reference"]].rank().to_numpy()
+        if (ranks.std(axis=0) > 0).all():
+            values.append(np.corrcoef(ranks.T)[0, 1])
+    return float(np.mean(values)) if values else math.nan
+
+
+def _dcg(grades: Sequence[int], k: int) -> float:
+    return sum(max(grade, 0) / math.log2(place + 2) for place, grade in enumerate(grades[:k]))
