@@ -78,7 +78,7 @@ def stages(engine: Engine, table: pa.Table) -> dict[str, float]:
 
     columns = [table[name].combine_chunks() for name in ("query", "passage")]
     payload = timed("encode pairs", lambda: encode_pairs(*columns))
-    queries, passages = timed("decode pairs", lambda: [c.to_pylist() for c in decode_pairs(payload)])
+    queries, passages = timed("decode pairs", lambda: decode_pairs(payload))
     work: Work = timed("tokenize", lambda: engine.prepare(queries, passages))
     batches = timed("plan", lambda: plan_batches(work.tokens.lengths, engine.token_budget))
     pad_id = engine.model.tokenizer.pad_id

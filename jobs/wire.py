@@ -1,17 +1,18 @@
-"""The data plane: pairs and scores as Arrow IPC streams.
+"""The data plane: pairs and scores as Arrow.
 
-A payload is one record batch in an IPC stream, compressed with zstd, whose schema metadata
-carries the format version. Pairs: ``query`` (dictionary-encoded, as queries repeat) and
-``passage``, both nullable text. Scores: ``score`` (float32) and ``error`` (text); in each row
-exactly one of them is null.
+A payload is a header (magic, format version, size before compression) and one record batch in an
+Arrow IPC stream, compressed with zstd as a whole; so version and size are known before anything is
+unpacked. Pairs: ``query`` (dictionary-encoded, as queries repeat) and ``passage``, both nullable
+text. Scores: ``score`` (float32) and ``error`` (text); in each row exactly one of them is null.
 
 >>> import pyarrow as pa
->>> decode_pairs(encode_pairs(pa.array(["q", "q"]), pa.array(["a", None])))[1].to_pylist()
-['a', None]
+>>> decode_pairs(encode_pairs(pa.array(["q", "q"]), pa.array(["a", None])))
+(['q', 'q'], ['a', None])
 """
 
 from __future__ import annotations
 
+import struct
 from typing import cast
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 
 from jobs.errors import WireError
 
-FORMAT = 1
+FORMAT = 2
 """Version written into every payload; a reader refuses any other."""
 
 MAX_TEXT_CHARS = 1 << 20
@@ -34,7 +35,8 @@ MAX_CHUNK_ROWS = 1 << 20
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 _PAIRS = pa.schema([("query", _TEXT), ("passage", pa.string())])
 _SCORES = pa.schema([("score", pa.float32()), ("error", pa.string())])
-_VERSION_KEY = b"rankmill.format"
+_HEADER = struct.Struct(">4sIQ")
+_MAGIC = b"RKML"
 
 
 def encode_pairs(queries: pa.Array, passages: pa.Array) -> bytes:
@@ -51,13 +53,13 @@ def encode_pairs(queries: pa.Array, passages: pa.Array) -> bytes:
         raise WireError(f"{len(queries)} queries but {len(passages)} passages in one chunk")
     query = pc.dictionary_encode(_clip(queries))
     batch = pa.record_batch([_combined(query).cast(_TEXT), _combined(_clip(passages))], schema=_PAIRS)
-    if batch.nbytes > MAX_CHUNK_BYTES:
-        raise WireError(f"a chunk of {batch.nbytes:,} bytes is over the limit of {MAX_CHUNK_BYTES:,}")
     return _write(batch)
 
 
-def decode_pairs(payload: bytes) -> tuple[pa.Array, pa.Array]:
-    """Decode and validate a chunk payload into ``(queries, passages)``, string arrays of ``[n]``.
+def decode_pairs(payload: bytes) -> tuple[list[str | None], list[str | None]]:
+    """Decode and validate a chunk payload into ``(queries, passages)``, lists of ``[n]``.
+
+    Equal queries are one object, however often they repeat.
 
     Raises
     ------
@@ -65,7 +67,9 @@ def decode_pairs(payload: bytes) -> tuple[pa.Array, pa.Array]:
         Another format version, not the columns above, damaged, or over the limits.
     """
     batch = _read(payload, _PAIRS)
-    return batch["query"].dictionary_decode(), batch["passage"]
+    queries = batch["query"].dictionary.to_pylist()
+    places = batch["query"].indices.to_pylist()
+    return [None if place is None else queries[place] for place in places], batch["passage"].to_pylist()
 
 
 def encode_scores(scores: pa.Array, errors: pa.Array) -> bytes:
@@ -104,39 +108,47 @@ def _clip(texts: pa.Array) -> pa.Array:
 
 
 def _write(batch: pa.RecordBatch) -> bytes:
-    schema = batch.schema.with_metadata({_VERSION_KEY: str(FORMAT).encode()})
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.ipc.new_stream(sink, schema, options=options) as writer:
-        writer.write_batch(batch.replace_schema_metadata(schema.metadata))
-    return cast(bytes, sink.getvalue().to_pybytes())
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    raw = sink.getvalue()
+    if raw.size > MAX_CHUNK_BYTES:
+        raise WireError(f"a chunk of {raw.size:,} bytes is over the limit of {MAX_CHUNK_BYTES:,}")
+    packed = pa.compress(raw, codec="zstd", asbytes=True)
+    return _HEADER.pack(_MAGIC, FORMAT, raw.size) + cast("bytes", packed)
 
 
 def _read(payload: bytes, schema: pa.Schema) -> pa.RecordBatch:
-    if len(payload) > MAX_CHUNK_BYTES:
-        raise WireError(f"a payload of {len(payload):,} bytes is over the limit of {MAX_CHUNK_BYTES:,}")
+    size = _unpacked_size(payload)
     try:
-        with pa.ipc.open_stream(payload) as reader:
+        raw = pa.decompress(memoryview(payload)[_HEADER.size :], decompressed_size=size, codec="zstd")
+        with pa.ipc.open_stream(raw) as reader:
             _check_schema(reader.schema, schema)
             batch = reader.read_next_batch()
-            if batch.num_rows > MAX_CHUNK_ROWS or batch.nbytes > MAX_CHUNK_BYTES:
-                raise WireError(
-                    f"a chunk of {batch.num_rows:,} rows, {batch.nbytes:,} bytes is over the limits"
-                )
+            if batch.num_rows > MAX_CHUNK_ROWS:
+                raise WireError(f"a chunk of {batch.num_rows:,} rows is over the limit of {MAX_CHUNK_ROWS:,}")
             batch.validate(full=True)
     except (pa.ArrowException, StopIteration, OSError) as error:
         raise WireError(f"a payload is damaged or not Arrow: {error}") from error
     return batch
 
 
-def _check_schema(found: pa.Schema, expected: pa.Schema) -> None:
-    version = (found.metadata or {}).get(_VERSION_KEY)
-    if version is None:
-        raise WireError("a payload carries no rankmill format version")
-    if version != str(FORMAT).encode():
+def _unpacked_size(payload: bytes) -> int:
+    """Check the header, and the sizes before and after decompression."""
+    if len(payload) < _HEADER.size or not payload.startswith(_MAGIC):
+        raise WireError("a payload is not one of rankmill's")
+    _, version, size = _HEADER.unpack_from(payload)
+    if version != FORMAT:
         raise WireError(
-            f"a payload has format {version.decode(errors='replace')}, this version of rankmill reads "
-            f"format {FORMAT}: run the same rankmill release on producers and workers"
+            f"a payload has format {version}, this version of rankmill reads format {FORMAT}: "
+            "run the same rankmill release on producers and workers"
         )
+    largest = max(len(payload), size)
+    if largest > MAX_CHUNK_BYTES:
+        raise WireError(f"a payload of {largest:,} bytes is over the limit of {MAX_CHUNK_BYTES:,}")
+    return int(size)
+
+
+def _check_schema(found: pa.Schema, expected: pa.Schema) -> None:
     if not found.equals(expected):
         raise WireError(f"a payload has columns {found.names} of types {found.types}, not {expected.names}")

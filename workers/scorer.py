@@ -62,7 +62,7 @@ class ChunkScorer:
             engine = self._engines.get(run.spec)
         except (WireError, SpecError) as error:
             return ChunkFailure(chunk, str(error), fatal=True)
-        work = engine.prepare(queries.to_pylist(), passages.to_pylist())
+        work = engine.prepare(queries, passages)
         return ClaimedChunk(chunk, attempt(run, get_current_job()), engine, work, started)
 
     def result(self, claimed: ClaimedChunk) -> ChunkScores:

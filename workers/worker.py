@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
-import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,36 +11,29 @@ from typing import TYPE_CHECKING, Any
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.client import Pipeline as Commands
 from redis.retry import Retry
-from rq import Queue, worker_registration
+from rq import Queue
 from rq.exceptions import DequeueTimeout, InvalidJobOperation
 from rq.executions import Execution
 from rq.job import Job, JobStatus
-from rq.registry import clean_registries
 from rq.serializers import JSONSerializer
 from rq.timeouts import JobTimeoutException
 from rq.utils import now
 from rq.worker import SimpleWorker
 from rq.worker.base import WorkerStatus
 
-from jobs.abandoned import failure_handler, rescue_unbegun
+from jobs.abandoned import failure_handler
 from jobs.errors import RankmillError
-from jobs.registry import announce_worker, withdraw_worker
+from jobs.registry import withdraw_worker
 from jobs.results import ChunkResult
 from jobs.runs import RunStore, is_suspect
 from jobs.settings import Settings, load_settings
 from jobs.tasks import bind_scorer
+from workers.heartbeat import LEASE_SECONDS, Heartbeat
 from workers.job import ScoringJob
 
 if TYPE_CHECKING:
     from workers.pipeline import Pipeline
     from workers.scorer import ChunkScorer
-
-HEARTBEAT_SECONDS = 5
-LEASE_SECONDS = 15
-"""A job whose worker has not beaten for this long is taken to be abandoned and runs elsewhere."""
-
-WEDGED_SECONDS = 900
-"""A batch that takes longer than this never ends: no device we know is so slow."""
 
 _POLL_SECONDS = 1
 """An idle worker looks that often whether it was told to stop."""
@@ -81,6 +72,7 @@ class ScoringWorker(SimpleWorker):
     other claimed jobs back at the front of their queue; a second SIGTERM does the latter at once.
     """
 
+    _heartbeat: Heartbeat
     _pipeline: Pipeline
     _scorer: ChunkScorer
 
@@ -94,11 +86,14 @@ class ScoringWorker(SimpleWorker):
         self.log_result_lifespan = False
         self.store = RunStore(self.connection)
         self.push_exc_handler(failure_handler(self.store))  # type: ignore[no-untyped-call]
-        self._device = ""
         self._claim_ahead = 0
         self._claims: dict[str, Claim] = {}
         self._results: dict[str, ChunkResult] = {}
-        self._stop_heartbeat = threading.Event()
+
+    @property
+    def dequeue_timeout(self) -> int:
+        """Seconds; for RQ, a connection that is silent for ten more than this is dead."""
+        return _POLL_SECONDS
 
     def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
         """Seconds until a job counts as abandoned; the heartbeat thread renews it."""
@@ -111,13 +106,11 @@ class ScoringWorker(SimpleWorker):
         except RankmillError as error:
             raise SystemExit(f"worker {self.name} cannot start: {error}") from None
         bind_scorer(self._scorer.claim)
-        beat = threading.Thread(target=self._heartbeat_loop, name="heartbeat", daemon=True)
-        beat.start()
+        self._heartbeat.start()
         try:
             return super().work(*args, **options)
         finally:
-            self._stop_heartbeat.set()
-            beat.join(timeout=HEARTBEAT_SECONDS)
+            self._heartbeat.stop()
             bind_scorer(None)
 
     def dequeue_job_and_maintain_ttl(
@@ -151,6 +144,7 @@ class ScoringWorker(SimpleWorker):
             self._wait_until_idle()
         try:
             self.prepare_job_execution(job, remove_from_intermediate_queue=len(self.queues) == 1)
+            self.connection.expire(job.key, _run_ttl(job))  # which RQ takes off
             job.started_at = now()
             with self.death_penalty_class(job.timeout or 0, JobTimeoutException, job_id=job.id):
                 claimed = job.perform()
@@ -179,7 +173,7 @@ class ScoringWorker(SimpleWorker):
     def register_birth(self) -> None:
         """Also say that this worker is a ScoringWorker."""
         super().register_birth()  # type: ignore[no-untyped-call]
-        self._announce()
+        self._heartbeat.announce()
 
     def register_death(self) -> None:
         """Also withdraw what `register_birth` said."""
@@ -210,12 +204,13 @@ class ScoringWorker(SimpleWorker):
         from workers.scorer import ChunkScorer
 
         use_threads(settings.threads)
-        self._device = resolve_device(settings.device)
-        self._claim_ahead = resolve_claim_ahead(settings.claim_ahead, self._device)
+        device = resolve_device(settings.device)
+        self._claim_ahead = resolve_claim_ahead(settings.claim_ahead, device)
         self._pipeline = Pipeline(settings.batch_wait_ms / 1000)
-        token_budget = resolve_token_budget(settings.token_budget, self._device)
+        self._heartbeat = Heartbeat(self, device, self._pipeline.batch_seconds)
+        token_budget = resolve_token_budget(settings.token_budget, device)
         engines = EngineCache(
-            self._device, settings.model_cache_size, token_budget, self._wait_until_idle, settings.backend
+            device, settings.model_cache_size, token_budget, self._wait_until_idle, settings.backend
         )
         self._scorer = ChunkScorer(self.store, engines, self.name)
 
@@ -267,37 +262,6 @@ class ScoringWorker(SimpleWorker):
             claim.queue._enqueue_job(claim.job, pipeline=pipe, at_front=True)  # as Job.retry does
             pipe.execute()
         logger.info("worker %s: handed back job %s", self.name, job_id)
-
-    def _announce(self) -> None:
-        worker_registration.register(self)  # again: the server may have restarted without its data
-        announce_worker(self.connection, self.name, self._device, LEASE_SECONDS)
-
-    def _heartbeat_loop(self) -> None:
-        while not self._stop_heartbeat.wait(HEARTBEAT_SECONDS):
-            self._end_if_wedged()
-            try:
-                self._announce()
-                self.heartbeat()
-                for execution in list(self.executions.values()):
-                    self.maintain_heartbeats(execution.job, execution)
-                self._clean_queues()
-            except Exception:  # whatever it is, the jobs that run must not be taken for dead
-                logger.exception("worker %s: heartbeat failed, trying again", self.name)
-
-    def _end_if_wedged(self) -> None:
-        """A forward that never ends would hold its jobs for ever: its leases must lapse."""
-        if self._pipeline.batch_seconds() > WEDGED_SECONDS:
-            logger.critical("worker %s: a batch takes over %d s, ending", self.name, WEDGED_SECONDS)
-            os._exit(1)
-
-    def _clean_queues(self) -> None:
-        """Hand on the jobs of dead workers, one worker at a time."""
-        for queue in self.queues:
-            # RQ's own lock lasts 15 minutes and would outlive a worker killed in here.
-            if self.connection.set(queue.registry_cleaning_key, os.getpid(), nx=True, ex=HEARTBEAT_SECONDS):
-                clean_registries(queue, self._exc_handlers)
-                worker_registration.clean_worker_registry(queue)
-                rescue_unbegun(queue, LEASE_SECONDS)
 
 
 def _run_ttl(job: Job) -> int:

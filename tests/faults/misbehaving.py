@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.settings import Settings
-from workers import worker
+from workers import heartbeat
 from workers.backends import Backend, OutOfMemory, Pending
 from workers.tokens import Batch
 from workers.worker import ScoringWorker
@@ -62,5 +62,5 @@ class MisbehavingWorker(ScoringWorker):
             return model
 
         setattr(cache, "load_model", load_misbehaving)  # noqa: B010
-        worker.WEDGED_SECONDS = 2
+        heartbeat.WEDGED_SECONDS = 2
         super()._prepare(settings)

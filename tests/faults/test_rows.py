@@ -15,7 +15,7 @@ import pytest
 from jobs.abandoned import hand_on_jobs
 from jobs.runs import RunStore
 from producer import Client
-from tests.conftest import Server, start_worker
+from tests.conftest import Server, start_worker, wait_for
 from tests.faults.misbehaving import MARKS
 from tests.models import make_bert
 
@@ -100,3 +100,19 @@ def test_a_wedged_forward_ends_its_worker(
     run = Client(server.url, model=str(marked_model), chunk_size=ROWS).submit(pairs("hang"))
     assert np.isfinite(run.scores(timeout=120)).all()
     assert time.monotonic() - started < 100
+
+
+def test_a_second_sigterm_hands_work_back_at_once(
+    server: Server, marked_model: Path, tmp_path: Path, forwards: Path
+) -> None:
+    environ = {"FORWARDS": str(forwards), "PYTHONPATH": str(Path(__file__).parents[2])}
+    worker = start_worker(server, "rankmill", tmp_path, WORKER, environ=environ)
+    Client(server.url, model=str(marked_model), chunk_size=ROWS).submit(pairs("hang"))
+    wait_for((tmp_path / "hung").exists, worker)
+    worker.terminate()
+    time.sleep(1.2)  # RQ takes a second one within a second for the same
+    assert worker.poll() is None
+    worker.terminate()
+    worker.wait(timeout=3)
+    assert server.client.llen("rq:queue:rankmill") == 1
+    assert not server.client.zcard("rq:wip:rankmill")

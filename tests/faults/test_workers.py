@@ -1,0 +1,73 @@
+"""Workers that are killed, stopped and brought back while they score."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobs.registry import queue_workers
+from producer import Client
+from tests.conftest import Server, StartWorker, wait_for
+from tests.models import make_bert
+
+LONG = "the moon over the river " * 20
+
+
+@pytest.fixture(scope="session")
+def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that takes some milliseconds for a long pair."""
+    return make_bert(tmp_path_factory.mktemp("slow"), hidden=256, layers=6)
+
+
+def test_a_zombie_changes_nothing(server: Server, workers: StartWorker, slow_model: Path) -> None:
+    pairs = [(f"big cat {n}", LONG) for n in range(600)]
+    client = Client(server.url, model=str(slow_model), chunk_size=200)
+    zombie = workers()
+    expected = client.score(pairs)
+    run = client.submit(pairs)
+    wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
+    zombie.send_signal(signal.SIGSTOP)
+    try:
+        workers(ready=False)
+        scores = run.scores(timeout=120)
+    finally:
+        zombie.send_signal(signal.SIGCONT)
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+    assert not run.errors
+    wait_for(lambda: len(queue_workers(server.client, "rankmill").scoring) == 2)
+    time.sleep(3)  # the zombie finishes what it had
+    assert zombie.poll() is None
+    assert not list(server.client.scan_iter("rankmill:run:*"))
+    assert not list(server.client.scan_iter("rq:job:*"))
+    np.testing.assert_allclose(client.score(pairs), expected, atol=1e-5)
+
+
+def test_kills_one_after_the_other_lose_nothing(
+    server: Server, workers: StartWorker, slow_model: Path
+) -> None:
+    pairs = [(f"big cat {n}", LONG) for n in range(900)]
+    client = Client(server.url, model=str(slow_model), chunk_size=60)
+    run = client.submit(pairs)
+    for _ in range(2):
+        worker = workers()
+        wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
+        worker.kill()
+    workers()
+    assert np.isfinite(run.scores(timeout=180)).all()
+    assert not run.errors
+
+
+def test_every_key_expires_while_chunks_are_scored(
+    server: Server, workers: StartWorker, slow_model: Path
+) -> None:
+    workers()
+    run = Client(server.url, model=str(slow_model), chunk_size=100).submit([("big cat", LONG)] * 1000)
+    wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
+    kept = {key for key in server.client.scan_iter("*") if server.client.ttl(key) == -1}
+    run.cancel()
+    rq_own = {b"rq:queues", b"rq:workers", b"rq:workers:rankmill", b"rq:queue:rankmill", b"rq:wip:rankmill"}
+    assert kept <= rq_own | {b"rq:queue:rankmill:intermediate"}

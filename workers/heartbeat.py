@@ -1,0 +1,87 @@
+"""A worker's heartbeat: keeps its claimed jobs its own, and hands on those of workers that have died."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+
+from rq import worker_registration
+from rq.registry import clean_registries
+from rq.worker.base import BaseWorker
+
+from jobs.abandoned import rescue_unbegun
+from jobs.registry import announce_worker
+
+HEARTBEAT_SECONDS = 5
+LEASE_SECONDS = 15
+"""A job whose worker has not beaten for this long is taken to be abandoned and runs elsewhere."""
+
+WEDGED_SECONDS = 900
+"""A batch that takes longer than this never ends: no device we know is so slow."""
+
+logger = logging.getLogger(__name__)
+
+
+class Heartbeat:
+    """Beats from a thread that no forward can block.
+
+    Parameters
+    ----------
+    worker
+        Whose jobs to keep.
+    device
+        What to announce of it.
+    batch_seconds
+        Says for how long the batch in the forward has been there.
+    """
+
+    def __init__(self, worker: BaseWorker, device: str, batch_seconds: Callable[[], float]) -> None:
+        self._worker = worker
+        self._device = device
+        self._batch_seconds = batch_seconds
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Beat no more."""
+        self._stopped.set()
+        self._thread.join(timeout=HEARTBEAT_SECONDS)
+
+    def announce(self) -> None:
+        """Say that the worker is there."""
+        worker_registration.register(self._worker)  # again: the server may have lost its data
+        announce_worker(self._worker.connection, self._worker.name, self._device, LEASE_SECONDS)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(HEARTBEAT_SECONDS):
+            self._end_if_wedged()
+            try:
+                self.announce()
+                self._worker.heartbeat()
+                for execution in list(self._worker.executions.values()):
+                    self._worker.maintain_heartbeats(execution.job, execution)
+                self._clean_queues()
+            except Exception:  # whatever it is, the jobs that run must not be taken for dead
+                logger.exception("worker %s: heartbeat failed, trying again", self._worker.name)
+
+    def _end_if_wedged(self) -> None:
+        """A forward that never ends would hold its jobs for ever: its leases must lapse."""
+        if self._batch_seconds() > WEDGED_SECONDS:
+            logger.critical("worker %s: a batch takes over %d s, ending", self._worker.name, WEDGED_SECONDS)
+            os._exit(1)
+
+    def _clean_queues(self) -> None:
+        """Hand on the jobs of dead workers, one worker at a time."""
+        worker = self._worker
+        for queue in worker.queues:
+            # RQ's own lock lasts 15 minutes and would outlive a worker killed in here.
+            if worker.connection.set(queue.registry_cleaning_key, os.getpid(), nx=True, ex=HEARTBEAT_SECONDS):
+                clean_registries(queue, worker._exc_handlers)
+                worker_registration.clean_worker_registry(queue)
+                rescue_unbegun(queue, LEASE_SECONDS)
