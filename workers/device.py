@@ -15,7 +15,7 @@ SUPPORTED = {
 }
 """Precisions of each device, for the torch backend."""
 
-TOKEN_BUDGETS = {"cpu": 4096, "cuda": 65_536, "mps": 16_384}
+TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
 """Padded tokens in a batch, where nothing else is asked for."""
 
 CLAIM_AHEAD = {"cpu": 1024, "cuda": 32_768, "mps": 8_192}
