@@ -109,7 +109,7 @@ def test_a_chunk_of_a_killed_worker_is_scored_elsewhere(
     assert not run.errors
 
 
-def test_a_chunk_that_has_no_attempt_left_gets_the_reason_as_its_error(
+def test_a_chunk_that_has_no_attempt_left_is_tried_in_halves(
     server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:
     slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
@@ -119,8 +119,8 @@ def test_a_chunk_that_has_no_attempt_left_gets_the_reason_as_its_error(
     wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
     first.kill()
     workers()
-    assert np.isnan(run.scores(timeout=60)).all()
-    assert set(run.errors.values()) == {"given up after attempt 1: its worker died"}
+    assert np.isfinite(run.scores(timeout=100)).all()
+    assert not run.errors
 
 
 def test_sigterm_hands_back_what_is_not_finished(

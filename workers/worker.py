@@ -105,6 +105,7 @@ class ScoringWorker(SimpleWorker):
             self._prepare(load_settings())
         except RankmillError as error:
             raise SystemExit(f"worker {self.name} cannot start: {error}") from None
+        self._install_signal_handlers()  # RQ does so only after it has said that the worker is there
         bind_scorer(self._scorer.claim)
         self._heartbeat.start()
         try:
