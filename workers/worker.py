@@ -105,7 +105,8 @@ class ScoringWorker(SimpleWorker):
             self._prepare(load_settings())
         except RankmillError as error:
             raise SystemExit(f"worker {self.name} cannot start: {error}") from None
-        self._install_signal_handlers()  # RQ does so only after it has said that the worker is there
+        # RQ does so only after it has said that the worker is there.
+        self._install_signal_handlers()  # type: ignore[no-untyped-call]
         bind_scorer(self._scorer.claim)
         self._heartbeat.start()
         try:
