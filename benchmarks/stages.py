@@ -24,12 +24,13 @@ import torch
 
 from jobs.spec import ScoreSpec
 from jobs.wire import decode_pairs, decode_scores, encode_pairs, encode_scores
+from workers.backends import Backend, Logits, Pending
 from workers.backends.torch_backend import DTYPES
 from workers.device import resolve_device, resolve_token_budget, use_threads
 from workers.engine import Engine, Work
 from workers.models import load_model
 from workers.planner import plan_batches
-from workers.tokens import pad
+from workers.tokens import Batch, pad
 
 
 def main() -> None:
@@ -83,12 +84,23 @@ def stages(engine: Engine, table: pa.Table) -> dict[str, float]:
     batches = timed("plan", lambda: plan_batches(work.tokens.lengths, engine.token_budget))
     pad_id = engine.model.tokenizer.pad_id
     padded = timed("pad", lambda: [pad([(work.tokens, rows)], pad_id) for rows in batches])
-    logits = timed("forward", lambda: [engine.model.backend.submit(batch).result() for batch in padded])
+    logits = timed("forward", lambda: forward(engine.model.backend, padded))
     scores = timed("activation", lambda: [engine.model.activation(some) for some in logits])
     found = pa.array(np.concatenate(scores))
     entry = timed("encode scores", lambda: encode_scores(found, pa.nulls(len(found), pa.string())))
     timed("decode scores", lambda: decode_scores(entry))
     return taken
+
+
+def forward(backend: Backend, batches: list[Batch]) -> list[Logits]:
+    """All batches, with as many under way at a time as the backend likes."""
+    pending: list[Pending] = []
+    logits = []
+    for batch in batches:
+        pending.append(backend.submit(batch))
+        if len(pending) >= backend.depth:
+            logits.append(pending.pop(0).result())
+    return logits + [some.result() for some in pending]
 
 
 def floor_seconds(model: str, lengths: Any, device: str, precision: str) -> float:
