@@ -116,6 +116,10 @@ class RunStore:
         except (KeyError, ValueError) as error:
             raise WireError(f"run {run_id} is damaged: {' '.join(str(error).split())}") from None
 
+    def exists(self, run_id: str) -> bool:
+        """Whether the run is there: not cancelled, not finished, not expired."""
+        return bool(self.redis.exists(keys.run(run_id)))
+
     def enqueue(self, run: Run, payloads: Mapping[int, tuple[bytes, int]], *, suspect: bool = False) -> None:
         """Put chunks, ``{chunk: (payload, rows)}``, and their jobs into Redis, in one transaction.
 

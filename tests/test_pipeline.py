@@ -112,6 +112,23 @@ def test_room_is_what_is_pending(tiny_model: Path) -> None:
     pipeline.close(finish=False)
 
 
+def test_what_is_dropped_is_answered_after_the_batch_in_progress(tiny_model: Path) -> None:
+    engine, backend, work = paced(tiny_model, 0.05, rows_in_batch=10)
+    pipeline = Pipeline(0.0)
+    dropped, kept = work(SMALL * 2), work(30)
+    answers: list[str] = []
+    pipeline.put(engine, dropped, lambda: answers.append("dropped"))
+    pipeline.put(engine, kept, lambda: answers.append("kept"))
+    time.sleep(0.12)
+    for _ in range(2):
+        pipeline.drop(dropped, lambda: answers.append("given up"))
+    assert pipeline.wait_until_idle(5)
+    assert sorted(answers) == ["given up", "kept"]
+    assert sum(backend.sizes) < 150
+    assert np.isfinite(kept.scored.scores).all()
+    pipeline.close(finish=True)
+
+
 @pytest.mark.parametrize("where", ["forward", "answer"])
 def test_what_cannot_go_on_ends_the_process(where: str, tiny_model: Path) -> None:
     script = f"""

@@ -56,3 +56,18 @@ def test_small_works_fill_each_other_s_batches() -> None:
     while pool.batches:
         batches.append(pool.take())
     assert len(batches) <= 9  # 1,000 rows of 29.5 tokens; apart they would make 50
+
+
+def test_a_work_that_is_removed_leaves_the_others_their_rows() -> None:
+    pool = Pool[str]()
+    for name in ("a", "b"):
+        pool.add(name, [5] * 10, token_budget=20)
+    taken = pool.take()
+    assert pool.remove("a") == 10 - sum(len(rows) for work, rows in taken if work == "a")
+    assert pool.remove("a") == 0
+    left = 0
+    while pool.batches:
+        for work, rows in pool.take():
+            assert work == "b"
+            left += len(rows)
+    assert left == 10 - sum(len(rows) for work, rows in taken if work == "b")

@@ -35,12 +35,21 @@ class Heartbeat:
         What to announce of it.
     batch_seconds
         Says for how long the batch in the forward has been there.
+    on_beat
+        Called with each beat.
     """
 
-    def __init__(self, worker: BaseWorker, device: str, batch_seconds: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        worker: BaseWorker,
+        device: str,
+        batch_seconds: Callable[[], float],
+        on_beat: Callable[[], None],
+    ) -> None:
         self._worker = worker
         self._device = device
         self._batch_seconds = batch_seconds
+        self._on_beat = on_beat
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -67,6 +76,7 @@ class Heartbeat:
                 for execution in list(self._worker.executions.values()):
                     self._worker.maintain_heartbeats(execution.job, execution)
                 self._clean_queues()
+                self._on_beat()
             except Exception:  # whatever it is, the jobs that run must not be taken for dead
                 logger.exception("worker %s: heartbeat failed, trying again", self._worker.name)
 

@@ -71,6 +71,20 @@ class Pipeline:
             self._pending += work.left
             self._changed.notify_all()
 
+    def drop(self, work: Work, answer: Answer) -> None:
+        """Score no more of `work`, and call `answer` instead, unless all of it is in the forward already."""
+        with self._changed:
+            for key, lane in list(self._lanes.items()):
+                dropped = lane.pool.remove(work)
+                if not lane.pool.batches:
+                    del self._lanes[key]
+                if dropped:
+                    self._pending -= dropped
+                    del self._answers[work]
+                    self.answer(answer)
+                    self._changed.notify_all()
+                    return
+
     def answer(self, answer: Answer) -> None:
         """Call `answer` in the writing thread, after those before it."""
         self._writer.submit(self._guard(answer))

@@ -65,3 +65,13 @@ class Pool(Generic[Work]):
             if not self._left[number]:
                 del self._works[number], self._left[number]
         return parts
+
+    def remove(self, work: Work) -> int:
+        """Let the rows of `work` wait no longer; how many they were."""
+        number = next((number for number, waiting in self._works.items() if waiting is work), None)
+        if number is None:
+            return 0
+        kept = (batch[:, batch[_NUMBER] != number] for batch in self._batches)
+        self._batches = deque(batch for batch in kept if batch.size)
+        del self._works[number]
+        return self._left.pop(number)

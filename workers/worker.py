@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from redis.backoff import ExponentialWithJitterBackoff
@@ -21,6 +22,7 @@ from rq.utils import now
 from rq.worker import SimpleWorker
 from rq.worker.base import WorkerStatus
 
+from jobs import keys
 from jobs.abandoned import failure_handler
 from jobs.errors import RankmillError
 from jobs.registry import withdraw_worker
@@ -32,6 +34,7 @@ from workers.heartbeat import LEASE_SECONDS, Heartbeat
 from workers.job import ScoringJob
 
 if TYPE_CHECKING:
+    from workers.engine import Work
     from workers.pipeline import Pipeline
     from workers.scorer import ChunkScorer
 
@@ -88,6 +91,7 @@ class ScoringWorker(SimpleWorker):
         self.push_exc_handler(failure_handler(self.store))  # type: ignore[no-untyped-call]
         self._claim_ahead = 0
         self._claims: dict[str, Claim] = {}
+        self._works: dict[str, Work] = {}
         self._results: dict[str, ChunkResult] = {}
 
     @property
@@ -157,6 +161,7 @@ class ScoringWorker(SimpleWorker):
         if claimed is None or isinstance(claimed, ChunkResult):
             self._pipeline.answer(lambda: self._answer(claim, claimed))
         else:
+            self._works[job.id] = claimed.work
             self._pipeline.put(
                 claimed.engine, claimed.work, lambda: self._answer(claim, self._scorer.result(claimed))
             )
@@ -209,7 +214,7 @@ class ScoringWorker(SimpleWorker):
         device = resolve_device(settings.device)
         self._claim_ahead = resolve_claim_ahead(settings.claim_ahead, device)
         self._pipeline = Pipeline(settings.batch_wait_ms / 1000)
-        self._heartbeat = Heartbeat(self, device, self._pipeline.batch_seconds)
+        self._heartbeat = Heartbeat(self, device, self._pipeline.batch_seconds, self._drop_cancelled)
         token_budget = resolve_token_budget(settings.token_budget, device)
         engines = EngineCache(
             device, settings.model_cache_size, token_budget, self._wait_until_idle, settings.backend
@@ -240,8 +245,16 @@ class ScoringWorker(SimpleWorker):
         if self.get_state() != state:
             self.set_state(state)
 
+    def _drop_cancelled(self) -> None:
+        """Score no more of the chunks whose run was cancelled; no result, whose run may come back."""
+        for job_id, work in list(self._works.items()):
+            ours, claim = keys.parse_job_id(job_id), self._claims.get(job_id)
+            if ours and claim and not self.store.exists(ours[0]):
+                self._pipeline.drop(work, partial(self._answer, claim, None))
+
     def _answer(self, claim: Claim, result: ChunkResult | None) -> None:
         """Finish a job, its result in the same transaction; `None` writes none. In the writing thread."""
+        self._works.pop(claim.job.id, None)
         if self._claims.pop(claim.job.id, None) is None:
             return  # handed back
         if result is not None:
@@ -257,6 +270,7 @@ class ScoringWorker(SimpleWorker):
     def _hand_back(self, job_id: str) -> None:
         """Put a claimed job back at the front of its queue; that costs it no attempt."""
         claim = self._claims.pop(job_id, None)
+        self._works.pop(job_id, None)
         if claim is None:
             return
         with self.connection.pipeline() as pipe:

@@ -71,3 +71,14 @@ def test_every_key_expires_while_chunks_are_scored(
     run.cancel()
     rq_own = {b"rq:queues", b"rq:workers", b"rq:workers:rankmill", b"rq:queue:rankmill", b"rq:wip:rankmill"}
     assert kept <= rq_own | {b"rq:queue:rankmill:intermediate"}
+
+
+def test_a_cancelled_run_is_scored_no_further(server: Server, workers: StartWorker, slow_model: Path) -> None:
+    workers()
+    client = Client(server.url, model=str(slow_model), chunk_size=10_000)
+    run = client.submit([("big cat", LONG)] * 10_000)  # a minute's work and more
+    wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
+    time.sleep(1)
+    run.cancel()
+    wait_for(lambda: not server.client.zcard("rq:wip:rankmill"), seconds=20)
+    assert np.isfinite(client.score([("big cat", LONG)] * 10, timeout=20)).all()
