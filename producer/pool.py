@@ -119,9 +119,10 @@ class WorkerPool:
 
     def _bury(self, worker: Worker, code: int) -> None:
         """Hand on the jobs of a worker that has died, and note how soon it did."""
-        # One that dies over a chunk will not get another such chunk for ever: its retries are bounded.
-        at_work = self._hand_on(worker) > 0
-        early = not at_work and time.monotonic() - worker.started < _EARLY_DEATH_SECONDS
+        # One that dies over a chunk will not get such chunks for ever: their retries are bounded. And
+        # SIGKILL comes from outside, if not for the memory of a chunk.
+        its_own = self._hand_on(worker) == 0 and code != -signal.SIGKILL
+        early = its_own and time.monotonic() - worker.started < _EARLY_DEATH_SECONDS
         worker.deaths += 1
         worker.early_deaths = worker.early_deaths + 1 if early else 0
         worker.process, worker.died = None, time.monotonic()
