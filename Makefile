@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test check clean
+.PHONY: demo test check chaos clean
 
 demo: $(READY)  ## score the shipped example with the shipped model, and show the best passages
 	@$(BIN)/python examples/demo.py
@@ -18,6 +18,13 @@ check: $(READY)  ## linter, formatter, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+chaos: $(READY)  ## what is lost when things die, at full size; docs/BENCHMARKS.md has its figures
+	$(BIN)/python -m benchmarks.chaos producer --rows 100000 --kills 20
+	$(BIN)/python -m benchmarks.chaos worker --rows 100000 --kills 55
+	$(BIN)/python -m benchmarks.chaos redis-aof --rows 30000 --kills 5
+	$(BIN)/python -m benchmarks.chaos redis-bare --rows 30000 --kills 5
+	$(BIN)/python -m benchmarks.chaos redis-flush --rows 30000 --kills 5
 
 clean:
 	rm -rf $(VENV)
