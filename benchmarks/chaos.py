@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -109,27 +109,44 @@ def worker(directory: Path, rows: int, kills: int, seed: int) -> Figures:
     output, undisturbed = directory / "killed.parquet", directory / "undisturbed.parquet"
     command = [source, *OPTIONS, "--model", model, "--workers", 2, "--json"]
     calm, _ = timed(lambda: score_file(*command, "-o", undisturbed, timeout=3600))
-    pause = calm / kills
     rng = random.Random(seed)
-    done = 0
-    started = time.monotonic()
-    process = start(*command, "-o", output)
-    while done < kills and process.poll() is None:
-        time.sleep(rng.uniform(0.5, 1.5) * pause)
-        done += kill_one(psutil.Process(process.pid), rng)
-    out, err = process.communicate()
-    seconds = time.monotonic() - started
-    if process.returncode:
-        sys.exit(err)
+    end = run_under(
+        [*command, "-o", output], lambda pid: kill_one(psutil.Process(pid), rng), kills, calm, rng
+    )
     return {
         "rows": rows,
-        "kills": done,
-        "retries": json.loads(out)["retries"],
+        "kills": end.hits,
+        "retries": end.retries,
         **harm(output, undisturbed),
-        "seconds": seconds,
+        "seconds": end.seconds,
         "seconds undisturbed": calm,
-        "worker seconds lost a kill": 2 * (seconds - calm) / max(done, 1),
+        "worker seconds lost a kill": 2 * (end.seconds - calm) / max(end.hits, 1),
     }
+
+
+@dataclass
+class Ending:
+    """How a command ended that was disturbed so many times."""
+
+    hits: int
+    seconds: float
+    retries: int
+
+
+def run_under(
+    command: list[object], hit: Callable[[int], bool], hits: int, calm: float, rng: random.Random
+) -> Ending:
+    """Run score-file and disturb it, spread over the `calm` seconds it takes; `hit` gets its process id."""
+    done = 0
+    started = time.monotonic()
+    process = start(*command)
+    while done < hits and process.poll() is None:
+        time.sleep(rng.uniform(0.5, 1.5) * calm / hits)
+        done += hit(process.pid)
+    out, err = process.communicate()
+    if process.returncode:
+        sys.exit(err)
+    return Ending(done, time.monotonic() - started, json.loads(out)["retries"])
 
 
 def kill_one(parent: psutil.Process, rng: random.Random) -> bool:
@@ -170,30 +187,25 @@ def _redis(directory: Path, rows: int, kills: int, seed: int, how: str) -> Figur
             calm, _ = timed(lambda: score_file(*command, "-o", undisturbed, timeout=3600))
             before = server.client.dbsize()
             rng = random.Random(seed)
-            done = 0
-            started = time.monotonic()
-            process = start(*command, "-o", output)
-            while done < kills and process.poll() is None:
-                time.sleep(rng.uniform(0.5, 1.5) * calm / kills)
+
+            def hit(_: int) -> bool:
                 if how == "flush":
                     server.client.flushall()
                 else:
                     keeper.kill()
                     time.sleep(rng.uniform(0, 2))
                     keeper.start()
-                done += 1
-            out, err = process.communicate()
-            seconds = time.monotonic() - started
-            if process.returncode:
-                sys.exit(err)
+                return True
+
+            end = run_under([*command, "-o", output], hit, kills, calm, rng)
             return {
                 "rows": rows,
-                "kills": done,
-                "retries": json.loads(out)["retries"],
+                "kills": end.hits,
+                "retries": end.retries,
                 **harm(output, undisturbed),
-                "seconds": seconds,
+                "seconds": end.seconds,
                 "seconds undisturbed": calm,
-                "seconds lost a kill": (seconds - calm) / max(done, 1),
+                "seconds lost a kill": (end.seconds - calm) / max(end.hits, 1),
                 "Redis peak, MiB": peak(server),
                 "keys more than before": server.client.dbsize() - before,
             }

@@ -46,13 +46,13 @@ def join(chunk: int, parts: Sequence[tuple[Unit, ChunkResult]]) -> ChunkResult:
         batches=sum(part.stats.batches for part in scored),
         seconds=sum(part.stats.seconds for part in scored),
     )
-    columns = [_columns(result, len(unit.table)) for unit, result in ordered]
+    columns = [scores_and_errors(result, len(unit.table)) for unit, result in ordered]
     scores, errors = (pa.concat_arrays([pair[side] for pair in columns]) for side in (0, 1))
     return ChunkScores(chunk, scores, errors, stats)
 
 
-def _columns(result: ChunkResult, rows: int) -> tuple[pa.Array, pa.Array]:
-    """Scores and errors of a piece."""
+def scores_and_errors(result: ChunkResult, rows: int) -> tuple[pa.Array, pa.Array]:
+    """What a result says of each of `rows` rows: one of score and error is null."""
     if isinstance(result, ChunkScores):
         return result.scores, result.errors
     return pa.nulls(rows, pa.float32()), pa.array([result.message] * rows, pa.string())

@@ -18,7 +18,7 @@ from jobs.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
 from jobs.runs import Run, RunStore
 from jobs.wire import encode_pairs
 from producer.journal import Journal
-from producer.splitting import Unit, join
+from producer.splitting import Unit, join, scores_and_errors
 
 _POLL_SECONDS = 0.5
 """How long to wait for a result before looking around (a timeout, the caller's `on_wait`)."""
@@ -175,15 +175,12 @@ class Submission:
             raise RunFailed(result.message)
         del self._in_flight[self._taken]
         self._taken += 1
+        assert result is not None
+        columns = scores_and_errors(result, len(chunk.table))
         if isinstance(result, ChunkScores):
             stats = result.stats
-            return ScoredTable(chunk.table, result.scores, result.errors, stats, stats.attempt, stats.worker)
-        assert result is not None
-        rows = len(chunk.table)
-        errors = pa.array([result.message] * rows, pa.string())
-        return ScoredTable(
-            chunk.table, pa.nulls(rows, pa.float32()), errors, None, result.attempts, result.worker
-        )
+            return ScoredTable(chunk.table, *columns, stats, stats.attempt, stats.worker)
+        return ScoredTable(chunk.table, *columns, None, result.attempts, result.worker)
 
     def _collect(self) -> bool:
         """Take in the results that have come; whether there were any."""

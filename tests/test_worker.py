@@ -94,11 +94,12 @@ def touch_boom(*_: object) -> None:
     Path(os.environ["BOOM"]).touch()
 
 
+@pytest.mark.parametrize("max_retries", [3, 0])  # run again as it is; in halves, without an attempt left
 def test_a_chunk_of_a_killed_worker_is_scored_elsewhere(
-    server: Server, workers: StartWorker, tmp_path: Path
+    max_retries: int, server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:
     slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
-    client = Client(server.url, model=str(slow), chunk_size=1000)
+    client = Client(server.url, model=str(slow), chunk_size=1000, max_retries=max_retries)
     first = workers()
     run = client.submit([("big cat", "the moon over the river " * 20)] * 1000)
     wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
@@ -106,20 +107,6 @@ def test_a_chunk_of_a_killed_worker_is_scored_elsewhere(
     workers()
     scores = run.scores(timeout=100)
     assert np.isfinite(scores).all()
-    assert not run.errors
-
-
-def test_a_chunk_that_has_no_attempt_left_is_tried_in_halves(
-    server: Server, workers: StartWorker, tmp_path: Path
-) -> None:
-    slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
-    client = Client(server.url, model=str(slow), chunk_size=1000, max_retries=0)
-    first = workers()
-    run = client.submit([("big cat", "the moon over the river " * 20)] * 1000)
-    wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
-    first.kill()
-    workers()
-    assert np.isfinite(run.scores(timeout=100)).all()
     assert not run.errors
 
 

@@ -47,13 +47,14 @@ _RECONNECTS = 100
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Claim:
-    """A job this worker took off its queue and has not answered for yet."""
+    """A job this worker took off its queue and has not answered for yet; its work, once that is known."""
 
     job: Job
     queue: Queue
     execution: Execution
+    work: Work | None = None
 
 
 class ScoringWorker(SimpleWorker):
@@ -91,7 +92,6 @@ class ScoringWorker(SimpleWorker):
         self.push_exc_handler(failure_handler(self.store))  # type: ignore[no-untyped-call]
         self._claim_ahead = 0
         self._claims: dict[str, Claim] = {}
-        self._works: dict[str, Work] = {}
         self._results: dict[str, ChunkResult] = {}
 
     @property
@@ -161,7 +161,7 @@ class ScoringWorker(SimpleWorker):
         if claimed is None or isinstance(claimed, ChunkResult):
             self._pipeline.answer(lambda: self._answer(claim, claimed))
         else:
-            self._works[job.id] = claimed.work
+            claim.work = claimed.work
             self._pipeline.put(
                 claimed.engine, claimed.work, lambda: self._answer(claim, self._scorer.result(claimed))
             )
@@ -247,14 +247,13 @@ class ScoringWorker(SimpleWorker):
 
     def _drop_cancelled(self) -> None:
         """Score no more of the chunks whose run was cancelled; no result, whose run may come back."""
-        for job_id, work in list(self._works.items()):
-            ours, claim = keys.parse_job_id(job_id), self._claims.get(job_id)
-            if ours and claim and not self.store.exists(ours[0]):
-                self._pipeline.drop(work, partial(self._answer, claim, None))
+        for claim in list(self._claims.values()):
+            ours = keys.parse_job_id(claim.job.id)
+            if ours and claim.work and not self.store.exists(ours[0]):
+                self._pipeline.drop(claim.work, partial(self._answer, claim, None))
 
     def _answer(self, claim: Claim, result: ChunkResult | None) -> None:
         """Finish a job, its result in the same transaction; `None` writes none. In the writing thread."""
-        self._works.pop(claim.job.id, None)
         if self._claims.pop(claim.job.id, None) is None:
             return  # handed back
         if result is not None:
@@ -270,7 +269,6 @@ class ScoringWorker(SimpleWorker):
     def _hand_back(self, job_id: str) -> None:
         """Put a claimed job back at the front of its queue; that costs it no attempt."""
         claim = self._claims.pop(job_id, None)
-        self._works.pop(job_id, None)
         if claim is None:
             return
         with self.connection.pipeline() as pipe:
