@@ -8,7 +8,7 @@ from types import TracebackType
 
 from rq import Queue
 from rq.exceptions import AbandonedJobError
-from rq.executions import WORKER_EXECUTIONS_KEY_TEMPLATE, ExecutionRegistry
+from rq.executions import WORKER_EXECUTIONS_KEY_TEMPLATE
 from rq.job import Job
 from rq.registry import clean_registries
 from rq.utils import now
@@ -28,9 +28,6 @@ def failure_handler(store: RunStore) -> FailureHandler:
         job: Job, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         if kind is AbandonedJobError:
-            # RQ lists an execution 60 s longer than it keeps it, and trips over that when the
-            # job's next attempt ends (rq 3.0, Job.delete).
-            store.redis.delete(ExecutionRegistry(job.id, store.redis).key)
             suspect(job)
         ours = keys.parse_job_id(job.id)  # not from its arguments: they may be what is wrong
         if job.should_retry or ours is None:

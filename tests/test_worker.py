@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -165,6 +166,16 @@ def test_a_server_that_restarts_without_its_data(tmp_path: Path, tiny_model: Pat
             worker.kill()
             worker.wait()
             valkey.terminate()
+
+
+def test_executions_that_redis_lists_and_has_forgotten_do_not_end_the_worker(
+    server: Server, workers: StartWorker, client: Client
+) -> None:
+    run = client.submit(PAIRS)
+    for job in server.client.lrange("rq:queue:rankmill", 0, -1):
+        server.client.zadd(f"rq:executions:{job.decode()}", {"gone": time.time() + 60})
+    workers()
+    assert np.isfinite(run.scores(timeout=60)).all()
 
 
 def test_every_key_of_a_run_expires(server: Server, client: Client) -> None:

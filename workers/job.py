@@ -3,13 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
+from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job
 
 from jobs.errors import ForeignJobError
 from jobs.runs import JOB_FUNCTION
 from jobs.tasks import score_chunk
+
+
+class Executions(ExecutionRegistry):
+    """The executions of a job that Redis still knows.
+
+    RQ lists an execution for longer than it keeps it, a restarted server may know either alone,
+    and RQ (3.0) cannot finish a job while one is listed that is not there.
+    """
+
+    def get_executions(self, start: int = 0, end: int = -1) -> list[Execution]:
+        """Those that are listed and there."""
+        known = []
+        for execution_id in self.get_execution_ids(start, end):
+            with suppress(ValueError):
+                known.append(Execution.fetch(execution_id, self.job_id, self.connection))
+        return known
 
 
 class ScoringJob(Job):
@@ -33,6 +51,11 @@ class ScoringJob(Job):
                 f"job {self.id} asks for {self.func_name}; a ScoringWorker runs nothing but {JOB_FUNCTION}"
             )
         return score_chunk
+
+    @property
+    def execution_registry(self) -> Executions:
+        """The job's executions."""
+        return Executions(self.id, self.connection)
 
     @property
     def success_callback(self) -> None:
