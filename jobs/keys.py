@@ -26,7 +26,7 @@ def results(run_id: str) -> str:
 
 
 def worker(name: str) -> str:
-    """Hash: device and state of a live ScoringWorker, under its RQ worker name."""
+    """String: the report of a live ScoringWorker, as JSON, under its RQ worker name."""
     return f"{PREFIX}:worker:{name}"
 
 

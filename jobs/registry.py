@@ -1,11 +1,13 @@
-"""Who works on a queue: RQ's worker list, and which of those are ScoringWorkers."""
+"""Who works on a queue: RQ's worker list, and what the ScoringWorkers among those say of themselves."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import redis
+from pydantic import BaseModel, ConfigDict
 from rq import Queue
 from rq.defaults import RQ_KEY_PREFIX
 from rq.worker_registration import get_keys
@@ -21,9 +23,45 @@ class QueueWorkers:
     other: frozenset[str]
 
 
-def announce_worker(client: redis.Redis, name: str, device: str, ttl: int) -> None:
+STAGES = ("wait", "fetch", "tokenize", "forward", "write")
+"""What a worker's time goes into: waiting for work, then the way of a chunk."""
+
+LATENCY_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+"""Upper bounds in seconds of the time from a chunk's submission to its result."""
+
+
+class WorkerReport(BaseModel):
+    """What a ScoringWorker says of itself with every heartbeat; counts are since its start.
+
+    ``started`` and ``beat`` are in seconds since 1970; ``stage_seconds`` has one value for each of
+    `STAGES`; ``latency_counts`` counts chunks for each of `LATENCY_BUCKETS` and, last, beyond them.
+    ``metrics_url`` is where Prometheus finds it, ``None`` if it serves no metrics.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    device: str
+    started: float
+    beat: float
+    metrics_url: str | None = None
+    models: tuple[str, ...] = ()
+    resident_bytes: int = 0
+    claimed_jobs: int = 0
+    claimed_pairs: int = 0
+    chunks: int = 0
+    retried_chunks: int = 0
+    pairs: int = 0
+    row_errors: int = 0
+    batches: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    stage_seconds: tuple[float, ...] = (0.0,) * len(STAGES)
+    latency_counts: tuple[int, ...] = (0,) * (len(LATENCY_BUCKETS) + 1)
+
+
+def announce_worker(client: redis.Redis, name: str, report: WorkerReport, ttl: int) -> None:
     """Say that the RQ worker `name` is a ScoringWorker; must be repeated within `ttl` seconds."""
-    client.set(keys.worker(name), device, ex=ttl)
+    client.set(keys.worker(name), report.model_dump_json(), ex=ttl)
 
 
 def withdraw_worker(client: redis.Redis, name: str) -> None:
@@ -47,6 +85,17 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
         scoring=frozenset(name for name, ours in alive.items() if ours),
         other=frozenset(name for name, ours in alive.items() if not ours),
     )
+
+
+def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport]:
+    """What each of the ScoringWorkers `names` said last; without those that are gone."""
+    wanted = list(names)
+    raw = cast("list[bytes | None]", client.mget([keys.worker(name) for name in wanted])) if wanted else []
+    return {
+        name: WorkerReport.model_validate_json(report)
+        for name, report in zip(wanted, raw, strict=True)
+        if report is not None
+    }
 
 
 def _text(value: bytes | str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 
 from rq import worker_registration
@@ -12,7 +13,7 @@ from rq.registry import clean_registries
 from rq.worker.base import BaseWorker
 
 from jobs.abandoned import rescue_unbegun
-from jobs.registry import announce_worker
+from jobs.registry import WorkerReport, announce_worker
 
 HEARTBEAT_SECONDS = 5
 LEASE_SECONDS = 15
@@ -50,6 +51,7 @@ class Heartbeat:
         self._device = device
         self._batch_seconds = batch_seconds
         self._on_beat = on_beat
+        self._started = time.time()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -65,7 +67,8 @@ class Heartbeat:
     def announce(self) -> None:
         """Say that the worker is there."""
         worker_registration.register(self._worker)  # again: the server may have lost its data
-        announce_worker(self._worker.connection, self._worker.name, self._device, LEASE_SECONDS)
+        report = WorkerReport(device=self._device, started=self._started, beat=time.time())
+        announce_worker(self._worker.connection, self._worker.name, report, LEASE_SECONDS)
 
     def _run(self) -> None:
         while not self._stopped.wait(HEARTBEAT_SECONDS):
