@@ -7,6 +7,7 @@ trims, so that Redis holds no more than the chunks in flight.
 
 from __future__ import annotations
 
+import random
 import time
 import uuid
 from collections.abc import Iterable, Mapping
@@ -33,6 +34,9 @@ _UNDER_WAY = frozenset(
 
 _SUSPECT = "suspect"
 """Key in a job's metadata."""
+
+_MAX_BACKOFF = 60
+"""Seconds between two attempts at a chunk, at most."""
 
 _BASE_TIMEOUT = 900
 """Seconds a job may take before its first pair: a model may have to be downloaded and loaded."""
@@ -191,15 +195,20 @@ class RunStore:
         with self.redis.pipeline() as pipe:
             for job in jobs:
                 queue.remove(job, pipeline=pipe)
+                pipe.zrem(queue.scheduled_job_registry.key, job)
             for job in jobs:
                 pipe.expire(Job.key_for(job), run.ttl)  # RQ takes the expiry off a claimed job
             pipe.unlink(keys.run(run.id), keys.results(run.id))
             for chunk in waiting:
                 pipe.unlink(keys.pairs(run.id, chunk))
-            removed = pipe.execute()[: len(jobs)]
-        queued = [Job.key_for(job) for job, count in zip(jobs, removed, strict=True) if count]
-        if queued:
-            self.redis.unlink(*queued)
+            removed = pipe.execute()[: 2 * len(jobs)]
+        unclaimed = [
+            Job.key_for(job)
+            for job, queued, paused in zip(jobs, removed[::2], removed[1::2], strict=True)
+            if queued or paused
+        ]
+        if unclaimed:
+            self.redis.unlink(*unclaimed)
 
     def chunks(self, run: Run) -> list[int]:
         """Chunks of the run whose pairs are there, by a look at all of the server's keys."""
@@ -219,9 +228,17 @@ class RunStore:
             ttl=run.ttl,
             result_ttl=0,
             failure_ttl=run.ttl,
-            retry=Retry(max=run.max_retries) if run.max_retries and (rows == 1 or not suspect) else None,
+            retry=_retries(run.max_retries) if rows == 1 or not suspect else None,
             meta={_SUSPECT: suspect},
         )
+
+
+def _retries(most: int) -> Retry | None:
+    """That many more attempts, after pauses that double, with jitter: about 2 s, 4 s, 8 s …"""
+    if not most:
+        return None
+    pauses = [min(2.0**number, _MAX_BACKOFF) for number in range(1, most + 1)]
+    return Retry(max=most, interval=[round(pause * random.uniform(0.5, 1.5)) for pause in pauses])  # noqa: S311
 
 
 def attempt(run: Run, job: Job | None) -> int:
@@ -231,8 +248,9 @@ def attempt(run: Run, job: Job | None) -> int:
 
 
 def suspect(job: Job) -> None:
-    """Note that a worker died while it had the job, which may be why."""
+    """Note that a worker died while it had the job, which may be why; its retry need not wait."""
     job.meta[_SUSPECT] = True
+    job.retry_intervals = None
 
 
 def is_suspect(job: Job) -> bool:

@@ -214,7 +214,7 @@ class ScoringWorker(SimpleWorker):
         device = resolve_device(settings.device)
         self._claim_ahead = resolve_claim_ahead(settings.claim_ahead, device)
         self._pipeline = Pipeline(settings.batch_wait_ms / 1000)
-        self._heartbeat = Heartbeat(self, device, self._pipeline.batch_seconds, self._drop_cancelled)
+        self._heartbeat = Heartbeat(self, device, self._pipeline.wedged, self._drop_cancelled)
         token_budget = resolve_token_budget(settings.token_budget, device)
         engines = EngineCache(
             device, settings.model_cache_size, token_budget, self._wait_until_idle, settings.backend
