@@ -66,5 +66,6 @@ class MisbehavingWorker(ScoringWorker):
             return model
 
         setattr(cache, "load_model", load_misbehaving)  # noqa: B010
-        pipeline.FIRST_BATCH_SECONDS = pipeline.LATER_BATCH_SECONDS = 2
+        if "WEDGED_SECONDS" in os.environ:
+            pipeline.FIRST_BATCH_SECONDS = pipeline.LATER_BATCH_SECONDS = int(os.environ["WEDGED_SECONDS"])
         super()._prepare(settings)

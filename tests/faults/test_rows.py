@@ -39,7 +39,11 @@ def forwards(tmp_path: Path) -> Path:
 def restarting(server: Server, tmp_path: Path, forwards: Path) -> Iterator[None]:
     """A misbehaving worker, started again when it dies and its jobs handed on, as in the embedded mode."""
     stop = threading.Event()
-    environ = {"FORWARDS": str(forwards), "PYTHONPATH": str(Path(__file__).parents[2])}
+    environ = {
+        "FORWARDS": str(forwards),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "WEDGED_SECONDS": "2",
+    }
 
     def keep() -> None:
         worker: subprocess.Popen[bytes] | None = None
