@@ -1,10 +1,27 @@
-# A worker for CPUs. PyTorch comes from its CPU index: a tenth of the size of the CUDA build.
+# rankmill for CPUs; for NVIDIA GPUs: docker build --build-arg VARIANT=cuda --tag rankmill:cuda .
 FROM python:3.11-slim
-COPY . /rankmill
-RUN pip install --no-cache-dir --constraint /rankmill/constraints.txt \
-        --extra-index-url https://download.pytorch.org/whl/cpu /rankmill \
-    && useradd --create-home rankmill
+
+# PyTorch for CPUs has an index of its own and is a tenth of the size of the CUDA build on PyPI.
+ARG VARIANT=cpu
+ARG EXTRAS=openvino
+WORKDIR /opt/rankmill
+
+# What changes seldom comes first: the dependencies, of which torch is gigabytes.
+COPY pyproject.toml constraints.txt ./
+RUN python -c "import sys, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+extras = [e for e in sys.argv[1].split(',') if e]; \
+print(*project['dependencies'], *(r for e in extras for r in project['optional-dependencies'][e]), sep='\n')" \
+        "$EXTRAS" > requirements.txt \
+    && if [ "$VARIANT" = cpu ]; then set -- --extra-index-url https://download.pytorch.org/whl/cpu; fi \
+    && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt "$@"
+
+COPY . .
+RUN pip install --no-cache-dir --no-deps . \
+    && useradd --create-home --uid 1000 rankmill \
+    && install -d -o rankmill -g rankmill /home/rankmill/.cache/huggingface
+
 USER rankmill
 WORKDIR /home/rankmill
-RUN mkdir -p .cache/huggingface
+EXPOSE 9807 9808
+ENTRYPOINT ["/opt/rankmill/configs/docker/entrypoint.sh"]
 CMD ["rq", "worker", "rankmill", "--worker-class", "workers.ScoringWorker", "--serializer", "json"]

@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test check chaos clean
+.PHONY: demo test check chaos stack clean
 
 demo: $(READY)  ## score the shipped example with the shipped model, and show the best passages
 	@$(BIN)/python examples/demo.py
@@ -27,6 +27,15 @@ chaos: $(READY)  ## what is lost when things die, at full size; docs/BENCHMARKS.
 	$(BIN)/python -m benchmarks.chaos redis-aof --rows 100000 --kills 10
 	$(BIN)/python -m benchmarks.chaos redis-bare --rows 100000 --kills 10
 	$(BIN)/python -m benchmarks.chaos redis-flush --rows 100000 --kills 10
+
+stack: secrets/redis_password secrets/grafana_password  ## server, workers, page, Prometheus, Grafana, in containers
+	docker compose up --build --detach
+
+# Readable for the containers, which run as other users; the folder is yours alone.
+secrets/%:
+	@install -d -m 700 secrets
+	@od -An -N24 -tx1 /dev/urandom | tr -d ' \n' > $@
+	@chmod 644 $@
 
 clean:
 	rm -rf $(VENV)
