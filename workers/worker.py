@@ -35,6 +35,7 @@ from workers.heartbeat import LEASE_SECONDS, Heartbeat
 from workers.job import ScoringJob
 
 if TYPE_CHECKING:
+    from workers.cache import EngineCache
     from workers.engine import Work
     from workers.pipeline import Pipeline
     from workers.scorer import ChunkScorer
@@ -209,6 +210,7 @@ class ScoringWorker(SimpleWorker):
         # Imported here, in the process that will use the device, and not with the class.
         from workers.cache import EngineCache
         from workers.device import resolve_claim_ahead, resolve_device, resolve_token_budget, use_threads
+        from workers.health import serve_health
         from workers.pipeline import Pipeline
         from workers.scorer import ChunkScorer
 
@@ -216,17 +218,24 @@ class ScoringWorker(SimpleWorker):
         device = resolve_device(settings.device)
         self._claim_ahead = resolve_claim_ahead(settings.claim_ahead, device)
         self._pipeline = Pipeline(settings.batch_wait_ms / 1000)
-        report = partial(metrics.report, device=device, started=time.time(), metrics_url=None)
-        self._heartbeat = Heartbeat(self, report, self._pipeline.batch_seconds, self._drop_cancelled)
         token_budget = resolve_token_budget(settings.token_budget, device)
         engines = EngineCache(
             device, settings.model_cache_size, token_budget, self._wait_until_idle, settings.backend
         )
         self._scorer = ChunkScorer(self.store, engines, self.name)
+        url = serve_health(settings.metrics_address, self.connection, lambda: self._obstacle(engines))
+        report = partial(metrics.report, device=device, started=time.time(), metrics_url=url)
+        self._heartbeat = Heartbeat(self, report, self._pipeline.batch_seconds, self._drop_cancelled)
         metrics.worker.info({"worker": self.name, "device": device})
         metrics.heartbeat_age.set_function(self._heartbeat.age)
         metrics.claimed_jobs.set_function(lambda: len(self._claims))
         metrics.claimed_pairs.set_function(lambda: self._pipeline.pending)
+
+    def _obstacle(self, engines: EngineCache) -> str | None:
+        """What keeps the worker from scoring; a model that nobody has asked for yet does not."""
+        if self._stop_requested:
+            return "the worker is stopping"
+        return f"loading {engines.loading}" if engines.loading else None
 
     def _shutdown(self) -> None:
         """Stop at the next look, and not wherever the signal came."""
