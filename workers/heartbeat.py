@@ -66,7 +66,9 @@ class Heartbeat:
 
     def announce(self) -> None:
         """Say that the worker is there."""
-        worker_registration.register(self._worker)  # again: the server may have lost its data
+        # Again: the server may have lost its data.
+        self._worker.connection.hset(self._worker.key, mapping=self._worker.serialize())
+        worker_registration.register(self._worker)
         announce_worker(self._worker.connection, self._worker.name, self._report(), LEASE_SECONDS)
 
     def age(self) -> float:

@@ -25,7 +25,7 @@ from rq.worker.base import WorkerStatus
 from jobs import keys
 from jobs.abandoned import failure_handler
 from jobs.errors import RankmillError
-from jobs.registry import withdraw_worker
+from jobs.registry import SCORING_FIELD, withdraw_worker
 from jobs.results import ChunkResult, ChunkScores
 from jobs.runs import RunStore, is_suspect
 from jobs.settings import Settings, load_settings
@@ -179,6 +179,10 @@ class ScoringWorker(SimpleWorker):
             for job_id in list(self._claims):
                 self._hand_back(job_id)
             super().teardown()  # type: ignore[no-untyped-call]
+
+    def serialize(self) -> dict[str, Any]:
+        """RQ's record of this worker, which says also when it is gone that it was a ScoringWorker."""
+        return {**super().serialize(), SCORING_FIELD: 1}
 
     def register_birth(self) -> None:
         """Also say that this worker is a ScoringWorker."""
