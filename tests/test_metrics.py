@@ -85,12 +85,26 @@ def test_a_worker_serves_its_metrics(server: Server, workers: StartWorker, tiny_
     check_metrics(text)
 
 
-def test_health_while_a_model_is_loaded_and_when_redis_is_away(
-    server: Server, workers: StartWorker, tiny_model: Path
+def test_a_worker_that_loads_a_model_is_alive_and_not_ready(
+    server: Server, workers: StartWorker, tiny_model: Path, tmp_path: Path
 ) -> None:
+    go = tmp_path / "load"
+    workers(
+        worker_class="tests.faults.misbehaving.PatientWorker",
+        environ={"PYTHONPATH": str(Path(__file__).parent.parent), "LOAD": str(go)},
+    )
+    assert page(server, "readyz") == (200, "ready\n")  # nobody has asked for a model yet
+    run = Client(server.url, model=str(tiny_model)).submit(PAIRS[:9])
+    wait_for(lambda: page(server, "readyz") == (503, f"loading {tiny_model}\n"))
+    assert page(server, "healthz") == (200, "alive\n")
+    go.touch()
+    run.scores(timeout=60)
+    assert page(server, "readyz") == (200, "ready\n")
+
+
+def test_a_worker_without_redis_is_alive_and_not_ready(server: Server, workers: StartWorker) -> None:
     worker = workers()
     url = (the_report(server).metrics_url or "").removesuffix("/metrics")
-    assert get(f"{url}/readyz") == (200, "ready\n")  # nobody has asked for a model yet
     assert get(f"{url}/elsewhere")[0] == 404
     server.client.shutdown(nosave=True)
     wait_for(lambda: get(f"{url}/readyz")[0] == 503, worker)
@@ -126,6 +140,6 @@ def test_a_worker_can_be_told_to_serve_nothing(server: Server, workers: StartWor
     "address", ["9808", "127.0.0.1", "127.0.0.1:many", "127.0.0.1:99999", "192.0.2.1:9808"]
 )
 def test_an_address_that_is_none_is_said_in_one_line(address: str) -> None:
-    with pytest.raises(ConfigError, match="^metrics_address: ") as raised:
+    with pytest.raises(ConfigError, match=r"^metrics_address: ") as raised:
         serve(answer(lambda: (pytest.fail("nobody asks"), "")), "metrics_address", address)
     assert address in str(raised.value)
