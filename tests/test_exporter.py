@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from producer import Client
-from tests.conftest import BIN, ENVIRON, Server, StartWorker, wait_for
+from tests.conftest import BIN, ENVIRON, Server, StartExporter, StartWorker, wait_for
 from tests.test_metrics import PAIRS, check_metrics, get
-from tests.tools import free_port
-
-StartExporter = Callable[..., str]
-
-
-@pytest.fixture
-def exporters(tmp_path: Path) -> Iterator[StartExporter]:
-    """Starts exporters and gives their URLs; they end well when they are told to."""
-    started: list[subprocess.Popen[bytes]] = []
-    log = tmp_path / "exporter.log"
-
-    def start(redis_url: str, port: int | None = None) -> str:
-        address = f"127.0.0.1:{port or free_port()}"
-        command = [str(BIN / "rankmill-exporter"), "--redis", redis_url, "--address", address]
-        with log.open("wb") as out:
-            started.append(subprocess.Popen(command, stdout=out, stderr=out, env=ENVIRON))
-        wait_for(lambda: " at http://" in log.read_text(), started[-1])
-        return log.read_text().splitlines()[-1].rpartition(" at ")[2]
-
-    yield start
-    for process in started:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=60) == 0
-    assert "Traceback" not in log.read_text()
 
 
 def value(url: str, sample: str) -> float | None:
