@@ -45,11 +45,6 @@ def exporter_app(client: redis.Redis) -> WSGIApplication:
         The server, by an `jobs.connection.impatient` client: it may be away at any time.
     """
     view = ClusterView(client)
-    registry = CollectorRegistry()
-    registry.register(ClusterMetrics(view))
-    build = Info("rankmill_exporter_build", "Version of rankmill.", registry=registry)
-    build.info({"version": importlib.metadata.version("rankmill")})
-    ProcessCollector(registry=registry)
 
     def targets() -> tuple[HTTPStatus, str]:
         cluster = view.look()
@@ -59,11 +54,21 @@ def exporter_app(client: redis.Redis) -> WSGIApplication:
 
     return paths(
         {
-            "/metrics": make_wsgi_app(registry),
+            "/metrics": make_wsgi_app(exporter_registry(view)),
             "/sd": answer(targets, "application/json"),
             "/healthz": answer(lambda: (HTTPStatus.OK, "alive")),
         }
     )
+
+
+def exporter_registry(view: ClusterView) -> CollectorRegistry:
+    """All metrics of the exporter: the cluster's and its own."""
+    registry = CollectorRegistry()
+    registry.register(ClusterMetrics(view))
+    build = Info("rankmill_exporter_build", "Version of rankmill.", registry=registry)
+    build.info({"version": importlib.metadata.version("rankmill")})
+    ProcessCollector(registry=registry)
+    return registry
 
 
 def discovery(cluster: Cluster) -> list[dict[str, list[str]]]:
