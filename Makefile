@@ -20,11 +20,13 @@ check: $(READY)  ## linter, formatter, types
 	$(BIN)/mypy
 
 chaos: $(READY)  ## what is lost when things die, at full size; docs/BENCHMARKS.md has its figures
+	$(BIN)/python -m pytest -m long
 	$(BIN)/python -m benchmarks.chaos producer --rows 100000 --kills 20
 	$(BIN)/python -m benchmarks.chaos worker --rows 100000 --kills 55
-	$(BIN)/python -m benchmarks.chaos redis-aof --rows 30000 --kills 5
-	$(BIN)/python -m benchmarks.chaos redis-bare --rows 30000 --kills 5
-	$(BIN)/python -m benchmarks.chaos redis-flush --rows 30000 --kills 5
+	$(BIN)/python -m benchmarks.chaos rq-worker --rows 100000 --kills 50
+	$(BIN)/python -m benchmarks.chaos redis-aof --rows 100000 --kills 10
+	$(BIN)/python -m benchmarks.chaos redis-bare --rows 100000 --kills 10
+	$(BIN)/python -m benchmarks.chaos redis-flush --rows 100000 --kills 10
 
 clean:
 	rm -rf $(VENV)

@@ -124,6 +124,46 @@ def worker(directory: Path, rows: int, kills: int, seed: int) -> Figures:
     }
 
 
+def rq_worker(directory: Path, rows: int, kills: int, seed: int) -> Figures:
+    """SIGKILL one of two ``rq worker`` processes on a server that lives on, and start it again at once.
+
+    Nobody tells that it died: its chunks run again when its leases lapse.
+    """
+    source, model = write_rows(directory / "a.parquet", rows), slow_model(directory)
+    output, undisturbed = directory / "killed.parquet", directory / "undisturbed.parquet"
+    environ = {"RANKMILL_THREADS": "1"}
+    rng = random.Random(seed)
+    with contextmanager(serve)() as server:
+        command = [source, *OPTIONS, "--model", model, "--redis", server.url, "--json"]
+        workers = [start_worker(server, "rankmill", directory, environ=environ) for _ in range(2)]
+
+        def hit(_: int) -> bool:
+            killed = workers.pop(rng.randrange(2))
+            killed.kill()
+            killed.wait()
+            workers.append(start_worker(server, "rankmill", directory, environ=environ))
+            return True
+
+        wait_for(lambda: len(queue_workers(server.client, "rankmill").scoring) == 2)
+        calm, _ = timed(lambda: score_file(*command, "-o", undisturbed, timeout=3600))
+        end = run_under([*command, "-o", output], hit, kills, calm, rng)
+        for process in workers:
+            process.terminate()
+            process.wait()
+        return {
+            "rows": rows,
+            "kills": end.hits,
+            "restarts": end.hits,
+            "retries": end.retries,
+            **harm(output, undisturbed),
+            "seconds": end.seconds,
+            "seconds undisturbed": calm,
+            "worker seconds lost a kill": 2 * (end.seconds - calm) / max(end.hits, 1),
+            "Redis peak, MiB": peak(server),
+            "run keys left in Redis": len(list(server.client.scan_iter("rankmill:run:*"))),
+        }
+
+
 @dataclass
 class Ending:
     """How a command ended that was disturbed so many times."""
@@ -256,6 +296,7 @@ def slow_model(directory: Path) -> Path:
 SCENARIOS: dict[str, Callable[[Path, int, int, int], Figures]] = {
     "producer": producer,
     "worker": worker,
+    "rq-worker": rq_worker,
     "redis-aof": redis_aof,
     "redis-bare": redis_bare,
     "redis-flush": redis_flush,

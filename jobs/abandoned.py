@@ -74,6 +74,21 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
     return len(running)
 
 
+def enqueue_due(queue: Queue) -> None:
+    """Put jobs back into the queue whose pause after a failed attempt is over.
+
+    RQ leaves it to a scheduler, a process of its own that a worker may start.
+    """
+    paused = queue.scheduled_job_registry
+    for job_id in paused.get_jobs_to_schedule():
+        job = queue.fetch_job(job_id)
+        with queue.connection.pipeline() as pipe:
+            if job:
+                queue._enqueue_job(job, pipeline=pipe)  # as RQ's scheduler does
+            paused.remove(job_id, pipeline=pipe)
+            pipe.execute()
+
+
 def rescue_unbegun(queue: Queue, seconds: int) -> None:
     """Put jobs back that left the queue but reached no worker: the reply that brought them was lost.
 

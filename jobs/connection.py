@@ -45,8 +45,7 @@ def connect(url: str) -> redis.Redis:
     except (redis.RedisError, ValueError, OSError) as error:
         reason = mask_passwords(" ".join(str(error).split()))
         raise ConnectionFailed(
-            f"no usable Redis at {mask_passwords(url)}: {reason} "
-            "(check --redis or REDIS_URL, or leave both out to start an embedded server)"
+            f"no usable Redis at {mask_passwords(url)}: {reason} (check --redis or REDIS_URL)"
         ) from None
     return client
 

@@ -7,6 +7,7 @@ trims, so that Redis holds no more than the chunks in flight.
 
 from __future__ import annotations
 
+import random
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +35,9 @@ _UNDER_WAY = frozenset(
 
 _SUSPECT = "suspect"
 """Key in a job's metadata."""
+
+_MAX_BACKOFF = 60
+"""Seconds between two attempts at a chunk, at most."""
 
 _BASE_TIMEOUT = 900
 """Seconds a job may take before its first pair: a model may have to be downloaded and loaded."""
@@ -230,6 +234,7 @@ class RunStore:
         with self.redis.pipeline() as pipe:
             for job in jobs:
                 queue.remove(job, pipeline=pipe)
+                pipe.zrem(queue.scheduled_job_registry.key, job)
             for job in jobs:
                 pipe.expire(Job.key_for(job), run.ttl)  # RQ takes the expiry off a claimed job
             pipe.unlink(keys.run(run.id), keys.results(run.id), keys.progress(run.id), keys.errors(run.id))
@@ -240,11 +245,15 @@ class RunStore:
                 pipe.set(keys.cancelled(run.id), 1, ex=run.ttl)
             else:
                 pipe.unlink(keys.cancelled(run.id))
-            removed = pipe.execute()[: len(jobs)]
-        queued = [Job.key_for(job) for job, count in zip(jobs, removed, strict=True) if count]
-        if queued:
-            self.redis.unlink(*queued)
-        return len(queued)
+            removed = pipe.execute()[: 2 * len(jobs)]
+        unclaimed = [
+            Job.key_for(job)
+            for job, queued, paused in zip(jobs, removed[::2], removed[1::2], strict=True)
+            if queued or paused
+        ]
+        if unclaimed:
+            self.redis.unlink(*unclaimed)
+        return len(unclaimed)
 
     def chunks(self, run: Run) -> list[int]:
         """Chunks of the run whose pairs are there, by a look at all of the server's keys."""
@@ -270,7 +279,7 @@ class RunStore:
             ttl=run.ttl,
             result_ttl=0,
             failure_ttl=run.ttl,
-            retry=Retry(max=run.max_retries) if run.max_retries and (rows == 1 or not suspect) else None,
+            retry=_retries(run.max_retries) if rows == 1 or not suspect else None,
             meta={_SUSPECT: suspect},
         )
 
@@ -298,6 +307,14 @@ def read_run(run_id: str, raw: Mapping[bytes, bytes]) -> Run:
         raise WireError(f"run {run_id} is damaged: {' '.join(str(error).split())}") from None
 
 
+def _retries(most: int) -> Retry | None:
+    """That many more attempts, after pauses that double, with jitter: about 2 s, 4 s, 8 s …"""
+    if not most:
+        return None
+    pauses = [min(2.0**number, _MAX_BACKOFF) for number in range(1, most + 1)]
+    return Retry(max=most, interval=[round(pause * random.uniform(0.5, 1.5)) for pause in pauses])  # noqa: S311
+
+
 def attempt(run: Run, job: Job | None) -> int:
     """Which attempt at its chunk `job` is, from 1; RQ keeps only the retries that are left."""
     left = run.max_retries if job is None or job.retries_left is None else job.retries_left
@@ -305,8 +322,9 @@ def attempt(run: Run, job: Job | None) -> int:
 
 
 def suspect(job: Job) -> None:
-    """Note that a worker died while it had the job, which may be why."""
+    """Note that a worker died while it had the job, which may be why; its retry need not wait."""
     job.meta[_SUSPECT] = True
+    job.retry_intervals = None
 
 
 def is_suspect(job: Job) -> bool:

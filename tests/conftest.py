@@ -88,7 +88,7 @@ def shared_queue(shared_server: Server, tmp_path_factory: pytest.TempPathFactory
     wait_for(lambda: queue_workers(shared_server.client, "rankmill").scoring, worker)
     yield shared_server
     worker.terminate()
-    worker.wait(timeout=20)
+    worker.wait(timeout=60)
 
 
 StartWorker = Callable[..., "subprocess.Popen[bytes]"]

@@ -139,9 +139,14 @@ def test_thousands_of_runs_are_paged_and_expired_ones_are_not_shown() -> None:
 def test_a_look_takes_the_same_round_trips_however_much_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     client = fakeredis.FakeRedis()
     store = RunStore(client)
-    sent: list[int] = []
+    sent: list[object] = []
     execute = redis.client.Pipeline.execute
-    monkeypatch.setattr(redis.client.Pipeline, "execute", lambda pipe, *_: (sent.append(1), execute(pipe))[1])
+
+    def counted(pipe: redis.client.Pipeline, *_: object) -> object:
+        sent.append(pipe)
+        return execute(pipe)
+
+    monkeypatch.setattr(redis.client.Pipeline, "execute", counted)
     for runs in (1, 40):
         for _ in range(runs):
             store.create(ScoreSpec(model="m"), queue="q", ttl=60, max_retries=0)

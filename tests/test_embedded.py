@@ -115,8 +115,8 @@ def test_nothing_outlives_the_command(
     _, err = long_run.communicate(timeout=20)
     assert long_run.returncode == code
     assert b"Traceback" not in err
-    wait_for(lambda: not alive(cluster), seconds=10)
-    wait_for(lambda: not list(private_tmp.iterdir()), seconds=10)
+    wait_for(lambda: not alive(cluster), seconds=30)
+    wait_for(lambda: not list(private_tmp.iterdir()), seconds=30)
     assert not (tmp_path / "a.scored.parquet").exists()
     if sent is not signal.SIGKILL:
         assert_nothing_left(tmp_path)
@@ -130,7 +130,7 @@ def test_a_supervisor_that_is_killed_takes_nothing_with_it_but_the_run(
     _, err = long_run.communicate(timeout=30)
     assert long_run.returncode == 1
     assert b"the embedded server has stopped unexpectedly" in err
-    wait_for(lambda: not alive(cluster), seconds=10)
+    wait_for(lambda: not alive(cluster), seconds=30)
     assert_nothing_left(tmp_path)
     assert not list(private_tmp.iterdir())
 

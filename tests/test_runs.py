@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import fakeredis
+import numpy as np
 import pyarrow as pa
 import pytest
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from jobs import keys
+from jobs.abandoned import enqueue_due
 from jobs.progress import Progress
 from jobs.results import ChunkFailure, ChunkScores, ChunkStats
 from jobs.runs import Run, RunStore, attempt
@@ -31,6 +33,16 @@ def add(store: RunStore, run: Run, *results: ChunkScores | ChunkFailure) -> None
     with store.redis.pipeline() as pipe:
         for result in results:
             store.add_result(pipe, run.id, result, run.ttl)
+        pipe.execute()
+
+
+def pause_after_a_failure(store: RunStore, run: Run, chunk: int) -> None:
+    """As RQ does it when an attempt at the chunk has failed."""
+    queue = store.queue(run.queue)
+    job = Job.fetch(keys.job_id(run.id, chunk), store.redis, serializer=JSONSerializer)
+    queue.remove(job)
+    with store.redis.pipeline() as pipe:
+        job.retry(queue, pipe)
         pipe.execute()
 
 
@@ -72,10 +84,34 @@ def test_a_result_for_a_run_that_is_gone_is_not_kept(store: RunStore, run: Run) 
 def test_deleting_a_run_takes_its_jobs_off_the_queue(store: RunStore, run: Run) -> None:
     other = store.create(ScoreSpec(model="m"), queue="q", ttl=100, max_retries=0)
     store.enqueue(run, {0: (b"a", 1), 1: (b"b", 1)})
+    pause_after_a_failure(store, run, 1)
     store.enqueue(other, {0: (b"c", 1)})
     store.delete(run, [0, 1])
     assert store.redis.lrange("rq:queue:q", 0, -1) == [keys.job_id(other.id, 0).encode()]
     assert not [key for key in store.redis.keys("*") if run.id.encode() in key]
+
+
+def test_a_chunk_pauses_longer_after_each_failed_attempt(store: RunStore, run: Run) -> None:
+    store.enqueue(run, dict.fromkeys(range(20), (b"x", 1)))
+    queue = store.queue(run.queue)
+    jobs = [Job.fetch(job, store.redis, serializer=JSONSerializer) for job in queue.job_ids]
+    pauses = np.array([job.retry_intervals for job in jobs])
+    assert pauses.shape == (20, 2)
+    assert ((pauses >= [1, 2]) & (pauses <= [3, 6])).all()
+    assert len(np.unique(pauses[:, 1])) > 1  # jitter
+
+
+def test_a_chunk_goes_back_to_the_queue_when_its_pause_is_over(store: RunStore, run: Run) -> None:
+    store.enqueue(run, {0: (b"a", 1)})
+    pause_after_a_failure(store, run, 0)
+    queue = store.queue(run.queue)
+    assert store.missing(run, [0]) == []
+    enqueue_due(queue)
+    assert queue.job_ids == []
+    store.redis.zadd(queue.scheduled_job_registry.key, {keys.job_id(run.id, 0): 1})
+    enqueue_due(queue)
+    assert queue.job_ids == [keys.job_id(run.id, 0)]
+    assert not store.redis.zcard(queue.scheduled_job_registry.key)
 
 
 def test_missing_chunks_are_those_without_a_living_job(store: RunStore, run: Run) -> None:

@@ -12,15 +12,12 @@ from rq import worker_registration
 from rq.registry import clean_registries
 from rq.worker.base import BaseWorker
 
-from jobs.abandoned import rescue_unbegun
+from jobs.abandoned import enqueue_due, rescue_unbegun
 from jobs.registry import WorkerReport, announce_worker
 
 HEARTBEAT_SECONDS = 5
 LEASE_SECONDS = 15
 """A job whose worker has not beaten for this long is taken to be abandoned and runs elsewhere."""
-
-WEDGED_SECONDS = 900
-"""A batch that takes longer than this never ends: no device we know is so slow."""
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +31,8 @@ class Heartbeat:
         Whose jobs to keep.
     report
         What to announce of it.
-    batch_seconds
-        Says for how long the batch in the forward has been there.
+    wedged
+        Says whether the forward hangs for good.
     on_beat
         Called with each beat.
     """
@@ -44,12 +41,12 @@ class Heartbeat:
         self,
         worker: BaseWorker,
         report: Callable[[], WorkerReport],
-        batch_seconds: Callable[[], float],
+        wedged: Callable[[], bool],
         on_beat: Callable[[], None],
     ) -> None:
         self._worker = worker
         self._report = report
-        self._batch_seconds = batch_seconds
+        self._wedged = wedged
         self._on_beat = on_beat
         self._last = time.monotonic()
         self._stopped = threading.Event()
@@ -91,8 +88,8 @@ class Heartbeat:
 
     def _end_if_wedged(self) -> None:
         """A forward that never ends would hold its jobs for ever: its leases must lapse."""
-        if self._batch_seconds() > WEDGED_SECONDS:
-            logger.critical("worker %s: a batch takes over %d s, ending", self._worker.name, WEDGED_SECONDS)
+        if self._wedged():
+            logger.critical("worker %s: a batch takes far too long, ending", self._worker.name)
             os._exit(1)
 
     def _clean_queues(self) -> None:
@@ -104,3 +101,4 @@ class Heartbeat:
                 clean_registries(queue, worker._exc_handlers)
                 worker_registration.clean_worker_registry(queue)
                 rescue_unbegun(queue, LEASE_SECONDS)
+                enqueue_due(queue)

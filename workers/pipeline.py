@@ -24,6 +24,12 @@ SMALL = 256
 
 _WAIT_SECONDS = 5
 
+FIRST_BATCH_SECONDS = 900
+"""A first batch that takes longer than this, compilation and all, never ends."""
+
+LATER_BATCH_SECONDS = 300
+"""Nor does a later one that takes longer than this and than a hundred times the slowest before it."""
+
 Answer = Callable[[], None]
 
 logger = logging.getLogger(__name__)
@@ -57,6 +63,7 @@ class Pipeline:
         self._pending = 0
         self._closed = False
         self._batch_since: float | None = None
+        self._slowest_batch: float | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._forward = threading.Thread(target=self._guard(self._run), name="forward", daemon=True)
         self._forward.start()
@@ -109,10 +116,13 @@ class Pipeline:
         """Pairs that are not scored yet."""
         return self._pending
 
-    def batch_seconds(self) -> float:
-        """How long the batch in the forward has been there; 0 if there is none."""
-        since = self._batch_since
-        return 0.0 if since is None else time.monotonic() - since
+    def wedged(self) -> bool:
+        """Whether the batch in the forward has been there for so long that it will never end."""
+        since, slowest = self._batch_since, self._slowest_batch
+        if since is None:
+            return False
+        limit = FIRST_BATCH_SECONDS if slowest is None else max(LATER_BATCH_SECONDS, 100 * slowest)
+        return time.monotonic() - since > limit
 
     def close(self, finish: bool) -> None:
         """Stop: after all work if `finish`, else after the batch in progress. Answers are written first."""
@@ -137,8 +147,11 @@ class Pipeline:
                 flights.append((engine, engine.submit(parts)))
             if batch is None or len(flights) >= engine.model.backend.depth:
                 self._finish(*flights.popleft())
-                metrics.stage_seconds.labels("forward").observe(self.batch_seconds())
-                self._batch_since = time.monotonic() if flights else None
+                now = time.monotonic()
+                seconds = now - (self._batch_since or now)
+                metrics.stage_seconds.labels("forward").observe(seconds)
+                self._slowest_batch = max(self._slowest_batch or 0.0, seconds)
+                self._batch_since = now if flights else None
 
     def _take(self, wait: bool) -> tuple[Engine, list[Part]] | None:
         """The next batch of the lane whose turn it is; ``None`` if there is none, or never will be."""

@@ -229,7 +229,7 @@ class ScoringWorker(SimpleWorker):
         self._scorer = ChunkScorer(self.store, engines, self.name)
         url = serve_health(settings.metrics_address, self.connection, lambda: self._obstacle(engines))
         report = partial(metrics.report, device=device, started=time.time(), metrics_url=url)
-        self._heartbeat = Heartbeat(self, report, self._pipeline.batch_seconds, self._drop_cancelled)
+        self._heartbeat = Heartbeat(self, report, self._pipeline.wedged, self._drop_cancelled)
         metrics.worker.info({"worker": self.name, "device": device})
         metrics.heartbeat_age.set_function(self._heartbeat.age)
         metrics.claimed_jobs.set_function(lambda: len(self._claims))

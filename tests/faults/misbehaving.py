@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.settings import Settings
-from workers import heartbeat
+from workers import pipeline
 from workers.backends import Backend, OutOfMemory, Pending
 from workers.tokens import Batch
 from workers.worker import ScoringWorker
@@ -56,13 +56,18 @@ class MisbehavingWorker(ScoringWorker):
         load = models.load_model
 
         def load_misbehaving(*args: Any, **options: Any) -> models.Model:
+            stumbles = Path(os.environ["FORWARDS"]).with_name("stumble")
+            if stumbles.exists():
+                stumbles.unlink()
+                raise OSError("stumbled")
             model = load(*args, **options)
             backend = MisbehavingBackend(model.backend, model.tokenizer._tokenizer)
             object.__setattr__(model, "backend", backend)
             return model
 
         setattr(cache, "load_model", load_misbehaving)  # noqa: B010
-        heartbeat.WEDGED_SECONDS = 2
+        if "WEDGED_SECONDS" in os.environ:
+            pipeline.FIRST_BATCH_SECONDS = pipeline.LATER_BATCH_SECONDS = int(os.environ["WEDGED_SECONDS"])
         super()._prepare(settings)
 
 

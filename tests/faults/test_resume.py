@@ -35,7 +35,7 @@ def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         wait_for(lambda: queue_workers(server.client, "rankmill").scoring, worker)
         yield server
         worker.terminate()
-        worker.wait(timeout=20)
+        worker.wait(timeout=60)
 
 
 def write_pairs(path: Path, nulls: set[int] | None = None) -> Path:

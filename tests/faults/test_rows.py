@@ -39,7 +39,11 @@ def forwards(tmp_path: Path) -> Path:
 def restarting(server: Server, tmp_path: Path, forwards: Path) -> Iterator[None]:
     """A misbehaving worker, started again when it dies and its jobs handed on, as in the embedded mode."""
     stop = threading.Event()
-    environ = {"FORWARDS": str(forwards), "PYTHONPATH": str(Path(__file__).parents[2])}
+    environ = {
+        "FORWARDS": str(forwards),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "WEDGED_SECONDS": "2",
+    }
 
     def keep() -> None:
         worker: subprocess.Popen[bytes] | None = None
@@ -79,6 +83,17 @@ def test_a_row_that_raises_or_exhausts_memory(
     assert len(forwards.read_text().splitlines()) <= 2 + 2 * 8  # logarithmic in the chunk
 
 
+def test_an_attempt_that_fails_is_made_again_after_a_pause(
+    server: Server, restarting: None, marked_model: Path, forwards: Path
+) -> None:
+    forwards.with_name("stumble").touch()
+    run = Client(server.url, model=str(marked_model), chunk_size=ROWS).submit(pairs("nothing"))
+    wait_for(lambda: server.client.zcard("rq:scheduled:rankmill"))
+    (part,) = run.tables()
+    assert part.attempts == 2
+    assert part.errors.null_count == ROWS
+
+
 def test_a_row_that_kills_its_worker_each_time(
     server: Server, restarting: None, marked_model: Path, forwards: Path
 ) -> None:
@@ -110,9 +125,9 @@ def test_a_second_sigterm_hands_work_back_at_once(
     Client(server.url, model=str(marked_model), chunk_size=ROWS).submit(pairs("hang"))
     wait_for((tmp_path / "hung").exists, worker)
     worker.terminate()
-    time.sleep(1.2)  # RQ takes a second one within a second for the same
+    time.sleep(3)  # RQ takes a second one within a second for the same
     assert worker.poll() is None
     worker.terminate()
-    worker.wait(timeout=3)
+    worker.wait(timeout=60)  # of the 600 s that the forward takes
     assert server.client.llen("rq:queue:rankmill") == 1
     assert not server.client.zcard("rq:wip:rankmill")
