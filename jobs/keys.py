@@ -25,6 +25,26 @@ def results(run_id: str) -> str:
     return f"{PREFIX}:run:{run_id}:results"
 
 
+def progress(run_id: str) -> str:
+    """String: how far a run has come, as JSON."""
+    return f"{PREFIX}:run:{run_id}:progress"
+
+
+def errors(run_id: str) -> str:
+    """List: the first rows of a run that have no score, each as JSON."""
+    return f"{PREFIX}:run:{run_id}:errors"
+
+
+def cancelled(run_id: str) -> str:
+    """String: there if somebody else than its producer has cancelled the run, until that knows."""
+    return f"{PREFIX}:run:{run_id}:cancelled"
+
+
+def runs() -> str:
+    """Sorted set: ids of all runs, by the time (s since 1970) when they end if nobody works on them."""
+    return f"{PREFIX}:runs"
+
+
 def worker(name: str) -> str:
     """String: the report of a live ScoringWorker, as JSON, under its RQ worker name."""
     return f"{PREFIX}:worker:{name}"

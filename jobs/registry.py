@@ -23,6 +23,9 @@ class QueueWorkers:
     other: frozenset[str]
 
 
+SCORING_FIELD = "scoring"
+"""Field in RQ's hash of a worker, which outlives the worker for some minutes: it is a ScoringWorker."""
+
 STAGES = ("wait", "fetch", "tokenize", "forward", "write")
 """What a worker's time goes into: waiting for work, then the way of a chunk."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from rq.serializers import JSONSerializer
 
 from jobs import keys
 from jobs.errors import WireError
+from jobs.progress import Progress, RowError
 from jobs.results import ChunkResult, from_entry, to_entry
 from jobs.spec import ScoreSpec
 from jobs.wire import FORMAT
@@ -44,16 +45,24 @@ _BASE_TIMEOUT = 900
 _SECONDS_PER_PAIR = 2
 """Slower than any model on any device we know; a dead worker is noticed by heartbeat, not by this."""
 
+_INDEX_SECONDS = 7 * 86400
+"""Expiry of the list of runs, counted from when any of them was last worked on."""
+
 
 @dataclass(frozen=True)
 class Run:
-    """What workers need to know of a run."""
+    """What others need to know of a run; ``rows`` in all, where the producer knew from the start.
+
+    ``created`` is in seconds since 1970, ``ttl`` in seconds since the run was last worked on.
+    """
 
     id: str
     spec: ScoreSpec
     queue: str
     ttl: int
     max_retries: int
+    created: float
+    rows: int | None = None
 
 
 class RunStore:
@@ -69,9 +78,11 @@ class RunStore:
         # redis-py types one client for sync and async use; every reply would need a cast.
         self.redis: Any = client
 
-    def create(self, spec: ScoreSpec, *, queue: str, ttl: int, max_retries: int) -> Run:
+    def create(
+        self, spec: ScoreSpec, *, queue: str, ttl: int, max_retries: int, rows: int | None = None
+    ) -> Run:
         """Register a new run; `ttl` is in seconds since it was last worked on."""
-        run = Run(uuid.uuid4().hex, spec, queue, ttl, max_retries)
+        run = Run(uuid.uuid4().hex, spec, queue, ttl, max_retries, time.time(), rows)
         self.restore(run)
         return run
 
@@ -86,15 +97,19 @@ class RunStore:
             "queue": run.queue,
             "ttl": run.ttl,
             "max_retries": run.max_retries,
-            "created": time.time(),
+            "created": run.created,
+            "rows": "" if run.rows is None else run.rows,
         }
         with self.redis.pipeline() as pipe:
             pipe.unlink(meta, results)
             pipe.hset(meta, mapping=fields)
             pipe.xadd(results, {"chunk": -1}, id="0-1")  # leaves an empty stream, so that add_result
             pipe.xdel(results, "0-1")  # need never make one, for a run that may be gone
-            pipe.expire(meta, run.ttl)
             pipe.expire(results, run.ttl)
+            pipe.set(keys.progress(run.id), Progress().model_dump_json(), ex=run.ttl)
+            pipe.zremrangebyscore(keys.runs(), 0, time.time())  # those that have expired
+            pipe.zadd(keys.runs(), {run.id: 0})
+            self._touch(pipe, run)
             pipe.execute()
 
     def load(self, run_id: str) -> Run | None:
@@ -106,19 +121,7 @@ class RunStore:
             The run was written by a release with another format, or is damaged.
         """
         raw = cast("Mapping[bytes, bytes]", self.redis.hgetall(keys.run(run_id)))
-        if not raw:
-            return None
-        found = raw.get(b"format", b"none").decode()
-        if found != str(FORMAT):
-            raise WireError(
-                f"run {run_id} has format {found}, this release reads {FORMAT}: "
-                "run the same rankmill release on producers and workers"
-            )
-        try:
-            spec = ScoreSpec.model_validate_json(raw[b"spec"])
-            return Run(run_id, spec, raw[b"queue"].decode(), int(raw[b"ttl"]), int(raw[b"max_retries"]))
-        except (KeyError, ValueError) as error:
-            raise WireError(f"run {run_id} is damaged: {' '.join(str(error).split())}") from None
+        return read_run(run_id, raw) if raw else None
 
     def exists(self, run_id: str) -> bool:
         """Whether the run is there: not cancelled, not finished, not expired."""
@@ -134,7 +137,7 @@ class RunStore:
         with self.redis.pipeline() as pipe:
             for chunk, (payload, _) in payloads.items():
                 pipe.set(keys.pairs(run.id, chunk), payload, ex=run.ttl)
-            pipe.expire(keys.run(run.id), run.ttl)
+            self._touch(pipe, run)
             pipe.expire(keys.results(run.id), run.ttl)
             queue.enqueue_many(
                 [self._job_data(run, chunk, rows, suspect) for chunk, (_, rows) in payloads.items()],
@@ -167,13 +170,40 @@ class RunStore:
             for entry, fields in entries
         ]
 
-    def forget(self, run: Run, chunks: Iterable[int], entries: Iterable[str]) -> None:
-        """Drop chunks whose result has been taken, and the stream entries that told it."""
-        with self.redis.pipeline(transaction=False) as pipe:
+    def forget(
+        self,
+        run: Run,
+        chunks: Iterable[int],
+        entries: Iterable[str],
+        progress: Progress,
+        row_errors: Sequence[RowError] = (),
+    ) -> None:
+        """Drop chunks whose result has been taken, and the stream entries that told it.
+
+        Note how far the run has come with them, and the rows that have no score.
+        """
+        with self.redis.pipeline() as pipe:
             pipe.unlink(*(keys.pairs(run.id, chunk) for chunk in chunks))
             pipe.xdel(keys.results(run.id), *entries)
-            pipe.expire(keys.run(run.id), run.ttl)
+            # Only if it is there: the run may have been cancelled meanwhile.
+            pipe.set(keys.progress(run.id), progress.model_dump_json(), ex=run.ttl, xx=True)
+            if row_errors:
+                pipe.rpush(keys.errors(run.id), *(error.model_dump_json() for error in row_errors))
+            pipe.expire(keys.errors(run.id), run.ttl)
+            self._touch(pipe, run)
             pipe.execute()
+
+    def row_errors(self, run_id: str) -> list[RowError]:
+        """The first rows of a live run that have no score; at most `jobs.progress.MAX_ROW_ERRORS`."""
+        found = map(RowError.model_validate_json, self.redis.lrange(keys.errors(run_id), 0, -1))
+        return list({error.row: error for error in found}.values())  # told again, if a reply was lost
+
+    def find(self, prefix: str) -> list[str]:
+        """Ids of the runs that begin so."""
+        if not prefix.isalnum():
+            return []
+        found = self.redis.zscan_iter(keys.runs(), match=f"{prefix}*", count=1000)
+        return sorted({run_id.decode() for run_id, _ in found})
 
     def missing(self, run: Run, chunks: Iterable[int]) -> list[int]:
         """Chunks in flight that no job will ever answer: their job failed or Redis forgot it."""
@@ -184,10 +214,19 @@ class RunStore:
             statuses = pipe.execute()
         return [chunk for chunk, status in zip(waiting, statuses, strict=True) if status not in _UNDER_WAY]
 
-    def delete(self, run: Run, chunks: Iterable[int]) -> None:
-        """Remove the run and take its waiting jobs, those of `chunks`, off the queue.
+    def cancel(self, run: Run) -> int:
+        """Delete the run and let its producer, elsewhere, know; how many chunks were waiting."""
+        return self.delete(run, self.chunks(run), tell=True)
+
+    def was_cancelled(self, run: Run) -> bool:
+        """Whether somebody has called `cancel`; without that, a run that is gone was forgotten."""
+        return bool(self.redis.exists(keys.cancelled(run.id)))
+
+    def delete(self, run: Run, chunks: Iterable[int], *, tell: bool = False) -> int:
+        """Remove the run and take its waiting jobs, those of `chunks`, off the queue; how many it had.
 
         Jobs that a worker has claimed are left to it: it finds the run gone, or its result not wanted.
+        `tell` leaves a note that the run was cancelled, for its producer.
         """
         queue = self.queue(run.queue)
         waiting = list(chunks)
@@ -198,9 +237,14 @@ class RunStore:
                 pipe.zrem(queue.scheduled_job_registry.key, job)
             for job in jobs:
                 pipe.expire(Job.key_for(job), run.ttl)  # RQ takes the expiry off a claimed job
-            pipe.unlink(keys.run(run.id), keys.results(run.id))
+            pipe.unlink(keys.run(run.id), keys.results(run.id), keys.progress(run.id), keys.errors(run.id))
+            pipe.zrem(keys.runs(), run.id)
             for chunk in waiting:
                 pipe.unlink(keys.pairs(run.id, chunk))
+            if tell:
+                pipe.set(keys.cancelled(run.id), 1, ex=run.ttl)
+            else:
+                pipe.unlink(keys.cancelled(run.id))
             removed = pipe.execute()[: 2 * len(jobs)]
         unclaimed = [
             Job.key_for(job)
@@ -209,6 +253,7 @@ class RunStore:
         ]
         if unclaimed:
             self.redis.unlink(*unclaimed)
+        return len(unclaimed)
 
     def chunks(self, run: Run) -> list[int]:
         """Chunks of the run whose pairs are there, by a look at all of the server's keys."""
@@ -218,6 +263,12 @@ class RunStore:
     def queue(self, name: str) -> Queue:
         """RQ's queue of that name on this server, with JSON jobs."""
         return Queue(name, connection=self.redis, serializer=JSONSerializer)
+
+    def _touch(self, pipe: Pipeline, run: Run) -> None:
+        """Note in `pipe` that the run is being worked on; does nothing to one that is gone."""
+        pipe.expire(keys.run(run.id), run.ttl)
+        pipe.zadd(keys.runs(), {run.id: time.time() + run.ttl}, xx=True)
+        pipe.expire(keys.runs(), _INDEX_SECONDS)
 
     def _job_data(self, run: Run, chunk: int, rows: int, suspect: bool) -> Any:
         return Queue.prepare_data(
@@ -231,6 +282,29 @@ class RunStore:
             retry=_retries(run.max_retries) if rows == 1 or not suspect else None,
             meta={_SUSPECT: suspect},
         )
+
+
+def read_run(run_id: str, raw: Mapping[bytes, bytes]) -> Run:
+    """A run from the fields of its hash; raises `WireError` as `RunStore.load` does."""
+    found = raw.get(b"format", b"none").decode()
+    if found != str(FORMAT):
+        raise WireError(
+            f"run {run_id} has format {found}, this release reads {FORMAT}: "
+            "run the same rankmill release on producers and workers"
+        )
+    try:
+        spec = ScoreSpec.model_validate_json(raw[b"spec"])
+        return Run(
+            run_id,
+            spec,
+            raw[b"queue"].decode(),
+            int(raw[b"ttl"]),
+            int(raw[b"max_retries"]),
+            float(raw[b"created"]),
+            int(raw[b"rows"]) if raw.get(b"rows") else None,
+        )
+    except (KeyError, ValueError) as error:
+        raise WireError(f"run {run_id} is damaged: {' '.join(str(error).split())}") from None
 
 
 def _retries(most: int) -> Retry | None:

@@ -50,6 +50,8 @@ class Settings(BaseModel):
     claim_ahead: Count
     batch_wait_ms: float = Field(ge=0, le=1000)
     model_cache_size: int = Field(ge=1)
+    metrics_address: str = Field(min_length=1)
+    exporter_address: str = Field(min_length=1)
 
     def spec(self) -> ScoreSpec:
         """The part of the settings that a run carries to its workers."""

@@ -113,6 +113,8 @@ def score_file(
     try:
         summary = run_score_file(request, load_settings(flags, config))
     except (InputError, ConfigError, ConnectionFailed) as error:
+        if isinstance(error, ConnectionFailed):
+            error.add_note("leave --redis and REDIS_URL out to start an embedded server")
         _fail(error, EXIT_USAGE)
     except RankmillError as error:
         _fail(error, EXIT_FAILED)

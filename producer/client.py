@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -96,21 +96,24 @@ class Client:
         ConfigError
             A part of the spec is unknown or bad.
         """
-        return self.start(_tables(pairs, columns, self.settings.chunk_size), columns, **spec)
+        rows = len(pairs) if isinstance(pairs, Sized) else None
+        return self.start(_tables(pairs, columns, self.settings.chunk_size), columns, rows=rows, **spec)
 
     def start(
         self,
         tables: Iterator[pa.Table],
         columns: tuple[str, str],
         *,
+        rows: int | None = None,
         on_wait: Callable[[], None] = lambda: None,
         journal: Journal | None = None,
         **spec: Any,
     ) -> ScoringRun:
         """Like `submit`, for tables that are cut into chunks already.
 
-        `on_wait` is called at least every second while the run's results are waited for. What is
-        in `journal` is not scored again, and what is scored is kept there.
+        `rows` are in all tables, if that is known. `on_wait` is called at least every second while
+        the run's results are waited for. What is in `journal` is not scored again, and what is
+        scored is kept there.
         """
         settings = self.settings
         run = self.store.create(
@@ -118,6 +121,7 @@ class Client:
             queue=settings.queue,
             ttl=settings.run_ttl,
             max_retries=settings.max_retries,
+            rows=rows,
         )
         submission = Submission(self.store, run, tables, columns, settings.window, journal)
         submission.on_wait = on_wait

@@ -20,7 +20,15 @@ from jobs.settings import Settings
 
 _START_SECONDS = 30
 
-_WORKER_SETTINGS = ("device", "backend", "token_budget", "claim_ahead", "batch_wait_ms", "model_cache_size")
+_WORKER_SETTINGS = (
+    "device",
+    "backend",
+    "token_budget",
+    "claim_ahead",
+    "batch_wait_ms",
+    "model_cache_size",
+    "metrics_address",
+)
 
 
 class EmbeddedCluster:
@@ -46,7 +54,8 @@ class EmbeddedCluster:
         self.worker_deaths = 0
 
     def __enter__(self) -> EmbeddedCluster:
-        config = {"queue": self._settings.queue, "environs": worker_environs(self._settings)}
+        settings = self._settings.model_copy(update={"metrics_address": "none"})  # nobody would find it
+        config = {"queue": settings.queue, "environs": worker_environs(settings)}
         self._process = subprocess.Popen(
             # -P: a folder named producer/ or jobs/ where the user stands is not ours
             [sys.executable, "-P", "-m", "producer.supervisor", json.dumps(config)],

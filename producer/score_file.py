@@ -155,7 +155,9 @@ def _score(
     tables = source.tables(client.settings.chunk_size)
     # A branch may have moved since: the rest is scored by the commit that scored the first chunk.
     revision = journal.revision or client.settings.revision
-    run = client.start(tables, source.columns.names, on_wait=look, journal=journal, revision=revision)
+    run = client.start(
+        tables, source.columns.names, rows=source.rows, on_wait=look, journal=journal, revision=revision
+    )
     try:
         for part in run.tables():
             output.write(part)

@@ -18,6 +18,7 @@ from jobs.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
 from jobs.runs import Run, RunStore
 from jobs.wire import encode_pairs
 from producer.journal import Journal
+from producer.noting import Notes
 from producer.splitting import Unit, join, scores_and_errors
 
 _POLL_SECONDS = 0.5
@@ -54,9 +55,10 @@ class ScoredTable:
 
 @dataclass
 class _InFlight:
-    """A chunk that was submitted and not yet handed to the caller."""
+    """A chunk, from row ``start`` on, that was submitted and not yet handed to the caller."""
 
     table: pa.Table
+    start: int
     result: ChunkResult | None = None
     parts: list[tuple[Unit, ChunkResult]] = field(default_factory=list)
 
@@ -106,8 +108,10 @@ class Submission:
         """What jobs are there for and has no result yet, by the chunk number in the job."""
         self._held: dict[str, int] = {}
         """Results that were taken in and that Redis is yet to forget: stream entry to chunk number."""
+        self._notes = Notes()
         self._piece_numbers = count(FIRST_PIECE)
         self._submitted = 0
+        self._submitted_rows = 0
         self._taken = 0
         self._exhausted = False
         self._cancelled = False
@@ -121,7 +125,7 @@ class Submission:
         RunFailed
             The run cannot be scored (its model cannot be loaded, say).
         RunCancelled
-            `cancel` was called.
+            `cancel` was called, or somebody else has cancelled the run.
         TimeoutError
             `deadline` has passed; call again to go on.
         """
@@ -142,11 +146,15 @@ class Submission:
                 self._exhausted = True
                 break
             known = self._journal.get(self._submitted) if self._journal else None
-            chunk = _InFlight(table, result=known and self._checked(known, len(table)))
+            chunk = _InFlight(table, self._submitted_rows)
             self._in_flight[self._submitted] = chunk
-            if not known:
+            if known:
+                chunk.result = self._checked(known, len(table))
+                self._notes.add(chunk.start, len(table), chunk.result, fresh=False)
+            else:
                 fresh[self._submitted] = Unit(self._submitted, table)
             self._submitted += 1
+            self._submitted_rows += len(table)
         if fresh:
             self._patiently(lambda: self._send(fresh))
 
@@ -186,15 +194,25 @@ class Submission:
         """Take in the results that have come; whether there were any."""
         entries = self._store.results(self.run, after=self._last_entry, block_ms=int(_POLL_SECONDS * 1000))
         if not entries:
+            if self._store.was_cancelled(self.run):
+                self.cancel()
+            self._check_cancelled()
             return False
         self._held |= {entry: result.chunk for entry, result in entries}
         halves = self._accept([result for _, result in entries])
         self._last_entry = entries[-1][0]
-        self._store.forget(self.run, self._held.values(), self._held)
-        self._held = {}
+        self._forget()
         if halves:
             self._send(halves)
         return True
+
+    def _forget(self) -> None:
+        """Let Redis drop what was taken in, and tell it how far the run has come."""
+        notes = self._notes
+        self._store.forget(self.run, self._held.values(), self._held, notes.progress, notes.errors)
+        self._held, notes.errors = {}, []
+        if self._cancelled:  # meanwhile, by another thread
+            self.cancel()
 
     def _accept(self, results: list[ChunkResult]) -> dict[int, Unit]:
         """Note results, in the journal too where chunks are complete; halves of what kills workers."""
@@ -215,6 +233,7 @@ class Submission:
             chunk.parts.append((unit, self._checked(result, len(unit.table))))
             if sum(len(part.table) for part, _ in chunk.parts) == len(chunk.table):
                 chunk.result = join(unit.chunk, chunk.parts)
+                self._notes.add(chunk.start, len(chunk.table), chunk.result)
                 finished[unit.chunk] = len(chunk.table), chunk.result
         self._units |= halves
         if self._journal:

@@ -11,6 +11,7 @@ from rq.serializers import JSONSerializer
 
 from jobs import keys
 from jobs.abandoned import enqueue_due
+from jobs.progress import Progress
 from jobs.results import ChunkFailure, ChunkScores, ChunkStats
 from jobs.runs import Run, RunStore, attempt
 from jobs.spec import ScoreSpec
@@ -56,7 +57,7 @@ def test_results_are_read_once_each_and_then_forgotten(store: RunStore, run: Run
     assert other == failed
     assert store.results(run, after=first, block_ms=1) == [(second, failed)]
     assert store.results(run, after=second, block_ms=1) == []
-    store.forget(run, [0, 1], [first, second])
+    store.forget(run, [0, 1], [first, second], Progress(rows=10))
     assert store.payload(run, 0) is None
     assert store.redis.xlen(keys.results(run.id)) == 0
 

@@ -1,4 +1,4 @@
-"""A ScoringWorker whose backend does what the rows tell it to: raise, run out of memory, die, hang."""
+"""ScoringWorkers that do what they are told to: raise, run out of memory, die, hang, take their time."""
 
 from __future__ import annotations
 
@@ -68,4 +68,21 @@ class MisbehavingWorker(ScoringWorker):
         setattr(cache, "load_model", load_misbehaving)  # noqa: B010
         if "WEDGED_SECONDS" in os.environ:
             pipeline.FIRST_BATCH_SECONDS = pipeline.LATER_BATCH_SECONDS = int(os.environ["WEDGED_SECONDS"])
+        super()._prepare(settings)
+
+
+class PatientWorker(ScoringWorker):
+    """Loads no model before the file that ``LOAD`` names is there."""
+
+    def _prepare(self, settings: Settings) -> None:
+        from workers import cache, models
+
+        load = models.load_model
+
+        def load_in_time(*args: Any, **options: Any) -> models.Model:
+            while not Path(os.environ["LOAD"]).exists():
+                time.sleep(0.05)
+            return load(*args, **options)
+
+        setattr(cache, "load_model", load_in_time)  # noqa: B010
         super()._prepare(settings)
