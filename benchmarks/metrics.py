@@ -1,0 +1,133 @@
+"""What metrics cost: a worker that counts, serves and is scraped, beside one that does none of it.
+
+    python -m benchmarks.metrics --model MODEL --pairs PAIRS.parquet
+
+The two score the same pairs in turn, many times, each in a process of its own. The one that is scraped
+is so once a second, fifteen times as often as usual.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import redis
+
+from benchmarks.cluster import cluster
+from jobs.registry import WorkerReport, queue_workers, worker_reports
+from jobs.settings import Settings
+from producer import Client
+from workers.worker import ScoringWorker
+
+Pairs = list[tuple[str, str]]
+
+
+class UncountedWorker(ScoringWorker):
+    """A ScoringWorker that counts nothing and serves nothing."""
+
+    def _prepare(self, settings: Settings) -> None:
+        from prometheus_client import Counter, Histogram
+
+        from workers import metrics
+
+        nothing = {
+            (Counter, "inc"): lambda *_: None,
+            (Histogram, "observe"): lambda *_: None,
+            (metrics, "stage"): lambda _: nullcontext(),
+            (metrics, "count_batch"): lambda *_: None,
+            (metrics, "count_chunk"): lambda *_: None,
+            (metrics, "report"): lambda **known: WorkerReport(beat=time.time(), **known),
+        }
+        for (place, name), instead in nothing.items():
+            setattr(place, name, instead)
+        super()._prepare(settings.model_copy(update={"metrics_address": "none"}))
+
+
+def main() -> None:
+    """Print the ratios of medians, without metrics over with, as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--pairs", type=Path, required=True, help="parquet: query, passage")
+    parser.add_argument("--sample", type=int, default=1000)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    rows = pq.read_table(args.pairs, columns=["query", "passage"]).slice(0, args.sample)
+    pairs = list(zip(rows["query"].to_pylist(), rows["passage"].to_pylist(), strict=True))
+    uncounted = "benchmarks.metrics.UncountedWorker"
+    with cluster(1, args.threads) as one, cluster(1, args.threads, uncounted) as other:
+        measured = {"on": Measured(one.url, args.model, pairs), "off": Measured(other.url, args.model, pairs)}
+        with scraped(measured["on"].metrics_url):
+            for number in range(args.rounds):
+                for name in ("on", "off") if number % 2 else ("off", "on"):
+                    measured[name].round(pairs)
+    print(json.dumps(compared(measured["on"], measured["off"], args.sample), indent=2))
+
+
+class Measured:
+    """A worker, and what each round took it."""
+
+    def __init__(self, url: str, model: str, pairs: Pairs) -> None:
+        client = redis.Redis.from_url(url)
+        (name,) = queue_workers(client, "rankmill").scoring
+        pid = client.hget(f"rq:worker:{name}", "pid")
+        assert isinstance(pid, bytes)
+        self._process = psutil.Process(int(pid))
+        self.metrics_url = worker_reports(client, [name])[name].metrics_url
+        self._client = Client(url, model=model)
+        self._client.score(pairs)  # the model is loaded
+        self.seconds: list[float] = []
+        self.cpu: list[float] = []
+
+    def round(self, pairs: Pairs) -> None:
+        """Score the pairs once."""
+        started, before = time.perf_counter(), sum(self._process.cpu_times()[:2])
+        self._client.score(pairs)
+        self.seconds.append(time.perf_counter() - started)
+        self.cpu.append(sum(self._process.cpu_times()[:2]) - before)
+
+
+@contextmanager
+def scraped(url: str | None) -> Iterator[None]:
+    """Reads the metrics once a second."""
+    assert url
+    stop = threading.Event()
+
+    def scrape() -> None:
+        while not stop.wait(1):
+            with urllib.request.urlopen(url) as reply:
+                reply.read()
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def compared(on: Measured, off: Measured, pairs: int) -> dict[str, Any]:
+    """Ratios of medians, and how much the rounds of one worker differ by themselves."""
+    median = statistics.median
+    quartiles = statistics.quantiles(off.seconds)
+    return {
+        "pairs_per_second": round(pairs / median(on.seconds), 1),
+        "throughput_on_over_off": round(median(off.seconds) / median(on.seconds), 4),
+        "cpu_on_over_off": round(median(on.cpu) / median(off.cpu), 4),
+        "quartiles_of_off_over_median": [round(value / median(off.seconds), 4) for value in quartiles],
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The command that serves the cluster's metrics."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+
+import click
+import redis
+
+from jobs.connection import impatient, mask_passwords
+from jobs.errors import ConfigError, RankmillError
+from jobs.serving import serve
+from jobs.settings import load_settings
+from producer.exporter import exporter_app
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--redis", "redis_url", help="The server; default: REDIS_URL.")
+@click.option("--address", help="HOST:PORT to listen on; default: 127.0.0.1:9807, or the next free port.")
+@click.option("--config", help="YAML file of settings.")
+@click.version_option(package_name="rankmill")
+def exporter(redis_url: str | None, address: str | None, config: str | None) -> None:
+    """Serve the cluster's metrics to Prometheus, until SIGTERM or Ctrl-C.
+
+    /metrics has queues, workers and runs as Redis knows them; /sd names the workers' own metrics, for
+    Prometheus' HTTP service discovery; /healthz says that the exporter is alive. It stays up while
+    Redis is away, and says so (rankmill_redis_up 0).
+    """
+    logging.basicConfig(format="rankmill-exporter: %(message)s", level=logging.WARNING)
+    try:
+        settings = load_settings({"redis_url": redis_url, "exporter_address": address}, config)
+        if not settings.redis_url:
+            raise ConfigError("no Redis server is named: give --redis or set REDIS_URL")
+        app = exporter_app(impatient(_client(settings.redis_url)))
+        host, port = serve(app, "exporter_address", settings.exporter_address)
+    except RankmillError as error:
+        click.echo(f"rankmill-exporter: {mask_passwords(str(error))}", err=True)
+        sys.exit(2)
+    stop = threading.Event()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: stop.set())
+    url = mask_passwords(settings.redis_url)
+    click.echo(f"rankmill-exporter: serving the metrics of {url} at http://{host}:{port}", err=True)
+    stop.wait()
+
+
+def _client(url: str) -> redis.Redis:
+    try:
+        return redis.Redis.from_url(url)
+    except ValueError as error:
+        raise ConfigError(f"redis_url: {error}, got {mask_passwords(url)}") from None
