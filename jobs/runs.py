@@ -12,7 +12,8 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any, NamedTuple, cast
 
 import redis
 from redis.client import Pipeline
@@ -25,6 +26,7 @@ from jobs.errors import WireError
 from jobs.progress import Progress, RowError
 from jobs.results import ChunkResult, from_entry, to_entry
 from jobs.spec import ScoreSpec
+from jobs.tracing import TRACE
 from jobs.wire import FORMAT
 
 JOB_FUNCTION = "jobs.score_chunk"
@@ -63,6 +65,14 @@ class Run:
     max_retries: int
     created: float
     rows: int | None = None
+
+
+class Payload(NamedTuple):
+    """A chunk's pairs as they travel, how many they are, and what their trace is, if there is one."""
+
+    pairs: bytes
+    rows: int
+    trace: Mapping[str, str] = MappingProxyType({})
 
 
 class RunStore:
@@ -127,20 +137,20 @@ class RunStore:
         """Whether the run is there: not cancelled, not finished, not expired."""
         return bool(self.redis.exists(keys.run(run_id)))
 
-    def enqueue(self, run: Run, payloads: Mapping[int, tuple[bytes, int]], *, suspect: bool = False) -> None:
-        """Put chunks, ``{chunk: (payload, rows)}``, and their jobs into Redis, in one transaction.
+    def enqueue(self, run: Run, payloads: Mapping[int, Payload], *, suspect: bool = False) -> None:
+        """Put chunks, by their numbers, and their jobs into Redis, in one transaction.
 
         `suspect` chunks may kill their worker: each will be alone in one, and is run but once, so
         that it can be split, until there is a single row in it.
         """
         queue = self.queue(run.queue)
         with self.redis.pipeline() as pipe:
-            for chunk, (payload, _) in payloads.items():
-                pipe.set(keys.pairs(run.id, chunk), payload, ex=run.ttl)
+            for chunk, payload in payloads.items():
+                pipe.set(keys.pairs(run.id, chunk), payload.pairs, ex=run.ttl)
             self._touch(pipe, run)
             pipe.expire(keys.results(run.id), run.ttl)
             queue.enqueue_many(
-                [self._job_data(run, chunk, rows, suspect) for chunk, (_, rows) in payloads.items()],
+                [self._job_data(run, chunk, payload, suspect) for chunk, payload in payloads.items()],
                 pipeline=pipe,
             )
             pipe.execute()
@@ -270,17 +280,17 @@ class RunStore:
         pipe.zadd(keys.runs(), {run.id: time.time() + run.ttl}, xx=True)
         pipe.expire(keys.runs(), _INDEX_SECONDS)
 
-    def _job_data(self, run: Run, chunk: int, rows: int, suspect: bool) -> Any:
+    def _job_data(self, run: Run, chunk: int, payload: Payload, suspect: bool) -> Any:
         return Queue.prepare_data(
             JOB_FUNCTION,
             args=(run.id, chunk),
             job_id=keys.job_id(run.id, chunk),
-            timeout=_BASE_TIMEOUT + _SECONDS_PER_PAIR * rows,
+            timeout=_BASE_TIMEOUT + _SECONDS_PER_PAIR * payload.rows,
             ttl=run.ttl,
             result_ttl=0,
             failure_ttl=run.ttl,
-            retry=_retries(run.max_retries) if rows == 1 or not suspect else None,
-            meta={_SUSPECT: suspect},
+            retry=_retries(run.max_retries) if payload.rows == 1 or not suspect else None,
+            meta={_SUSPECT: suspect, **({TRACE: dict(payload.trace)} if payload.trace else {})},
         )
 
 

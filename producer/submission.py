@@ -12,12 +12,13 @@ from typing import TypeVar
 
 import pyarrow as pa
 import redis
+from opentelemetry.trace import INVALID_SPAN, Span
 
-from jobs import keys
+from jobs import keys, tracing
 from jobs.errors import RunCancelled, RunFailed
 from jobs.logs import about
 from jobs.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
-from jobs.runs import Run, RunStore
+from jobs.runs import Payload, Run, RunStore
 from jobs.wire import encode_pairs
 from producer.journal import Journal
 from producer.noting import Notes
@@ -61,6 +62,7 @@ class _InFlight:
 
     table: pa.Table
     start: int
+    span: Span = INVALID_SPAN
     result: ChunkResult | None = None
     parts: list[tuple[Unit, ChunkResult]] = field(default_factory=list)
 
@@ -111,6 +113,7 @@ class Submission:
         self._held: dict[str, int] = {}
         """Results that were taken in and that Redis is yet to forget: stream entry to chunk number."""
         self._notes = Notes()
+        self._span = tracing.begin("run", run=run.id, model=run.spec.model, queue=run.queue)
         self._piece_numbers = count(FIRST_PIECE)
         self._submitted = 0
         self._submitted_rows = 0
@@ -135,6 +138,7 @@ class Submission:
             self.fill()
             if not self._in_flight:
                 self._store.delete(self.run, self._held.values())
+                self._span.end()
                 with about(run=self.run.id):
                     done = self._notes.progress
                     logger.info("run complete: %d rows, %d without a score", done.rows, done.row_errors)
@@ -157,6 +161,7 @@ class Submission:
                 chunk.result = self._checked(known, len(table))
                 self._notes.add(chunk.start, len(table), chunk.result, fresh=False)
             else:
+                chunk.span = tracing.begin("chunk", self._span, chunk=self._submitted, rows=len(table))
                 fresh[self._submitted] = Unit(self._submitted, table)
             self._submitted += 1
             self._submitted_rows += len(table)
@@ -165,6 +170,9 @@ class Submission:
 
     def cancel(self) -> None:
         """Drop the run and take its waiting chunks off the queue."""
+        if not self._cancelled:
+            self._span.add_event("cancelled")
+            self._span.end()
         self._cancelled = True
         self._store.delete(self.run, {*self._units, *self._held.values()})
 
@@ -241,6 +249,7 @@ class Submission:
                 chunk.result = join(unit.chunk, chunk.parts)
                 self._notes.add(chunk.start, len(chunk.table), chunk.result)
                 finished[unit.chunk] = len(chunk.table), chunk.result
+                chunk.span.end()
         self._units |= halves
         if self._journal:
             self._journal.add(finished)
@@ -287,12 +296,13 @@ class Submission:
             for number, unit in units.items():
                 if unit.piece is suspect:
                     queries, passages = (unit.table[name] for name in self._columns)
-                    payloads[number] = (encode_pairs(queries, passages), len(unit.table))
+                    trace = tracing.carrier(self._in_flight[unit.chunk].span)
+                    payloads[number] = Payload(encode_pairs(queries, passages), len(unit.table), trace)
             if payloads:
                 self._store.enqueue(self.run, payloads, suspect=suspect)
-            for number, (_, rows) in payloads.items():
+            for number, payload in payloads.items():
                 with about(chunk=units[number].chunk, job=keys.job_id(self.run.id, number)):
-                    logger.debug("submitted %d rows", rows)
+                    logger.debug("submitted %d rows", payload.rows)
         if self._cancelled:  # meanwhile, by another thread
             self.cancel()
 

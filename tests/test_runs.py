@@ -13,7 +13,7 @@ from jobs import keys
 from jobs.abandoned import enqueue_due
 from jobs.progress import Progress
 from jobs.results import ChunkFailure, ChunkScores, ChunkStats
-from jobs.runs import Run, RunStore, attempt
+from jobs.runs import Payload, Run, RunStore, attempt
 from jobs.spec import ScoreSpec
 
 STATS = ChunkStats("w", "cpu", "torch", "fp32", None, 1, 10, 12, 1, 0.5)
@@ -47,7 +47,7 @@ def pause_after_a_failure(store: RunStore, run: Run, chunk: int) -> None:
 
 
 def test_results_are_read_once_each_and_then_forgotten(store: RunStore, run: Run) -> None:
-    store.enqueue(run, {0: (b"a", 5), 1: (b"b", 5)})
+    store.enqueue(run, {0: Payload(b"a", 5), 1: Payload(b"b", 5)})
     scored = ChunkScores(1, pa.array([1.5, None], pa.float32()), pa.array([None, "bad"]), STATS)
     failed = ChunkFailure(0, "broken", fatal=False)
     add(store, run, scored, failed)
@@ -63,7 +63,7 @@ def test_results_are_read_once_each_and_then_forgotten(store: RunStore, run: Run
 
 
 def test_a_job_is_json_and_names_its_chunk(store: RunStore, run: Run) -> None:
-    store.enqueue(run, {3: (b"payload", 500)})
+    store.enqueue(run, {3: Payload(b"payload", 500)})
     job = Job.fetch(keys.job_id(run.id, 3), store.redis, serializer=JSONSerializer)
     assert (job.func_name, job.args, job.retries_left) == ("jobs.score_chunk", [run.id, 3], 2)
     assert job.timeout
@@ -83,16 +83,16 @@ def test_a_result_for_a_run_that_is_gone_is_not_kept(store: RunStore, run: Run) 
 
 def test_deleting_a_run_takes_its_jobs_off_the_queue(store: RunStore, run: Run) -> None:
     other = store.create(ScoreSpec(model="m"), queue="q", ttl=100, max_retries=0)
-    store.enqueue(run, {0: (b"a", 1), 1: (b"b", 1)})
+    store.enqueue(run, {0: Payload(b"a", 1), 1: Payload(b"b", 1)})
     pause_after_a_failure(store, run, 1)
-    store.enqueue(other, {0: (b"c", 1)})
+    store.enqueue(other, {0: Payload(b"c", 1)})
     store.delete(run, [0, 1])
     assert store.redis.lrange("rq:queue:q", 0, -1) == [keys.job_id(other.id, 0).encode()]
     assert not [key for key in store.redis.keys("*") if run.id.encode() in key]
 
 
 def test_a_chunk_pauses_longer_after_each_failed_attempt(store: RunStore, run: Run) -> None:
-    store.enqueue(run, dict.fromkeys(range(20), (b"x", 1)))
+    store.enqueue(run, dict.fromkeys(range(20), Payload(b"x", 1)))
     queue = store.queue(run.queue)
     jobs = [Job.fetch(job, store.redis, serializer=JSONSerializer) for job in queue.job_ids]
     pauses = np.array([job.retry_intervals for job in jobs])
@@ -102,7 +102,7 @@ def test_a_chunk_pauses_longer_after_each_failed_attempt(store: RunStore, run: R
 
 
 def test_a_chunk_goes_back_to_the_queue_when_its_pause_is_over(store: RunStore, run: Run) -> None:
-    store.enqueue(run, {0: (b"a", 1)})
+    store.enqueue(run, {0: Payload(b"a", 1)})
     pause_after_a_failure(store, run, 0)
     queue = store.queue(run.queue)
     assert store.missing(run, [0]) == []
@@ -115,7 +115,7 @@ def test_a_chunk_goes_back_to_the_queue_when_its_pause_is_over(store: RunStore, 
 
 
 def test_missing_chunks_are_those_without_a_living_job(store: RunStore, run: Run) -> None:
-    store.enqueue(run, dict.fromkeys(range(4), (b"x", 1)))
+    store.enqueue(run, dict.fromkeys(range(4), Payload(b"x", 1)))
     store.redis.delete(Job.key_for(keys.job_id(run.id, 1)))
     store.redis.hset(Job.key_for(keys.job_id(run.id, 2)), "status", "failed")
     assert store.missing(run, range(4)) == [1, 2]

@@ -10,16 +10,17 @@ import importlib.metadata
 import platform
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import pairwise
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
-from prometheus_client.context_managers import Timer
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from jobs.registry import LATENCY_BUCKETS, STAGES, WorkerReport
+from jobs.tracing import step
 
 REGISTRY = CollectorRegistry()
 """All of the below. Not the library's own, which other libraries add to."""
@@ -155,9 +156,11 @@ class Gpu(Collector):
 REGISTRY.register(Gpu())
 
 
-def stage(name: str) -> Timer:
-    """Times the ``with`` block as one of `STAGES`."""
-    return stage_seconds.labels(name).time()
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Times the ``with`` block as one of `STAGES`, and is a step of the trace of the chunk it is for."""
+    with stage_seconds.labels(name).time(), step(name):
+        yield
 
 
 def count_batch(rows: int, real: int, padded: int, budget: int) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry.trace import INVALID_SPAN, Span
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.client import Pipeline as Commands
 from redis.retry import Retry
@@ -22,7 +23,7 @@ from rq.utils import now
 from rq.worker import SimpleWorker
 from rq.worker.base import WorkerStatus
 
-from jobs import keys
+from jobs import keys, tracing
 from jobs.abandoned import failure_handler
 from jobs.errors import RankmillError
 from jobs.logs import about_job, set_up
@@ -57,7 +58,9 @@ class Claim:
     job: Job
     queue: Queue
     execution: Execution
+    span: Span
     work: Work | None = None
+    forward: Span = INVALID_SPAN
 
 
 class ScoringWorker(SimpleWorker):
@@ -150,12 +153,13 @@ class ScoringWorker(SimpleWorker):
 
     def execute_job(self, job: Job, queue: Queue) -> None:
         """Claim a job: fetch and tokenize its chunk, and let it be scored behind."""
-        with about_job(job.id):
-            self._claim(job, queue)
-
-    def _claim(self, job: Job, queue: Queue) -> None:
-        claim = Claim(job, queue, self.prepare_execution(job))
+        claim = Claim(job, queue, self.prepare_execution(job), tracing.begin_for(job, worker=self.name))
         self._claims[job.id] = claim
+        with about_job(job.id), tracing.within(claim.span):
+            self._claim(claim)
+
+    def _claim(self, claim: Claim) -> None:
+        job = claim.job
         suspect = is_suspect(job)
         if suspect:
             self._wait_until_idle()
@@ -165,9 +169,11 @@ class ScoringWorker(SimpleWorker):
             job.started_at = now()
             with self.death_penalty_class(job.timeout or 0, JobTimeoutException, job_id=job.id):
                 claimed = job.perform()
-        except Exception:
+        except Exception as error:
             self._claims.pop(job.id)
-            self._finalize_failure(job, queue, claim.execution, sys.exc_info())
+            claim.span.record_exception(error)
+            claim.span.end()
+            self._finalize_failure(job, claim.queue, claim.execution, sys.exc_info())
             metrics.count_chunk("failed")
             return
         if claimed is None or isinstance(claimed, ChunkResult):
@@ -175,6 +181,7 @@ class ScoringWorker(SimpleWorker):
         else:
             logger.debug("claimed %d rows, attempt %d", len(claimed.work.scored.scores), claimed.attempt)
             claim.work = claimed.work
+            claim.forward = tracing.begin("forward", claim.span, rows=len(claimed.work.scored.scores))
             self._pipeline.put(
                 claimed.engine, claimed.work, lambda: self._answer(claim, self._scorer.result(claimed))
             )
@@ -287,9 +294,11 @@ class ScoringWorker(SimpleWorker):
         """Finish a job, its result in the same transaction; `None` writes none. In the writing thread."""
         if self._claims.pop(claim.job.id, None) is None:
             return  # handed back
-        with about_job(claim.job.id):
+        claim.forward.end()
+        with about_job(claim.job.id), tracing.within(claim.span):
             with metrics.stage("write"):
                 self._finish(claim, result)
+            claim.span.end()
             if isinstance(result, ChunkScores):
                 metrics.count_chunk("scored", claim.job.created_at)
                 logger.debug("scored %d rows in %.2f s", len(result.scores), result.stats.seconds)
@@ -320,6 +329,8 @@ class ScoringWorker(SimpleWorker):
             self.cleanup_execution(claim.job, pipe, claim.execution)
             claim.queue._enqueue_job(claim.job, pipeline=pipe, at_front=True)  # as Job.retry does
             pipe.execute()
+        claim.span.add_event("handed back")
+        claim.span.end()
         metrics.count_chunk("handed_back")
         with about_job(job_id):
             logger.info("handed back")
