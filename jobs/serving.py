@@ -102,6 +102,10 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """No traceback over a client that goes away or says nothing."""
+        logger.debug("a request from %s broke off", client_address, exc_info=True)
+
 
 class _Server6(_Server):
     address_family = socket.AF_INET6

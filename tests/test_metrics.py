@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import socket
+import struct
 import subprocess
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from jobs.errors import ConfigError
 from jobs.registry import STAGES, WorkerReport, queue_workers, worker_reports
 from jobs.serving import answer, serve
 from producer import Client
-from tests.conftest import Server, StartWorker, wait_for
+from tests.conftest import Server, StartWorker, score_file, wait_for
 from tests.tools import tool
 
 PAIRS: list[tuple[str, str | None]] = [("big cat", f"moon river {number}") for number in range(99)]
@@ -134,6 +136,26 @@ def test_workers_of_a_host_take_successive_ports(
 def test_a_worker_can_be_told_to_serve_nothing(server: Server, workers: StartWorker) -> None:
     workers(environ={"RANKMILL_METRICS_ADDRESS": "none"})
     assert the_report(server).metrics_url is None
+
+
+def test_clients_that_break_off_leave_no_traceback(
+    server: Server, workers: StartWorker, tmp_path: Path
+) -> None:
+    workers()
+    where = urllib.parse.urlsplit(the_report(server).metrics_url or "")
+    for said in (b"", b"GET /met", b"nonsense\r\n\r\n"):
+        with socket.create_connection((str(where.hostname), where.port or 0)) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+            client.sendall(said)
+    assert page(server, "healthz") == (200, "alive\n")
+    assert "Traceback" not in (tmp_path / "worker.log").read_text()
+
+
+def test_embedded_workers_listen_nowhere(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "pairs.csv").write_text("query,passage\nbig cat,moon\n")
+    nowhere = {"RANKMILL_METRICS_ADDRESS": "192.0.2.1:9808"}  # with which a worker cannot start
+    done = score_file("pairs.csv", "--model", tiny_model, cwd=tmp_path, environ=nowhere)
+    assert done.code == 0, done.err
 
 
 @pytest.mark.parametrize(

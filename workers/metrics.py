@@ -194,7 +194,7 @@ def report(*, device: str, started: float, metrics_url: str | None) -> WorkerRep
         started=started,
         beat=time.time(),
         metrics_url=metrics_url,
-        models=tuple(sorted(key[1] for key in found if key[0] == "rankmill_model_info")),
+        models=tuple(sorted({key[1] for key in found if key[0] == "rankmill_model_info"})),
         resident_bytes=whole("process_resident_memory_bytes"),
         claimed_jobs=whole("rankmill_claimed_jobs"),
         claimed_pairs=whole("rankmill_claimed_pairs"),
