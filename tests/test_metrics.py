@@ -12,12 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from jobs.errors import ConfigError
+from jobs import keys
+from jobs.errors import ConfigError, RunFailed
 from jobs.registry import STAGES, WorkerReport, queue_workers, worker_reports
 from jobs.serving import answer, serve
 from producer import Client
 from tests.conftest import Server, StartWorker, score_file, wait_for
+from tests.models import make_bert
+from tests.test_engine import misbehaving
 from tests.tools import tool
+from workers import metrics
 
 PAIRS: list[tuple[str, str | None]] = [("big cat", f"moon river {number}") for number in range(99)]
 PAIRS.append(("big cat", None))
@@ -85,6 +89,47 @@ def test_a_worker_serves_its_metrics(server: Server, workers: StartWorker, tiny_
     ):
         assert f"\n{line}\n" in text, line
     check_metrics(text)
+
+
+def test_what_goes_wrong_is_counted(
+    server: Server, workers: StartWorker, tiny_model: Path, tmp_path: Path
+) -> None:
+    client = Client(server.url, model=str(tiny_model))
+    again, forgotten = client.submit(PAIRS), client.submit(PAIRS)
+    wait_for(lambda: server.client.llen("rq:queue:rankmill") == 2)
+    first = f"rq:job:{keys.job_id(again.id, 0)}"
+    server.client.hincrby(first, "retries_left", -1)  # as RQ does before it runs a job again
+    server.client.delete(keys.pairs(forgotten.id, 0))
+    workers(environ={"RANKMILL_MODEL_CACHE_SIZE": "1"})
+    again.scores(timeout=60)
+    with pytest.raises(RunFailed):
+        Client(server.url, model=str(tmp_path / "nowhere")).score(PAIRS, timeout=60)
+    Client(server.url, model=str(make_bert(tmp_path / "second"))).score(PAIRS, timeout=60)
+    wait_for(lambda: 'rankmill_chunks_total{outcome="scored"} 2.0' in page(server, "metrics")[1])
+    text = page(server, "metrics")[1]
+    for line in (
+        "rankmill_retries_total 1.0",
+        'rankmill_chunks_total{outcome="dropped"} 1.0',
+        'rankmill_chunks_total{outcome="failed"} 1.0',
+        'rankmill_model_loads_total{outcome="failed"} 1.0',
+        'rankmill_model_loads_total{outcome="loaded"} 2.0',
+        "rankmill_model_evictions_total 2.0",
+    ):
+        assert f"\n{line}\n" in text, line
+    assert text.count("\nrankmill_model_info{") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"), [("model", {"most_tokens": 0}), ("not_a_number", {"value": float("nan")})]
+)
+def test_rows_without_a_score_are_counted_by_kind(kind: str, how: dict[str, float], tiny_model: Path) -> None:
+    def counted() -> float:
+        return metrics.REGISTRY.get_sample_value("rankmill_row_errors_total", {"kind": kind}) or 0
+
+    engine, _ = misbehaving(tiny_model, **how)
+    before = counted()
+    assert len(engine.score(["big", "cat"], ["moon", "river"]).errors) == 2
+    assert counted() == before + 2
 
 
 def test_a_worker_that_loads_a_model_is_alive_and_not_ready(
