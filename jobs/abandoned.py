@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
@@ -15,10 +16,13 @@ from rq.utils import now
 
 from jobs import keys
 from jobs.errors import WireError
+from jobs.logs import about, about_job
 from jobs.results import ChunkFailure
 from jobs.runs import RunStore, attempt, suspect
 
 FailureHandler = Callable[[Job, type[BaseException], BaseException, TracebackType | None], None]
+
+logger = logging.getLogger(__name__)
 
 
 def failure_handler(store: RunStore) -> FailureHandler:
@@ -27,8 +31,16 @@ def failure_handler(store: RunStore) -> FailureHandler:
     def handle(
         job: Job, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        if kind is AbandonedJobError:
+        died = kind is AbandonedJobError
+        if died:
             suspect(job)
+        with about_job(job.id), about(worker=job.worker_name or "unknown"):
+            logger.warning(
+                "the worker died, or cannot reach Redis; the chunk %s"
+                if died
+                else "an attempt at the chunk failed; it %s",
+                "runs again" if job.should_retry else "is given up",
+            )
         ours = keys.parse_job_id(job.id)  # not from its arguments: they may be what is wrong
         if job.should_retry or ours is None:
             return
@@ -38,7 +50,6 @@ def failure_handler(store: RunStore) -> FailureHandler:
             return  # not for this release to answer
         if run is None:
             return
-        died = kind is AbandonedJobError
         reason = "its worker died" if died else f"{kind.__name__}: {error}"
         attempts = attempt(run, job)
         message = f"given up after attempt {attempts}: {reason}"

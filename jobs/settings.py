@@ -21,6 +21,8 @@ from jobs.wire import MAX_CHUNK_ROWS
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Backend = Literal["auto", "torch", "openvino"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "human", "json"]
 Count = Literal["auto"] | Annotated[int, Field(ge=1)]
 
 BASE = Path(__file__).resolve().parent.parent / "configs" / "base.yaml"
@@ -50,6 +52,8 @@ class Settings(BaseModel):
     claim_ahead: Count
     batch_wait_ms: float = Field(ge=0, le=1000)
     model_cache_size: int = Field(ge=1)
+    log_level: LogLevel
+    log_format: LogFormat
     metrics_address: str = Field(min_length=1)
     exporter_address: str = Field(min_length=1)
 

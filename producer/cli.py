@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import signal
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import redis
 
 from jobs.connection import mask_passwords
 from jobs.errors import ConfigError, ConnectionFailed, InputError, RankmillError
+from jobs.logs import set_up
 from jobs.settings import load_settings
 from producer.readers import TextColumns
 from producer.score_file import Request, Summary
@@ -76,7 +76,7 @@ def _settings_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--config", help="YAML file of settings.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress, no messages but errors.")
-@click.option("-v", "--verbose", is_flag=True, help="More messages.")
+@click.option("-v", "--verbose", is_flag=True, help="More messages: a line for each chunk.")
 @click.version_option(package_name="rankmill")
 def score_file(
     inputs: tuple[str, ...],
@@ -98,7 +98,6 @@ def score_file(
     INPUT is a Parquet, CSV, TSV or JSONL file (text also gzipped or zstd-compressed), a directory
     or a glob. The output holds all columns of the input, in its order, and the score.
     """
-    _set_up_logging(quiet=quiet, verbose=verbose)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as after Ctrl-C
     request = Request(
         inputs=inputs,
@@ -110,8 +109,11 @@ def score_file(
         restart=restart,
         quiet=quiet,
     )
+    flags["log_level"] = "error" if quiet else "debug" if verbose else None
     try:
-        summary = run_score_file(request, load_settings(flags, config))
+        settings = load_settings(flags, config)
+        set_up(settings.log_level, settings.log_format)
+        summary = run_score_file(request, settings)
     except (InputError, ConfigError, ConnectionFailed) as error:
         if isinstance(error, ConnectionFailed):
             error.add_note("leave --redis and REDIS_URL out to start an embedded server")
@@ -152,10 +154,3 @@ def _fail(error: BaseException, code: int, message: str | None = None) -> None:
     parts = [message or str(error), *getattr(error, "__notes__", [])]
     click.echo(f"score-file: {mask_passwords(' '.join('; '.join(parts).split()))}", err=True)
     sys.exit(code)
-
-
-def _set_up_logging(*, quiet: bool, verbose: bool) -> None:
-    level = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    for room in ("jobs", "producer"):
-        logging.getLogger(room).setLevel(level)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -13,11 +14,14 @@ import click
 
 from jobs.connection import connect, mask_passwords
 from jobs.errors import ConfigError, RankmillError
+from jobs.logs import about, set_up
 from jobs.settings import load_settings
 from producer.embedded import worker_environs
 from producer.pool import Worker, WorkerPool
 
 _LOOK_SECONDS = 0.2
+
+logger = logging.getLogger(__name__)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -27,6 +31,7 @@ _LOOK_SECONDS = 0.2
 @click.option("--threads", help="CPU threads of each; default: its share of the cores.")
 @click.option("--device", help="auto, cpu, cuda or mps.")
 @click.option("--backend", help="auto, torch or openvino.")
+@click.option("--log-level", help="debug, info, warning or error.")
 @click.option("--config", help="YAML file of settings.")
 @click.version_option(package_name="rankmill")
 def score_workers(config: str | None, **flags: Any) -> None:
@@ -45,6 +50,7 @@ def score_workers(config: str | None, **flags: Any) -> None:
     except RankmillError as error:
         click.echo(f"score-workers: {mask_passwords(str(error))}", err=True)
         sys.exit(2)
+    set_up(settings.log_level, settings.log_format)
     prefix = f"{socket.gethostname()}-{os.getpid()}"
     environs = worker_environs(settings)
     pool = WorkerPool(settings.queue, settings.redis_url, environs, prefix=prefix, on_death=_tell)
@@ -78,4 +84,5 @@ def keep(pool: WorkerPool) -> int:
 
 
 def _tell(worker: Worker, code: int) -> None:
-    click.echo(f"score-workers: {worker.name} died with status {code}, starting it again", err=True)
+    with about(worker=worker.rq_name):
+        logger.warning("worker died with status %d, starting another", code)

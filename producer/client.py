@@ -10,6 +10,7 @@ array([8.1], dtype=float32)
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -24,6 +25,7 @@ from pydantic import ValidationError
 
 from jobs.connection import connect
 from jobs.errors import ConfigError, InputError
+from jobs.logs import about
 from jobs.runs import RunStore
 from jobs.settings import Settings, load_settings
 from jobs.spec import ScoreSpec
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     Pairs: TypeAlias = Iterable[tuple[str | None, str | None]] | pd.DataFrame | pa.Table | pa.RecordBatch
 
 COLUMNS = ("query", "passage")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,9 @@ class Client:
             max_retries=settings.max_retries,
             rows=rows,
         )
+        with about(run=run.id):
+            size = "rows as they come" if rows is None else f"{rows} rows"
+            logger.info("run begins: %s on queue %r, model %s", size, run.queue, run.spec.model)
         submission = Submission(self.store, run, tables, columns, settings.window, journal)
         submission.on_wait = on_wait
         try:

@@ -28,6 +28,8 @@ _WORKER_SETTINGS = (
     "batch_wait_ms",
     "model_cache_size",
     "metrics_address",
+    "log_level",
+    "log_format",
 )
 
 
@@ -55,7 +57,11 @@ class EmbeddedCluster:
 
     def __enter__(self) -> EmbeddedCluster:
         settings = self._settings.model_copy(update={"metrics_address": "none"})  # nobody would find it
-        config = {"queue": settings.queue, "environs": worker_environs(settings)}
+        config = {
+            "queue": settings.queue,
+            "environs": worker_environs(settings),
+            "log": [settings.log_level, settings.log_format],
+        }
         self._process = subprocess.Popen(
             # -P: a folder named producer/ or jobs/ where the user stands is not ours
             [sys.executable, "-P", "-m", "producer.supervisor", json.dumps(config)],

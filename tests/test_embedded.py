@@ -155,7 +155,9 @@ def test_workers_that_cannot_start_end_the_run_with_their_reason(tmp_path: Path,
     assert done.code == 1
     assert "has died 3 times in a row" in done.err
     assert "cannot start: device mps is not available on this machine" in done.err
-    assert len(done.err.strip().splitlines()) == 1
+    begins, reason = done.err.strip().splitlines()
+    assert "run begins" in begins
+    assert reason.startswith("score-file: ")
     assert not (tmp_path / "a.scored.parquet").exists()
 
 
@@ -173,7 +175,9 @@ def test_a_server_that_cannot_start_is_told(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(supervisor, "get_binary_path", lambda: binary)
-    monkeypatch.setattr(sys, "argv", ["supervisor", json.dumps({"queue": "q", "environs": []})])
+    monkeypatch.setattr(
+        sys, "argv", ["supervisor", json.dumps({"queue": "q", "environs": [], "log": ["info", "auto"]})]
+    )
     handlers = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT)}
     supervisor.main()
     for name, handler in handlers.items():

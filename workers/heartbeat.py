@@ -84,12 +84,12 @@ class Heartbeat:
                 self._clean_queues()
                 self._on_beat()
             except Exception:  # whatever it is, the jobs that run must not be taken for dead
-                logger.exception("worker %s: heartbeat failed, trying again", self._worker.name)
+                logger.exception("heartbeat failed, trying again")
 
     def _end_if_wedged(self) -> None:
         """A forward that never ends would hold its jobs for ever: its leases must lapse."""
         if self._wedged():
-            logger.critical("worker %s: a batch takes far too long, ending", self._worker.name)
+            logger.critical("a batch takes far too long, ending")
             os._exit(1)
 
     def _clean_queues(self) -> None:

@@ -26,6 +26,8 @@ from workers.tokens import PairTokenizer
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "examples" / "demo-model"
 
 transformers_logging.disable_progress_bar()  # a worker's log is no terminal
+transformers_logging.disable_default_handler()
+transformers_logging.enable_propagation()
 
 logger = logging.getLogger(__name__)
 

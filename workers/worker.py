@@ -25,6 +25,7 @@ from rq.worker.base import WorkerStatus
 from jobs import keys
 from jobs.abandoned import failure_handler
 from jobs.errors import RankmillError
+from jobs.logs import about_job, set_up
 from jobs.registry import SCORING_FIELD, withdraw_worker
 from jobs.results import ChunkResult, ChunkScores
 from jobs.runs import RunStore, is_suspect
@@ -107,13 +108,17 @@ class ScoringWorker(SimpleWorker):
 
     def work(self, *args: Any, **options: Any) -> bool:
         """Prepare the device, then take jobs until told to stop."""
+        level = options.pop("logging_level", None)  # of RQ's -v, -q and --logging_level
         try:
-            self._prepare(load_settings())
+            settings = load_settings({"log_level": level and str(level).lower()})
+            set_up(settings.log_level, settings.log_format, worker=self.name)
+            self._prepare(settings)
         except RankmillError as error:
             raise SystemExit(f"worker {self.name} cannot start: {error}") from None
         # RQ does so only after it has said that the worker is there.
         self._install_signal_handlers()  # type: ignore[no-untyped-call]
         bind_scorer(self._scorer.claim)
+        logger.info("listening on %s", ", ".join(self.queue_names()))
         self._heartbeat.start()
         try:
             return super().work(*args, **options)
@@ -145,6 +150,10 @@ class ScoringWorker(SimpleWorker):
 
     def execute_job(self, job: Job, queue: Queue) -> None:
         """Claim a job: fetch and tokenize its chunk, and let it be scored behind."""
+        with about_job(job.id):
+            self._claim(job, queue)
+
+    def _claim(self, job: Job, queue: Queue) -> None:
         claim = Claim(job, queue, self.prepare_execution(job))
         self._claims[job.id] = claim
         suspect = is_suspect(job)
@@ -164,6 +173,7 @@ class ScoringWorker(SimpleWorker):
         if claimed is None or isinstance(claimed, ChunkResult):
             self._pipeline.answer(lambda: self._answer(claim, claimed))
         else:
+            logger.debug("claimed %d rows, attempt %d", len(claimed.work.scored.scores), claimed.attempt)
             claim.work = claimed.work
             self._pipeline.put(
                 claimed.engine, claimed.work, lambda: self._answer(claim, self._scorer.result(claimed))
@@ -179,6 +189,7 @@ class ScoringWorker(SimpleWorker):
             for job_id in list(self._claims):
                 self._hand_back(job_id)
             super().teardown()  # type: ignore[no-untyped-call]
+            logger.info("stopped")
 
     def serialize(self) -> dict[str, Any]:
         """RQ's record of this worker, which says also when it is gone that it was a ScoringWorker."""
@@ -274,14 +285,20 @@ class ScoringWorker(SimpleWorker):
 
     def _answer(self, claim: Claim, result: ChunkResult | None) -> None:
         """Finish a job, its result in the same transaction; `None` writes none. In the writing thread."""
-        with metrics.stage("write"):
-            if self._claims.pop(claim.job.id, None) is None:
-                return  # handed back
-            self._finish(claim, result)
-        if isinstance(result, ChunkScores):
-            metrics.count_chunk("scored", claim.job.created_at)
-        else:
-            metrics.count_chunk("dropped" if result is None else "failed")
+        if self._claims.pop(claim.job.id, None) is None:
+            return  # handed back
+        with about_job(claim.job.id):
+            with metrics.stage("write"):
+                self._finish(claim, result)
+            if isinstance(result, ChunkScores):
+                metrics.count_chunk("scored", claim.job.created_at)
+                logger.debug("scored %d rows in %.2f s", len(result.scores), result.stats.seconds)
+            elif result is None:
+                metrics.count_chunk("dropped")
+                logger.debug("dropped: nobody wants the scores any more")
+            else:
+                metrics.count_chunk("failed")
+                logger.warning("the run cannot be scored: %s", result.message)
 
     def _finish(self, claim: Claim, result: ChunkResult | None) -> None:
         if result is not None:
@@ -291,7 +308,7 @@ class ScoringWorker(SimpleWorker):
         except InvalidJobOperation:
             # The job is gone: its transaction went through and the reply was lost, or Redis forgot it.
             self.executions.pop(claim.execution.id, None)
-            logger.warning("worker %s: job %s was gone when it was to be finished", self.name, claim.job.id)
+            logger.warning("the job was gone when it was to be finished")
         self._results.pop(claim.job.id, None)
 
     def _hand_back(self, job_id: str) -> None:
@@ -304,7 +321,8 @@ class ScoringWorker(SimpleWorker):
             claim.queue._enqueue_job(claim.job, pipeline=pipe, at_front=True)  # as Job.retry does
             pipe.execute()
         metrics.count_chunk("handed_back")
-        logger.info("worker %s: handed back job %s", self.name, job_id)
+        with about_job(job_id):
+            logger.info("handed back")
 
 
 def _run_ttl(job: Job) -> int:
