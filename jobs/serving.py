@@ -56,7 +56,7 @@ def serve(app: WSGIApplication, setting: str, address: str) -> tuple[str, int]:
         if port != first:
             logger.warning("%s: port %d is in use, using %d", setting, first, port)
         server.set_app(app)
-        threading.Thread(target=server.serve_forever, name=f"{setting}", daemon=True).start()
+        threading.Thread(target=server.serve_forever, name=setting, daemon=True).start()
         return host, server.server_port
     raise ConfigError(f"{setting}: no port from {first} to {port} is free on {host}")
 

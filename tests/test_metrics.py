@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+import torch
 
 from jobs import keys
 from jobs.errors import ConfigError, RunFailed
@@ -131,6 +132,28 @@ def test_rows_without_a_score_are_counted_by_kind(kind: str, how: dict[str, floa
     before = counted()
     assert len(engine.score(["big", "cat"], ["moon", "river"]).errors) == 2
     assert counted() == before + 2
+
+
+def test_gpu_metrics_are_there_when_cuda_is_used_and_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Stands in for a GPU, which the project has none of.
+    def memory() -> tuple[int, int]:
+        return 30, 80
+
+    def nothing() -> int:
+        raise ModuleNotFoundError("no NVML")
+
+    def shown() -> list[float | None]:
+        names = ("memory_reserved_bytes", "memory_used_bytes", "memory_size_bytes", "utilization_ratio")
+        return [metrics.REGISTRY.get_sample_value(f"rankmill_gpu_{name}") for name in names]
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert shown() == [None] * 4
+    for name, value in (("is_initialized", True), ("memory_reserved", 20), ("utilization", 50)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", memory)
+    assert shown() == [20, 50, 80, 0.5]
+    monkeypatch.setattr(torch.cuda, "utilization", nothing)
+    assert shown() == [20, 50, 80, None]
 
 
 def test_a_worker_that_loads_a_model_is_alive_and_not_ready(
