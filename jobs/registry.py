@@ -59,10 +59,10 @@ class WorkerReport(BaseModel):
     tokens: int = 0
     padded_tokens: int = 0
     stage_seconds: tuple[float, ...] = Field(
-        (0.0,) * len(STAGES), min_length=len(STAGES), max_length=len(STAGES)
+        default=(0.0,) * len(STAGES), min_length=len(STAGES), max_length=len(STAGES)
     )
     latency_counts: tuple[int, ...] = Field(
-        (0,) * (len(LATENCY_BUCKETS) + 1),
+        default=(0,) * (len(LATENCY_BUCKETS) + 1),
         min_length=len(LATENCY_BUCKETS) + 1,
         max_length=len(LATENCY_BUCKETS) + 1,
     )
