@@ -15,10 +15,11 @@ from rq.registry import clean_registries
 from rq.utils import now
 
 from jobs import keys
+from jobs.chunk_job import attempt, suspect
 from jobs.errors import WireError
 from jobs.logs import about, about_job
 from jobs.results import ChunkFailure
-from jobs.runs import RunStore, attempt, suspect
+from jobs.runs import RunStore
 
 FailureHandler = Callable[[Job, type[BaseException], BaseException, TracebackType | None], None]
 

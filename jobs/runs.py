@@ -7,45 +7,29 @@ trims, so that Redis holds no more than the chunks in flight.
 
 from __future__ import annotations
 
-import random
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import redis
 from redis.client import Pipeline
 from rq import Queue
-from rq.job import Job, JobStatus, Retry
+from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 
 from jobs import keys
+from jobs.chunk_job import Payload, job_data
 from jobs.errors import WireError
 from jobs.progress import Progress, RowError
 from jobs.results import ChunkResult, from_entry, to_entry
 from jobs.spec import ScoreSpec
-from jobs.tracing import TRACE
 from jobs.wire import FORMAT
-
-JOB_FUNCTION = "jobs.score_chunk"
 
 _UNDER_WAY = frozenset(
     status.value.encode() for status in (JobStatus.QUEUED, JobStatus.STARTED, JobStatus.SCHEDULED)
 )
-
-_SUSPECT = "suspect"
-"""Key in a job's metadata."""
-
-_MAX_BACKOFF = 60
-"""Seconds between two attempts at a chunk, at most."""
-
-_BASE_TIMEOUT = 900
-"""Seconds a job may take before its first pair: a model may have to be downloaded and loaded."""
-
-_SECONDS_PER_PAIR = 2
-"""Slower than any model on any device we know; a dead worker is noticed by heartbeat, not by this."""
 
 _INDEX_SECONDS = 7 * 86400
 """Expiry of the list of runs, counted from when any of them was last worked on."""
@@ -65,14 +49,6 @@ class Run:
     max_retries: int
     created: float
     rows: int | None = None
-
-
-class Payload(NamedTuple):
-    """A chunk's pairs as they travel, how many they are, and what their trace is, if there is one."""
-
-    pairs: bytes
-    rows: int
-    trace: Mapping[str, str] = MappingProxyType({})
 
 
 class RunStore:
@@ -150,7 +126,7 @@ class RunStore:
             self._touch(pipe, run)
             pipe.expire(keys.results(run.id), run.ttl)
             queue.enqueue_many(
-                [self._job_data(run, chunk, payload, suspect) for chunk, payload in payloads.items()],
+                [job_data(run, chunk, payload, suspect) for chunk, payload in payloads.items()],
                 pipeline=pipe,
             )
             pipe.execute()
@@ -280,19 +256,6 @@ class RunStore:
         pipe.zadd(keys.runs(), {run.id: time.time() + run.ttl}, xx=True)
         pipe.expire(keys.runs(), _INDEX_SECONDS)
 
-    def _job_data(self, run: Run, chunk: int, payload: Payload, suspect: bool) -> Any:
-        return Queue.prepare_data(
-            JOB_FUNCTION,
-            args=(run.id, chunk),
-            job_id=keys.job_id(run.id, chunk),
-            timeout=_BASE_TIMEOUT + _SECONDS_PER_PAIR * payload.rows,
-            ttl=run.ttl,
-            result_ttl=0,
-            failure_ttl=run.ttl,
-            retry=_retries(run.max_retries) if payload.rows == 1 or not suspect else None,
-            meta={_SUSPECT: suspect, **({TRACE: dict(payload.trace)} if payload.trace else {})},
-        )
-
 
 def read_run(run_id: str, raw: Mapping[bytes, bytes]) -> Run:
     """A run from the fields of its hash; raises `WireError` as `RunStore.load` does."""
@@ -315,31 +278,6 @@ def read_run(run_id: str, raw: Mapping[bytes, bytes]) -> Run:
         )
     except (KeyError, ValueError) as error:
         raise WireError(f"run {run_id} is damaged: {' '.join(str(error).split())}") from None
-
-
-def _retries(most: int) -> Retry | None:
-    """That many more attempts, after pauses that double, with jitter: about 2 s, 4 s, 8 s …"""
-    if not most:
-        return None
-    pauses = [min(2.0**number, _MAX_BACKOFF) for number in range(1, most + 1)]
-    return Retry(max=most, interval=[round(pause * random.uniform(0.5, 1.5)) for pause in pauses])  # noqa: S311
-
-
-def attempt(run: Run, job: Job | None) -> int:
-    """Which attempt at its chunk `job` is, from 1; RQ keeps only the retries that are left."""
-    left = run.max_retries if job is None or job.retries_left is None else job.retries_left
-    return 1 + run.max_retries - left
-
-
-def suspect(job: Job) -> None:
-    """Note that a worker died while it had the job, which may be why; its retry need not wait."""
-    job.meta[_SUSPECT] = True
-    job.retry_intervals = None
-
-
-def is_suspect(job: Job) -> bool:
-    """Whether the job should be alone in its worker: it may kill it, and others would be blamed."""
-    return bool(job.meta.get(_SUSPECT))
 
 
 def _streams(reply: Any) -> Iterable[tuple[bytes, list[tuple[bytes, Mapping[bytes, bytes]]]]]:

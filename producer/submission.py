@@ -15,10 +15,11 @@ import redis
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from jobs import keys, tracing
+from jobs.chunk_job import Payload
 from jobs.errors import RunCancelled, RunFailed
 from jobs.logs import about
 from jobs.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
-from jobs.runs import Payload, Run, RunStore
+from jobs.runs import Run, RunStore
 from jobs.wire import encode_pairs
 from producer.journal import Journal
 from producer.noting import Notes

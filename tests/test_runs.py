@@ -11,9 +11,10 @@ from rq.serializers import JSONSerializer
 
 from jobs import keys
 from jobs.abandoned import enqueue_due
+from jobs.chunk_job import Payload, attempt
 from jobs.progress import Progress
 from jobs.results import ChunkFailure, ChunkScores, ChunkStats
-from jobs.runs import Payload, Run, RunStore, attempt
+from jobs.runs import Run, RunStore
 from jobs.spec import ScoreSpec
 
 STATS = ChunkStats("w", "cpu", "torch", "fp32", None, 1, 10, 12, 1, 0.5)

@@ -9,8 +9,8 @@ from typing import Any
 from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job
 
+from jobs.chunk_job import JOB_FUNCTION
 from jobs.errors import ForeignJobError
-from jobs.runs import JOB_FUNCTION
 from jobs.tasks import score_chunk
 
 

@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 from rq import get_current_job
 
+from jobs.chunk_job import attempt
 from jobs.errors import SpecError, WireError
 from jobs.results import ChunkFailure, ChunkScores, ChunkStats
-from jobs.runs import RunStore, attempt
+from jobs.runs import RunStore
 from jobs.wire import decode_pairs
 from workers import metrics
 from workers.cache import EngineCache

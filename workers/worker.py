@@ -25,11 +25,12 @@ from rq.worker.base import WorkerStatus
 
 from jobs import keys, tracing
 from jobs.abandoned import failure_handler
+from jobs.chunk_job import is_suspect
 from jobs.errors import RankmillError
 from jobs.logs import about_job, set_up
 from jobs.registry import SCORING_FIELD, withdraw_worker
 from jobs.results import ChunkResult, ChunkScores
-from jobs.runs import RunStore, is_suspect
+from jobs.runs import RunStore
 from jobs.settings import Settings, load_settings
 from jobs.tasks import bind_scorer
 from workers import metrics
