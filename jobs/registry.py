@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import redis
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from rq import Queue
 from rq.defaults import RQ_KEY_PREFIX
 from rq.worker_registration import get_keys
@@ -58,8 +58,14 @@ class WorkerReport(BaseModel):
     batches: int = 0
     tokens: int = 0
     padded_tokens: int = 0
-    stage_seconds: tuple[float, ...] = (0.0,) * len(STAGES)
-    latency_counts: tuple[int, ...] = (0,) * (len(LATENCY_BUCKETS) + 1)
+    stage_seconds: tuple[float, ...] = Field(
+        default=(0.0,) * len(STAGES), min_length=len(STAGES), max_length=len(STAGES)
+    )
+    latency_counts: tuple[int, ...] = Field(
+        default=(0,) * (len(LATENCY_BUCKETS) + 1),
+        min_length=len(LATENCY_BUCKETS) + 1,
+        max_length=len(LATENCY_BUCKETS) + 1,
+    )
 
 
 def announce_worker(client: redis.Redis, name: str, report: WorkerReport, ttl: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 import threading
@@ -12,6 +11,7 @@ import redis
 
 from jobs.connection import impatient, mask_passwords
 from jobs.errors import ConfigError, RankmillError
+from jobs.logs import set_up
 from jobs.serving import serve
 from jobs.settings import load_settings
 from producer.exporter import exporter_app
@@ -23,15 +23,15 @@ from producer.exporter import exporter_app
 @click.option("--config", help="YAML file of settings.")
 @click.version_option(package_name="rankmill")
 def exporter(redis_url: str | None, address: str | None, config: str | None) -> None:
-    """Serve the cluster's metrics to Prometheus, until SIGTERM or Ctrl-C.
+    """Serve the cluster's live page, and its metrics to Prometheus, until SIGTERM or Ctrl-C.
 
-    /metrics has queues, workers and runs as Redis knows them; /sd names the workers' own metrics, for
-    Prometheus' HTTP service discovery; /healthz says that the exporter is alive. It stays up while
-    Redis is away, and says so (rankmill_redis_up 0).
+    / is the page, for people; /metrics has queues, workers and runs as Redis knows them; /sd names the
+    workers' own metrics, for Prometheus' HTTP service discovery; /healthz says that the exporter is
+    alive. It stays up while Redis is away, and says so.
     """
-    logging.basicConfig(format="rankmill-exporter: %(message)s", level=logging.WARNING)
     try:
         settings = load_settings({"redis_url": redis_url, "exporter_address": address}, config)
+        set_up(settings.log_level, settings.log_format)
         if not settings.redis_url:
             raise ConfigError("no Redis server is named: give --redis or set REDIS_URL")
         app = exporter_app(impatient(_client(settings.redis_url)))

@@ -22,6 +22,7 @@ from jobs.cluster import Cluster, read_cluster
 from jobs.connection import mask_passwords
 from jobs.registry import WorkerReport
 from jobs.serving import answer, paths
+from producer.dashboard import page_apps
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 def exporter_app(client: redis.Redis) -> WSGIApplication:
-    """Serves ``/metrics``, ``/sd`` and ``/healthz``.
+    """Serves ``/metrics``, ``/sd`` and ``/healthz``, and the live page at ``/``.
 
     Parameters
     ----------
@@ -57,6 +58,7 @@ def exporter_app(client: redis.Redis) -> WSGIApplication:
             "/metrics": make_wsgi_app(exporter_registry(view)),
             "/sd": answer(targets, "application/json"),
             "/healthz": answer(lambda: (HTTPStatus.OK, "alive")),
+            **page_apps(client),
         }
     )
 

@@ -1,0 +1,321 @@
+"use strict";
+// Asks for the cluster every 2 s and shows it. What comes from Redis is only ever set as text.
+
+const EVERY_MS = 2000;
+const SHOW_ENDED_MS = 15000; // a run that is gone stays on the page so long, and says so
+const QUIET_SECONDS = 60;
+const SHOWN_SECONDS = 600; // of the plots
+const COLOURS = ["--c0", "--c1", "--c2"];
+
+const byId = (id) => document.getElementById(id);
+let page = 0;
+let known = new Map(); // runs of the last look
+let ended = new Map(); // runs that were gone since, and when that was seen
+
+// --- words
+
+const count = (n) => Math.round(n).toLocaleString("en");
+const percent = (share) => (100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0) + "%";
+
+function rate(n) {
+  return n === null || n === undefined ? "–" : n < 10 ? n.toFixed(1) : count(n);
+}
+
+function duration(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 1) return Math.round(seconds * 1000) + " ms";
+  if (seconds < 10) return seconds.toFixed(1) + " s";
+  let left = Math.round(seconds);
+  const parts = [];
+  for (const [name, size] of [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]]) {
+    if (left >= size || parts.length) parts.push(Math.floor(left / size) + " " + name);
+    left %= size;
+  }
+  return parts.slice(0, 2).join(" ");
+}
+
+// Where tenths of seconds mean nothing.
+function age(seconds) {
+  return seconds === null || seconds === undefined ? "–" : seconds < 10 ? Math.round(seconds) + " s" : duration(seconds);
+}
+
+function say(id, text) {
+  if (byId(id).textContent !== text) byId(id).textContent = text;
+}
+
+// --- tables
+
+// A cell is a text, or {text, className, title, share}; share shows a progress bar before the text.
+function cell(label, value) {
+  const td = document.createElement("td");
+  const {text, className, title, share} = typeof value === "object" ? value : {text: value};
+  td.dataset.label = label;
+  if (title) td.title = title;
+  const content = document.createElement("span");
+  if (className) content.className = className;
+  if (share !== undefined) {
+    const bar = document.createElement("progress");
+    bar.max = 1;
+    bar.value = share;
+    bar.setAttribute("aria-label", "progress");
+    content.append(bar);
+  }
+  content.append(text);
+  td.append(content);
+  return td;
+}
+
+function table(id, columns, rows, empty) {
+  const head = document.createElement("thead");
+  const names = head.insertRow();
+  for (const column of columns) {
+    const th = document.createElement("th");
+    th.scope = "col";
+    th.textContent = column.name;
+    if (column.number) th.className = "number";
+    names.append(th);
+  }
+  const body = document.createElement("tbody");
+  for (const row of rows) {
+    const tr = body.insertRow();
+    if (row.className) tr.className = row.className;
+    row.cells.forEach((value, place) => {
+      const td = cell(columns[place].name, value);
+      if (columns[place].number) td.classList.add("number");
+      tr.append(td);
+    });
+  }
+  if (!rows.length) {
+    const td = body.insertRow().insertCell();
+    td.colSpan = columns.length;
+    td.className = "empty";
+    td.textContent = empty;
+  }
+  byId(id).replaceChildren(head, body);
+}
+
+const names = (...all) =>
+  all.map((name) => (name.startsWith("#") ? {name: name.slice(1), number: true} : {name}));
+
+const errors = (n) => ({text: count(n), className: n ? "bad" : ""});
+
+function runRow(run, now, over) {
+  const share = run.rows ? run.rows_done / run.rows : undefined;
+  const done = run.rows === null ? count(run.rows_done) + " rows"
+    : percent(share ?? 1) + " of " + count(run.rows);
+  const quiet = run.quiet_seconds > QUIET_SECONDS;
+  const left = over ? {text: "finished, cancelled or expired"}
+    : quiet ? {text: "no result for " + age(run.quiet_seconds), className: "warn"}
+    : {text: age(run.seconds_left)};
+  return {
+    className: over ? "over" : "",
+    cells: [
+      {text: run.id.slice(0, 12), title: run.id},
+      {text: run.model, className: "long", title: run.model},
+      run.queue,
+      {text: done, share},
+      errors(run.row_errors),
+      rate(run.rows_per_second),
+      left,
+      age(now - run.created),
+    ],
+  };
+}
+
+function showRuns(cluster) {
+  const current = new Map(cluster.runs.map((run) => [run.id, run]));
+  const all = cluster.runs_total <= cluster.page_size; // else a run may only be on another page
+  for (const [id, run] of known) {
+    if (all && !current.has(id) && !ended.has(id)) ended.set(id, {run, at: Date.now()});
+  }
+  for (const [id, {at}] of ended) {
+    if (!all || current.has(id) || Date.now() - at > SHOW_ENDED_MS) ended.delete(id);
+  }
+  known = current;
+  const rows = cluster.runs.map((run) => runRow(run, cluster.at, false));
+  for (const {run} of ended.values()) rows.push(runRow(run, cluster.at, true));
+  const columns = names("Run", "Model", "Queue", "Done", "#Row errors", "#Rows/s", "#Left", "#Age");
+  table("runs", columns, rows, "No runs.");
+  const pages = Math.max(1, Math.ceil(cluster.runs_total / cluster.page_size));
+  byId("pages").hidden = pages === 1 && page === 0;
+  say("page", `Page ${page + 1} of ${pages}, ${count(cluster.runs_total)} runs`);
+  byId("previous").disabled = page === 0;
+  byId("next").disabled = page + 1 >= pages;
+}
+
+const STATES = {
+  idle: {text: "idle"},
+  busy: {text: "busy", className: "good"},
+  lost: {text: "lost", className: "bad", title: "It has died or cannot reach Redis; its chunks run elsewhere."},
+  foreign: {text: "cannot score", className: "warn", title: "An RQ worker of another class than ScoringWorker."},
+};
+
+function showWorkers(cluster, rates) {
+  const rows = cluster.workers.map(({name, queues, state, beat_seconds, report}) => ({
+    cells: [
+      {text: name, className: "long", title: name},
+      queues.join(", "),
+      STATES[state],
+      report ? report.device : "–",
+      {text: report ? report.models.join(", ") || "none yet" : "–", className: "long"},
+      rate(rates.speeds[name]),
+      report ? count(report.pairs) : "–",
+      report ? errors(report.row_errors) : "–",
+      report && report.resident_bytes ? count(report.resident_bytes / 2 ** 20) + " MiB" : "–",
+      age(beat_seconds) + " ago",
+    ],
+  }));
+  const columns = names("Worker", "Queues", "State", "Device", "Models", "#Pairs/s", "#Pairs", "#Row errors",
+    "#Memory", "#Heartbeat");
+  table("workers", columns, rows, "No workers. Start one with score-workers.");
+}
+
+function showQueues(cluster) {
+  const rows = cluster.queues.map((queue) => ({
+    cells: [
+      queue.name,
+      count(queue.waiting),
+      age(queue.oldest_seconds),
+      count(queue.started),
+      errors(queue.failed),
+      queue.waiting && !queue.workers ? {text: "none", className: "bad"} : count(queue.workers),
+    ],
+  }));
+  table("queues", names("Queue", "#Waiting", "#Oldest", "#Running", "#Failed", "#Workers"), rows, "No queues yet.");
+}
+
+// --- figures
+
+function showNow(cluster, rates) {
+  const states = {idle: 0, busy: 0, lost: 0, foreign: 0};
+  for (const worker of cluster.workers) states[worker.state] += 1;
+  const alive = states.idle + states.busy;
+  say("throughput", rate(rates.pairs_per_second));
+  say("throughput-more", "pairs/s");
+  say("alive", count(alive));
+  byId("alive").className = !alive ? "bad" : states.lost ? "warn" : "";
+  say("alive-more", `${states.busy} busy` + (states.lost ? `, ${states.lost} lost` : "")
+    + (states.foreign ? `, ${states.foreign} cannot score` : ""));
+  say("waiting", count(cluster.queues.reduce((sum, queue) => sum + queue.waiting, 0)));
+  const oldest = Math.max(...cluster.queues.map((queue) => queue.oldest_seconds ?? -1), -1);
+  say("waiting-more", oldest < 0 ? "none" : "oldest " + age(oldest));
+  const latency = rates.latency;
+  say("latency", latency ? duration(latency[0]) : "–");
+  say("latency-more", latency ? `p95 ${duration(latency[1])}, p99 ${duration(latency[2])}` : "no chunk lately");
+  say("padding", rates.padding === null ? "–" : percent(rates.padding));
+  const total = cluster.workers.reduce((sum, worker) => sum + (worker.report ? worker.report.row_errors : 0), 0);
+  say("errors", count(total));
+  byId("errors").className = rates.row_errors ? "bad" : "";
+  say("errors-more", `of live workers, ${count(rates.row_errors)} in the last 30 s`);
+}
+
+function showStages(stages) {
+  const shares = Object.entries(stages ?? {});
+  byId("stages-bar").replaceChildren(...shares.map(([, share], place) => {
+    const part = document.createElement("div");
+    part.className = "k" + place;
+    part.style.width = 100 * share + "%";
+    return part;
+  }));
+  byId("stages").replaceChildren(...shares.map(([name, share], place) => {
+    const item = document.createElement("li");
+    const mark = document.createElement("i");
+    mark.className = "k" + place;
+    item.append(mark, `${name} ${percent(share)}`);
+    return item;
+  }));
+  if (!shares.length) byId("stages").append("Nothing measured yet.");
+}
+
+// --- plots
+
+const plots = [];
+
+function plot(id, series) {
+  const box = byId(id);
+  const style = getComputedStyle(document.documentElement);
+  const colour = (name) => style.getPropertyValue(name).trim();
+  const axis = {stroke: colour("--soft"), grid: {stroke: colour("--line"), width: 1}, ticks: {show: false}};
+  const drawn = new uPlot({
+    width: box.clientWidth,
+    height: 170,
+    cursor: {show: false},
+    legend: {show: series.length > 1, live: false},
+    scales: {x: {range: (self, low, high) => [(high ?? Date.now() / 1000) - SHOWN_SECONDS, high]}, y: {range: (self, low, high) => [0, Math.max(high ?? 0, 1) * 1.1]}},
+    axes: [
+      {...axis, size: 28, space: 60, incrs: [60, 120, 300], values: (self, ticks) => ticks.map(clock)},
+      {...axis, size: 48},
+    ],
+    series: [{}, ...series.map(([, label], place) => ({
+      label, stroke: colour(COLOURS[place]), width: 2, points: {show: false},
+      fill: series.length === 1 ? colour(COLOURS[place]) + "22" : undefined,
+    }))],
+  }, [[], ...series.map(() => [])], box);
+  new ResizeObserver(() => drawn.setSize({width: box.clientWidth, height: 170})).observe(box);
+  plots.push({box, drawn, series});
+}
+
+const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB", {hour: "2-digit", minute: "2-digit"});
+
+function makePlots() {
+  for (const {drawn} of plots.splice(0)) drawn.destroy();
+  plot("plot-pairs", [["pairs_per_second", "pairs/s"]]);
+  plot("plot-latency", [["p50", "p50"], ["p95", "p95"], ["p99", "p99"]]);
+  plot("plot-waiting", [["waiting", "waiting"]]);
+}
+
+function showPlots(data) {
+  for (const {box, drawn, series} of plots) {
+    drawn.setData([data.at, ...series.map(([name]) => data[name])]);
+    const last = series.map(([name, label]) => `${label} ${rate(data[name].at(-1))}`).join(", ");
+    box.setAttribute("aria-label", `Plot of the last ten minutes; now ${last}`);
+  }
+}
+
+// --- the loop
+
+function notice(text) {
+  byId("notice").hidden = !text;
+  say("notice", text);
+  byId("state").className = text ? "away" : "live";
+  document.querySelector("main").style.opacity = text ? 0.55 : 1;
+  const time = new Date().toLocaleTimeString("en-GB");
+  say("state", text ? `not up to date since ${lastGood ?? "the start"}` : `live, ${time}`);
+  if (!text) lastGood = time;
+}
+
+let lastGood = null;
+let waiting = null;
+
+async function look() {
+  clearTimeout(waiting);
+  try {
+    const reply = await fetch(`api/cluster.json?page=${page}`, {signal: AbortSignal.timeout(10000)});
+    const {cluster, rates, series, error} = await reply.json();
+    showPlots(series);
+    if (cluster) {
+      showNow(cluster, rates);
+      showStages(rates.stages);
+      showRuns(cluster);
+      showWorkers(cluster, rates);
+      showQueues(cluster);
+      notice("");
+    } else {
+      notice(`Redis is away: ${error}. Workers and producers wait and go on when it is back.`);
+    }
+  } catch (error) {
+    notice(`The server of this page does not answer (${error.message}).`);
+  }
+  waiting = setTimeout(look, EVERY_MS);
+}
+
+function turn(by) {
+  page = Math.max(0, page + by);
+  look();
+}
+
+byId("previous").addEventListener("click", () => turn(-1));
+byId("next").addEventListener("click", () => turn(1));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", makePlots);
+makePlots();
+look();
