@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -61,6 +62,14 @@ class Settings(BaseModel):
         return ScoreSpec(**{name: getattr(self, name) for name in ScoreSpec.model_fields})
 
 
+@dataclass(frozen=True)
+class Sourced:
+    """The value of a setting, not validated yet, and where it was set."""
+
+    value: Any
+    source: str
+
+
 def load_settings(
     flags: Mapping[str, Any] | None = None,
     config: str | os.PathLike[str] | None = None,
@@ -73,7 +82,7 @@ def load_settings(
     flags
         Values given by the caller; ``None`` means not given.
     config
-        A YAML file; defaults to ``RANKMILL_CONFIG`` if that is set.
+        A YAML file or the name of one in ``configs/``; defaults to ``RANKMILL_CONFIG``.
     environ
         The environment variables to read.
 
@@ -82,29 +91,37 @@ def load_settings(
     ConfigError
         Names the key and where it was set: an unknown key, a bad value, an unreadable file.
     """
-    layers: list[tuple[str, Mapping[str, Any]]] = [("configs/base.yaml", read_config(BASE))]
+    return validate(merge_settings(flags, config, environ))
+
+
+def merge_settings(
+    flags: Mapping[str, Any] | None = None,
+    config: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> dict[str, Sourced]:
+    """What `load_settings` validates: each key's value and the source that won."""
+    layers = [(BASE.name, _read(BASE))]
     config = config or environ.get("RANKMILL_CONFIG")
     if config:
-        layers.append((str(config), read_config(Path(config))))
+        layers += config_layers(_locate(config))
     layers.append(("the environment", _from_environ(environ)))
     layers.append(("the options given", {k: v for k, v in (flags or {}).items() if v is not None}))
-    merged: dict[str, Any] = {}
-    origin: dict[str, str] = {}
-    for name, layer in layers:
-        merged.update(layer)
-        origin.update(dict.fromkeys(layer, name))
+    return {key: Sourced(value, source) for source, values in layers for key, value in values.items()}
+
+
+def validate(merged: Mapping[str, Sourced]) -> Settings:
+    """Check merged settings; raises `ConfigError` for the first that is bad."""
     try:
-        return Settings(**merged)
+        return Settings(**{key: found.value for key, found in merged.items()})
     except ValidationError as error:
         first = error.errors()[0]
         key = str(first["loc"][0])
-        raise ConfigError(
-            f"{key}: {first['msg']}, got {merged.get(key)!r} (set in {origin.get(key, 'nowhere')})"
-        ) from None
+        found = merged.get(key, Sourced(None, "nowhere"))
+        raise ConfigError(f"{key}: {first['msg']}, got {found.value!r} (set in {found.source})") from None
 
 
-def read_config(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """Read a YAML config file and the files it ``extends``, nearest last.
+def config_layers(path: Path, _seen: tuple[Path, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
+    """A YAML config file and the files it ``extends``, as names and values, nearest last.
 
     Raises
     ------
@@ -113,6 +130,16 @@ def read_config(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
     """
     if path.resolve() in _seen:
         raise ConfigError(f"{path}: config files extend each other in a circle")
+    values = _read(path)
+    parent = values.pop("extends", None)
+    for key in values:
+        if key not in Settings.model_fields:
+            raise ConfigError(f"{path}: unknown key {key!r}; keys are {', '.join(Settings.model_fields)}")
+    below = [] if parent is None else config_layers(path.parent / str(parent), (*_seen, path.resolve()))
+    return [*below, (str(path), values)]
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
@@ -123,13 +150,19 @@ def read_config(path: Path, _seen: tuple[Path, ...] = ()) -> dict[str, Any]:
         raise ConfigError(
             f"{path}: a config file holds keys and values, this one holds {type(values).__name__}"
         )
-    parent = values.pop("extends", None)
-    for key in values:
-        if key not in Settings.model_fields:
-            raise ConfigError(f"{path}: unknown key {key!r}; keys are {', '.join(Settings.model_fields)}")
-    if parent is None:
-        return values
-    return {**read_config(path.parent / str(parent), (*_seen, path.resolve())), **values}
+    return values
+
+
+def _locate(config: str | os.PathLike[str]) -> Path:
+    """The file of that path, or else the one of that name that rankmill ships."""
+    path = Path(config)
+    if path.exists() or path.suffix or len(path.parts) > 1:
+        return path
+    shipped = BASE.with_name(f"{path}.yaml")
+    if not shipped.exists():
+        names = ", ".join(sorted(file.stem for file in BASE.parent.glob("*.yaml")))
+        raise ConfigError(f"no config file {path}, and rankmill ships none of that name; it ships {names}")
+    return shipped
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:

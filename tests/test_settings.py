@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import yaml
+from click.testing import CliRunner
 
 from jobs.errors import ConfigError
-from jobs.settings import load_settings
+from jobs.settings import BASE, Settings, load_settings
+from producer.cli_config import config, config_schema
 
 
 def test_precedence_is_flag_environment_file_default(tmp_path: Path) -> None:
@@ -65,3 +69,49 @@ def test_a_bad_value_is_traced_to_the_environment_or_the_options() -> None:
         load_settings(environ={"RANKMILL_WINDOW": "0"})
     with pytest.raises(ConfigError, match="set in the options given"):
         load_settings({"max_length": 1}, environ={})
+
+
+SHIPPED = sorted(BASE.parent.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_shipped_files_are_valid_and_say_when_to_use_them(file: Path) -> None:
+    assert load_settings(config=file.stem, environ={}) == load_settings(config=file, environ={})
+    first, second, *_ = file.read_text().splitlines()
+    assert first == "# yaml-language-server: $schema=schema.json"
+    assert second.startswith("# ")
+
+
+def test_a_name_that_is_not_shipped_is_told_with_those_that_are() -> None:
+    with pytest.raises(ConfigError, match="ships none of that name; it ships base, cpu, cpu-openvino, cuda"):
+        load_settings(config="gpu", environ={})
+
+
+def test_show_prints_a_config_file_that_says_where_values_come_from(tmp_path: Path) -> None:
+    child = tmp_path / "child.yaml"
+    child.write_text(f"extends: {BASE.with_name('low-memory.yaml')}\nwindow: 9\n")
+    environ = {"RANKMILL_QUEUE": "q", "REDIS_URL": "redis://me:secret@host/0"}
+    shown = CliRunner().invoke(config, ["show", "--config", str(child)], env=environ)
+    assert shown.exit_code == 0
+    sources = dict(line.split("  # ") for line in shown.output.splitlines())
+    sources = {key.strip(): Path(source).name for key, source in sources.items()}
+    assert sources["window: 9"] == "child.yaml"
+    assert sources["token_budget: 1024"] == "low-memory.yaml"
+    assert sources["max_retries: 3"] == "base.yaml"
+    assert sources["queue: q"] == sources["redis_url: redis://me:***@host/0"] == "the environment"
+    settings = yaml.safe_load(shown.output)
+    assert settings["batch_wait_ms"] == 2
+    assert list(settings) == list(Settings.model_fields)
+
+
+def test_show_refuses_what_a_command_would_refuse() -> None:
+    shown = CliRunner().invoke(config, ["show"], env={"RANKMILL_WINDOW": "0"})
+    assert shown.exit_code == 2
+    assert "window: " in shown.output
+    assert "set in the environment" in shown.output
+
+
+def test_the_schema_is_that_of_the_settings() -> None:
+    assert json.loads(BASE.with_name("schema.json").read_text()) == config_schema(), (
+        "run: rankmill config schema > configs/schema.json"
+    )
