@@ -3,7 +3,9 @@
     python -m benchmarks.metrics --model MODEL --pairs PAIRS.parquet
 
 The two score the same pairs in turn, many times, each in a process of its own. The one that is scraped
-is so once a second, fifteen times as often as usual.
+is so once a second, fifteen times as often as usual. On a machine with neighbours these rounds differ by
+far more than metrics cost; so the counting, the report and the scrape are also timed by themselves, in
+CPU time, and set against the worker's.
 """
 
 from __future__ import annotations
@@ -14,17 +16,19 @@ import statistics
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
 import redis
+from prometheus_client import generate_latest
 
 from benchmarks.cluster import cluster
-from jobs.registry import WorkerReport, queue_workers, worker_reports
+from jobs.registry import STAGES, WorkerReport, queue_workers, worker_reports
 from jobs.settings import Settings
 from producer import Client
 from workers.worker import ScoringWorker
@@ -71,7 +75,8 @@ def main() -> None:
             for number in range(args.rounds):
                 for name in ("on", "off") if number % 2 else ("off", "on"):
                     measured[name].round(pairs)
-    print(json.dumps(compared(measured["on"], measured["off"], args.sample), indent=2))
+    result = compared(measured["on"], measured["off"], args.sample)
+    print(json.dumps({**result, **by_itself(measured["on"].batches_per_cpu_second())}, indent=2))
 
 
 class Measured:
@@ -79,11 +84,12 @@ class Measured:
 
     def __init__(self, url: str, model: str, pairs: Pairs) -> None:
         client = redis.Redis.from_url(url)
-        (name,) = queue_workers(client, "rankmill").scoring
-        pid = client.hget(f"rq:worker:{name}", "pid")
+        self._redis = client
+        (self._name,) = queue_workers(client, "rankmill").scoring
+        pid = client.hget(f"rq:worker:{self._name}", "pid")
         assert isinstance(pid, bytes)
         self._process = psutil.Process(int(pid))
-        self.metrics_url = worker_reports(client, [name])[name].metrics_url
+        self.metrics_url = self._report().metrics_url
         self._client = Client(url, model=model)
         self._client.score(pairs)  # the model is loaded
         self.seconds: list[float] = []
@@ -95,6 +101,14 @@ class Measured:
         self._client.score(pairs)
         self.seconds.append(time.perf_counter() - started)
         self.cpu.append(sum(self._process.cpu_times()[:2]) - before)
+
+    def batches_per_cpu_second(self) -> float:
+        """Of the worker's whole life, model load included."""
+        batches = self._report().batches
+        return batches / sum(self._process.cpu_times()[:2])
+
+    def _report(self) -> WorkerReport:
+        return worker_reports(self._redis, [self._name])[self._name]
 
 
 @contextmanager
@@ -127,6 +141,39 @@ def compared(on: Measured, off: Measured, pairs: int) -> dict[str, Any]:
         "cpu_on_over_off": round(median(on.cpu) / median(off.cpu), 4),
         "quartiles_of_off_over_median": [round(value / median(off.seconds), 4) for value in quartiles],
     }
+
+
+def by_itself(batches_per_second: float) -> dict[str, Any]:
+    """CPU time of counting a batch, of a report and of a scrape; their share at the usual intervals.
+
+    A chunk has at least one batch to itself in a bulk run, so that its counting is put with each batch's.
+    """
+    from workers import metrics
+
+    def count() -> None:
+        metrics.count_batch(20, 1900, 2000, 2048)
+        for stage in STAGES:
+            with metrics.stage(stage):
+                pass
+        metrics.count_chunk("scored", datetime.now(UTC))
+
+    batch = cpu_seconds(count, 5000)
+    report = cpu_seconds(lambda: metrics.report(device="cpu", started=0.0, metrics_url=None), 100)
+    scrape = cpu_seconds(lambda: generate_latest(metrics.REGISTRY), 100)
+    return {
+        "counting_us_per_batch": round(1e6 * batch, 1),
+        "report_ms": round(1000 * report, 2),
+        "scrape_ms": round(1000 * scrape, 2),
+        "share_of_cpu": round(batch * batches_per_second + report / 5 + scrape / 15, 5),
+    }
+
+
+def cpu_seconds(run: Callable[[], object], times: int) -> float:
+    """CPU time of one run."""
+    started = time.process_time()
+    for _ in range(times):
+        run()
+    return (time.process_time() - started) / times
 
 
 if __name__ == "__main__":

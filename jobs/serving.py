@@ -56,7 +56,7 @@ def serve(app: WSGIApplication, setting: str, address: str) -> tuple[str, int]:
         if port != first:
             logger.warning("%s: port %d is in use, using %d", setting, first, port)
         server.set_app(app)
-        threading.Thread(target=server.serve_forever, name=f"{setting}", daemon=True).start()
+        threading.Thread(target=server.serve_forever, name=setting, daemon=True).start()
         return host, server.server_port
     raise ConfigError(f"{setting}: no port from {first} to {port} is free on {host}")
 
@@ -101,6 +101,10 @@ class _Server(ThreadingMixIn, WSGIServer):
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """No traceback over a client that goes away or says nothing."""
+        logger.debug("a request from %s broke off", client_address, exc_info=True)
 
 
 class _Server6(_Server):

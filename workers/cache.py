@@ -58,6 +58,7 @@ class EngineCache:
                 self._drain()
                 self._engines.popitem(last=False)  # before loading: the device may not hold both
                 metrics.model_evictions.inc()
+                self._tell()
             self._engines[spec] = self._load(spec)
             self._tell()
         self._engines.move_to_end(spec)

@@ -11,6 +11,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from itertools import pairwise
 
@@ -127,29 +128,31 @@ class Gpu(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """The names, without looking at the GPU."""
-        return self._families(0, 0, 0, 0.0)
+        return [*_gpu_memory(0, 0, 0), _gpu_use(0)]
 
     def collect(self) -> Iterable[Metric]:
-        """Nothing where there is no GPU, or none that answers."""
+        """What the GPU can tell: nothing where there is none, no use where it is shared (MIG)."""
         torch = sys.modules.get("torch")  # the worker's business to import
         if torch is None or not torch.cuda.is_initialized():
-            return []
-        try:
+            return
+        with suppress(Exception):  # whatever its libraries raise, the other metrics matter more
             free, total = torch.cuda.mem_get_info()
-            own, use = torch.cuda.memory_reserved(), torch.cuda.utilization() / 100
-        except Exception:  # whatever its libraries raise, the other metrics matter more
-            return []
-        return self._families(own, total - free, total, use)
+            yield from _gpu_memory(torch.cuda.memory_reserved(), total - free, total)
+        with suppress(Exception):
+            yield _gpu_use(torch.cuda.utilization() / 100)
 
-    def _families(self, own: int, used: int, total: int, use: float) -> list[Metric]:
-        return [
-            GaugeMetricFamily("rankmill_gpu_memory_reserved_bytes", "GPU memory of this worker.", own),
-            GaugeMetricFamily("rankmill_gpu_memory_used_bytes", "Used memory of the worker's GPU.", used),
-            GaugeMetricFamily("rankmill_gpu_memory_size_bytes", "Memory of the worker's GPU.", total),
-            GaugeMetricFamily(
-                "rankmill_gpu_utilization_ratio", "Share of time in which the worker's GPU was busy.", use
-            ),
-        ]
+
+def _gpu_memory(reserved: int, used: int, size: int) -> list[Metric]:
+    return [
+        GaugeMetricFamily("rankmill_gpu_memory_reserved_bytes", "GPU memory of this worker.", reserved),
+        GaugeMetricFamily("rankmill_gpu_memory_used_bytes", "Used memory of the worker's GPU.", used),
+        GaugeMetricFamily("rankmill_gpu_memory_size_bytes", "Memory of the worker's GPU.", size),
+    ]
+
+
+def _gpu_use(ratio: float) -> Metric:
+    text = "Share of time in which the worker's GPU was busy."
+    return GaugeMetricFamily("rankmill_gpu_utilization_ratio", text, ratio)
 
 
 REGISTRY.register(Gpu())
@@ -194,7 +197,7 @@ def report(*, device: str, started: float, metrics_url: str | None) -> WorkerRep
         started=started,
         beat=time.time(),
         metrics_url=metrics_url,
-        models=tuple(sorted(key[1] for key in found if key[0] == "rankmill_model_info")),
+        models=tuple(sorted({key[1] for key in found if key[0] == "rankmill_model_info"})),
         resident_bytes=whole("process_resident_memory_bytes"),
         claimed_jobs=whole("rankmill_claimed_jobs"),
         claimed_pairs=whole("rankmill_claimed_pairs"),
