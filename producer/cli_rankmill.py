@@ -22,6 +22,7 @@ from jobs.progress import MAX_ROW_ERRORS
 from jobs.runs import Run, RunStore
 from jobs.settings import load_settings
 from producer import tables
+from producer.cli_config import config as config_command
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -40,6 +41,9 @@ Exit codes:
 @click.version_option(package_name="rankmill")
 def rankmill() -> None:
     """Look after a cluster of scoring workers and the runs they work on."""
+
+
+rankmill.add_command(config_command)
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
