@@ -18,7 +18,7 @@ const count = (n) => Math.round(n).toLocaleString("en");
 const percent = (share) => (100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0) + "%";
 
 function rate(n) {
-  return n === null || n === undefined ? "–" : n < 10 ? n.toFixed(1) : count(n);
+  return n === null || n === undefined ? "–" : n > 0 && n < 10 ? n.toFixed(1) : count(n);
 }
 
 function duration(seconds) {
