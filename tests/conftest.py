@@ -189,6 +189,11 @@ class Outcome:
     err: str
 
     @property
+    def complaints(self) -> list[str]:
+        """What the command itself said went wrong, a line each; the rest of `err` is its log."""
+        return [line for line in self.err.splitlines() if line.startswith("score-file: ")]
+
+    @property
     def summary(self) -> dict[str, Any]:
         """What ``--json`` printed."""
         summary: dict[str, Any] = json.loads(self.out)

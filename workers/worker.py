@@ -166,8 +166,6 @@ class ScoringWorker(SimpleWorker):
             self._wait_until_idle()
         try:
             self.prepare_job_execution(job, remove_from_intermediate_queue=len(self.queues) == 1)
-            self.connection.expire(job.key, _run_ttl(job))  # which RQ takes off
-            job.started_at = now()
             with self.death_penalty_class(job.timeout or 0, JobTimeoutException, job_id=job.id):
                 claimed = job.perform()
         except Exception as error:
@@ -212,6 +210,17 @@ class ScoringWorker(SimpleWorker):
         """Also withdraw what `register_birth` said."""
         withdraw_worker(self.connection, self.name)
         super().register_death()  # type: ignore[no-untyped-call]
+
+    def prepare_job_execution(self, job: Job, remove_from_intermediate_queue: bool = False) -> None:
+        """What RQ does, but for the job's expiry, which RQ takes off."""
+        with self.connection.pipeline() as pipe:
+            self.heartbeat(LEASE_SECONDS, pipeline=pipe)
+            job.heartbeat(now(), LEASE_SECONDS, pipeline=pipe)
+            job.prepare_for_execution(self.name, pipeline=pipe)
+            pipe.expire(job.key, _run_ttl(job))
+            if remove_from_intermediate_queue:
+                pipe.lrem(Queue(job.origin, connection=self.connection).intermediate_queue_key, 1, job.id)
+            pipe.execute()
 
     def cleanup_execution(self, job: Job, pipeline: Commands, execution: Execution | None = None) -> None:
         """Put a finished chunk's result into the transaction that finishes its job."""

@@ -109,7 +109,7 @@ def test_killed_with_its_server_and_workers(source: Path, tmp_path: Path, undist
 def test_after_ctrl_c_the_same_command_continues(command: list[object], output: Path, queue: Server) -> None:
     done = interrupt(command, output, signal.SIGINT)
     assert done.code == 130
-    (line,) = done.err.strip().splitlines()
+    (line,) = done.complaints
     assert "interrupted; no output was written" in line
     assert f"scored rows are kept in {folder_of(output)}: the same command continues" in line
     assert not list(queue.client.scan_iter("rankmill:run:*"))
@@ -239,7 +239,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
     pq.write_table(pq.read_table(source).append_column("ballast", pa.array(texts)), source)
     resize(small_disk, kilobytes)
     full = score_file(*command, "-o", output)
-    assert (full.code, len(full.err.strip().splitlines())) == (1, 1), full.err
+    assert (full.code, len(full.complaints)) == (1, 1), full.err
     reason = "No space left on device" if chunk == 250 else "database or disk is full"
     assert f"cannot write {small_disk}" in full.err
     assert reason in full.err
