@@ -26,7 +26,7 @@ PAGE_RUNS = 50
 """Runs on a page."""
 
 _WORKER_PREFIX = f"{RQ_KEY_PREFIX}:worker:"
-_WORKER_FIELDS = ("queues", "state", "birth", "last_heartbeat", SCORING_FIELD)
+_WORKER_FIELDS = ("queues", "state", "birth", "death", "last_heartbeat", SCORING_FIELD)
 
 WorkerStateName = Literal["idle", "busy", "lost", "foreign"]
 """``lost``: a ScoringWorker that has not beaten for 15 s; ``foreign``: an RQ worker of another kind."""
@@ -132,7 +132,8 @@ def _workers(client: redis.Redis, names: list[str], now: float) -> tuple[WorkerS
     found = []
     for name, fields, raw in zip(names, replies[::2], replies[1::2], strict=True):
         known = dict(zip(_WORKER_FIELDS, fields, strict=True))
-        if raw or known["birth"]:  # of one that is gone for long, RQ's list has but the name
+        # Of one that is gone for long, RQ's list has but the name.
+        if (raw or known["birth"]) and not known["death"]:
             found.append(_worker(name, known, raw, now))
     return tuple(found)
 

@@ -22,6 +22,7 @@ from jobs.progress import MAX_ROW_ERRORS
 from jobs.runs import Run, RunStore
 from jobs.settings import load_settings
 from producer import tables
+from producer.cli_config import config as config_command
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -40,6 +41,9 @@ Exit codes:
 @click.version_option(package_name="rankmill")
 def rankmill() -> None:
     """Look after a cluster of scoring workers and the runs they work on."""
+
+
+rankmill.add_command(config_command)
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
@@ -73,7 +77,10 @@ def status(redis_url: str | None, config: str | None, as_json: bool, watch: bool
 @click.option("--page", type=click.IntRange(min=1), default=1, help=f"{PAGE_RUNS} runs each.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def runs(redis_url: str | None, config: str | None, page: int, as_json: bool) -> None:
-    """List the runs that are not finished, those last worked on first."""
+    """List the runs that are not finished.
+
+    Those last worked on come first.
+    """
     with _store(redis_url, config) as store:
         cluster = read_cluster(store.redis, page=page - 1)
         if as_json:
@@ -91,10 +98,10 @@ def runs(redis_url: str | None, config: str | None, page: int, as_json: bool) ->
 @click.argument("run_id", metavar="RUN")
 @_options
 def cancel(run_id: str, redis_url: str | None, config: str | None) -> None:
-    """Cancel a run, named by its id or how that begins.
+    """Cancel a run.
 
-    Its waiting chunks leave the queue, workers stop within seconds, and so does its producer; a
-    score-file keeps what is scored, and the same command continues.
+    It is named by its id or how that begins. Its waiting chunks leave the queue, workers stop within
+    seconds, and so does its producer; a score-file keeps what is scored, and the same command continues.
     """
     with _store(redis_url, config) as store:
         run = _find(store, run_id)
@@ -107,7 +114,11 @@ def cancel(run_id: str, redis_url: str | None, config: str | None) -> None:
 @_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, a line for each row.")
 def errors(run_id: str, redis_url: str | None, config: str | None, as_json: bool) -> None:
-    """List the rows of a run that have no score, and why; the run by its id or how that begins."""
+    """List the rows of a run without a score.
+
+    With the reason, the attempts made, and the worker of the last one. The run is named by its id or
+    how that begins.
+    """
     with _store(redis_url, config) as store:
         run = _find(store, run_id)
         found = store.row_errors(run.id)

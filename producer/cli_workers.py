@@ -85,4 +85,4 @@ def keep(pool: WorkerPool) -> int:
 
 def _tell(worker: Worker, code: int) -> None:
     with about(worker=worker.rq_name):
-        logger.warning("worker died with status %d, starting another", code)
+        logger.warning("worker died with status %d, starting it again", code)

@@ -18,7 +18,7 @@ const count = (n) => Math.round(n).toLocaleString("en");
 const percent = (share) => (100 * share).toFixed(share > 0 && share < 0.1 ? 1 : 0) + "%";
 
 function rate(n) {
-  return n === null || n === undefined ? "–" : n < 10 ? n.toFixed(1) : count(n);
+  return n === null || n === undefined ? "–" : n > 0 && n < 10 ? n.toFixed(1) : count(n);
 }
 
 function duration(seconds) {
@@ -206,7 +206,7 @@ function showNow(cluster, rates) {
   const total = cluster.workers.reduce((sum, worker) => sum + (worker.report ? worker.report.row_errors : 0), 0);
   say("errors", count(total));
   byId("errors").className = rates.row_errors ? "bad" : "";
-  say("errors-more", `of live workers, ${count(rates.row_errors)} in the last 30 s`);
+  say("errors-more", `${count(rates.row_errors)} in the last 30 s`);
 }
 
 function showStages(stages) {
@@ -280,7 +280,7 @@ function notice(text) {
   byId("state").className = text ? "away" : "live";
   document.querySelector("main").style.opacity = text ? 0.55 : 1;
   const time = new Date().toLocaleTimeString("en-GB");
-  say("state", text ? `not up to date since ${lastGood ?? "the start"}` : `live, ${time}`);
+  say("state", !text ? `live, ${time}` : lastGood ? `not up to date since ${lastGood}` : "no figures yet");
   if (!text) lastGood = time;
 }
 
@@ -301,7 +301,7 @@ async function look() {
       showQueues(cluster);
       notice("");
     } else {
-      notice(`Redis is away: ${error}. Workers and producers wait and go on when it is back.`);
+      notice(`Redis is away: ${error.replace(/\.$/, "")}. Workers and producers wait and go on when it is back.`);
     }
   } catch (error) {
     notice(`The server of this page does not answer (${error.message}).`);
