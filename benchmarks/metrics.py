@@ -75,8 +75,8 @@ def main() -> None:
             for number in range(args.rounds):
                 for name in ("on", "off") if number % 2 else ("off", "on"):
                     measured[name].round(pairs)
-    result = compared(measured["on"], measured["off"], args.sample)
-    print(json.dumps({**result, **by_itself(measured["on"].batches_per_cpu_second())}, indent=2))
+        alone = by_itself(measured["on"].batches_per_cpu_second())
+    print(json.dumps({**compared(measured["on"], measured["off"], args.sample), **alone}, indent=2))
 
 
 class Measured:
