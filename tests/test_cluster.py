@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import fakeredis
@@ -16,7 +18,7 @@ from jobs.errors import RunCancelled
 from jobs.progress import Progress, RowError
 from jobs.runs import RunStore
 from jobs.spec import ScoreSpec
-from producer import Client
+from producer import Client, ScoringRun
 from tests.conftest import Server, StartWorker, wait_for
 from tests.models import make_bert
 
@@ -30,10 +32,16 @@ def worker_named(cluster: Cluster, name: str) -> WorkerState | None:
     return next((worker for worker in cluster.workers if worker.name == name), None)
 
 
+def read(run: ScoringRun) -> None:
+    """Take the results until the run is cancelled."""
+    with suppress(RunCancelled):
+        run.scores()
+
+
 def test_a_cluster_at_work_is_seen_as_it_is(server: Server, workers: StartWorker, slow_model: Path) -> None:
     client = Client(server.url, model=str(slow_model), chunk_size=64, window=8)
-    pairs = [("big cat", "the moon " * 40)] * 1000
-    pairs[3] = ("big cat", None)  # type: ignore[assignment]
+    pairs: list[tuple[str, str | None]] = [("big cat", "the moon " * 40)] * 200_000
+    pairs[3] = ("big cat", None)
     run = client.submit(pairs)
     before = read_cluster(server.client)
     (queue,) = before.queues
@@ -41,28 +49,30 @@ def test_a_cluster_at_work_is_seen_as_it_is(server: Server, workers: StartWorker
     assert queue.oldest_seconds is not None
     (seen,) = before.runs
     assert (seen.id, seen.queue, seen.model) == (run.id, "rankmill", str(slow_model))
-    assert (seen.rows, seen.rows_done, seen.seconds_left, before.runs_total) == (1000, 0, None, 1)
+    assert (seen.rows, seen.rows_done, seen.seconds_left, before.runs_total) == (200_000, 0, None, 1)
     workers(name="w1", environ={"RANKMILL_CLAIM_AHEAD": "64"})
-    parts = run.tables()
-    next(parts)
-    next(parts)
-    next(parts)
-    during = read_cluster(server.client)
-    (worker,) = during.workers
-    assert (worker.name, worker.queues, worker.state) == ("w1", ("rankmill",), "busy")
+    reader = threading.Thread(target=read, args=(run,))
+    reader.start()
+    found: list[Cluster] = []
+
+    def at_work() -> bool:
+        found.append(read_cluster(server.client))
+        (worker,), runs = found[-1].workers, found[-1].runs
+        under_way = bool(runs) and 3 * 64 <= runs[0].rows_done < 200_000 and runs[0].seconds_left is not None
+        return worker.state == "busy" and found[-1].queues[0].started > 0 and under_way
+
+    wait_for(at_work)
+    errors = client.store.row_errors(run.id)
+    unkept = [key for key in server.client.scan_iter("rankmill:*") if server.client.ttl(key) == -1]
+    (worker,) = found[-1].workers
+    assert (worker.name, worker.queues, found[-1].queues[0].workers) == ("w1", ("rankmill",), 1)
     assert worker.report
     assert worker.report.device == "cpu"
-    assert (during.queues[0].started > 0, during.queues[0].workers) == (True, 1)
-    (seen,) = during.runs
-    assert 64 * 3 <= seen.rows_done < 1000
-    assert seen.row_errors == 1
-    assert seen.seconds_left
-    assert client.store.row_errors(run.id) == [
-        RowError(row=3, error="passage is null", attempts=1, worker="w1")
-    ]
-    assert all(server.client.ttl(key) > 0 for key in server.client.scan_iter("rankmill:*"))
-    for _ in parts:
-        pass
+    assert found[-1].runs[0].row_errors == 1
+    assert errors == [RowError(row=3, error="passage is null", attempts=1, worker="w1")]
+    assert not unkept
+    run.cancel()
+    reader.join()
     wait_for(lambda: (found := worker_named(read_cluster(server.client), "w1")) and found.state == "idle")
     after = read_cluster(server.client)
     assert (after.runs, after.runs_total, after.queues[0].waiting) == ((), 0, 0)

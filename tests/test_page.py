@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from producer import Client
 from producer.history import WINDOW_SECONDS, History, quantile
 from tests.conftest import BIN, ENVIRON, Server, StartWorker, wait_for
 from tests.models import make_bert
+from tests.test_cluster import read
 from tests.tools import free_port, tool
 
 PAGE = Path(__file__).resolve().parent.parent / "producer" / "page"
@@ -78,22 +80,28 @@ def test_a_browser_shows_worker_run_and_lost_worker_and_says_when_redis_is_away(
     model = make_bert(tmp_path / "model", hidden=128, layers=4)
     client = Client(server.url, model=str(model), chunk_size=32, window=8)
     worker = workers(name="worker-7", environ={"RANKMILL_CLAIM_AHEAD": "32"})
-    run = client.submit([("big cat", "the moon " * 40 if number else None) for number in range(20_000)])
-    parts = run.tables()
-    for _ in range(8):
-        next(parts)
-    html = shown(page, tmp_path / "browser")
+    pairs: list[tuple[str, str | None]] = [("big cat", None)]
+    run = client.submit(pairs + [("big cat", "the moon " * 40)] * 499_999)
+    reader = threading.Thread(target=read, args=(run,))
+    reader.start()
+    pages = [""]
+
+    def busy() -> bool:
+        pages.append(shown(page, tmp_path / "browser"))
+        found = re.search(r"worker-7\s+rankmill\s+busy\s+cpu", text(pages[-1], "workers"))
+        progress = re.search(r'<progress max="1" value="([0-9.e-]+)"', pages[-1])
+        return bool(found and progress and 0 < float(progress[1]) < 1)
+
+    wait_for(busy, worker)
+    html = pages[-1]
     assert "live" in text(html, "state")
-    assert re.search(r"worker-7\s+rankmill\s+busy\s+cpu", text(html, "workers"))
     assert run.id[:12] in text(html, "runs")
-    progress = re.search(r'<progress max="1" value="([0-9.e-]+)"', html)
-    assert progress
-    assert 0 < float(progress[1]) < 1
-    assert "of 20,000" in text(html, "runs")
+    assert "of 500,000" in text(html, "runs")
     assert text(html, "alive").strip() == "1"
     assert html.count("<canvas") == 3
     wait_for(lambda: (figures(page)["rates"]["pairs_per_second"] or 0) > 0)
     run.cancel()
+    reader.join()
     worker.kill()
     wait_for(lambda: figures(page)["cluster"]["workers"][0]["state"] == "lost")
     html = shown(page, tmp_path / "browser")
