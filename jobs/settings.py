@@ -19,7 +19,7 @@ from jobs.spec import Activation, Precision, ScoreSpec
 from jobs.wire import MAX_CHUNK_ROWS
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
-Backend = Literal["auto", "torch", "openvino"]
+Backend = Literal["auto", "torch", "openvino", "onnx", "mlx"]
 Count = Literal["auto"] | Annotated[int, Field(ge=1)]
 
 BASE = Path(__file__).resolve().parent.parent / "configs" / "base.yaml"

@@ -19,7 +19,7 @@ from jobs.spec import ScoreSpec
 from tests.models import make_bert
 from tests.test_engine import one_at_a_time
 from tests.test_first_token import FAMILIES, OTHERS, small_model
-from workers.backends.choice import choose_backend
+from workers.backends.choice import Choice, choose_backend
 from workers.engine import Engine
 from workers.models import load_model
 from workers.tokens import Batch
@@ -76,7 +76,7 @@ def test_openvino_in_bf16_ranks_the_example_as_fp32_does(openvino_backend: Any) 
 
 def test_auto_is_openvino_for_the_families_it_is_known_to_score(openvino_backend: Any) -> None:
     for family in FAMILIES:
-        assert choose_backend("auto", AutoConfig.for_model(family), "cpu") == "openvino"
+        assert choose_backend("auto", "auto", AutoConfig.for_model(family), "cpu").backend == "openvino"
 
 
 @pytest.mark.parametrize("family", OTHERS)
@@ -85,10 +85,10 @@ def test_other_families_stay_with_pytorch_and_the_log_says_why(
 ) -> None:
     config = AutoConfig.for_model(family)
     with caplog.at_level(logging.INFO, "workers"):
-        assert choose_backend("auto", config, "cpu") == "torch"
+        assert choose_backend("auto", "auto", config, "cpu").backend == "torch"
     assert f"backend torch, not openvino: it is not known to score {family} models" in caplog.text
     with pytest.raises(SpecError, match=f"openvino cannot be used: .* {family} models .*--backend torch"):
-        choose_backend("openvino", config, "cpu")
+        choose_backend("openvino", "auto", config, "cpu")
 
 
 def test_a_deberta_is_scored_all_the_same(tmp_path: Path, tiny_model: Path) -> None:
@@ -106,9 +106,9 @@ def test_a_deberta_is_scored_all_the_same(tmp_path: Path, tiny_model: Path) -> N
 
 def test_a_gpu_is_pytorch_s() -> None:
     config = AutoConfig.for_model("bert")
-    assert choose_backend("auto", config, "cuda") == "torch"
+    assert choose_backend("auto", "fp16", config, "cuda") == Choice("torch", "fp16")
     with pytest.raises(SpecError, match="it runs on CPUs, not on cuda"):
-        choose_backend("openvino", config, "cuda")
+        choose_backend("openvino", "auto", config, "cuda")
 
 
 def test_without_openvino_auto_is_pytorch_and_asking_says_what_to_install(

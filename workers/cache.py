@@ -24,7 +24,7 @@ class EngineCache:
     drain
         Waits until no engine is in use; called before one makes room for another.
     backend
-        What runs the models: ``auto``, ``torch`` or ``openvino``.
+        What runs the models: ``auto``, or one of those in `workers.backends.choice`.
     """
 
     def __init__(

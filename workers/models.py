@@ -17,10 +17,9 @@ from transformers.utils import logging as transformers_logging
 from jobs.errors import SpecError
 from jobs.spec import ScoreSpec
 from workers.backends import Backend, Logits
-from workers.backends.choice import choose_backend
+from workers.backends.choice import Choice, choose_backend
 from workers.backends.classifier import load_classifier, load_config
 from workers.backends.torch_backend import DTYPES, TorchBackend
-from workers.device import resolve_precision
 from workers.tokens import PairTokenizer
 
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "examples" / "demo-model"
@@ -50,7 +49,7 @@ def load_model(spec: ScoreSpec, device: str, backend: str = "auto") -> Model:
     device
         ``cpu``, ``cuda`` or ``mps``.
     backend
-        ``auto``, ``torch`` or ``openvino``.
+        ``auto``, or one of those in `workers.backends.choice`.
 
     Raises
     ------
@@ -60,10 +59,10 @@ def load_model(spec: ScoreSpec, device: str, backend: str = "auto") -> Model:
     """
     started = time.monotonic()
     source = _locate(spec.model)
-    precision = resolve_precision(spec.precision, device)
     try:
         config = load_config(source, spec.revision)
-        runner = _load_backend(spec, source, config, device, precision, backend)
+        choice = choose_backend(backend, spec.precision, config, device)
+        runner = _load_backend(choice, source, spec.revision, config, device)
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=spec.revision or "main", trust_remote_code=False
         )
@@ -81,14 +80,27 @@ def load_model(spec: ScoreSpec, device: str, backend: str = "auto") -> Model:
 
 
 def _load_backend(
-    spec: ScoreSpec, source: str | Path, config: Any, device: str, precision: str, setting: str
+    choice: Choice, source: str | Path, revision: str | None, config: Any, device: str
 ) -> Backend:
-    if choose_backend(setting, config, device) == "torch":
-        classifier = load_classifier(source, spec.revision, config, DTYPES[precision])
-        return TorchBackend(classifier, device, precision)
-    from workers.backends.openvino_backend import OpenVinoBackend
+    """Each backend's package is imported only here, by the process that uses it."""
 
-    return OpenVinoBackend(load_classifier(source, spec.revision, config, torch.float32), precision)
+    def classifier(dtype: torch.dtype = torch.float32) -> Any:
+        return load_classifier(source, revision, config, dtype)
+
+    try:
+        if choice.backend == "openvino":
+            from workers.backends.openvino_backend import OpenVinoBackend
+
+            return OpenVinoBackend(classifier(), choice.precision)
+        if choice.backend == "mlx":
+            from workers.backends.mlx_backend import MlxBackend
+
+            return MlxBackend(classifier(), device, choice.precision)
+    except ImportError as error:
+        raise SpecError(
+            f"backend {choice.backend} cannot be imported ({error}); pip install rankmill[{choice.backend}]"
+        ) from error
+    return TorchBackend(classifier(DTYPES[choice.precision]), device, choice.precision)
 
 
 def _locate(name: str) -> str | Path:
