@@ -27,6 +27,7 @@ _LOOK_SECONDS = 0.2
 @click.option("--threads", help="CPU threads of each; default: its share of the cores.")
 @click.option("--device", help="auto, cpu, cuda or mps.")
 @click.option("--backend", help="auto, torch, openvino, onnx or mlx.")
+@click.option("--warm", help="Models to load at the start, with commas between them.")
 @click.option("--config", help="YAML file of settings.")
 @click.version_option(package_name="rankmill")
 def score_workers(config: str | None, **flags: Any) -> None:

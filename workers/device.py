@@ -6,6 +6,7 @@ Nothing else asks PyTorch about devices, so nothing touches one before a worker 
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Sequence
 
 import torch
@@ -62,6 +63,14 @@ def use_threads(setting: str | int) -> None:
         len(os.sched_getaffinity(0)) if setting == "auto" and hasattr(os, "sched_getaffinity") else setting
     )
     torch.set_num_threads(threads if isinstance(threads, int) else os.cpu_count() or 1)
+
+
+def int8_instructions() -> str:
+    """What this CPU multiplies 8-bit numbers with: ``vnni``, ``arm64``, or ``avx2``, whose sums overflow."""
+    if platform.machine() in {"aarch64", "arm64"}:
+        return "arm64"
+    found = torch.cpu.get_capabilities()
+    return "vnni" if found.get("avx512_vnni") or found.get("avx_vnni") else "avx2"
 
 
 def empty_cache(device: str) -> None:

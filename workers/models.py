@@ -39,7 +39,37 @@ class Model:
     revision: str | None
 
 
-def load_model(spec: ScoreSpec, device: str, backend: str = "auto") -> Model:
+@dataclass(frozen=True)
+class Loaded:
+    """Tokenizer and weights, which serve any length and activation."""
+
+    config: Any
+    tokenizer: Any
+    backend: Backend
+    revision: str | None
+
+    def model(self, spec: ScoreSpec) -> Model:
+        """What scores as `spec` says.
+
+        Raises
+        ------
+        SpecError
+            The length or the activation cannot be had of this model.
+        """
+        return Model(
+            tokenizer=PairTokenizer(self.tokenizer, _max_length(spec, self.config, self.tokenizer)),
+            backend=self.backend,
+            activation=_activation(spec, self.config),
+            revision=self.revision,
+        )
+
+
+def load_model(spec: ScoreSpec, device: str, backend: str = "auto", cache_dir: str = "auto") -> Model:
+    """`load` a model for one spec."""
+    return load(spec, device, backend, cache_dir).model(spec)
+
+
+def load(spec: ScoreSpec, device: str, backend: str, cache_dir: str) -> Loaded:
     """Load tokenizer and weights.
 
     Parameters
@@ -50,37 +80,33 @@ def load_model(spec: ScoreSpec, device: str, backend: str = "auto") -> Model:
         ``cpu``, ``cuda`` or ``mps``.
     backend
         ``auto``, or one of those in `workers.backends.choice`.
+    cache_dir
+        Folder for what is made from models, or ``auto``.
 
     Raises
     ------
     SpecError
         There is no such model, it is no cross-encoder, it has no safetensors, or it cannot run
-        with the precision, length or backend asked for.
+        with the precision or backend asked for.
     """
     started = time.monotonic()
     source = _locate(spec.model)
     try:
         config = load_config(source, spec.revision)
         choice = choose_backend(backend, spec.precision, config, device)
-        runner = _load_backend(choice, source, spec.revision, config, device)
+        runner = _load_backend(choice, source, spec.revision, config, device, cache_dir)
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=spec.revision or "main", trust_remote_code=False
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise SpecError(_cannot_load(spec, error)) from error
-    model = Model(
-        tokenizer=PairTokenizer(tokenizer, _max_length(spec, config, tokenizer)),
-        backend=runner,
-        activation=_activation(spec, config),
-        revision=getattr(config, "_commit_hash", None) or spec.revision,
-    )
     seconds = time.monotonic() - started
     logger.info("loaded %s in %.1f s: %s, %s, %s", spec.model, seconds, runner.name, device, runner.precision)
-    return model
+    return Loaded(config, tokenizer, runner, getattr(config, "_commit_hash", None) or spec.revision)
 
 
 def _load_backend(
-    choice: Choice, source: str | Path, revision: str | None, config: Any, device: str
+    choice: Choice, source: str | Path, revision: str | None, config: Any, device: str, cache_dir: str
 ) -> Backend:
     """Each backend's package is imported only here, by the process that uses it."""
 
@@ -92,6 +118,13 @@ def _load_backend(
             from workers.backends.openvino_backend import OpenVinoBackend
 
             return OpenVinoBackend(classifier(), choice.precision)
+        if choice.backend == "onnx":
+            from workers.backends.onnx_backend import OnnxBackend
+            from workers.backends.onnx_files import cache_folder, onnx_file
+
+            folder = cache_folder(cache_dir)
+            file = onnx_file(source, revision, config, choice.precision, folder, classifier)
+            return OnnxBackend(file, device, choice.precision)
         if choice.backend == "mlx":
             from workers.backends.mlx_backend import MlxBackend
 

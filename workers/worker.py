@@ -34,6 +34,7 @@ from workers.heartbeat import LEASE_SECONDS, Heartbeat
 from workers.job import ScoringJob
 
 if TYPE_CHECKING:
+    from workers.cache import EngineCache
     from workers.engine import Work
     from workers.pipeline import Pipeline
     from workers.scorer import ChunkScorer
@@ -79,6 +80,7 @@ class ScoringWorker(SimpleWorker):
     _heartbeat: Heartbeat
     _pipeline: Pipeline
     _scorer: ChunkScorer
+    engines: EngineCache
 
     def __init__(self, *args: Any, **options: Any) -> None:
         # Whatever the command line says: nothing is unpickled, and nothing but score_chunk is run.
@@ -133,6 +135,7 @@ class ScoringWorker(SimpleWorker):
                 found = self._dequeue(None if timeout is None else _POLL_SECONDS)
             except DequeueTimeout:
                 self._show_state()
+                self.engines.unload_idle()
                 if max_idle_time is not None and time.monotonic() - idle_since >= max_idle_time:
                     return None
                 continue
@@ -205,8 +208,9 @@ class ScoringWorker(SimpleWorker):
 
     def _prepare(self, settings: Settings) -> None:
         # Imported here, in the process that will use the device, and not with the class.
-        from workers.cache import EngineCache
+        from workers.cache import EngineCache, Limits
         from workers.device import resolve_claim_ahead, resolve_device, resolve_token_budget, use_threads
+        from workers.models import load
         from workers.pipeline import Pipeline
         from workers.scorer import ChunkScorer
 
@@ -216,10 +220,12 @@ class ScoringWorker(SimpleWorker):
         self._pipeline = Pipeline(settings.batch_wait_ms / 1000)
         self._heartbeat = Heartbeat(self, device, self._pipeline.batch_seconds, self._drop_cancelled)
         token_budget = resolve_token_budget(settings.token_budget, device)
-        engines = EngineCache(
-            device, settings.model_cache_size, token_budget, self._wait_until_idle, settings.backend
-        )
-        self._scorer = ChunkScorer(self.store, engines, self.name)
+        limits = Limits(settings.model_cache_size, settings.model_cache_bytes, settings.model_idle_seconds)
+        load_here = partial(load, device=device, backend=settings.backend, cache_dir=settings.cache_dir)
+        self.engines = EngineCache(load_here, device, limits, token_budget, self._wait_until_idle)
+        for model in settings.warm:
+            self.engines.warm(settings.spec(model))
+        self._scorer = ChunkScorer(self.store, self.engines, self.name)
 
     def _shutdown(self) -> None:
         """Stop at the next look, and not wherever the signal came."""

@@ -17,11 +17,12 @@ logger = logging.getLogger(__name__)
 PRECISIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "torch": {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "fp16", "bf16"), "mps": ("fp32", "fp16")},
     "openvino": {"cpu": ("fp32", "bf16")},
+    "onnx": {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")},
     "mlx": dict.fromkeys(("cpu", "mps"), ("fp32", "fp16", "bf16", "int8", "int4")),
 }
 """What each backend runs, by device."""
 
-AUTO = {"cpu": ("openvino", "torch"), "cuda": ("torch",), "mps": ("torch", "mlx")}
+AUTO = {"cpu": ("openvino", "torch", "onnx"), "cuda": ("torch", "onnx"), "mps": ("torch", "mlx")}
 """What ``auto`` tries on each device, the fastest first; MLX on a CPU is for tests."""
 
 
@@ -79,16 +80,30 @@ def _obstacle(backend: str, config: Any, device: str) -> str | None:
         return None
     if device not in PRECISIONS[backend]:
         return f"it runs on {_places(backend)}, not on {device}"
+    missing = _missing(backend, device)
+    if missing is None and not reads_first_token(config):
+        return f"it is not known to score {config.model_type} models as PyTorch does"
+    return missing
+
+
+def _missing(backend: str, device: str) -> str | None:
+    """What this machine lacks for a backend."""
     if backend == "openvino" and platform.machine() not in {"x86_64", "AMD64"}:
         return f"it is for x86 CPUs, not for {platform.machine()}"
-    if importlib.util.find_spec(_PACKAGES[backend]) is None:
+    if any(importlib.util.find_spec(package) is None for package in _PACKAGES[backend]):
         return f"it is not installed (pip install rankmill[{backend}])"
-    if not reads_first_token(config):
-        return f"it is not known to score {config.model_type} models as PyTorch does"
+    if backend == "onnx" and device == "cuda" and not _onnx_runs_on_cuda():
+        return "it is ONNX Runtime's build for CPUs (pip install onnxruntime-gpu instead of onnxruntime)"
     return None
 
 
-_PACKAGES = {"openvino": "openvino", "mlx": "mlx"}
+_PACKAGES = {"openvino": ("openvino",), "onnx": ("onnx", "onnxruntime"), "mlx": ("mlx",)}
+
+
+def _onnx_runs_on_cuda() -> bool:
+    import onnxruntime
+
+    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
 
 
 def _places(backend: str) -> str:

@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import torch
 from mlx import nn
+from mlx.utils import tree_flatten
 
 from jobs.errors import SpecError
 from workers.backends import Logits, OutOfMemory
@@ -63,6 +64,7 @@ class MlxBackend:
                 nn.quantize(model, _GROUP, _BITS[precision], class_predicate=_is_quantized)
             model.set_dtype(_DTYPES.get(precision, mx.float16 if device == "mps" else mx.float32))
             mx.eval(model.parameters())
+        self.bytes = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
         self._run: Callable[..., mx.array] = mx.compile(model) if self._compiled else model
 
     def submit(self, batch: Batch) -> MlxForward:

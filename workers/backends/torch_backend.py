@@ -39,6 +39,7 @@ class TorchBackend:
         self.depth = 2 if device == "cuda" else 1
         read_first_token_only(classifier)
         self._model = classifier.to(device)
+        self.bytes = sum(tensor.nbytes for tensor in classifier.state_dict().values())
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> TorchForward:
