@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 PRECISIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "torch": {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "fp16", "bf16"), "mps": ("fp32", "fp16")},
-    "openvino": {"cpu": ("fp32", "bf16")},
+    "openvino": {"cpu": ("fp32", "bf16", "int8")},
     "onnx": {"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")},
     "mlx": dict.fromkeys(("cpu", "mps"), ("fp32", "fp16", "bf16", "int8", "int4")),
 }
@@ -59,7 +59,7 @@ def choose_backend(setting: str, precision: str, config: Any, device: str) -> Ch
         supported = PRECISIONS[name].get(device, ())
         if precision not in {"auto", *supported} and (supported or setting == "auto"):
             continue
-        obstacle = _obstacle(name, config, device)
+        obstacle = _obstacle(name, precision, config, device)
         if obstacle is None:
             if obstacles:
                 logger.info("backend %s, not %s", name, _listed(obstacles))
@@ -74,13 +74,15 @@ def choose_backend(setting: str, precision: str, config: Any, device: str) -> Ch
     raise SpecError(f"{what} {_listed(obstacles, ' cannot be used')}; {way_out}")
 
 
-def _obstacle(backend: str, config: Any, device: str) -> str | None:
-    """What keeps a backend from running the model on this device."""
+def _obstacle(backend: str, precision: str, config: Any, device: str) -> str | None:
+    """What keeps a backend from running the model in this precision on this device."""
     if backend == "torch":
         return None
     if device not in PRECISIONS[backend]:
         return f"it runs on {_places(backend)}, not on {device}"
     missing = _missing(backend, device)
+    if missing is None and (backend, precision) == ("openvino", "int8") and not _installed("nncf"):
+        return "int8 needs NNCF (pip install rankmill[openvino-int8])"
     if missing is None and not reads_first_token(config):
         return f"it is not known to score {config.model_type} models as PyTorch does"
     return missing
@@ -90,7 +92,7 @@ def _missing(backend: str, device: str) -> str | None:
     """What this machine lacks for a backend."""
     if backend == "openvino" and platform.machine() not in {"x86_64", "AMD64"}:
         return f"it is for x86 CPUs, not for {platform.machine()}"
-    if any(importlib.util.find_spec(package) is None for package in _PACKAGES[backend]):
+    if not all(_installed(package) for package in _PACKAGES[backend]):
         return f"it is not installed (pip install rankmill[{backend}])"
     if backend == "onnx" and device == "cuda" and not _onnx_runs_on_cuda():
         return "it is ONNX Runtime's build for CPUs (pip install onnxruntime-gpu instead of onnxruntime)"
@@ -98,6 +100,10 @@ def _missing(backend: str, device: str) -> str | None:
 
 
 _PACKAGES = {"openvino": ("openvino",), "onnx": ("onnx", "onnxruntime"), "mlx": ("mlx",)}
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def _onnx_runs_on_cuda() -> bool:

@@ -54,7 +54,7 @@ class MlxBackend:
 
     def __init__(self, classifier: Any, device: str, precision: str, compiled: bool | None = None) -> None:
         self.device = device
-        self.precision = precision
+        self.precision = f"{precision} weights" if precision in _BITS else precision
         self._where = mx.gpu if device == "mps" else mx.cpu
         self._compiled = device == "mps" if compiled is None else compiled
         with mx.stream(self._where):

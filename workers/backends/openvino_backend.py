@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import warnings
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any
 
 import openvino
@@ -12,6 +16,7 @@ from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
 from workers.backends import Logits, OutOfMemory
 from workers.backends.traceable import Traceable, inputs_of
+from workers.device import native_precision
 from workers.tokens import Batch
 
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
@@ -27,7 +32,8 @@ class OpenVinoBackend:
     classifier
         From `load_classifier`, in float32, of a family that `reads_first_token`.
     precision
-        ``fp32`` or ``bf16``; `precision` says what the CPU made of it.
+        ``fp32``, ``bf16``, or ``int8``: weights in 8 bits, what meets them quantized as it comes, and
+        the rest in the CPU's native precision. `precision` says what the CPU made of it.
     """
 
     name = "openvino"
@@ -38,17 +44,22 @@ class OpenVinoBackend:
         self._inputs = scorer.inputs
         options = {
             "PERFORMANCE_HINT": "THROUGHPUT",
-            "INFERENCE_PRECISION_HINT": _PRECISIONS[precision],
+            "INFERENCE_PRECISION_HINT": _PRECISIONS[
+                native_precision("cpu", list(_PRECISIONS)) if precision == "int8" else precision
+            ],
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             "ENABLE_CPU_PINNING": False,  # or every worker of a host would pin itself to the same cores
         }
         model = _convert(scorer)
+        if precision == "int8":
+            model = _with_small_weights(model)
         self._compiled = openvino.Core().compile_model(model, "CPU", options)
         used = self._compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
-        self.precision = next((ours for ours, theirs in _PRECISIONS.items() if theirs == used), used)
+        native = next((ours for ours, theirs in _PRECISIONS.items() if theirs == used), used)
+        self.precision = "int8 weights" if precision == "int8" else native
         self.depth = int(self._compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         weights = sum(tensor.numel() for tensor in classifier.state_dict().values())
-        self.bytes = weights * (2 if self.precision == "bf16" else 4)
+        self.bytes = weights * (1 if precision == "int8" else 2 if native == "bf16" else 4)
         self._idle: list[Any] = []
 
     def submit(self, batch: Batch) -> OpenVinoForward:
@@ -93,6 +104,21 @@ def _convert(scorer: Traceable) -> Any:
     decoder = TorchScriptPythonDecoder(traced)  # named, as the frontend does not keep it alive
     frontend = FrontEndManager().load_by_framework("pytorch")
     return frontend.convert(frontend.load(decoder))
+
+
+def _with_small_weights(model: Any) -> Any:
+    """The graph with weights in 8 bits.
+
+    Calibrating activations on a sample as well took 40 s for a small model and made its scores
+    worse than any precision here, and no two workers would have the same sample.
+    """
+    # NNCF reports its use over the network, unless it takes itself to be under test.
+    os.environ.setdefault("NNCF_CI", "1")
+    import nncf
+
+    nncf.set_log_level(logging.ERROR)
+    with redirect_stdout(StringIO()):  # a progress bar
+        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
 
 
 def _explained(error: RuntimeError) -> Exception:
