@@ -36,3 +36,11 @@ class ScoreSpec(BaseModel):
     precision: Precision = "auto"
     max_length: int | None = Field(default=None, ge=4)
     activation: Activation = "default"
+
+
+WeightsKey = tuple[str, str | None, str]
+
+
+def weights_key(spec: ScoreSpec) -> WeightsKey:
+    """What decides the weights: model, revision and precision. Length and activation do not."""
+    return spec.model, spec.revision, spec.precision

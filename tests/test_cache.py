@@ -10,10 +10,11 @@ import pytest
 
 from jobs.errors import SpecError
 from jobs.spec import ScoreSpec
-from producer import Client
+from producer import Client, ScoringRun
 from tests.conftest import Server, StartWorker, wait_for
 from tests.models import make_bert
 from tests.test_engine import one_at_a_time
+from workers import ScoringWorker
 from workers.cache import EngineCache, Limits
 from workers.models import load
 
@@ -138,3 +139,26 @@ def test_a_worker_takes_up_new_files_and_new_models_without_a_restart(
         check(folder)
     make_bert(folders[2], seed=7)
     check(folders[2])
+
+
+def test_jobs_of_one_model_are_grouped(
+    server: Server, specs: list[ScoreSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks of three models take turns in the queue; a worker that keeps one loads each once or twice."""
+    monkeypatch.setattr("workers.worker._GROUP_SECONDS", 60)
+    for name, value in {"MODEL_CACHE_SIZE": "1", "BACKEND": "torch", "THREADS": "1"}.items():
+        monkeypatch.setenv(f"RANKMILL_{name}", value)
+    client = Client(server.url, precision="fp32", activation="identity", chunk_size=1)
+    passages = ["the moon", "a cat", "a big dog", "tea"]
+    runs: dict[str, list[ScoringRun]] = {spec.model: [] for spec in specs}
+    for passage in passages:
+        for spec in specs:
+            runs[spec.model].append(client.submit([("how far", passage)], model=spec.model))
+    worker = ScoringWorker(["rankmill"], connection=server.client)
+    worker.work(burst=True)
+    for model, mine in runs.items():
+        scores = np.concatenate([run.scores(timeout=60) for run in mine])
+        expected = one_at_a_time(model, ["how far"] * 4, passages)
+        np.testing.assert_allclose(scores, expected, atol=1e-5)
+    assert worker.engines.counts.loads <= 2 * len(specs)  # 12, job by job
+    assert not server.client.keys("rq:job:*")

@@ -11,13 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobs.errors import SpecError
-from jobs.spec import ScoreSpec
+from jobs.spec import ScoreSpec, WeightsKey, weights_key
 from workers.device import empty_cache
 from workers.engine import Engine
 from workers.models import Loaded
-
-Key = tuple[str, str | None, str]
-"""Model, revision and precision: what decides the weights. Length and activation do not."""
 
 Stamp = tuple[tuple[str, int, int], ...]
 """Name, size and time of change of each file of a model on this disk; empty for one from the hub."""
@@ -89,8 +86,8 @@ class EngineCache:
         self._limits = limits
         self._token_budget = token_budget
         self._drain = drain
-        self._kept: OrderedDict[Key, _Kept] = OrderedDict()
-        self._bytes_of: dict[Key, int] = {}
+        self._kept: OrderedDict[WeightsKey, _Kept] = OrderedDict()
+        self._bytes_of: dict[WeightsKey, int] = {}
         self.counts = CacheCounts()
 
     @property
@@ -111,7 +108,7 @@ class EngineCache:
         SpecError
             As `workers.models.load` does.
         """
-        key, stamp = _key(spec), _stamp(spec)
+        key, stamp = weights_key(spec), _stamp(spec)
         kept = self._kept.get(key)
         if kept is not None and kept.stamp != stamp:
             logger.info("the files of %s have changed, loading them", spec.model)
@@ -143,9 +140,14 @@ class EngineCache:
         except SpecError as error:
             logger.error("cannot warm up: %s", error)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether another model may need the place of one that is there."""
+        return len(self._kept) >= self._limits.models or (bool(self._kept) and self._limits.bytes is not None)
+
     def fits(self, spec: ScoreSpec) -> bool:
         """Whether `get` needs no other model to leave."""
-        key = _key(spec)
+        key = weights_key(spec)
         return key in self._kept or not self._too_much(key)
 
     def unload_idle(self) -> None:
@@ -158,14 +160,14 @@ class EngineCache:
             self._remove(key)
             self.counts.unloads += 1
 
-    def _make_room(self, key: Key) -> None:
+    def _make_room(self, key: WeightsKey) -> None:
         """Before loading, as far as the size is known: the device may not hold both."""
         while any(other != key for other in self._kept) and self._too_much(key):
             self._drain()
             self._remove(next(other for other in self._kept if other != key))
             self.counts.evictions += 1
 
-    def _too_much(self, key: Key) -> bool:
+    def _too_much(self, key: WeightsKey) -> bool:
         """Whether what is kept and the model of `key` are over a limit together."""
         together = {each: kept.loaded.backend.bytes for each, kept in self._kept.items()}
         together.setdefault(key, self._bytes_of.get(key, 0))
@@ -173,14 +175,10 @@ class EngineCache:
             return True
         return self._limits.bytes is not None and sum(together.values()) > self._limits.bytes
 
-    def _remove(self, key: Key) -> None:
+    def _remove(self, key: WeightsKey) -> None:
         del self._kept[key]
         gc.collect()
         empty_cache(self._device)
-
-
-def _key(spec: ScoreSpec) -> Key:
-    return spec.model, spec.revision, spec.precision
 
 
 def _stamp(spec: ScoreSpec) -> Stamp:

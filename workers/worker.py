@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from jobs.registry import withdraw_worker
 from jobs.results import ChunkResult
 from jobs.runs import RunStore, is_suspect
 from jobs.settings import Settings, load_settings
+from jobs.spec import ScoreSpec, weights_key
 from jobs.tasks import bind_scorer
 from workers.heartbeat import LEASE_SECONDS, Heartbeat
 from workers.job import ScoringJob
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 1
 """An idle worker looks that often whether it was told to stop."""
+
+_GROUP = 8
+_GROUP_SECONDS = 3.0
+"""So many jobs, for so long, wait for others of their model before it takes the place of another."""
 
 _RECONNECTS = 100
 """Attempts at a command while the server is away: with pauses of up to 5 s, minutes in all."""
@@ -55,6 +60,7 @@ class Claim:
     job: Job
     queue: Queue
     execution: Execution
+    since: float = field(default_factory=time.monotonic)
     work: Work | None = None
 
 
@@ -94,6 +100,7 @@ class ScoringWorker(SimpleWorker):
         self.push_exc_handler(failure_handler(self.store))  # type: ignore[no-untyped-call]
         self._claim_ahead = 0
         self._claims: dict[str, Claim] = {}
+        self._later: list[tuple[ScoreSpec, Claim]] = []
         self._results: dict[str, ChunkResult] = {}
 
     @property
@@ -128,6 +135,7 @@ class ScoringWorker(SimpleWorker):
         self._show_state()
         idle_since = time.monotonic()
         while not self._stop_requested:
+            self._take_up_later()
             if not self._pipeline.wait_for_room(self._claim_ahead, _POLL_SECONDS):
                 idle_since = time.monotonic()
                 continue
@@ -141,11 +149,17 @@ class ScoringWorker(SimpleWorker):
                 continue
             if found is not None:
                 self.reorder_queues(found[1])
+            elif self._later:
+                continue
             return found
         return None
 
     def execute_job(self, job: Job, queue: Queue) -> None:
-        """Claim a job: fetch and tokenize its chunk, and let it be scored behind."""
+        """Claim a job: fetch and tokenize its chunk, and let it be scored behind.
+
+        One whose model would take another's place waits for others of its model, so that models do
+        not push each other out job by job.
+        """
         claim = Claim(job, queue, self.prepare_execution(job))
         self._claims[job.id] = claim
         suspect = is_suspect(job)
@@ -155,11 +169,38 @@ class ScoringWorker(SimpleWorker):
             self.prepare_job_execution(job, remove_from_intermediate_queue=len(self.queues) == 1)
             self.connection.expire(job.key, _run_ttl(job))  # which RQ takes off
             job.started_at = now()
+            evicting = None if suspect else self._scorer.evicting_spec(job)
+        except Exception:
+            self._fail(claim)
+            return
+        if evicting is not None:
+            self._later.append((evicting, claim))
+            return
+        self._begin(claim)
+        if suspect:
+            self._wait_until_idle()
+
+    def _take_up_later(self) -> None:
+        """Begin the jobs that wait for a model, all of the one that has waited longest, if it is time to."""
+        if not self._later:
+            return
+        spec, oldest = self._later[0]
+        early = len(self._later) < _GROUP and time.monotonic() - oldest.since < _GROUP_SECONDS
+        if early and any(queue.count for queue in self.queues):
+            return
+        group = [claim for wanted, claim in self._later if weights_key(wanted) == weights_key(spec)]
+        self._later = [(wanted, claim) for wanted, claim in self._later if claim not in group]
+        for claim in group:
+            self._begin(claim)
+
+    def _begin(self, claim: Claim) -> None:
+        """Fetch and tokenize a claimed chunk, and let it be scored behind."""
+        job = claim.job
+        try:
             with self.death_penalty_class(job.timeout or 0, JobTimeoutException, job_id=job.id):
                 claimed = job.perform()
         except Exception:
-            self._claims.pop(job.id)
-            self._finalize_failure(job, queue, claim.execution, sys.exc_info())
+            self._fail(claim)
             return
         if claimed is None or isinstance(claimed, ChunkResult):
             self._pipeline.answer(lambda: self._answer(claim, claimed))
@@ -168,8 +209,11 @@ class ScoringWorker(SimpleWorker):
             self._pipeline.put(
                 claimed.engine, claimed.work, lambda: self._answer(claim, self._scorer.result(claimed))
             )
-        if suspect:
-            self._wait_until_idle()
+
+    def _fail(self, claim: Claim) -> None:
+        """Let RQ deal with the exception at hand."""
+        self._claims.pop(claim.job.id)
+        self._finalize_failure(claim.job, claim.queue, claim.execution, sys.exc_info())
 
     def teardown(self) -> None:
         """Finish the batch in progress, or all work in a burst; hand back the rest; say goodbye."""
