@@ -63,6 +63,20 @@ def test_openvino_scores_as_transformers_does(family: str, openvino_backend: Any
         np.testing.assert_allclose(forward.result(), plain_logits(plain, batch), atol=1e-5)
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])  # each has a head of its own
+def test_openvino_with_small_weights_and_several_threads(family: str, openvino_backend: Any) -> None:
+    """OpenVINO loses the scale of a head with 8-bit weights, with two threads and not with one."""
+    plain = small_model(family, FAMILIES[family])
+    torch.set_num_threads(2)
+    try:
+        backend = openvino_backend(copy.deepcopy(plain), "int8")
+    finally:
+        torch.set_num_threads(1)
+    batch = some_batch(17, 33, getattr(plain.config, "type_vocab_size", 0))
+    logits, expected = backend.submit(batch).result(), plain_logits(plain, batch)
+    assert np.abs(logits - expected).max() < 0.3 * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_openvino_ranks_the_example_as_fp32_does(precision: str, openvino_backend: Any) -> None:
     rows = [json.loads(line) for line in EXAMPLES.read_text().splitlines()][:120]

@@ -118,7 +118,9 @@ def _with_small_weights(model: Any) -> Any:
 
     nncf.set_log_level(logging.ERROR)
     with redirect_stdout(StringIO()):  # a progress bar
-        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
+        # The head stays: of a matrix with one row, OpenVINO (2026.4) may lose the scale.
+        head = nncf.IgnoredScope(patterns=[r".*classifier\.classifier.*"])
+        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM, ignored_scope=head)
 
 
 def _explained(error: RuntimeError) -> Exception:
