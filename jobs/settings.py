@@ -13,19 +13,24 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from jobs.errors import ConfigError
 from jobs.spec import Activation, Precision, ScoreSpec
 from jobs.wire import MAX_CHUNK_ROWS
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
-Backend = Literal["auto", "torch", "openvino"]
+Backend = Literal["auto", "torch", "openvino", "onnx", "mlx"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "human", "json"]
 Count = Literal["auto"] | Annotated[int, Field(ge=1)]
 
 BASE = Path(__file__).resolve().parent.parent / "configs" / "base.yaml"
+
+
+def _names(value: Any) -> Any:
+    """Names with commas between them, as an environment variable has them."""
+    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
 class Settings(BaseModel):
@@ -52,14 +57,25 @@ class Settings(BaseModel):
     claim_ahead: Count
     batch_wait_ms: float = Field(ge=0, le=1000)
     model_cache_size: int = Field(ge=1)
+    model_cache_gib: float | None = Field(gt=0)
+    model_idle_seconds: float | None = Field(gt=0)
+    warm: Annotated[tuple[str, ...], BeforeValidator(_names)]
+    cache_dir: str = Field(min_length=1)
     log_level: LogLevel
     log_format: LogFormat
     metrics_address: str = Field(min_length=1)
     exporter_address: str = Field(min_length=1)
 
-    def spec(self) -> ScoreSpec:
-        """The part of the settings that a run carries to its workers."""
-        return ScoreSpec(**{name: getattr(self, name) for name in ScoreSpec.model_fields})
+    def spec(self, model: str | None = None) -> ScoreSpec:
+        """The part of the settings that a run carries to its workers, or what it is for another model."""
+        spec = ScoreSpec(**{name: getattr(self, name) for name in ScoreSpec.model_fields})
+        same = model in (None, self.model)
+        return spec if same else spec.model_copy(update={"model": model, "revision": None})
+
+    @property
+    def model_cache_bytes(self) -> int | None:
+        """Of weights that a worker keeps."""
+        return None if self.model_cache_gib is None else int(self.model_cache_gib * 2**30)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "int4"]
 Activation = Literal["default", "identity", "sigmoid"]
 
 
@@ -36,3 +36,11 @@ class ScoreSpec(BaseModel):
     precision: Precision = "auto"
     max_length: int | None = Field(default=None, ge=4)
     activation: Activation = "default"
+
+
+WeightsKey = tuple[str, str | None, str]
+
+
+def weights_key(spec: ScoreSpec) -> WeightsKey:
+    """What decides the weights: model, revision and precision. Length and activation do not."""
+    return spec.model, spec.revision, spec.precision

@@ -47,7 +47,7 @@ def _settings_options(command: Callable[..., None]) -> Callable[..., None]:
     options = [
         click.option("--model", help="Hub id, local directory, or 'demo'."),
         click.option("--revision", help="Branch, tag or commit on the hub."),
-        click.option("--precision", help="auto, fp32, bf16 or fp16."),
+        click.option("--precision", help="auto, fp32, bf16, fp16, int8 or int4."),
         click.option("--max-length", type=int, help="Longest pair in tokens; longer ones are truncated."),
         click.option("--activation", help="default (the model's own), identity or sigmoid."),
         click.option("--redis", "redis_url", help="Use this server and its workers; default: embedded ones."),
@@ -55,7 +55,7 @@ def _settings_options(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--chunk-size", type=int, help="Pairs in a job, at most."),
         click.option("--workers", help="Embedded workers; default: one for each GPU, else one."),
         click.option("--device", help="Of embedded workers: auto, cpu, cuda or mps."),
-        click.option("--backend", help="Of embedded workers: auto, torch or openvino."),
+        click.option("--backend", help="Of embedded workers: auto, torch, openvino, onnx or mlx."),
     ]
     for option in reversed(options):
         command = option(command)

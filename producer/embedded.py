@@ -30,6 +30,13 @@ _WORKER_SETTINGS = (
     "metrics_address",
     "log_level",
     "log_format",
+    "model_cache_gib",
+    "model_idle_seconds",
+    "warm",
+    "model",  # this and the next two: what to warm up as
+    "revision",
+    "precision",
+    "cache_dir",
 )
 
 
@@ -122,7 +129,7 @@ def worker_environs(settings: Settings) -> list[dict[str, str]]:
     environs = []
     for number in range(count):
         environ = {
-            **{f"RANKMILL_{key.upper()}": str(getattr(settings, key)) for key in _WORKER_SETTINGS},
+            **{f"RANKMILL_{key.upper()}": _text(getattr(settings, key)) for key in _WORKER_SETTINGS},
             "RANKMILL_THREADS": str(threads),
             "OMP_NUM_THREADS": str(threads),
             "RAYON_NUM_THREADS": str(threads),
@@ -133,6 +140,11 @@ def worker_environs(settings: Settings) -> list[dict[str, str]]:
             environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
         environs.append(environ)
     return environs
+
+
+def _text(value: object) -> str:
+    """A setting as an environment variable has it; an empty one is not set."""
+    return ",".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
 
 
 def _cores() -> int:

@@ -25,6 +25,10 @@ from jobs.registry import queue_workers
 from tests.models import make_bert
 from tests.tools import free_port
 
+# What is made from models goes where it is gone afterwards.
+_CACHE = tempfile.TemporaryDirectory(prefix="rankmill-cache-")
+os.environ["XDG_CACHE_HOME"] = _CACHE.name
+
 BIN = Path(sys.executable).parent
 ENVIRON = {
     **{name: value for name, value in os.environ.items() if not name.startswith(("RANKMILL_", "REDIS_URL"))},

@@ -11,9 +11,9 @@ import pytest
 from benchmarks.ceiling import linear_layers
 from benchmarks.contenders import CONTENDERS
 from benchmarks.environments import ROOT, dependencies
-from benchmarks.quality import ndcg, read_qrels, spearman_within
 from benchmarks.report import bar_chart, markdown_table
 from benchmarks.standings import from_json, goals, speed_table, standings
+from producer.quality import ndcg, read_qrels, spearman_within
 
 RESULTS = from_json(
     {

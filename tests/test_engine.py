@@ -17,8 +17,7 @@ from jobs.spec import ScoreSpec
 from tests.models import make_bert
 from workers.backends import Logits, OutOfMemory
 from workers.backends.torch_backend import TorchForward
-from workers.cache import EngineCache
-from workers.device import resolve_device, resolve_precision
+from workers.device import native_precision, resolve_device
 from workers.engine import Engine
 from workers.models import DEMO_MODEL, load_model
 from workers.tokens import Batch
@@ -235,22 +234,7 @@ def test_the_model_s_own_limits_are_kept(tiny_model: Path) -> None:
 
 def test_auto_chooses_what_is_there() -> None:
     assert resolve_device("auto") in {"cpu", "cuda", "mps"}
-    assert resolve_precision("auto", "cpu") in {"fp32", "bf16"}
+    assert native_precision("cpu", ("fp32", "bf16")) in {"fp32", "bf16"}
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="device cuda is not available on this machine; use one of"):
             resolve_device("cuda")
-
-
-def test_the_cache_keeps_what_was_used_last(tiny_model: Path) -> None:
-    drained: list[str] = []
-    cache = EngineCache(
-        "cpu", size=2, token_budget=100, drain=lambda: drained.append("once"), backend="torch"
-    )
-    specs = [ScoreSpec(model=str(tiny_model), precision="fp32", max_length=length) for length in (10, 20, 30)]
-    first, second = cache.get(specs[0]), cache.get(specs[1])
-    assert cache.get(specs[0]) is first
-    assert not drained
-    cache.get(specs[2])  # the second leaves, when it is no longer in use
-    assert drained == ["once"]
-    assert cache.get(specs[0]) is first
-    assert cache.get(specs[1]) is not second

@@ -1,19 +1,17 @@
-"""Which device and which precision ``auto`` means on this machine."""
+"""The devices of this machine: which one ``auto`` means, what it is good at, and calls of its own.
+
+Nothing else asks PyTorch about devices, so nothing touches one before a worker uses it.
+"""
 
 from __future__ import annotations
 
 import os
+import platform
+from collections.abc import Sequence
 
 import torch
 
-from jobs.errors import ConfigError, SpecError
-
-SUPPORTED = {
-    "cpu": ("fp32", "bf16"),
-    "cuda": ("fp32", "fp16", "bf16"),
-    "mps": ("fp32", "fp16"),
-}
-"""Precisions of each device, for the torch backend."""
+from jobs.errors import ConfigError
 
 TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
 """Padded tokens in a batch, where nothing else is asked for."""
@@ -38,25 +36,15 @@ def resolve_device(setting: str) -> str:
     return setting
 
 
-def resolve_precision(setting: str, device: str) -> str:
-    """``auto``: bf16 where the hardware has it, fp16 on MPS and older GPUs, else fp32.
-
-    Raises
-    ------
-    SpecError
-        The device does not support the precision asked for.
-    """
-    if setting == "auto":
-        if device == "cpu":
-            return "bf16" if _cpu_has_bf16() else "fp32"
-        if device == "cuda":
-            return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-        return "fp16"
-    if setting not in SUPPORTED[device]:
-        raise SpecError(
-            f"precision {setting} is not supported on {device}; use {' or '.join(SUPPORTED[device])}"
-        )
-    return setting
+def native_precision(device: str, supported: Sequence[str]) -> str:
+    """The fastest of some precisions: bf16 where the hardware has it, fp16 on other GPUs, else fp32."""
+    if device == "cpu":
+        best = "bf16" if _cpu_has_bf16() else "fp32"
+    elif device == "cuda":
+        best = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    else:
+        best = "fp16"
+    return next(precision for precision in (best, "fp16", "fp32") if precision in supported)
 
 
 def resolve_token_budget(setting: int | str, device: str) -> int:
@@ -75,6 +63,29 @@ def use_threads(setting: str | int) -> None:
         len(os.sched_getaffinity(0)) if setting == "auto" and hasattr(os, "sched_getaffinity") else setting
     )
     torch.set_num_threads(threads if isinstance(threads, int) else os.cpu_count() or 1)
+
+
+def int8_instructions() -> str:
+    """What this CPU multiplies 8-bit numbers with: ``vnni``, ``arm64``, or ``avx2``, whose sums overflow."""
+    if platform.machine() in {"aarch64", "arm64"}:
+        return "arm64"
+    found = torch.cpu.get_capabilities()
+    return "vnni" if found.get("avx512_vnni") or found.get("avx_vnni") else "avx2"
+
+
+def empty_cache(device: str) -> None:
+    """Give memory that PyTorch keeps for later back to the device."""
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    elif device == "mps":
+        torch.mps.empty_cache()
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether that is what an error of PyTorch says; only CUDA has an error type for it."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return any(sign in str(error) for sign in ("can't allocate memory", "MPS backend out of memory"))
 
 
 def _cpu_has_bf16() -> bool:

@@ -90,6 +90,13 @@ model_load_seconds = Histogram(
     buckets=[0.5, 1, 2.5, 5, 10, 30, 60, 300, 900],
     registry=REGISTRY,
 )
+model_hits = Counter("rankmill_model_hits_total", "Chunks whose model was loaded already.", registry=REGISTRY)
+model_unloads = Counter(
+    "rankmill_model_unloads_total",
+    "Models unloaded as idle, or as their files had changed.",
+    registry=REGISTRY,
+)
+model_bytes = Gauge("rankmill_model_bytes", "Memory of the weights that are loaded.", registry=REGISTRY)
 model_evictions = Counter(
     "rankmill_model_evictions_total", "Models unloaded to make room for another.", registry=REGISTRY
 )

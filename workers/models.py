@@ -17,10 +17,9 @@ from transformers.utils import logging as transformers_logging
 from jobs.errors import SpecError
 from jobs.spec import ScoreSpec
 from workers.backends import Backend, Logits
-from workers.backends.choice import choose_backend
+from workers.backends.choice import Choice, choose_backend
 from workers.backends.classifier import load_classifier, load_config
 from workers.backends.torch_backend import DTYPES, TorchBackend
-from workers.device import resolve_precision
 from workers.tokens import PairTokenizer
 
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "examples" / "demo-model"
@@ -42,7 +41,37 @@ class Model:
     revision: str | None
 
 
-def load_model(spec: ScoreSpec, device: str, backend: str = "auto") -> Model:
+@dataclass(frozen=True)
+class Loaded:
+    """Tokenizer and weights, which serve any length and activation."""
+
+    config: Any
+    tokenizer: Any
+    backend: Backend
+    revision: str | None
+
+    def model(self, spec: ScoreSpec) -> Model:
+        """What scores as `spec` says.
+
+        Raises
+        ------
+        SpecError
+            The length or the activation cannot be had of this model.
+        """
+        return Model(
+            tokenizer=PairTokenizer(self.tokenizer, _max_length(spec, self.config, self.tokenizer)),
+            backend=self.backend,
+            activation=_activation(spec, self.config),
+            revision=self.revision,
+        )
+
+
+def load_model(spec: ScoreSpec, device: str, backend: str = "auto", cache_dir: str = "auto") -> Model:
+    """`load` a model for one spec."""
+    return load(spec, device, backend, cache_dir).model(spec)
+
+
+def load(spec: ScoreSpec, device: str, backend: str, cache_dir: str) -> Loaded:
     """Load tokenizer and weights.
 
     Parameters
@@ -52,45 +81,61 @@ def load_model(spec: ScoreSpec, device: str, backend: str = "auto") -> Model:
     device
         ``cpu``, ``cuda`` or ``mps``.
     backend
-        ``auto``, ``torch`` or ``openvino``.
+        ``auto``, or one of those in `workers.backends.choice`.
+    cache_dir
+        Folder for what is made from models, or ``auto``.
 
     Raises
     ------
     SpecError
         There is no such model, it is no cross-encoder, it has no safetensors, or it cannot run
-        with the precision, length or backend asked for.
+        with the precision or backend asked for.
     """
     started = time.monotonic()
     source = _locate(spec.model)
-    precision = resolve_precision(spec.precision, device)
     try:
         config = load_config(source, spec.revision)
-        runner = _load_backend(spec, source, config, device, precision, backend)
+        choice = choose_backend(backend, spec.precision, config, device)
+        runner = _load_backend(choice, source, spec.revision, config, device, cache_dir)
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=spec.revision or "main", trust_remote_code=False
         )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise SpecError(_cannot_load(spec, error)) from error
-    model = Model(
-        tokenizer=PairTokenizer(tokenizer, _max_length(spec, config, tokenizer)),
-        backend=runner,
-        activation=_activation(spec, config),
-        revision=getattr(config, "_commit_hash", None) or spec.revision,
-    )
     seconds = time.monotonic() - started
     logger.info("loaded %s in %.1f s: %s, %s, %s", spec.model, seconds, runner.name, device, runner.precision)
-    return model
+    return Loaded(config, tokenizer, runner, getattr(config, "_commit_hash", None) or spec.revision)
 
 
 def _load_backend(
-    spec: ScoreSpec, source: str | Path, config: Any, device: str, precision: str, setting: str
+    choice: Choice, source: str | Path, revision: str | None, config: Any, device: str, cache_dir: str
 ) -> Backend:
-    if choose_backend(setting, config, device) == "torch":
-        classifier = load_classifier(source, spec.revision, config, DTYPES[precision])
-        return TorchBackend(classifier, device, precision)
-    from workers.backends.openvino_backend import OpenVinoBackend
+    """Each backend's package is imported only here, by the process that uses it."""
 
-    return OpenVinoBackend(load_classifier(source, spec.revision, config, torch.float32), precision)
+    def classifier(dtype: torch.dtype = torch.float32) -> Any:
+        return load_classifier(source, revision, config, dtype)
+
+    try:
+        if choice.backend == "openvino":
+            from workers.backends.openvino_backend import OpenVinoBackend
+
+            return OpenVinoBackend(classifier(), choice.precision)
+        if choice.backend == "onnx":
+            from workers.backends.onnx_backend import OnnxBackend
+            from workers.backends.onnx_files import cache_folder, onnx_file
+
+            folder = cache_folder(cache_dir)
+            file = onnx_file(source, revision, config, choice.precision, folder, classifier)
+            return OnnxBackend(file, device, choice.precision)
+        if choice.backend == "mlx":
+            from workers.backends.mlx_backend import MlxBackend
+
+            return MlxBackend(classifier(), device, choice.precision)
+    except ImportError as error:
+        raise SpecError(
+            f"backend {choice.backend} cannot be imported ({error}); pip install rankmill[{choice.backend}]"
+        ) from error
+    return TorchBackend(classifier(DTYPES[choice.precision]), device, choice.precision)
 
 
 def _locate(name: str) -> str | Path:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 from rq import get_current_job
+from rq.job import Job
 
 from jobs.chunk_job import attempt
 from jobs.errors import SpecError, WireError
 from jobs.results import ChunkFailure, ChunkScores, ChunkStats
 from jobs.runs import RunStore
+from jobs.spec import ScoreSpec
 from jobs.wire import decode_pairs
 from workers import metrics
 from workers.cache import EngineCache
@@ -47,6 +49,13 @@ class ChunkScorer:
         self._store = store
         self._engines = engines
         self._worker = worker
+
+    def evicting_spec(self, job: Job) -> ScoreSpec | None:
+        """The spec of a job's run, if to load its model means that another has to leave."""
+        if not self._engines.is_full:
+            return None
+        run = self._store.load(str(job.args[0]))
+        return None if run is None or self._engines.fits(run.spec) else run.spec
 
     def claim(self, run_id: str, chunk: int) -> ClaimedChunk | ChunkFailure | None:
         """Fetch, decode and tokenize a chunk; ``None`` when the run is gone or has its scores.

@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry.trace import INVALID_SPAN, Span
 from redis.backoff import ExponentialWithJitterBackoff
 from redis.client import Pipeline as Commands
 from redis.retry import Retry
@@ -34,12 +32,12 @@ from jobs.runs import RunStore
 from jobs.settings import Settings, load_settings
 from jobs.tasks import bind_scorer
 from workers import metrics
+from workers.claims import Claim, ModelQueue
 from workers.heartbeat import LEASE_SECONDS, Heartbeat
 from workers.job import ScoringJob
 
 if TYPE_CHECKING:
     from workers.cache import EngineCache
-    from workers.engine import Work
     from workers.pipeline import Pipeline
     from workers.scorer import ChunkScorer
 
@@ -50,18 +48,6 @@ _RECONNECTS = 100
 """Attempts at a command while the server is away: with pauses of up to 5 s, minutes in all."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Claim:
-    """A job this worker took off its queue and has not answered for yet; its work, once that is known."""
-
-    job: Job
-    queue: Queue
-    execution: Execution
-    span: Span
-    work: Work | None = None
-    forward: Span = INVALID_SPAN
 
 
 class ScoringWorker(SimpleWorker):
@@ -86,6 +72,7 @@ class ScoringWorker(SimpleWorker):
     _heartbeat: Heartbeat
     _pipeline: Pipeline
     _scorer: ChunkScorer
+    _engines: EngineCache
 
     def __init__(self, *args: Any, **options: Any) -> None:
         # Whatever the command line says: nothing is unpickled, and nothing but score_chunk is run.
@@ -99,6 +86,7 @@ class ScoringWorker(SimpleWorker):
         self.push_exc_handler(failure_handler(self.store))  # type: ignore[no-untyped-call]
         self._claim_ahead = 0
         self._claims: dict[str, Claim] = {}
+        self._later = ModelQueue()
         self._results: dict[str, ChunkResult] = {}
 
     @property
@@ -137,6 +125,7 @@ class ScoringWorker(SimpleWorker):
         self._show_state()
         idle_since = time.monotonic()
         while not self._stop_requested:
+            self._begin_those_put_aside()
             if not self._pipeline.wait_for_room(self._claim_ahead, _POLL_SECONDS):
                 idle_since = time.monotonic()
                 continue
@@ -144,16 +133,22 @@ class ScoringWorker(SimpleWorker):
                 found = self._dequeue(None if timeout is None else _POLL_SECONDS)
             except DequeueTimeout:
                 self._show_state()
+                self._engines.unload_idle()
                 if max_idle_time is not None and time.monotonic() - idle_since >= max_idle_time:
                     return None
                 continue
             if found is not None:
                 self.reorder_queues(found[1])
+            elif self._later:
+                continue
             return found
         return None
 
     def execute_job(self, job: Job, queue: Queue) -> None:
-        """Claim a job: fetch and tokenize its chunk, and let it be scored behind."""
+        """Claim a job: fetch and tokenize its chunk, and let it be scored behind.
+
+        One whose model would take another's place is put aside first (`ModelQueue`).
+        """
         claim = Claim(job, queue, self.prepare_execution(job), tracing.begin_for(job, worker=self.name))
         self._claims[job.id] = claim
         with about_job(job.id), tracing.within(claim.span):
@@ -166,26 +161,49 @@ class ScoringWorker(SimpleWorker):
             self._wait_until_idle()
         try:
             self.prepare_job_execution(job, remove_from_intermediate_queue=len(self.queues) == 1)
+            evicting = None if suspect else self._scorer.evicting_spec(job)
+        except Exception as error:
+            self._fail(claim, error)
+            return
+        if evicting is not None:
+            self._later.put(evicting, claim)
+            return
+        self._begin(claim)
+        if suspect:
+            self._wait_until_idle()
+
+    def _begin(self, claim: Claim) -> None:
+        """Fetch and tokenize a claimed chunk, and let it be scored behind."""
+        job = claim.job
+        try:
             with self.death_penalty_class(job.timeout or 0, JobTimeoutException, job_id=job.id):
                 claimed = job.perform()
         except Exception as error:
-            self._claims.pop(job.id)
-            claim.span.record_exception(error)
-            claim.span.end()
-            self._finalize_failure(job, claim.queue, claim.execution, sys.exc_info())
-            metrics.count_chunk("failed")
+            self._fail(claim, error)
             return
         if claimed is None or isinstance(claimed, ChunkResult):
             self._pipeline.answer(lambda: self._answer(claim, claimed))
-        else:
-            logger.debug("claimed %d rows, attempt %d", len(claimed.work.scored.scores), claimed.attempt)
-            claim.work = claimed.work
-            claim.forward = tracing.begin("forward", claim.span, rows=len(claimed.work.scored.scores))
-            self._pipeline.put(
-                claimed.engine, claimed.work, lambda: self._answer(claim, self._scorer.result(claimed))
-            )
-        if suspect:
-            self._wait_until_idle()
+            return
+        rows = len(claimed.work.scored.scores)
+        logger.debug("claimed %d rows, attempt %d", rows, claimed.attempt)
+        claim.work = claimed.work
+        claim.forward = tracing.begin("forward", claim.span, rows=rows)
+        self._pipeline.put(
+            claimed.engine, claimed.work, lambda: self._answer(claim, self._scorer.result(claimed))
+        )
+
+    def _begin_those_put_aside(self) -> None:
+        for claim in self._later.take(lambda: any(queue.count for queue in self.queues)):
+            with about_job(claim.job.id), tracing.within(claim.span):
+                self._begin(claim)
+
+    def _fail(self, claim: Claim, error: Exception) -> None:
+        """Let RQ deal with the exception at hand."""
+        self._claims.pop(claim.job.id)
+        claim.span.record_exception(error)
+        claim.span.end()
+        self._finalize_failure(claim.job, claim.queue, claim.execution, sys.exc_info())
+        metrics.count_chunk("failed")
 
     def teardown(self) -> None:
         """Finish the batch in progress, or all work in a burst; hand back the rest; say goodbye."""
@@ -240,9 +258,10 @@ class ScoringWorker(SimpleWorker):
 
     def _prepare(self, settings: Settings) -> None:
         # Imported here, in the process that will use the device, and not with the class.
-        from workers.cache import EngineCache
+        from workers.cache import EngineCache, Limits
         from workers.device import resolve_claim_ahead, resolve_device, resolve_token_budget, use_threads
         from workers.health import serve_health
+        from workers.models import load
         from workers.pipeline import Pipeline
         from workers.scorer import ChunkScorer
 
@@ -251,23 +270,26 @@ class ScoringWorker(SimpleWorker):
         self._claim_ahead = resolve_claim_ahead(settings.claim_ahead, device)
         self._pipeline = Pipeline(settings.batch_wait_ms / 1000)
         token_budget = resolve_token_budget(settings.token_budget, device)
-        engines = EngineCache(
-            device, settings.model_cache_size, token_budget, self._wait_until_idle, settings.backend
-        )
-        self._scorer = ChunkScorer(self.store, engines, self.name)
-        url = serve_health(settings.metrics_address, self.connection, lambda: self._obstacle(engines))
+        limits = Limits(settings.model_cache_size, settings.model_cache_bytes, settings.model_idle_seconds)
+        load_here = partial(load, device=device, backend=settings.backend, cache_dir=settings.cache_dir)
+        self._engines = EngineCache(load_here, device, limits, token_budget, self._wait_until_idle)
+        self._scorer = ChunkScorer(self.store, self._engines, self.name)
+        url = serve_health(settings.metrics_address, self.connection, self._obstacle)
         report = partial(metrics.report, device=device, started=time.time(), metrics_url=url)
         self._heartbeat = Heartbeat(self, report, self._pipeline.wedged, self._drop_cancelled)
         metrics.worker.info({"worker": self.name, "device": device})
         metrics.heartbeat_age.set_function(self._heartbeat.age)
         metrics.claimed_jobs.set_function(lambda: len(self._claims))
         metrics.claimed_pairs.set_function(lambda: self._pipeline.pending)
+        for model in settings.warm:
+            self._engines.warm(settings.spec(model))
 
-    def _obstacle(self, engines: EngineCache) -> str | None:
+    def _obstacle(self) -> str | None:
         """What keeps the worker from scoring; a model that nobody has asked for yet does not."""
         if self._stop_requested:
             return "the worker is stopping"
-        return f"loading {engines.loading}" if engines.loading else None
+        loading = self._engines.loading
+        return f"loading {loading}" if loading else None
 
     def _shutdown(self) -> None:
         """Stop at the next look, and not wherever the signal came."""

@@ -40,13 +40,15 @@ class Backend(Protocol):
     """A loaded model on a device.
 
     ``depth`` is how many forwards are best kept under way at a time: 1 where `submit` does the
-    work itself, more where the device works while the next batch is made ready.
+    work itself, more where the device works while the next batch is made ready. ``bytes`` is the
+    size of its weights.
     """
 
     name: str
     device: str
     precision: str
     depth: int
+    bytes: int
 
     def submit(self, batch: Batch) -> Pending:
         """Begin a forward; raises `OutOfMemory` and `DeviceLost`."""

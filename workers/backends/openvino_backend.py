@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import warnings
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any
 
-import numpy as np
 import openvino
 import torch
 from openvino.frontend import FrontEndManager
 from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
-from torch import nn
 
 from workers.backends import Logits, OutOfMemory
-from workers.backends.first_token import read_first_token_only
+from workers.backends.traceable import Traceable, inputs_of
+from workers.device import native_precision
 from workers.tokens import Batch
 
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
-
-_MASKED = -10_000.0
-"""Added to the attention of padding: its weight is 0 in every precision, and bf16 holds it."""
 
 
 class OpenVinoBackend:
@@ -32,36 +32,42 @@ class OpenVinoBackend:
     classifier
         From `load_classifier`, in float32, of a family that `reads_first_token`.
     precision
-        ``fp32`` or ``bf16``; `precision` says what the CPU made of it.
+        ``fp32``, ``bf16``, or ``int8``: weights in 8 bits, what meets them quantized as it comes, and
+        the rest in the CPU's native precision. `precision` says what the CPU made of it.
     """
 
     name = "openvino"
     device = "cpu"
 
     def __init__(self, classifier: Any, precision: str) -> None:
-        read_first_token_only(classifier)
-        self._takes_types = getattr(classifier.config, "type_vocab_size", 0) > 1
+        scorer = Traceable(classifier)
+        self._inputs = scorer.inputs
         options = {
             "PERFORMANCE_HINT": "THROUGHPUT",
-            "INFERENCE_PRECISION_HINT": _PRECISIONS[precision],
+            "INFERENCE_PRECISION_HINT": _PRECISIONS[
+                native_precision("cpu", list(_PRECISIONS)) if precision == "int8" else precision
+            ],
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),
             "ENABLE_CPU_PINNING": False,  # or every worker of a host would pin itself to the same cores
         }
-        model = _convert(_Scorer(classifier), 3 if self._takes_types else 2)
+        model = _convert(scorer)
+        if precision == "int8":
+            model = _with_small_weights(model)
         self._compiled = openvino.Core().compile_model(model, "CPU", options)
         used = self._compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
-        self.precision = next((ours for ours, theirs in _PRECISIONS.items() if theirs == used), used)
+        native = next((ours for ours, theirs in _PRECISIONS.items() if theirs == used), used)
+        self.precision = "int8 weights" if precision == "int8" else native
         self.depth = int(self._compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+        weights = sum(tensor.numel() for tensor in classifier.state_dict().values())
+        self.bytes = weights * (1 if precision == "int8" else 2 if native == "bf16" else 4)
         self._idle: list[Any] = []
 
     def submit(self, batch: Batch) -> OpenVinoForward:
         """Begin a forward in OpenVINO's own threads; raises `OutOfMemory`."""
-        inputs = [batch.ids, batch.mask]
-        if self._takes_types:
-            inputs.append(np.zeros_like(batch.ids) if batch.types is None else batch.types)
+        named = inputs_of(batch)
         request = self._idle.pop() if self._idle else self._compiled.create_infer_request()
         try:
-            request.start_async(inputs)
+            request.start_async([named[name] for name in self._inputs])
         except RuntimeError as error:
             raise _explained(error) from error
         return OpenVinoForward(request, self._idle)
@@ -85,40 +91,36 @@ class OpenVinoForward:
         return logits
 
 
-class _Scorer(nn.Module):
-    """Ids and masks to logits of shape ``[rows]``.
-
-    The classifier gets its attention mask ready-made, ``[rows, 1, 1, tokens]``: what transformers
-    would make of a plain one depends on its values, which a trace cannot follow.
-    """
-
-    def __init__(self, classifier: Any) -> None:
-        super().__init__()
-        self.classifier = classifier
-
-    def forward(
-        self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        attention = (1 - mask[:, None, None, :]).to(torch.float32) * _MASKED
-        segments = {} if types is None else {"token_type_ids": types}
-        logits: torch.Tensor = self.classifier(input_ids=ids, attention_mask=attention, **segments).logits
-        return logits[:, 0]
-
-
 @torch.inference_mode()
-def _convert(scorer: nn.Module, inputs: int) -> Any:
+def _convert(scorer: Traceable) -> Any:
     """OpenVINO's graph of the module, for any number of rows and tokens.
 
     By the frontend itself: `openvino.convert_model` traces several times over, which takes
     seconds, and reports its use over the network.
     """
-    example = tuple(torch.ones(2, 16, dtype=torch.long) for _ in range(inputs))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of shapes that PyTorch fears are fixed; tests vary them
-        traced = torch.jit.trace(scorer, example, check_trace=False)  # type: ignore[no-untyped-call]
+        traced = torch.jit.trace(scorer, scorer.example(), check_trace=False)  # type: ignore[no-untyped-call]
     decoder = TorchScriptPythonDecoder(traced)  # named, as the frontend does not keep it alive
     frontend = FrontEndManager().load_by_framework("pytorch")
     return frontend.convert(frontend.load(decoder))
+
+
+def _with_small_weights(model: Any) -> Any:
+    """The graph with weights in 8 bits.
+
+    Calibrating activations on a sample as well took 40 s for a small model and made its scores
+    worse than any precision here, and no two workers would have the same sample.
+    """
+    # NNCF reports its use over the network, unless it takes itself to be under test.
+    os.environ.setdefault("NNCF_CI", "1")
+    import nncf
+
+    nncf.set_log_level(logging.ERROR)
+    with redirect_stdout(StringIO()):  # a progress bar
+        # The head stays: of a matrix with one row, OpenVINO (2026.4) may lose the scale.
+        head = nncf.IgnoredScope(patterns=[r".*classifier\.classifier.*"])
+        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM, ignored_scope=head)
 
 
 def _explained(error: RuntimeError) -> Exception:

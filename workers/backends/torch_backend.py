@@ -12,6 +12,7 @@ import torch
 
 from workers.backends import DeviceLost, Logits, OutOfMemory
 from workers.backends.first_token import read_first_token_only
+from workers.device import empty_cache, is_out_of_memory
 from workers.tokens import Batch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -38,6 +39,7 @@ class TorchBackend:
         self.depth = 2 if device == "cuda" else 1
         read_first_token_only(classifier)
         self._model = classifier.to(device)
+        self.bytes = sum(tensor.nbytes for tensor in classifier.state_dict().values())
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> TorchForward:
@@ -85,15 +87,10 @@ def _device_errors(device: str) -> Iterator[None]:
     """Turn what PyTorch raises for the device into `OutOfMemory` and `DeviceLost`."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        if device == "cuda":
-            torch.cuda.empty_cache()
-        elif device == "mps":
-            torch.mps.empty_cache()
-        raise OutOfMemory(str(error)) from error
     except torch.AcceleratorError as error:  # the CUDA context is broken, and every call will say so
         raise DeviceLost(str(error)) from error
     except RuntimeError as error:
-        if "can't allocate memory" in str(error):  # the CPU allocator has no error type of its own
-            raise OutOfMemory(str(error)) from error
-        raise
+        if not is_out_of_memory(error):
+            raise
+        empty_cache(device)
+        raise OutOfMemory(str(error)) from error

@@ -1,0 +1,148 @@
+"""Every backend and precision of this machine beside PyTorch in fp32, and what a cached model saves.
+
+    python -m benchmarks.backends [--model MODEL] [--pairs PAIRS.parquet]
+
+All run in turn, in one process, on the same batches; what is told are ratios of medians. Without
+--model it makes one of MiniLM-L6's shape with random weights, whose scores are good for nothing but
+their speed; without --pairs it takes the shipped example.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+import torch
+
+from benchmarks.report import markdown_table
+from jobs.errors import SpecError
+from jobs.spec import ScoreSpec
+from producer.quality import spearman_within
+from workers.backends.choice import PRECISIONS
+from workers.cache import EngineCache, Limits
+from workers.device import resolve_device, resolve_token_budget, use_threads
+from workers.engine import Engine
+from workers.models import load
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "pairs.jsonl"
+
+
+def main() -> None:
+    """Print a table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--model", help="default: one made here")
+    parser.add_argument("--pairs", type=Path, help="parquet: query, passage; default: the shipped example")
+    parser.add_argument("--sample", type=int, default=250, help="pairs, from the beginning")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--leave-out", action="append", default=[], help="a backend (MLX on a CPU takes minutes)"
+    )
+    args = parser.parse_args()
+    use_threads("auto")
+    device = resolve_device("auto")
+    with tempfile.TemporaryDirectory() as folder:
+        model = args.model or str(make_model(Path(folder) / "model"))
+        queries, passages = read_pairs(args.pairs, args.sample)
+        engines = loaded(model, device, args.leave_out, folder)
+        print(table(engines, queries, passages, args.repeats))
+        print()
+        print(
+            markdown_table(
+                ("", "first load", "again, from the cache", "times"), [reload(model, device, folder)]
+            )
+        )
+
+
+def read_pairs(path: Path | None, sample: int) -> tuple[list[str], list[str]]:
+    """Queries and passages."""
+    if path is None:
+        rows = [json.loads(line) for line in EXAMPLE.read_text(encoding="utf-8").splitlines()][:sample]
+        return [row["query"] for row in rows], [row["passage"] for row in rows]
+    found = pq.read_table(path, columns=["query", "passage"]).slice(0, sample)
+    return found["query"].to_pylist(), found["passage"].to_pylist()
+
+
+def make_model(folder: Path) -> Path:
+    """Random weights in the shape of MiniLM-L6, with the demo model's tokenizer."""
+    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+    from workers.models import DEMO_MODEL
+
+    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
+    shape = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+    config = BertConfig(vocab_size=len(tokenizer), num_labels=1, **shape)
+    torch.manual_seed(0)
+    BertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def loaded(model: str, device: str, left_out: list[str], folder: str) -> dict[tuple[str, str], Engine]:
+    """An engine for each backend and precision that this machine has, PyTorch in fp32 first."""
+    found: dict[tuple[str, str], Engine] = {}
+    for backend, by_device in PRECISIONS.items():
+        for precision in by_device.get(device, ()):
+            spec = ScoreSpec.model_validate(
+                {"model": model, "precision": precision, "activation": "identity"}
+            )
+            if backend in left_out:
+                continue
+            try:
+                ready = load(spec, device, backend, folder).model(spec)
+            except SpecError as error:
+                print(f"left out: {error}")
+                continue
+            found[backend, precision] = Engine(ready, resolve_token_budget("auto", device))
+    return found
+
+
+def table(
+    engines: dict[tuple[str, str], Engine], queries: list[str], passages: list[str], repeats: int
+) -> str:
+    """Speed as a multiple of PyTorch's in fp32; agreement with its scores."""
+    seconds: dict[tuple[str, str], list[float]] = {name: [] for name in engines}
+    scores: dict[tuple[str, str], npt.NDArray[np.float32]] = {}
+    for round_ in range(repeats + 1):
+        for name, engine in engines.items():
+            started = time.perf_counter()
+            scores[name] = engine.score(queries, passages).scores
+            if round_:  # the first one warms up
+                seconds[name].append(time.perf_counter() - started)
+    first = next(iter(engines))
+    base = statistics.median(seconds[first])
+    rows = []
+    for name, engine in engines.items():
+        ratio = base / statistics.median(seconds[name])
+        agreement = spearman_within(queries, scores[name], scores[first])
+        difference = float(np.abs(scores[name] - scores[first]).max())
+        size = engine.model.backend.bytes / 2**20
+        rows.append((*name, f"{ratio:.2f}", f"{agreement:.4f}", f"{difference:.1e}", f"{size:.0f}"))
+    headings = ("backend", "precision", "speed", "Spearman", "largest difference", "weights, MiB")
+    return markdown_table(headings, rows)
+
+
+def reload(model: str, device: str, folder: str) -> tuple[str, str, str, str]:
+    """The first load of a model in this process, and asking for it again."""
+    cache = EngineCache(
+        partial(load, device=device, backend="auto", cache_dir=folder), device, Limits(2), 2048, lambda: None
+    )
+    spec = ScoreSpec(model=model)
+    times = []
+    for _ in range(101):
+        started = time.perf_counter()
+        cache.get(spec)
+        times.append(time.perf_counter() - started)
+    first, again = times[0], statistics.median(times[1:])
+    return "auto", f"{first:.2f} s", f"{1e6 * again:.0f} µs", f"{first / again:,.0f}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""A `transformers` classifier as a module that can be traced: what OpenVINO and ONNX start from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from workers.backends.first_token import read_first_token_only
+from workers.tokens import Batch, Ids
+
+_MASKED = -10_000.0
+"""Added to the attention of padding: its weight is 0 in every precision, and fp16 and bf16 hold it."""
+
+
+class Traceable(nn.Module):
+    """Ids, masks and, where the model has them, types to logits of shape ``[rows]``.
+
+    The classifier gets its attention mask ready-made, ``[rows, 1, 1, tokens]``: what transformers
+    would make of a plain one depends on its values, which a trace cannot follow.
+
+    Parameters
+    ----------
+    classifier
+        From `load_classifier`, in float32, of a family that `reads_first_token`; its last layer is
+        replaced.
+    """
+
+    def __init__(self, classifier: Any) -> None:
+        super().__init__()
+        read_first_token_only(classifier)
+        self.classifier = classifier
+        types = getattr(classifier.config, "type_vocab_size", 0) > 1
+        self.inputs = INPUTS if types else INPUTS[:2]
+
+    def example(self) -> tuple[torch.Tensor, ...]:
+        """Something to trace it with."""
+        return tuple(torch.ones(2, 16, dtype=torch.long) for _ in self.inputs)
+
+    def forward(
+        self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        attention = (1 - mask[:, None, None, :]).to(torch.float32) * _MASKED
+        segments = {} if types is None else {"token_type_ids": types}
+        logits: torch.Tensor = self.classifier(input_ids=ids, attention_mask=attention, **segments).logits
+        return logits[:, 0]
+
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+"""Names of the inputs, as transformers has them."""
+
+
+def inputs_of(batch: Batch) -> dict[str, Ids]:
+    """The batch by these names."""
+    types = np.zeros_like(batch.ids) if batch.types is None else batch.types
+    return dict(zip(INPUTS, (batch.ids, batch.mask, types), strict=True))
