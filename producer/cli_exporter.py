@@ -21,7 +21,6 @@ from producer.exporter import exporter_app
 @click.option("--redis", "redis_url", help="The server; default: REDIS_URL.")
 @click.option("--address", help="HOST:PORT to listen on; default: 127.0.0.1:9807, or the next free port.")
 @click.option("--config", help="YAML file of settings.")
-@click.version_option(package_name="rankmill")
 def exporter(redis_url: str | None, address: str | None, config: str | None) -> None:
     """Serve the cluster's live page, and its metrics to Prometheus, until SIGTERM or Ctrl-C.
 
@@ -37,13 +36,13 @@ def exporter(redis_url: str | None, address: str | None, config: str | None) -> 
         app = exporter_app(impatient(_client(settings.redis_url)))
         host, port = serve(app, "exporter_address", settings.exporter_address)
     except RankmillError as error:
-        click.echo(f"rankmill-exporter: {mask_passwords(str(error))}", err=True)
+        click.echo(f"rankmill exporter: {mask_passwords(str(error))}", err=True)
         sys.exit(2)
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())
     url = mask_passwords(settings.redis_url)
-    click.echo(f"rankmill-exporter: serving the metrics of {url} at http://{host}:{port}", err=True)
+    click.echo(f"rankmill exporter: serving the metrics of {url} at http://{host}:{port}", err=True)
     stop.wait()
 
 

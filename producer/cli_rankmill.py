@@ -23,6 +23,8 @@ from jobs.runs import Run, RunStore
 from jobs.settings import load_settings
 from producer import tables
 from producer.cli_config import config as config_command
+from producer.cli_exporter import exporter
+from producer.cli_precision import check_precision
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -40,10 +42,11 @@ Exit codes:
 @click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="rankmill")
 def rankmill() -> None:
-    """Look after a cluster of scoring workers and the runs they work on."""
+    """Look after a cluster of scoring workers and the runs they work on; choose how they score."""
 
 
-rankmill.add_command(config_command)
+for command in (check_precision, config_command, exporter):
+    rankmill.add_command(command)
 
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:

@@ -128,7 +128,7 @@ def exporters(tmp_path: Path) -> Iterator[StartExporter]:
 
     def start(redis_url: str, port: int | None = None) -> str:
         address = f"127.0.0.1:{port or free_port()}"
-        command = [str(BIN / "rankmill-exporter"), "--redis", redis_url, "--address", address]
+        command = [str(BIN / "rankmill"), "exporter", "--redis", redis_url, "--address", address]
         with log.open("wb") as out:
             started.append(subprocess.Popen(command, stdout=out, stderr=out, env=ENVIRON))
         wait_for(lambda: " at http://" in log.read_text(), started[-1])

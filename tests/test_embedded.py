@@ -155,9 +155,7 @@ def test_workers_that_cannot_start_end_the_run_with_their_reason(tmp_path: Path,
     assert done.code == 1
     assert "has died 3 times in a row" in done.err
     assert "cannot start: device mps is not available on this machine" in done.err
-    begins, reason = done.err.strip().splitlines()
-    assert "run begins" in begins
-    assert reason.startswith("score-file: ")
+    assert len(done.complaints) == 1
     assert not (tmp_path / "a.scored.parquet").exists()
 
 

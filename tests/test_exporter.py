@@ -97,9 +97,9 @@ def test_the_exporter_starts_without_redis_on_the_next_port(exporters: StartExpo
 )
 def test_wrong_usage_is_one_line(options: list[str]) -> None:
     done = subprocess.run(
-        [str(BIN / "rankmill-exporter"), *options],
+        [str(BIN / "rankmill"), "exporter", *options],
         capture_output=True, text=True, env=ENVIRON, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert line.startswith("rankmill-exporter: ")
+    assert line.startswith("rankmill exporter: ")

@@ -33,7 +33,7 @@ PAGE = Path(__file__).resolve().parent.parent / "producer" / "page"
 def page(server: Server) -> Iterator[str]:
     """URL of the page of the exporter of `server`."""
     url = f"http://127.0.0.1:{free_port()}/"
-    command = [str(BIN / "rankmill-exporter"), "--redis", server.url, "--address", url.split("/")[2]]
+    command = [str(BIN / "rankmill"), "exporter", "--redis", server.url, "--address", url.split("/")[2]]
     process = subprocess.Popen(command, env=ENVIRON, stderr=subprocess.DEVNULL)
     wait_for(lambda: answers(url), process)
     yield url

@@ -87,9 +87,7 @@ def prometheus(
     program = tool("prometheus", "prometheus")
     exporter = exporters(server.url)
     workers(environ={"RANKMILL_METRICS_ADDRESS": f"127.0.0.1:{free_port()}"})
-    text = (
-        (CONFIGS / "prometheus.yml").read_text().replace("127.0.0.1:9807", exporter.removeprefix("http://"))
-    )
+    text = (CONFIGS / "prometheus.yml").read_text().replace("exporter:9807", exporter.removeprefix("http://"))
     config = tmp_path / "prometheus.yml"
     config.write_text(re.sub(r": 15s\b", ": 1s", text))
     (tmp_path / "alerts.yml").write_text((CONFIGS / "alerts.yml").read_text())

@@ -275,6 +275,6 @@ def test_a_model_that_is_none_is_one_line(
     done = score_file(source, "--redis", shared_queue.url, "--model", model, cwd=source.parent)
     assert (done.code, done.out) == (2, "")
     assert message in done.err
-    assert len(done.err.strip().splitlines()) == 1
+    assert len(done.complaints) == 1
     assert not source.with_name("pairs.scored.parquet").exists()
     assert not list(shared_queue.client.scan_iter("rankmill:run:*"))
