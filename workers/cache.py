@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 from jobs.spec import ScoreSpec
+from workers import metrics
 from workers.engine import Engine
 from workers.models import load_model
 
@@ -41,6 +42,8 @@ class EngineCache:
         self._drain = drain
         self._backend = backend
         self._engines: OrderedDict[ScoreSpec, Engine] = OrderedDict()
+        self.loading: str | None = None
+        """Name of the model that is being loaded."""
 
     def get(self, spec: ScoreSpec) -> Engine:
         """The engine of `spec`; loads its model if need be.
@@ -54,6 +57,29 @@ class EngineCache:
             while len(self._engines) >= self._size:
                 self._drain()
                 self._engines.popitem(last=False)  # before loading: the device may not hold both
-            self._engines[spec] = Engine(load_model(spec, self._device, self._backend), self._token_budget)
+                metrics.model_evictions.inc()
+            self._engines[spec] = self._load(spec)
+            self._tell()
         self._engines.move_to_end(spec)
         return self._engines[spec]
+
+    def _load(self, spec: ScoreSpec) -> Engine:
+        self.loading, outcome = spec.model, "failed"
+        try:
+            with metrics.model_load_seconds.time():
+                engine = Engine(load_model(spec, self._device, self._backend), self._token_budget)
+            outcome = "loaded"
+            return engine
+        finally:
+            self.loading = None
+            metrics.model_loads.labels(outcome).inc()
+
+    def _tell(self) -> None:
+        """Let the metrics show what is loaded."""
+        metrics.models.clear()
+        for spec, engine in self._engines.items():
+            model = engine.model
+            runner = model.backend
+            metrics.models.labels(
+                spec.model, model.revision or "", runner.name, runner.device, runner.precision
+            ).set(1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from workers import metrics
 from workers.backends import DeviceLost, Logits, OutOfMemory, Pending
 from workers.models import Model
 from workers.planner import Rows
@@ -33,6 +34,11 @@ class Scored:
     tokens: int = 0
     padded_tokens: int = 0
     batches: int = 0
+
+    def fail(self, row: int, kind: str, reason: str) -> None:
+        """Give a row an error, of one of the kinds that `metrics.ROW_ERRORS` names."""
+        self.errors[row] = reason
+        metrics.row_errors.labels(kind).inc()
 
 
 @dataclass(eq=False)
@@ -95,7 +101,7 @@ class Engine:
         complete = []
         for row, (query, passage) in enumerate(zip(queries, passages, strict=True)):
             if query is None or passage is None:
-                scored.errors[row] = "query is null" if query is None else "passage is null"
+                scored.fail(row, "null", "query is null" if query is None else "passage is null")
             else:
                 complete.append(row)
         pieces: list[tuple[Rows, Tokens]] = []
@@ -105,7 +111,7 @@ class Engine:
             pieces.append((part, self.model.tokenizer(*texts)))
 
         def broken(row: int, reason: str) -> None:
-            scored.errors[row] = f"tokenizer: {reason}"
+            scored.fail(row, "tokenizer", f"tokenizer: {reason}")
 
         _bisect(np.asarray(complete, dtype=np.intp), tokenize, broken)
         rows = np.concatenate([np.zeros(0, np.intp), *(part for part, _ in pieces)])
@@ -158,7 +164,7 @@ class Engine:
 
         def broken(place: int, reason: str) -> None:
             work, row = flat[place]
-            work.scored.errors[int(work.rows[row])] = f"model: {reason}"
+            work.scored.fail(int(work.rows[row]), "model", f"model: {reason}")
 
         if isinstance(error, OutOfMemory):
             self._shrink_budget(parts)
@@ -173,17 +179,21 @@ class Engine:
     def _scatter(self, parts: list[Part], logits: Logits) -> None:
         scores = self.model.activation(logits)
         longest = _longest(parts)
-        done = 0
+        real = done = 0
         for work, rows in parts:
             mine, out, places = scores[done : done + len(rows)], work.scored, work.rows[rows]
             done += len(rows)
             finite = np.isfinite(mine)
             out.scores[places] = np.where(finite, mine, np.nan)
             for place in places[~finite].tolist():
-                out.errors[place] = f"the model's output is not a number in {self.model.backend.precision}"
-            out.tokens += int(work.tokens.lengths[rows].sum())
+                precision = self.model.backend.precision
+                out.fail(place, "not_a_number", f"the model's output is not a number in {precision}")
+            mine_real = int(work.tokens.lengths[rows].sum())
+            real += mine_real
+            out.tokens += mine_real
             out.padded_tokens += longest * len(rows)
             out.batches += 1
+        metrics.count_batch(done, real, longest * done, self.token_budget)
 
 
 def _longest(parts: list[Part]) -> int:

@@ -29,7 +29,7 @@ class Heartbeat:
     ----------
     worker
         Whose jobs to keep.
-    device
+    report
         What to announce of it.
     wedged
         Says whether the forward hangs for good.
@@ -40,15 +40,15 @@ class Heartbeat:
     def __init__(
         self,
         worker: BaseWorker,
-        device: str,
+        report: Callable[[], WorkerReport],
         wedged: Callable[[], bool],
         on_beat: Callable[[], None],
     ) -> None:
         self._worker = worker
-        self._device = device
+        self._report = report
         self._wedged = wedged
         self._on_beat = on_beat
-        self._started = time.time()
+        self._last = time.monotonic()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -64,8 +64,11 @@ class Heartbeat:
     def announce(self) -> None:
         """Say that the worker is there."""
         worker_registration.register(self._worker)  # again: the server may have lost its data
-        report = WorkerReport(device=self._device, started=self._started, beat=time.time())
-        announce_worker(self._worker.connection, self._worker.name, report, LEASE_SECONDS)
+        announce_worker(self._worker.connection, self._worker.name, self._report(), LEASE_SECONDS)
+
+    def age(self) -> float:
+        """Seconds since the last beat that went through."""
+        return time.monotonic() - self._last
 
     def _run(self) -> None:
         while not self._stopped.wait(HEARTBEAT_SECONDS):
@@ -75,6 +78,7 @@ class Heartbeat:
                 self._worker.heartbeat()
                 for execution in list(self._worker.executions.values()):
                     self._worker.maintain_heartbeats(execution.job, execution)
+                self._last = time.monotonic()
                 self._clean_queues()
                 self._on_beat()
             except Exception:  # whatever it is, the jobs that run must not be taken for dead

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from workers import metrics
 from workers.engine import Engine, Flight, Part, Work
 from workers.pool import Pool
 
@@ -26,6 +27,8 @@ FIRST_BATCH_SECONDS = 900
 
 LATER_BATCH_SECONDS = 300
 """Nor does a later one that takes longer than this and than a hundred times the slowest before it."""
+
+_WAIT_SECONDS = 5
 
 Answer = Callable[[], None]
 
@@ -108,6 +111,11 @@ class Pipeline:
             self._writer.submit(lambda: None).result()  # comes after all answers
         return idle
 
+    @property
+    def pending(self) -> int:
+        """Pairs that are not scored yet."""
+        return self._pending
+
     def wedged(self) -> bool:
         """Whether the batch in the forward has been there for so long that it will never end."""
         since, slowest = self._batch_since, self._slowest_batch
@@ -140,15 +148,16 @@ class Pipeline:
             if batch is None or len(flights) >= engine.model.backend.depth:
                 self._finish(*flights.popleft())
                 now = time.monotonic()
-                self._slowest_batch = max(self._slowest_batch or 0.0, now - (self._batch_since or now))
+                seconds = now - (self._batch_since or now)
+                metrics.stage_seconds.labels("forward").observe(seconds)
+                self._slowest_batch = max(self._slowest_batch or 0.0, seconds)
                 self._batch_since = now if flights else None
 
     def _take(self, wait: bool) -> tuple[Engine, list[Part]] | None:
         """The next batch of the lane whose turn it is; ``None`` if there is none, or never will be."""
         with self._changed:
             if wait:
-                self._changed.wait_for(lambda: self._lanes or self._closed)
-                self._wait_for_a_full_batch()
+                self._wait_for_work()
             if not self._lanes:
                 return None
             key, lane = self._lanes.popitem(last=False)
@@ -156,6 +165,14 @@ class Pipeline:
             if lane.pool.batches:
                 self._lanes[key] = lane
             return lane.engine, parts
+
+    def _wait_for_work(self) -> None:
+        waiting = True
+        while waiting:
+            with metrics.stage("wait"):  # in pieces, so that a long wait is seen while it lasts
+                waiting = not self._changed.wait_for(lambda: self._lanes or self._closed, _WAIT_SECONDS)
+                if not waiting:
+                    self._wait_for_a_full_batch()
 
     def _wait_for_a_full_batch(self) -> None:
         deadline = time.monotonic() + self._batch_wait

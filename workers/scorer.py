@@ -13,6 +13,7 @@ from jobs.errors import SpecError, WireError
 from jobs.results import ChunkFailure, ChunkScores, ChunkStats
 from jobs.runs import RunStore, attempt
 from jobs.wire import decode_pairs
+from workers import metrics
 from workers.cache import EngineCache
 from workers.engine import Engine, Work
 
@@ -54,16 +55,21 @@ class ChunkScorer:
         """
         started = time.monotonic()
         try:
-            run = self._store.load(run_id)
-            payload = self._store.payload(run, chunk) if run else None
-            if run is None or payload is None:
-                return None
-            queries, passages = decode_pairs(payload)
+            with metrics.stage("fetch"):
+                run = self._store.load(run_id)
+                payload = self._store.payload(run, chunk) if run else None
+                if run is None or payload is None:
+                    return None
+                queries, passages = decode_pairs(payload)
             engine = self._engines.get(run.spec)
         except (WireError, SpecError) as error:
             return ChunkFailure(chunk, str(error), fatal=True)
-        work = engine.prepare(queries, passages)
-        return ClaimedChunk(chunk, attempt(run, get_current_job()), engine, work, started)
+        attempts = attempt(run, get_current_job())
+        if attempts > 1:
+            metrics.retries.inc()
+        with metrics.stage("tokenize"):
+            work = engine.prepare(queries, passages)
+        return ClaimedChunk(chunk, attempts, engine, work, started)
 
     def result(self, claimed: ClaimedChunk) -> ChunkScores:
         """What there is to say of a chunk whose work is done."""

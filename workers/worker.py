@@ -26,10 +26,11 @@ from jobs import keys
 from jobs.abandoned import failure_handler
 from jobs.errors import RankmillError
 from jobs.registry import withdraw_worker
-from jobs.results import ChunkResult
+from jobs.results import ChunkResult, ChunkScores
 from jobs.runs import RunStore, is_suspect
 from jobs.settings import Settings, load_settings
 from jobs.tasks import bind_scorer
+from workers import metrics
 from workers.heartbeat import LEASE_SECONDS, Heartbeat
 from workers.job import ScoringJob
 
@@ -157,6 +158,7 @@ class ScoringWorker(SimpleWorker):
         except Exception:
             self._claims.pop(job.id)
             self._finalize_failure(job, queue, claim.execution, sys.exc_info())
+            metrics.count_chunk("failed")
             return
         if claimed is None or isinstance(claimed, ChunkResult):
             self._pipeline.answer(lambda: self._answer(claim, claimed))
@@ -214,12 +216,17 @@ class ScoringWorker(SimpleWorker):
         device = resolve_device(settings.device)
         self._claim_ahead = resolve_claim_ahead(settings.claim_ahead, device)
         self._pipeline = Pipeline(settings.batch_wait_ms / 1000)
-        self._heartbeat = Heartbeat(self, device, self._pipeline.wedged, self._drop_cancelled)
+        report = partial(metrics.report, device=device, started=time.time(), metrics_url=None)
+        self._heartbeat = Heartbeat(self, report, self._pipeline.wedged, self._drop_cancelled)
         token_budget = resolve_token_budget(settings.token_budget, device)
         engines = EngineCache(
             device, settings.model_cache_size, token_budget, self._wait_until_idle, settings.backend
         )
         self._scorer = ChunkScorer(self.store, engines, self.name)
+        metrics.worker.info({"worker": self.name, "device": device})
+        metrics.heartbeat_age.set_function(self._heartbeat.age)
+        metrics.claimed_jobs.set_function(lambda: len(self._claims))
+        metrics.claimed_pairs.set_function(lambda: self._pipeline.pending)
 
     def _shutdown(self) -> None:
         """Stop at the next look, and not wherever the signal came."""
@@ -254,8 +261,16 @@ class ScoringWorker(SimpleWorker):
 
     def _answer(self, claim: Claim, result: ChunkResult | None) -> None:
         """Finish a job, its result in the same transaction; `None` writes none. In the writing thread."""
-        if self._claims.pop(claim.job.id, None) is None:
-            return  # handed back
+        with metrics.stage("write"):
+            if self._claims.pop(claim.job.id, None) is None:
+                return  # handed back
+            self._finish(claim, result)
+        if isinstance(result, ChunkScores):
+            metrics.count_chunk("scored", claim.job.created_at)
+        else:
+            metrics.count_chunk("dropped" if result is None else "failed")
+
+    def _finish(self, claim: Claim, result: ChunkResult | None) -> None:
         if result is not None:
             self._results[claim.job.id] = result
         try:
@@ -275,6 +290,7 @@ class ScoringWorker(SimpleWorker):
             self.cleanup_execution(claim.job, pipe, claim.execution)
             claim.queue._enqueue_job(claim.job, pipeline=pipe, at_front=True)  # as Job.retry does
             pipe.execute()
+        metrics.count_chunk("handed_back")
         logger.info("worker %s: handed back job %s", self.name, job_id)
 
 

@@ -1,0 +1,213 @@
+"""What this worker process counts of its work: for Prometheus, and for its own report.
+
+One process is one worker, so the metrics are the module's, and whoever does the work counts it here.
+``docs/METRICS.md`` lists them all.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import sys
+import time
+from collections.abc import Iterable
+from datetime import datetime
+from itertools import pairwise
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
+from prometheus_client.context_managers import Timer
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from jobs.registry import LATENCY_BUCKETS, STAGES, WorkerReport
+
+REGISTRY = CollectorRegistry()
+"""All of the below. Not the library's own, which other libraries add to."""
+
+ROW_ERRORS = ("null", "tokenizer", "model", "not_a_number")
+OUTCOMES = ("scored", "failed", "dropped", "handed_back")
+
+pairs = Counter("rankmill_pairs_total", "Pairs that went through the model.", registry=REGISTRY)
+tokens = Counter("rankmill_tokens_total", "Tokens of those pairs.", registry=REGISTRY)
+padded_tokens = Counter(
+    "rankmill_padded_tokens_total", "Tokens computed for those pairs, padding included.", registry=REGISTRY
+)
+batches = Counter("rankmill_batches_total", "Batches that went through the model.", registry=REGISTRY)
+batch_pairs = Histogram(
+    "rankmill_batch_pairs",
+    "Pairs in a batch.",
+    buckets=[2**power for power in range(13)],
+    registry=REGISTRY,
+)
+batch_fill = Histogram(
+    "rankmill_batch_fill_ratio",
+    "Padded tokens of a batch over the token budget; more than 1 where a single pair is longer.",
+    buckets=[tenths / 10 for tenths in range(1, 11)],
+    registry=REGISTRY,
+)
+row_errors = Counter(
+    "rankmill_row_errors_total",
+    "Pairs that got an error instead of a score: a text was null, or tokenizer or model failed, "
+    "or the model's output was not a number.",
+    ["kind"],
+    registry=REGISTRY,
+)
+stage_seconds = Histogram(
+    "rankmill_stage_seconds",
+    "Time of each stage: wait (of the model for work; 5 s at a time), fetch, tokenize and write "
+    "(a chunk), forward (a batch; those under way at once share the time).",
+    ["stage"],
+    buckets=[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30],
+    registry=REGISTRY,
+)
+chunks = Counter(
+    "rankmill_chunks_total",
+    "Claimed chunks by what became of them: scored, failed, dropped (nobody wants the scores any more), "
+    "handed_back (to the queue, by a worker that was told to stop).",
+    ["outcome"],
+    registry=REGISTRY,
+)
+retries = Counter(
+    "rankmill_retries_total", "Chunks claimed after an attempt that had failed.", registry=REGISTRY
+)
+latency = Histogram(
+    "rankmill_job_latency_seconds",
+    "Time from a chunk's submission to its result, earlier attempts included, by the clocks of both hosts.",
+    buckets=LATENCY_BUCKETS,
+    registry=REGISTRY,
+)
+claimed_jobs = Gauge("rankmill_claimed_jobs", "Chunks claimed and not answered.", registry=REGISTRY)
+claimed_pairs = Gauge(
+    "rankmill_claimed_pairs", "Pairs claimed that wait for the model or are in it.", registry=REGISTRY
+)
+model_loads = Counter(
+    "rankmill_model_loads_total", "Attempts to load a model: loaded, failed.", ["outcome"], registry=REGISTRY
+)
+model_load_seconds = Histogram(
+    "rankmill_model_load_seconds",
+    "Time to load a model, its download included.",
+    buckets=[0.5, 1, 2.5, 5, 10, 30, 60, 300, 900],
+    registry=REGISTRY,
+)
+model_evictions = Counter(
+    "rankmill_model_evictions_total", "Models unloaded to make room for another.", registry=REGISTRY
+)
+models = Gauge(
+    "rankmill_model_info",
+    "1 for each loaded model.",
+    ["model", "revision", "backend", "device", "precision"],
+    registry=REGISTRY,
+)
+heartbeat_age = Gauge(
+    "rankmill_heartbeat_age_seconds", "Time since the last heartbeat that went through.", registry=REGISTRY
+)
+worker = Info("rankmill_worker", "Name and device of the worker, as in the queue.", registry=REGISTRY)
+build = Info("rankmill_build", "Versions of rankmill and of what it runs on.", registry=REGISTRY)
+
+for _stage in STAGES:
+    stage_seconds.labels(_stage)
+for _outcome in OUTCOMES:
+    chunks.labels(_outcome)
+for _kind in ROW_ERRORS:
+    row_errors.labels(_kind)
+for _outcome in ("loaded", "failed"):
+    model_loads.labels(_outcome)
+build.info(
+    {
+        "version": importlib.metadata.version("rankmill"),
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+    }
+)
+ProcessCollector(registry=REGISTRY)
+
+
+class _Gpu(Collector):
+    """Memory and use of the NVIDIA GPU, once this process has begun to use it."""
+
+    def describe(self) -> Iterable[Metric]:
+        """The names, without looking at the GPU."""
+        return self._families(0, 0, 0, 0.0)
+
+    def collect(self) -> Iterable[Metric]:
+        """Nothing where there is no GPU, or none that answers."""
+        torch = sys.modules.get("torch")  # the worker's business to import
+        if torch is None or not torch.cuda.is_initialized():
+            return []
+        try:
+            free, total = torch.cuda.mem_get_info()
+            own, use = torch.cuda.memory_reserved(), torch.cuda.utilization() / 100
+        except Exception:  # whatever its libraries raise, the other metrics matter more
+            return []
+        return self._families(own, total - free, total, use)
+
+    def _families(self, own: int, used: int, total: int, use: float) -> list[Metric]:
+        return [
+            GaugeMetricFamily("rankmill_gpu_memory_reserved_bytes", "GPU memory of this worker.", own),
+            GaugeMetricFamily("rankmill_gpu_memory_used_bytes", "Used memory of the worker's GPU.", used),
+            GaugeMetricFamily("rankmill_gpu_memory_size_bytes", "Memory of the worker's GPU.", total),
+            GaugeMetricFamily(
+                "rankmill_gpu_utilization_ratio", "Share of time in which the worker's GPU was busy.", use
+            ),
+        ]
+
+
+REGISTRY.register(_Gpu())
+
+
+def stage(name: str) -> Timer:
+    """Times the ``with`` block as one of `STAGES`."""
+    return stage_seconds.labels(name).time()
+
+
+def count_batch(rows: int, real: int, padded: int, budget: int) -> None:
+    """A batch of `rows` pairs was scored."""
+    pairs.inc(rows)
+    tokens.inc(real)
+    padded_tokens.inc(padded)
+    batches.inc()
+    batch_pairs.observe(rows)
+    batch_fill.observe(padded / budget)
+
+
+def count_chunk(outcome: str, submitted: datetime | None = None) -> None:
+    """A claimed chunk has come to one of `OUTCOMES`; scored ones say when they were submitted."""
+    chunks.labels(outcome).inc()
+    if submitted is not None:
+        latency.observe(max(time.time() - submitted.timestamp(), 0.0))
+
+
+def report(*, device: str, started: float, metrics_url: str | None) -> WorkerReport:
+    """What the worker says of itself: the figures that Prometheus gets."""
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+    }
+
+    def whole(*key: str) -> int:
+        return int(found.get(key, 0))
+
+    within = [0, *(whole("rankmill_job_latency_seconds_bucket", key) for key in _BOUNDS)]
+    return WorkerReport(
+        device=device,
+        started=started,
+        beat=time.time(),
+        metrics_url=metrics_url,
+        models=tuple(sorted(key[1] for key in found if key[0] == "rankmill_model_info")),
+        resident_bytes=whole("process_resident_memory_bytes"),
+        claimed_jobs=whole("rankmill_claimed_jobs"),
+        claimed_pairs=whole("rankmill_claimed_pairs"),
+        chunks=whole("rankmill_chunks_total", "scored"),
+        retried_chunks=whole("rankmill_retries_total"),
+        pairs=whole("rankmill_pairs_total"),
+        row_errors=sum(whole("rankmill_row_errors_total", kind) for kind in ROW_ERRORS),
+        batches=whole("rankmill_batches_total"),
+        tokens=whole("rankmill_tokens_total"),
+        padded_tokens=whole("rankmill_padded_tokens_total"),
+        stage_seconds=tuple(found["rankmill_stage_seconds_sum", name] for name in STAGES),
+        latency_counts=tuple(upper - lower for lower, upper in pairwise(within)),
+    )
+
+
+_BOUNDS = [*(str(float(bound)) for bound in LATENCY_BUCKETS), "+Inf"]
