@@ -47,6 +47,8 @@ class Settings(BaseModel):
     backend: Backend
     threads: Count
     token_budget: Count
+    max_batch: Count
+    length_aware: bool
     claim_ahead: Count
     batch_wait_ms: float = Field(ge=0, le=1000)
     model_cache_size: int = Field(ge=1)

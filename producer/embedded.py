@@ -20,7 +20,16 @@ from jobs.settings import Settings
 
 _START_SECONDS = 30
 
-_WORKER_SETTINGS = ("device", "backend", "token_budget", "claim_ahead", "batch_wait_ms", "model_cache_size")
+_WORKER_SETTINGS = (
+    "device",
+    "backend",
+    "token_budget",
+    "max_batch",
+    "length_aware",
+    "claim_ahead",
+    "batch_wait_ms",
+    "model_cache_size",
+)
 
 
 class EmbeddedCluster:

@@ -26,6 +26,8 @@ class EngineCache:
         Waits until no engine is in use; called before one makes room for another.
     backend
         What runs the models: ``auto``, ``torch`` or ``openvino``.
+    max_batch, length_aware
+        How each engine cuts batches.
     """
 
     def __init__(
@@ -35,10 +37,15 @@ class EngineCache:
         token_budget: int,
         drain: Callable[[], None],
         backend: str,
+        *,
+        max_batch: int | None = None,
+        length_aware: bool = True,
     ) -> None:
         self._device = device
         self._size = size
         self._token_budget = token_budget
+        self._max_batch = max_batch
+        self._length_aware = length_aware
         self._drain = drain
         self._backend = backend
         self._engines: OrderedDict[ScoreSpec, Engine] = OrderedDict()
@@ -67,7 +74,12 @@ class EngineCache:
         self.loading, outcome = spec.model, "failed"
         try:
             with metrics.model_load_seconds.time():
-                engine = Engine(load_model(spec, self._device, self._backend), self._token_budget)
+                engine = Engine(
+                    load_model(spec, self._device, self._backend),
+                    self._token_budget,
+                    max_batch=self._max_batch,
+                    length_aware=self._length_aware,
+                )
             outcome = "loaded"
             return engine
         finally:

@@ -220,7 +220,13 @@ class ScoringWorker(SimpleWorker):
         self._heartbeat = Heartbeat(self, report, self._pipeline.wedged, self._drop_cancelled)
         token_budget = resolve_token_budget(settings.token_budget, device)
         engines = EngineCache(
-            device, settings.model_cache_size, token_budget, self._wait_until_idle, settings.backend
+            device,
+            settings.model_cache_size,
+            token_budget,
+            self._wait_until_idle,
+            settings.backend,
+            max_batch=settings.max_batch if isinstance(settings.max_batch, int) else None,
+            length_aware=settings.length_aware,
         )
         self._scorer = ChunkScorer(self.store, engines, self.name)
         metrics.worker.info({"worker": self.name, "device": device})
