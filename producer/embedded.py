@@ -53,6 +53,8 @@ class EmbeddedCluster:
         self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._directory: str | None = None
         self.worker_deaths = 0
+        self.last_death = ""
+        """How the worker that died last did so."""
 
     def __enter__(self) -> EmbeddedCluster:
         config = {"queue": self._settings.queue, "environs": worker_environs(self._settings)}
@@ -65,6 +67,11 @@ class EmbeddedCluster:
         )
         threading.Thread(target=self._listen, name="embedded-events", daemon=True).start()
         return self
+
+    @property
+    def pid(self) -> int:
+        """The process whose children are the server and the workers."""
+        return self._process.pid
 
     def url(self) -> str:
         """URL of the server, once it is up."""
@@ -85,6 +92,7 @@ class EmbeddedCluster:
                 if event["event"] == "failed":
                     raise EmbeddedError(str(event["reason"]))
                 self.worker_deaths += 1
+                self.last_death = _how(event["code"], event["words"])
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -127,6 +135,12 @@ def worker_environs(settings: Settings) -> list[dict[str, str]]:
             environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
         environs.append(environ)
     return environs
+
+
+def _how(code: int, words: str) -> str:
+    if code == -signal.SIGKILL:
+        return "a worker was killed, as the system does when memory runs out"
+    return f"a worker died with status {code}: {words}"
 
 
 def _cores() -> int:
