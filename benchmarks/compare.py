@@ -26,9 +26,9 @@ import torch
 from benchmarks.ceiling import Ceiling
 from benchmarks.contenders import CONTENDERS, FP32, Contender, run
 from benchmarks.environments import HOME, ROOT
-from benchmarks.quality import ndcg, read_qrels, spearman_within
 from benchmarks.report import bar_chart, machine
 from benchmarks.standings import Results, from_json, standings
+from producer.quality import ndcg, read_qrels, spearman_within
 
 
 def main() -> None:

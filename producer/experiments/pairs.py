@@ -21,8 +21,8 @@ COLUMNS = ("query", "passage")
 _EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pairs.jsonl"
 _LOOK_ROWS = 100_000
 """Rows at the beginning of a file that a sample is taken from."""
-_OF_A_QUERY = 50
-"""Rows of one query in a sample, at most."""
+_OF_A_QUERY = 25
+"""Rows of one query in a sample, at most, one after the other."""
 
 
 def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Table:
@@ -31,9 +31,9 @@ def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Tabl
     Parameters
     ----------
     pairs
-        ``example``: the shipped pairs, in random order. ``varied``: the same queries with passages of
-        4 to 400 words put together from the shipped ones, distributed as those of web pages are. Else
-        a file, of which whole queries are taken in random order, up to 50 pairs each, as ranks within
+        ``example``: the shipped pairs, in random order. ``varied``: those cut, or
+        filled up with others, to 4 to 400 words, distributed as passages of web pages are. Else
+        a file, of which whole queries are taken in random order, up to 25 pairs each, as ranks within
         a query are compared. Always the same ones.
     rows
         How many.
@@ -70,17 +70,20 @@ def _example() -> pa.Table:
 
 
 def _varied(rows: int, random: np.random.Generator) -> pa.Table:
-    queries = list(dict.fromkeys(_example()["query"].to_pylist()))
-    passages = _example()["passage"].to_pylist()
+    passages: dict[str, list[str]] = {}
+    for pair in _example().to_pylist():
+        passages.setdefault(pair["query"], []).append(pair["passage"])
+    queries = list(passages)
+    every = _example()["passage"].to_pylist()
     lengths = np.clip(random.lognormal(np.log(55), 0.7, rows).astype(int), 4, 400)
-    texts = []
-    for length in lengths:
-        words: list[str] = []
+    found = []
+    for row, length in enumerate(lengths.tolist()):
+        query = queries[row // _OF_A_QUERY % len(queries)]
+        words = passages[query][row % len(passages[query])].split()
         while len(words) < length:
-            words += passages[random.integers(len(passages))].split()
-        texts.append(" ".join(words[:length]))
-    of = [queries[number] for number in random.integers(len(queries), size=rows)]
-    return pa.table([of, texts], names=list(COLUMNS))
+            words += every[random.integers(len(every))].split()
+        found.append({"query": query, "passage": " ".join(words[:length])})
+    return pa.Table.from_pylist(found)
 
 
 def _of_file(file: str, rows: int, columns: tuple[str, str], random: np.random.Generator) -> pa.Table:

@@ -17,6 +17,8 @@ class Records:
     ----------
     path
         The file; made when something is added.
+    about
+        What the values are about; those about something else do not count.
 
     Raises
     ------
@@ -24,8 +26,9 @@ class Records:
         The file is there and holds something else.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, about: str = "") -> None:
         self._path = path
+        self._about = about
         self._values: dict[str, Any] = {}
         self._good = 0
         for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
@@ -40,10 +43,11 @@ class Records:
 
     def get(self, key: str) -> Any | None:
         """The value, if it is there."""
-        return self._values.get(key)
+        return self._values.get(self._about + key)
 
     def add(self, key: str, value: Any) -> None:
         """Keep a value (of JSON's types); it is on disk when this returns."""
+        key = self._about + key
         line = json.dumps({"key": key, "value": value}).encode() + b"\n"
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("r+b" if self._path.exists() else "xb") as file:

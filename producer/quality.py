@@ -11,13 +11,13 @@ import numpy.typing as npt
 import pandas as pd
 
 Scores = npt.NDArray[np.float32]
-Qrels = Mapping[str, Mapping[str, int]]
+Qrels = Mapping[str, Mapping[str, float]]
 """Query id to document id to grade."""
 
 
 def read_qrels(path: Path) -> Qrels:
     """Judgments in TREC's format: ``query-id 0 document-id grade`` on each line."""
-    found: dict[str, dict[str, int]] = {}
+    found: dict[str, dict[str, float]] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         query, _, document, grade = line.split()
         found.setdefault(query, {})[document] = int(grade)
@@ -55,5 +55,5 @@ def spearman_within(queries: Sequence[str], scores: Scores, reference: Scores) -
     return float(np.mean(values)) if values else math.nan
 
 
-def _dcg(grades: Sequence[int], k: int) -> float:
+def _dcg(grades: Sequence[float], k: int) -> float:
     return sum(max(grade, 0) / math.log2(place + 2) for place, grade in enumerate(grades[:k]))
