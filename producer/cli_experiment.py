@@ -42,14 +42,20 @@ The same command continues after an interruption."""
 @click.option("--pairs", help="File of pairs, or 'varied' or 'example', which rankmill ships.")
 @click.option("--query-column", help="Where the queries are in that file.")
 @click.option("--passage-column", help="Where the passages are in that file.")
-@click.option("--rows", type=int, help="Pairs of each bulk run.")
-@click.option("--requests", type=int, help="Small requests of each measurement.")
+@click.option("--scale", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True,
+              help="Rows and requests in each measurement, as a share of what the files say.")  # fmt: skip
 @click.option("--repeats", type=int, help="Measurements of each cell by the same workers.")
 @click.option("--rounds", type=int, help="Visits of each cell, in fresh workers.")
 @click.option("--restart", is_flag=True, help="Measure again what the folder has already.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def experiment(
-    files: tuple[str, ...], folder: Path, model: str | None, restart: bool, quiet: bool, **measure: Any
+    files: tuple[str, ...],
+    folder: Path,
+    model: str | None,
+    scale: float,
+    restart: bool,
+    quiet: bool,
+    **measure: Any,
 ) -> None:
     """Measure the cells of each experiment FILE in turn, in fresh workers, and write a report.
 
@@ -61,7 +67,7 @@ def experiment(
         experiments = [load_experiment(file) for file in files or shipped()]
         _check_names(experiments)
         given = {key: value for key, value in measure.items() if value is not None}
-        plans = plan(experiments, {"model": model} if model else {}, given)
+        plans = plan(experiments, {"model": model} if model else {}, given, scale)
         if restart:
             (folder / RECORDS).unlink(missing_ok=True)
         visits = _run(plans, folder, quiet)

@@ -65,6 +65,13 @@ class Measure(_Strict):
     rounds: int = Field(default=1, ge=1)
     timeout: float = Field(default=600, gt=0)
 
+    def scaled(self, scale: float) -> Measure:
+        """With that share of rows and requests, but at least one where there are some."""
+        sizes = {name: getattr(self, name) for name in ("rows", "requests")}
+        return self.model_copy(
+            update={name: max(round(scale * size), 1) if size else 0 for name, size in sizes.items()}
+        )
+
 
 Figure = Literal[
     "pairs_per_second", "requests_per_second", "p50_ms", "p95_ms", "p99_ms", "padding_waste", "peak_mib"
@@ -113,12 +120,16 @@ class Experiment(_Strict):
         ]
 
     def resolve(
-        self, cell: Mapping[str, Value], flags: Mapping[str, Any], measure: Mapping[str, Any]
+        self,
+        cell: Mapping[str, Value],
+        flags: Mapping[str, Any],
+        measure: Mapping[str, Any],
+        scale: float = 1.0,
     ) -> tuple[Settings, Measure]:
         """All settings of a cell, and what is measured there.
 
         The grid wins over the options given (`flags` for settings, `measure` for what is
-        measured), and those over the file.
+        measured), and those over the file. `scale` is the share of rows and requests to take.
 
         Raises
         ------
@@ -129,7 +140,8 @@ class Experiment(_Strict):
         theirs = {key: value for key, value in cell.items() if key not in ours}
         merged = merge_settings({**self.settings, **flags, **theirs}, self.base)
         try:
-            return validate(merged), Measure(**{**self.measure.model_dump(), **measure, **ours})
+            settings = validate(merged)
+            return settings, Measure(**{**self.measure.model_dump(), **measure, **ours}).scaled(scale)
         except ValidationError as error:
             raise ConfigError(_first(error)) from None
 

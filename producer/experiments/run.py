@@ -55,21 +55,19 @@ def label(cell: Mapping[str, Value]) -> str:
 
 
 def plan(
-    experiments: Iterable[Experiment], flags: Mapping[str, Any], measure: Mapping[str, Any]
+    experiments: Iterable[Experiment], flags: Mapping[str, Any], measure: Mapping[str, Any], scale: float
 ) -> list[Plan]:
     """All visits, in their order: each experiment's rounds, each over all of its cells.
 
-    `flags` and `measure` are the options given; ``rows`` and ``requests`` count where there are some.
+    `flags` and `measure` are the options given; `scale` is the share of rows and requests to take.
     """
     found = []
     for experiment in experiments:
-        own = experiment.measure.model_dump()
-        given = {key: value for key, value in measure.items() if key not in {"rows", "requests"} or own[key]}
-        common = Measure(**{**own, **given})
+        common = Measure(**{**experiment.measure.model_dump(), **measure})
         for number in range(common.rounds):
             for cell in experiment.cells():
                 try:
-                    settings, measured = experiment.resolve(cell, flags, given)
+                    settings, measured = experiment.resolve(cell, flags, measure, scale)
                     found.append(Plan(experiment, cell, number, settings, measured))
                 except ConfigError as error:
                     found.append(Plan(experiment, cell, number, None, common, str(error)))
