@@ -67,7 +67,11 @@ def visits(folder: Path) -> list[dict[str, Any]]:
         ({"measure": {"row": 1}}, "unknown key 'row' in measure; keys are pairs"),
         ({"measure": {"rows": -1}}, "measure.rows: "),
         ({"base": "nowhere.yaml"}, r"nowhere\.yaml: cannot read the config file"),
-        ({"measure": {"pairs": "nowhere.csv"}}, r"nowhere\.csv: no such file"),
+        ({"measure": {"pairs": "nowhere.csv"}}, r".+/nowhere\.csv: no such file"),
+        (
+            {"reference": [{"claim": "x", "figure": "p50_ms", "of": {"workers": 1}, "value": 1}]},
+            "reference 'x': 'workers' is not in the grid",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_file_is_named(

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from jobs.errors import ConfigError
 from jobs.settings import BASE, Settings, merge_settings, validate
+from producer.experiments.pairs import BUILT_IN
 
 SHIPPED = BASE.with_name("experiments")
 
@@ -32,7 +33,8 @@ class Measure(_Strict):
     Attributes
     ----------
     pairs
-        A file of pairs, or ``varied`` or ``example``, which rankmill ships.
+        A file of pairs, seen from the experiment's file, or ``varied`` or ``example``, which rankmill
+        ships.
     query_column, passage_column
         Where the texts are in that file.
     rows
@@ -113,6 +115,14 @@ class Experiment(_Strict):
                 raise ValueError(f"{key} has no values")
         return values
 
+    @model_validator(mode="after")
+    def _of_the_grid(self) -> Experiment:
+        for finding in self.reference:
+            for key in {**finding.of, **(finding.over or {})}:
+                if key not in self.grid:
+                    raise ValueError(f"reference {finding.claim!r}: {key!r} is not in the grid")
+        return self
+
     def cells(self) -> list[dict[str, Value]]:
         """The combinations of the grid's values, the last key's varying fastest."""
         return [
@@ -165,9 +175,12 @@ def load_experiment(file: str | os.PathLike[str]) -> Experiment:
         experiment = Experiment.model_validate(content)
     except ValidationError as error:
         raise ConfigError(f"{path}: {_first(error)}") from None
-    beside = path.parent / experiment.base
+    measure = experiment.measure
     if experiment.base.endswith((".yaml", ".yml")):
-        experiment = experiment.model_copy(update={"base": str(beside)})
+        experiment = experiment.model_copy(update={"base": str(path.parent / experiment.base)})
+    if measure.pairs not in BUILT_IN:
+        beside = measure.model_copy(update={"pairs": str(path.parent / measure.pairs)})
+        experiment = experiment.model_copy(update={"measure": beside})
     merge_settings(config=experiment.base)  # a base that is not there is told before any work
     return experiment
 
