@@ -66,6 +66,7 @@ def visits(folder: Path) -> list[dict[str, Any]]:
         ({"settings": {"modle": "demo"}}, "settings: unknown key 'modle'"),
         ({"measure": {"row": 1}}, "unknown key 'row' in measure; keys are pairs"),
         ({"measure": {"rows": -1}}, "measure.rows: "),
+        ({"measure": {"rows": 0}}, "measure: rows and requests are both 0"),
         ({"base": "nowhere.yaml"}, r"nowhere\.yaml: cannot read the config file"),
         ({"measure": {"pairs": "nowhere.csv"}}, r".+/nowhere\.csv: no such file"),
         (

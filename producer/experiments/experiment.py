@@ -67,6 +67,12 @@ class Measure(_Strict):
     rounds: int = Field(default=1, ge=1)
     timeout: float = Field(default=600, gt=0)
 
+    @model_validator(mode="after")
+    def _something(self) -> Measure:
+        if not self.rows and not self.requests:
+            raise ValueError("rows and requests are both 0: nothing would be measured")
+        return self
+
     def scaled(self, scale: float) -> Measure:
         """With that share of rows and requests, but at least one where there are some."""
         sizes = {name: getattr(self, name) for name in ("rows", "requests")}

@@ -27,7 +27,7 @@ def draw(experiment: Experiment, cells: pd.DataFrame, folder: Path) -> list[tupl
     drawn = []
     for title, name, plot in (
         ("Speed, padding, stages and memory", "cells", _bars),
-        ("Throughput against latency; the line joins the cells that no other beats in both", "latency",
+        ("Throughput against latency; green are the cells that no other beats in both", "latency",
          _latency),
         ("Scaling with workers", "workers", _scaling),
     ):  # fmt: skip
@@ -101,11 +101,13 @@ def _latency(experiment: Experiment, cells: pd.DataFrame) -> Figure | None:
         latency, speed = cells[f"{name}_ms"], cells["requests_per_second"]
         front = pareto(speed, latency)
         axes.plot(latency.iloc[front], speed.iloc[front], color=_FRONT, linewidth=1, zorder=1)
-        axes.scatter(latency, speed, color=_MAIN, zorder=2, s=18)
+        colours = [_FRONT if place in front else _MAIN for place in range(len(cells))]
+        axes.scatter(latency, speed, color=colours, zorder=2, s=18)
         for place in range(len(cells)):
             at = latency.iloc[place], speed.iloc[place]
             axes.annotate(str(place + 1), at, xytext=(4, 4), textcoords="offset points", fontsize=8)
-        axes.set(xlabel=f"{name} of a request, ms", xlim=(0, None), ylim=(0, None))
+        axes.set(xlabel=f"{name} of a request, ms", xlim=(0, 1.15 * latency.max()))
+        axes.set(ylim=(0, 1.1 * speed.max()))
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("requests/s")
     names = "\n".join(f"{number}  {label}" for number, label in enumerate(cells["label"], 1))

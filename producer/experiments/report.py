@@ -92,17 +92,18 @@ def _how(visits: Sequence[Visit]) -> str:
 
 def _table(experiment: Experiment, cells: pd.DataFrame) -> str:
     shown = [name for name in _COLUMNS if cells[name].notna().any()]
+    speed = "pairs_per_second" if "pairs_per_second" in shown else "requests_per_second"
     header = ["cell", *experiment.grid, "ran as", *(_COLUMNS[name][0] for name in shown)]
-    if "pairs_per_second" in shown:
-        header.insert(header.index("pairs/s") + 1, "range")
+    header.insert(header.index(_COLUMNS[speed][0]) + 1, "range")
     rows = []
     for number, (_, cell) in enumerate(cells.iterrows(), 1):
         row = [str(number), *(str(value).lower() for value in cell["cell"].values())]
         row.append(f"{cell['backend']}, {cell['device']}, {cell['precision']}")
         for name in shown:
-            row.append(_COLUMNS[name][1].format(cell[name]) if np.isfinite(cell[name]) else "-")
-            if name == "pairs_per_second":
-                row.append(f"{cell['slowest']:,.0f} to {cell['fastest']:,.0f}")
+            form = _COLUMNS[name][1]
+            row.append(form.format(cell[name]) if np.isfinite(cell[name]) else "-")
+            if name == speed:
+                row.append(f"{form.format(cell['slowest'])} to {form.format(cell['fastest'])}")
         rows.append(row)
     return markdown_table(header, rows)
 
