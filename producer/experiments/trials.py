@@ -63,7 +63,7 @@ class Probes(BaseModel):
 
 
 class Duel(BaseModel):
-    """Two settings measured in turn: costs of each, less being better; ``reason``: the second one failed."""
+    """Two settings measured in turn: costs of each, less being better; ``reason``: one of them failed."""
 
     first: list[float] = []
     second: list[float] = []
@@ -130,9 +130,9 @@ class Trials:
 
     def duel(self, first: Changes, second: Changes) -> Duel:
         """Measure two settings in turn, so that what else the machine does meets both."""
-        one, duel = self._warm(first), Duel()
+        duel = Duel()
         try:
-            other = self._warm(second)
+            one, other = self._warm(first), self._warm(second)
             for number in range(_ROUNDS):
                 benches = [(one, duel.first), (other, duel.second)]
                 for bench, costs in benches if number % 2 == 0 else benches[::-1]:
