@@ -22,9 +22,9 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.report import markdown_table
 from jobs.errors import SpecError
 from jobs.spec import ScoreSpec
+from producer.experiments.present import markdown_table
 from producer.quality import spearman_within
 from workers.backends.choice import PRECISIONS
 from workers.cache import EngineCache, Limits
@@ -131,9 +131,8 @@ def table(
 
 def reload(model: str, device: str, folder: str) -> tuple[str, str, str, str]:
     """The first load of a model in this process, and asking for it again."""
-    cache = EngineCache(
-        partial(load, device=device, backend="auto", cache_dir=folder), device, Limits(2), 2048, lambda: None
-    )
+    load_here = partial(load, device=device, backend="auto", cache_dir=folder)
+    cache = EngineCache(load_here, device, Limits(2), partial(Engine, token_budget=2048), lambda: None)
     spec = ScoreSpec(model=model)
     times = []
     for _ in range(101):

@@ -54,6 +54,8 @@ class Settings(BaseModel):
     backend: Backend
     threads: Count
     token_budget: Count
+    max_batch: Count
+    length_aware: bool
     claim_ahead: Count
     batch_wait_ms: float = Field(ge=0, le=1000)
     model_cache_size: int = Field(ge=1)
@@ -117,9 +119,9 @@ def merge_settings(
 ) -> dict[str, Sourced]:
     """What `load_settings` validates: each key's value and the source that won."""
     layers = [(BASE.name, _read(BASE))]
-    config = config or environ.get("RANKMILL_CONFIG")
-    if config:
-        layers += config_layers(_locate(config))
+    file = config_file(config, environ)
+    if file:
+        layers += config_layers(file)
     layers.append(("the environment", _from_environ(environ)))
     layers.append(("the options given", {k: v for k, v in (flags or {}).items() if v is not None}))
     return {key: Sourced(value, source) for source, values in layers for key, value in values.items()}
@@ -169,8 +171,13 @@ def _read(path: Path) -> dict[str, Any]:
     return values
 
 
-def _locate(config: str | os.PathLike[str]) -> Path:
-    """The file of that path, or else the one of that name that rankmill ships."""
+def config_file(
+    config: str | os.PathLike[str] | None = None, environ: Mapping[str, str] = os.environ
+) -> Path | None:
+    """The file that `load_settings` reads: of that path, or else of that name that rankmill ships."""
+    config = config or environ.get("RANKMILL_CONFIG")
+    if not config:
+        return None
     path = Path(config)
     if path.exists() or path.suffix or len(path.parts) > 1:
         return path

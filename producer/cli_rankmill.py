@@ -23,8 +23,10 @@ from jobs.runs import Run, RunStore
 from jobs.settings import load_settings
 from producer import tables
 from producer.cli_config import config as config_command
+from producer.cli_experiment import experiment
 from producer.cli_exporter import exporter
 from producer.cli_precision import check_precision
+from producer.cli_tune import tune
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -45,7 +47,7 @@ def rankmill() -> None:
     """Look after a cluster of scoring workers and the runs they work on; choose how they score."""
 
 
-for command in (check_precision, config_command, exporter):
+for command in (check_precision, config_command, experiment, exporter, tune):
     rankmill.add_command(command)
 
 

@@ -24,6 +24,8 @@ _WORKER_SETTINGS = (
     "device",
     "backend",
     "token_budget",
+    "max_batch",
+    "length_aware",
     "claim_ahead",
     "batch_wait_ms",
     "model_cache_size",
@@ -61,6 +63,8 @@ class EmbeddedCluster:
         self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._directory: str | None = None
         self.worker_deaths = 0
+        self.last_death = ""
+        """How the worker that died last did so."""
 
     def __enter__(self) -> EmbeddedCluster:
         settings = self._settings.model_copy(update={"metrics_address": "none"})  # nobody would find it
@@ -78,6 +82,11 @@ class EmbeddedCluster:
         )
         threading.Thread(target=self._listen, name="embedded-events", daemon=True).start()
         return self
+
+    @property
+    def pid(self) -> int:
+        """The process whose children are the server and the workers."""
+        return self._process.pid
 
     def url(self) -> str:
         """URL of the server, once it is up."""
@@ -98,6 +107,7 @@ class EmbeddedCluster:
                 if event["event"] == "failed":
                     raise EmbeddedError(str(event["reason"]))
                 self.worker_deaths += 1
+                self.last_death = _how(event["code"], event["words"])
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -145,6 +155,12 @@ def worker_environs(settings: Settings) -> list[dict[str, str]]:
 def _text(value: object) -> str:
     """A setting as an environment variable has it; an empty one is not set."""
     return ",".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
+
+
+def _how(code: int, words: str) -> str:
+    if code == -signal.SIGKILL:
+        return "a worker was killed, as the system does when memory runs out"
+    return f"a worker died with status {code}: {words}"
 
 
 def _cores() -> int:

@@ -55,7 +55,13 @@ class Supervisor:
         socket = directory / "server.sock"
         url = f"unix://{socket}"
         prefix = f"embedded-{os.getpid()}"
-        pool = WorkerPool(self.queue, url, self.environs, prefix=prefix, logs=directory, on_death=_tell)
+
+        def tell(worker: Worker, code: int) -> None:
+            log = pool.log(worker)
+            words = _last_words(log) if log else ""
+            _emit(event="worker-died", worker=worker.name, code=code, words=words)
+
+        pool = WorkerPool(self.queue, url, self.environs, prefix=prefix, logs=directory, on_death=tell)
         server = None
         try:
             server = _start_server(directory, socket)
@@ -86,10 +92,6 @@ class Supervisor:
                 times, words = hopeless.early_deaths, _last_words(log) if log else ""
                 reason = f"worker {hopeless.name} has died {times} times in a row, last with {words!r}"
                 _emit(event="failed", reason=reason)
-
-
-def _tell(worker: Worker, code: int) -> None:
-    _emit(event="worker-died", worker=worker.name, code=code)
 
 
 def _start_server(directory: Path, socket: Path) -> subprocess.Popen[bytes]:

@@ -174,7 +174,7 @@ def start_worker(
 
 
 def wait_for(
-    condition: Callable[[], object], process: subprocess.Popen[bytes] | None = None, seconds: float = 60
+    condition: Callable[[], object], process: subprocess.Popen[Any] | None = None, seconds: float = 60
 ) -> None:
     """Wait until `condition` holds; fails if it never does or `process` ends first."""
     deadline = time.monotonic() + seconds

@@ -20,13 +20,15 @@ from tests.models import make_bert
 from tests.test_engine import one_at_a_time
 from workers import metrics
 from workers.cache import EngineCache, Limits
+from workers.engine import Engine
 from workers.models import load
 
 LOAD = partial(load, device="cpu", backend="torch", cache_dir="auto")
+MAKE = partial(Engine, token_budget=100)
 
 
 def cache_of(limits: Limits, drained: list[str] | None = None) -> EngineCache:
-    return EngineCache(LOAD, "cpu", limits, 100, lambda: (drained or []).append("once"))
+    return EngineCache(LOAD, "cpu", limits, MAKE, lambda: (drained or []).append("once"))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +55,7 @@ def counted() -> Counted:
 
 def test_it_keeps_what_was_used_last(counted: Counted, specs: list[ScoreSpec]) -> None:
     drained: list[str] = []
-    cache = EngineCache(LOAD, "cpu", Limits(models=2), 100, lambda: drained.append("once"))
+    cache = EngineCache(LOAD, "cpu", Limits(models=2), MAKE, lambda: drained.append("once"))
     first, second = cache.get(specs[0]), cache.get(specs[1])
     assert cache.get(specs[0]) is first
     assert not drained

@@ -11,8 +11,9 @@ import pytest
 from benchmarks.ceiling import linear_layers
 from benchmarks.contenders import CONTENDERS
 from benchmarks.environments import ROOT, dependencies
-from benchmarks.report import bar_chart, markdown_table
+from benchmarks.report import bar_chart
 from benchmarks.standings import from_json, goals, speed_table, standings
+from producer.experiments.present import markdown_table
 from producer.quality import ndcg, read_qrels, spearman_within
 
 RESULTS = from_json(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +38,20 @@ def test_a_batch_is_as_full_as_it_can_be(lengths: list[int], budget: int) -> Non
     tokens = np.array(lengths)
     for batch in plan_batches(lengths, budget)[:-1]:
         assert (len(batch) + 1) * tokens[batch].max() > budget
+
+
+@given(LENGTHS, BUDGETS, st.integers(1, 20))
+def test_rows_that_are_not_sorted_keep_order_budget_and_most_rows(
+    lengths: list[int], budget: int, most: int
+) -> None:
+    batches = plan_batches(lengths, budget, max_batch=most, length_aware=False)
+    assert [row for batch in batches for row in batch.tolist()] == list(range(len(lengths)))
+    for batch, following in zip_longest(batches, batches[1:]):
+        longest = max(lengths[row] for row in batch)
+        assert len(batch) == 1 or (longest * len(batch) <= budget and len(batch) <= most)
+        if following is not None:
+            full = max(longest, lengths[following[0]]) * (len(batch) + 1) > budget
+            assert full or len(batch) == most
 
 
 def test_padding_is_small_for_lengths_of_real_passages() -> None:

@@ -15,7 +15,7 @@ from jobs.spec import ScoreSpec, WeightsKey, weights_key
 from workers import metrics
 from workers.device import empty_cache
 from workers.engine import Engine
-from workers.models import Loaded
+from workers.models import Loaded, Model
 
 Stamp = tuple[tuple[str, int, int], ...]
 """Name, size and time of change of each file of a model on this disk; empty for one from the hub."""
@@ -53,8 +53,8 @@ class EngineCache:
         Where it puts models.
     limits
         What is kept. The model in use stays, however large it is.
-    token_budget
-        Each engine's budget to start with, in padded tokens.
+    make
+        Makes an engine for a model.
     drain
         Waits until no engine is in use; called before one makes room for another.
     """
@@ -64,13 +64,13 @@ class EngineCache:
         load: Callable[[ScoreSpec], Loaded],
         device: str,
         limits: Limits,
-        token_budget: int,
+        make: Callable[[Model], Engine],
         drain: Callable[[], None],
     ) -> None:
         self._load = load
         self._device = device
         self._limits = limits
-        self._token_budget = token_budget
+        self._make = make
         self._drain = drain
         self._kept: OrderedDict[WeightsKey, _Kept] = OrderedDict()
         self._bytes_of: dict[WeightsKey, int] = {}
@@ -114,7 +114,7 @@ class EngineCache:
         self._kept.move_to_end(key)
         kept.used = time.monotonic()
         if spec not in kept.engines:
-            kept.engines[spec] = Engine(kept.loaded.model(spec), self._token_budget)
+            kept.engines[spec] = self._make(kept.loaded.model(spec))
         return kept.engines[spec]
 
     def warm(self, spec: ScoreSpec) -> None:

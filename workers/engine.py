@@ -76,17 +76,23 @@ class Engine:
         From `workers.models.load_model`.
     token_budget
         Padded tokens in a batch, at most. Halved, and kept so, when the device runs out of memory.
+    max_batch, length_aware
+        As in `workers.planner.plan_batches`.
     """
 
-    def __init__(self, model: Model, token_budget: int) -> None:
+    def __init__(
+        self, model: Model, token_budget: int, *, max_batch: int | None = None, length_aware: bool = True
+    ) -> None:
         self.model = model
         self.token_budget = token_budget
+        self._max_batch = max_batch
+        self._length_aware = length_aware
 
     def score(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> Scored:
         """Score pairs ``[n]``. A row that cannot be scored gets an error; the others their score."""
         work = self.prepare(queries, passages)
         pool = Pool[Work]()
-        pool.add(work, work.tokens.lengths, self.token_budget)
+        self.queue(work, pool)
         flights: list[Flight] = []
         while pool.batches or flights:
             if pool.batches:
@@ -94,6 +100,11 @@ class Engine:
             if not pool.batches or len(flights) >= self.model.backend.depth:
                 self.finish(flights.pop(0))
         return work.scored
+
+    def queue(self, work: Work, pool: Pool[Work]) -> None:
+        """Let the rows of `work` wait in `pool`, cut into batches as this engine likes them."""
+        lengths, budget = work.tokens.lengths, self.token_budget
+        pool.add(work, lengths, budget, max_batch=self._max_batch, length_aware=self._length_aware)
 
     def prepare(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> Work:
         """Tokenize pairs ``[n]``; those that cannot be tokenized have their error and are done."""

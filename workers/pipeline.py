@@ -76,7 +76,7 @@ class Pipeline:
         with self._changed:
             key = id(engine), len(work.rows) <= SMALL
             lane = self._lanes.setdefault(key, _Lane(engine))
-            lane.pool.add(work, work.tokens.lengths, engine.token_budget)
+            engine.queue(work, lane.pool)
             self._answers[work] = answer
             self._pending += work.left
             self._changed.notify_all()

@@ -8,7 +8,9 @@ import numpy.typing as npt
 Rows = npt.NDArray[np.intp]
 
 
-def plan_batches(lengths: npt.ArrayLike, token_budget: int) -> list[Rows]:
+def plan_batches(
+    lengths: npt.ArrayLike, token_budget: int, *, max_batch: int | None = None, length_aware: bool = True
+) -> list[Rows]:
     """Cut rows into batches of similar length, the longest first.
 
     Sorting keeps padding low; cutting by padded tokens (rows times the longest row) instead of
@@ -21,6 +23,10 @@ def plan_batches(lengths: npt.ArrayLike, token_budget: int) -> list[Rows]:
         Tokens in each row, shape ``[n]``.
     token_budget
         Padded tokens in a batch, at most. A row longer than that is a batch of its own.
+    max_batch
+        Rows in a batch, at most.
+    length_aware
+        Whether to sort; else rows stay in their order, to measure what sorting is worth.
 
     Returns
     -------
@@ -31,12 +37,20 @@ def plan_batches(lengths: npt.ArrayLike, token_budget: int) -> list[Rows]:
     [[1, 3], [2, 0]]
     """
     tokens = np.asarray(lengths, dtype=np.int64)
-    order = np.argsort(-tokens, kind="stable")
+    order = np.argsort(-tokens, kind="stable") if length_aware else np.arange(len(tokens))
     batches = []
     start = 0
     while start < len(order):
-        longest = max(int(tokens[order[start]]), 1)
-        rows = max(token_budget // longest, 1)
+        rows = _rows_that_fit(tokens[order[start : start + token_budget]], token_budget, length_aware)
+        rows = min(rows, max_batch or rows)
         batches.append(order[start : start + rows])
         start += rows
     return batches
+
+
+def _rows_that_fit(tokens: npt.NDArray[np.int64], token_budget: int, length_aware: bool) -> int:
+    """How many of the first rows are within the budget; at least one."""
+    if length_aware:  # the first is the longest
+        return max(token_budget // max(int(tokens[0]), 1), 1)
+    padded = np.maximum.accumulate(np.maximum(tokens, 1)) * np.arange(1, len(tokens) + 1)
+    return max(int(np.searchsorted(padded, token_budget, side="right")), 1)

@@ -42,7 +42,15 @@ class Pool(Generic[Work]):
         """How many batches wait."""
         return len(self._batches)
 
-    def add(self, work: Work, lengths: npt.ArrayLike, token_budget: int) -> None:
+    def add(
+        self,
+        work: Work,
+        lengths: npt.ArrayLike,
+        token_budget: int,
+        *,
+        max_batch: int | None = None,
+        length_aware: bool = True,
+    ) -> None:
         """Let the rows of `work`, of the given lengths in tokens, wait with the others."""
         count = np.size(lengths)
         if not count:
@@ -51,7 +59,8 @@ class Pool(Generic[Work]):
         self._works[number], self._left[number] = work, count
         new = np.stack([np.full(count, number), np.arange(count), np.asarray(lengths, dtype=np.int64)])
         waiting = np.concatenate([*self._batches, new], axis=1)
-        batches = [waiting[:, batch] for batch in plan_batches(waiting[_LENGTH], token_budget)]
+        plan = plan_batches(waiting[_LENGTH], token_budget, max_batch=max_batch, length_aware=length_aware)
+        batches = [waiting[:, batch] for batch in plan]
         self._batches = deque(sorted(batches, key=lambda batch: int(batch[_NUMBER].min())))
 
     def take(self) -> list[tuple[Work, Rows]]:

@@ -260,6 +260,7 @@ class ScoringWorker(SimpleWorker):
         # Imported here, in the process that will use the device, and not with the class.
         from workers.cache import EngineCache, Limits
         from workers.device import resolve_claim_ahead, resolve_device, resolve_token_budget, use_threads
+        from workers.engine import Engine
         from workers.health import serve_health
         from workers.models import load
         from workers.pipeline import Pipeline
@@ -272,7 +273,13 @@ class ScoringWorker(SimpleWorker):
         token_budget = resolve_token_budget(settings.token_budget, device)
         limits = Limits(settings.model_cache_size, settings.model_cache_bytes, settings.model_idle_seconds)
         load_here = partial(load, device=device, backend=settings.backend, cache_dir=settings.cache_dir)
-        self._engines = EngineCache(load_here, device, limits, token_budget, self._wait_until_idle)
+        make = partial(
+            Engine,
+            token_budget=token_budget,
+            max_batch=settings.max_batch if isinstance(settings.max_batch, int) else None,
+            length_aware=settings.length_aware,
+        )
+        self._engines = EngineCache(load_here, device, limits, make, self._wait_until_idle)
         self._scorer = ChunkScorer(self.store, self._engines, self.name)
         url = serve_health(settings.metrics_address, self.connection, self._obstacle)
         report = partial(metrics.report, device=device, started=time.time(), metrics_url=url)

@@ -1,0 +1,74 @@
+"""What reports of measurements have in common: the machine, and tables."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+
+INSTRUCTION_SETS = (
+    "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16",
+    "amx_int8", "amx_bf16", "amx_fp16", "asimd", "asimddp", "i8mm", "bf16", "sve",
+)  # fmt: skip
+"""Those that decide how fast a model runs, as Linux calls them."""
+
+
+def describe_machine(
+    packages: Iterable[str] = ("torch", "transformers", "rq", "redis", "pyarrow"),
+) -> dict[str, str]:
+    """The machine and the versions of `packages` here, each with its label."""
+    return {
+        "CPU": _cpu_model(),
+        "cores": f"{psutil.cpu_count(logical=False)} ({psutil.cpu_count()} threads)",
+        "instruction sets": ", ".join(instruction_sets()) or "not known",
+        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+        "versions": ", ".join(f"{name} {_version(name)}" for name in packages),
+    }
+
+
+def instruction_sets() -> list[str]:
+    """Those of `INSTRUCTION_SETS` that this CPU has; none where Linux does not tell."""
+    for line in _cpuinfo():
+        if line.startswith(("flags", "Features")):
+            flags = line.partition(":")[2].split()
+            return [name for name in INSTRUCTION_SETS if name in flags]
+    return []
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table, its columns aligned so that it reads well as text too; numbers to the right."""
+    cells = [list(header), *(list(row) for row in rows)]
+    widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
+    right = [
+        all(cell[:1].isdigit() or cell[:1] in "+-" for cell in column[1:])
+        for column in zip(*cells, strict=True)
+    ]
+    rule = ["-" * (width - 1) + ":" if r else "-" * width for width, r in zip(widths, right, strict=True)]
+    lines = [cells[0], rule, *cells[1:]]
+    return "\n".join(
+        "| "
+        + " | ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(line, widths, right, strict=True))
+        + " |"
+        for line in lines
+    )
+
+
+def _cpuinfo() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def _cpu_model() -> str:
+    names = [line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "(not installed)"
