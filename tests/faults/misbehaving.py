@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,8 @@ class MisbehavingBackend:
     """Another backend, but for batches with a marked row; counts its forwards in a file."""
 
     def __init__(self, real: Backend, tokenizer: Any) -> None:
-        self.name, self.device, self.precision, self.depth = (
-            real.name,
-            real.device,
-            real.precision,
-            real.depth,
-        )
+        self.name, self.device, self.precision = real.name, real.device, real.precision
+        self.depth, self.bytes = real.depth, real.bytes
         self._real = real
         self._marks = {mark: tokenizer.convert_tokens_to_ids(mark) for mark in MARKS}
         self._log = Path(os.environ["FORWARDS"])
@@ -51,21 +48,19 @@ class MisbehavingWorker(ScoringWorker):
     """Loads models as ever, and wraps their backends."""
 
     def _prepare(self, settings: Settings) -> None:
-        from workers import cache, models
+        from workers import models
 
-        load = models.load_model
+        load = models.load
 
-        def load_misbehaving(*args: Any, **options: Any) -> models.Model:
+        def load_misbehaving(*args: Any, **options: Any) -> models.Loaded:
             stumbles = Path(os.environ["FORWARDS"]).with_name("stumble")
             if stumbles.exists():
                 stumbles.unlink()
                 raise OSError("stumbled")
-            model = load(*args, **options)
-            backend = MisbehavingBackend(model.backend, model.tokenizer._tokenizer)
-            object.__setattr__(model, "backend", backend)
-            return model
+            loaded = load(*args, **options)
+            return replace(loaded, backend=MisbehavingBackend(loaded.backend, loaded.tokenizer))
 
-        setattr(cache, "load_model", load_misbehaving)  # noqa: B010
+        models.load = load_misbehaving
         if "WEDGED_SECONDS" in os.environ:
             pipeline.FIRST_BATCH_SECONDS = pipeline.LATER_BATCH_SECONDS = int(os.environ["WEDGED_SECONDS"])
         super()._prepare(settings)
@@ -75,14 +70,14 @@ class PatientWorker(ScoringWorker):
     """Loads no model before the file that ``LOAD`` names is there."""
 
     def _prepare(self, settings: Settings) -> None:
-        from workers import cache, models
+        from workers import models
 
-        load = models.load_model
+        load = models.load
 
-        def load_in_time(*args: Any, **options: Any) -> models.Model:
+        def load_in_time(*args: Any, **options: Any) -> models.Loaded:
             while not Path(os.environ["LOAD"]).exists():
                 time.sleep(0.05)
             return load(*args, **options)
 
-        setattr(cache, "load_model", load_in_time)  # noqa: B010
+        models.load = load_in_time
         super()._prepare(settings)
