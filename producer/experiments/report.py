@@ -74,10 +74,8 @@ def _section(experiment: Experiment, visits: list[Visit], folder: Path) -> list[
 
 
 def _how(visits: Sequence[Visit]) -> str:
-    if not visits:
-        return ""
-    measure = visits[-1].measure or {}
-    if not measure:
+    measure = next((visit.measure for visit in visits if visit.measure), None)
+    if measure is None:
         return ""
     sizes = []
     if measure["rows"]:
@@ -85,8 +83,8 @@ def _how(visits: Sequence[Visit]) -> str:
     if measure["requests"]:
         sizes.append(f"{measure['requests']} requests of {measure['request_size']} pairs")
     return (
-        f"Each cell: {' and '.join(sizes)} ({measure['pairs']}), measured {measure['repeats']} times in the "
-        f"same workers, and that {measure['rounds']} times in fresh workers."
+        f"Each cell: {' and '.join(sizes)} ({measure['pairs']}); repeats by the same workers: "
+        f"{measure['repeats']}, rounds in fresh workers: {measure['rounds']}."
     )
 
 
@@ -109,7 +107,7 @@ def _table(experiment: Experiment, cells: pd.DataFrame) -> str:
 
 
 def _best(cells: pd.DataFrame) -> str:
-    """The cells that win, against the first."""
+    """The cells that win, against those that lose most."""
     lines = []
     for name, what, most in (
         ("pairs_per_second", "bulk throughput", True),
@@ -121,9 +119,10 @@ def _best(cells: pd.DataFrame) -> str:
         if len(known) < 2:
             continue
         values = known[name].to_numpy()
-        best = known.iloc[int(values.argmax() if most else values.argmin())]
-        ratio = best[name] / known[name].iloc[0]
-        lines.append(f"- best {what}: {best['label']} ({ratio:.2f} times that of {known['label'].iloc[0]})")
+        ends = (int(values.argmax()), int(values.argmin()))
+        best, worst = ends if most else ends[::-1]
+        ratio, labels = values[best] / values[worst], known["label"]
+        lines.append(f"- best {what}: {labels.iloc[best]}, {ratio:.2f} times that of {labels.iloc[worst]}")
     return "\n".join(lines)
 
 
