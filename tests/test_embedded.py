@@ -57,11 +57,12 @@ def cluster_of(command: subprocess.Popen[bytes]) -> list[psutil.Process]:
 
 
 def workers_of(command: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The supervisor's children that are workers; those may fork for a moment, as libraries do."""
     found = []
-    for process in alive(cluster_of(command)):
-        with suppress(psutil.NoSuchProcess):  # libraries start short-lived processes
-            found += [process] if "rq.cli" in process.cmdline() else []
-    return found
+    for parent in alive(psutil.Process(command.pid).children()):
+        with suppress(psutil.NoSuchProcess):
+            found += [process for process in parent.children() if "rq.cli" in process.cmdline()]
+    return alive(found)
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
