@@ -12,11 +12,13 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from rq.job import Job
 
 from benchmarks.cluster import cluster
 from jobs.results import ChunkScores, ChunkStats
@@ -37,6 +39,9 @@ class _NoScorer:
     def __init__(self, store: RunStore, worker: str) -> None:
         self._store, self._worker = store, worker
 
+    def evicting_spec(self, _: Job) -> None:
+        """No model needs the place of another."""
+
     def claim(self, run_id: str, chunk: int) -> ChunkScores | None:
         run = self._store.load(run_id)
         payload = self._store.payload(run, chunk) if run else None
@@ -52,7 +57,8 @@ class IdleWorker(ScoringWorker):
 
     def _prepare(self, settings: Settings) -> None:
         super()._prepare(settings)
-        self._scorer = _NoScorer(self.store, self.name)  # type: ignore[assignment]
+        scorer = _NoScorer(self.store, self.name)
+        self._parts = replace(self._parts, scorer=scorer)  # type: ignore[arg-type]
 
 
 def main() -> None:

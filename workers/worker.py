@@ -37,9 +37,7 @@ from workers.heartbeat import LEASE_SECONDS, Heartbeat
 from workers.job import ScoringJob
 
 if TYPE_CHECKING:
-    from workers.cache import EngineCache
-    from workers.pipeline import Pipeline
-    from workers.scorer import ChunkScorer
+    from workers.parts import Parts
 
 _POLL_SECONDS = 1
 """An idle worker looks that often whether it was told to stop."""
@@ -70,9 +68,7 @@ class ScoringWorker(SimpleWorker):
     """
 
     _heartbeat: Heartbeat
-    _pipeline: Pipeline
-    _scorer: ChunkScorer
-    _engines: EngineCache
+    _parts: Parts
 
     def __init__(self, *args: Any, **options: Any) -> None:
         # Whatever the command line says: nothing is unpickled, and nothing but score_chunk is run.
@@ -84,7 +80,6 @@ class ScoringWorker(SimpleWorker):
         self.log_result_lifespan = False
         self.store = RunStore(self.connection)
         self.push_exc_handler(failure_handler(self.store))  # type: ignore[no-untyped-call]
-        self._claim_ahead = 0
         self._claims: dict[str, Claim] = {}
         self._later = ModelQueue()
         self._results: dict[str, ChunkResult] = {}
@@ -109,7 +104,7 @@ class ScoringWorker(SimpleWorker):
             raise SystemExit(f"worker {self.name} cannot start: {error}") from None
         # RQ does so only after it has said that the worker is there.
         self._install_signal_handlers()  # type: ignore[no-untyped-call]
-        bind_scorer(self._scorer.claim)
+        bind_scorer(self._parts.scorer.claim)
         logger.info("listening on %s", ", ".join(self.queue_names()))
         self._heartbeat.start()
         try:
@@ -126,14 +121,14 @@ class ScoringWorker(SimpleWorker):
         idle_since = time.monotonic()
         while not self._stop_requested:
             self._begin_those_put_aside()
-            if not self._pipeline.wait_for_room(self._claim_ahead, _POLL_SECONDS):
+            if not self._parts.pipeline.wait_for_room(self._parts.claim_ahead, _POLL_SECONDS):
                 idle_since = time.monotonic()
                 continue
             try:
                 found = self._dequeue(None if timeout is None else _POLL_SECONDS)
             except DequeueTimeout:
                 self._show_state()
-                self._engines.unload_idle()
+                self._parts.engines.unload_idle()
                 if max_idle_time is not None and time.monotonic() - idle_since >= max_idle_time:
                     return None
                 continue
@@ -161,7 +156,7 @@ class ScoringWorker(SimpleWorker):
             self._wait_until_idle()
         try:
             self.prepare_job_execution(job, remove_from_intermediate_queue=len(self.queues) == 1)
-            evicting = None if suspect else self._scorer.evicting_spec(job)
+            evicting = None if suspect else self._parts.scorer.evicting_spec(job)
         except Exception as error:
             self._fail(claim, error)
             return
@@ -182,14 +177,14 @@ class ScoringWorker(SimpleWorker):
             self._fail(claim, error)
             return
         if claimed is None or isinstance(claimed, ChunkResult):
-            self._pipeline.answer(lambda: self._answer(claim, claimed))
+            self._parts.pipeline.answer(lambda: self._answer(claim, claimed))
             return
         rows = len(claimed.work.scored.scores)
         logger.debug("claimed %d rows, attempt %d", rows, claimed.attempt)
         claim.work = claimed.work
         claim.forward = tracing.begin("forward", claim.span, rows=rows)
-        self._pipeline.put(
-            claimed.engine, claimed.work, lambda: self._answer(claim, self._scorer.result(claimed))
+        self._parts.pipeline.put(
+            claimed.engine, claimed.work, lambda: self._answer(claim, self._parts.scorer.result(claimed))
         )
 
     def _begin_those_put_aside(self) -> None:
@@ -208,7 +203,7 @@ class ScoringWorker(SimpleWorker):
     def teardown(self) -> None:
         """Finish the batch in progress, or all work in a burst; hand back the rest; say goodbye."""
         try:
-            self._pipeline.close(finish=not self._stop_requested)
+            self._parts.pipeline.close(finish=not self._stop_requested)
         finally:
             for job_id in list(self._claims):
                 self._hand_back(job_id)
@@ -258,44 +253,25 @@ class ScoringWorker(SimpleWorker):
 
     def _prepare(self, settings: Settings) -> None:
         # Imported here, in the process that will use the device, and not with the class.
-        from workers.cache import EngineCache, Limits
-        from workers.device import resolve_claim_ahead, resolve_device, resolve_token_budget, use_threads
-        from workers.engine import Engine
         from workers.health import serve_health
-        from workers.models import load
-        from workers.pipeline import Pipeline
-        from workers.scorer import ChunkScorer
+        from workers.parts import assemble
 
-        use_threads(settings.threads)
-        device = resolve_device(settings.device)
-        self._claim_ahead = resolve_claim_ahead(settings.claim_ahead, device)
-        self._pipeline = Pipeline(settings.batch_wait_ms / 1000)
-        token_budget = resolve_token_budget(settings.token_budget, device)
-        limits = Limits(settings.model_cache_size, settings.model_cache_bytes, settings.model_idle_seconds)
-        load_here = partial(load, device=device, backend=settings.backend, cache_dir=settings.cache_dir)
-        make = partial(
-            Engine,
-            token_budget=token_budget,
-            max_batch=settings.max_batch if isinstance(settings.max_batch, int) else None,
-            length_aware=settings.length_aware,
-        )
-        self._engines = EngineCache(load_here, device, limits, make, self._wait_until_idle)
-        self._scorer = ChunkScorer(self.store, self._engines, self.name)
+        self._parts = parts = assemble(settings, self.store, self.name, self._wait_until_idle)
         url = serve_health(settings.metrics_address, self.connection, self._obstacle)
-        report = partial(metrics.report, device=device, started=time.time(), metrics_url=url)
-        self._heartbeat = Heartbeat(self, report, self._pipeline.wedged, self._drop_cancelled)
-        metrics.worker.info({"worker": self.name, "device": device})
+        report = partial(metrics.report, device=parts.device, started=time.time(), metrics_url=url)
+        self._heartbeat = Heartbeat(self, report, parts.pipeline.wedged, self._drop_cancelled)
+        metrics.worker.info({"worker": self.name, "device": parts.device})
         metrics.heartbeat_age.set_function(self._heartbeat.age)
         metrics.claimed_jobs.set_function(lambda: len(self._claims))
-        metrics.claimed_pairs.set_function(lambda: self._pipeline.pending)
+        metrics.claimed_pairs.set_function(lambda: parts.pipeline.pending)
         for model in settings.warm:
-            self._engines.warm(settings.spec(model))
+            parts.engines.warm(settings.spec(model))
 
     def _obstacle(self) -> str | None:
         """What keeps the worker from scoring; a model that nobody has asked for yet does not."""
         if self._stop_requested:
             return "the worker is stopping"
-        loading = self._engines.loading
+        loading = self._parts.engines.loading
         return f"loading {loading}" if loading else None
 
     def _shutdown(self) -> None:
@@ -313,7 +289,7 @@ class ScoringWorker(SimpleWorker):
 
     def _wait_until_idle(self) -> None:
         """Wait until all claimed before is answered, or this worker is told to stop."""
-        while not self._stop_requested and not self._pipeline.wait_until_idle(_POLL_SECONDS):
+        while not self._stop_requested and not self._parts.pipeline.wait_until_idle(_POLL_SECONDS):
             pass
 
     def _show_state(self) -> None:
@@ -327,7 +303,7 @@ class ScoringWorker(SimpleWorker):
         for claim in list(self._claims.values()):
             ours = keys.parse_job_id(claim.job.id)
             if ours and claim.work and not self.store.exists(ours[0]):
-                self._pipeline.drop(claim.work, partial(self._answer, claim, None))
+                self._parts.pipeline.drop(claim.work, partial(self._answer, claim, None))
 
     def _answer(self, claim: Claim, result: ChunkResult | None) -> None:
         """Finish a job, its result in the same transaction; `None` writes none. In the writing thread."""

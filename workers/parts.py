@@ -1,0 +1,69 @@
+"""What a worker is put together from, as its settings say.
+
+Imported only in the process that will use the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from jobs.runs import RunStore
+from jobs.settings import Settings
+from workers.cache import EngineCache, Limits
+from workers.device import resolve_claim_ahead, resolve_device, resolve_token_budget, use_threads
+from workers.engine import Engine
+from workers.models import load
+from workers.pipeline import Pipeline
+from workers.scorer import ChunkScorer
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A device, and what scores on it; ``claim_ahead`` is in pairs."""
+
+    device: str
+    claim_ahead: int
+    engines: EngineCache
+    scorer: ChunkScorer
+    pipeline: Pipeline
+
+
+def assemble(settings: Settings, store: RunStore, worker: str, drain: Callable[[], None]) -> Parts:
+    """Take possession of the device and make the parts of the worker of that name.
+
+    Parameters
+    ----------
+    settings, store, worker
+        As the worker has them.
+    drain
+        Waits until no engine is in use.
+
+    Raises
+    ------
+    RankmillError
+        The device is not there.
+    """
+    use_threads(settings.threads)
+    device = resolve_device(settings.device)
+    make = partial(
+        Engine,
+        token_budget=resolve_token_budget(settings.token_budget, device),
+        max_batch=settings.max_batch if isinstance(settings.max_batch, int) else None,
+        length_aware=settings.length_aware,
+    )
+    engines = EngineCache(
+        partial(load, device=device, backend=settings.backend, cache_dir=settings.cache_dir),
+        device,
+        Limits(settings.model_cache_size, settings.model_cache_bytes, settings.model_idle_seconds),
+        make,
+        drain,
+    )
+    return Parts(
+        device=device,
+        claim_ahead=resolve_claim_ahead(settings.claim_ahead, device),
+        engines=engines,
+        scorer=ChunkScorer(store, engines, worker),
+        pipeline=Pipeline(settings.batch_wait_ms / 1000),
+    )
