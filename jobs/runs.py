@@ -1,4 +1,4 @@
-"""The state of runs in Redis: the only module that reads and writes rankmill's keys.
+"""The state of runs in Redis: all that changes it, and most of what reads it, is here.
 
 A run is one submission, cut into chunks; each chunk is a payload under its own key and one RQ
 job that names it. Workers answer through the run's result stream, which the producer reads and

