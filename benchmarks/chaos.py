@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
@@ -125,9 +126,10 @@ def worker(directory: Path, rows: int, kills: int, seed: int) -> Figures:
 
 
 def rq_worker(directory: Path, rows: int, kills: int, seed: int) -> Figures:
-    """SIGKILL one of two ``rq worker`` processes on a server that lives on, and start it again at once.
+    """SIGKILL one of two ``rq worker`` processes on a server that lives on, and start another at once.
 
-    Nobody tells that it died: its chunks run again when its leases lapse.
+    Nobody tells that it died: its chunks run again when its leases lapse. One is killed only when
+    both score, which takes some seconds after the last time.
     """
     source, model = write_rows(directory / "a.parquet", rows), slow_model(directory)
     output, undisturbed = directory / "killed.parquet", directory / "undisturbed.parquet"
@@ -135,19 +137,31 @@ def rq_worker(directory: Path, rows: int, kills: int, seed: int) -> Figures:
     rng = random.Random(seed)
     with contextmanager(serve)() as server:
         command = [source, *OPTIONS, "--model", model, "--redis", server.url, "--json"]
-        workers = [start_worker(server, "rankmill", directory, environ=environ) for _ in range(2)]
+        workers: dict[str, subprocess.Popen[bytes]] = {}
+        numbers = count()
+
+        def begin() -> None:
+            name = f"worker-{next(numbers)}"
+            workers[name] = start_worker(server, "rankmill", directory, environ=environ, name=name)
+
+        def both_score() -> bool:
+            return workers.keys() <= queue_workers(server.client, "rankmill").scoring
 
         def hit(_: int) -> bool:
-            killed = workers.pop(rng.randrange(2))
+            if not both_score():
+                return False
+            killed = workers.pop(rng.choice(list(workers)))
             killed.kill()
             killed.wait()
-            workers.append(start_worker(server, "rankmill", directory, environ=environ))
+            begin()
             return True
 
-        wait_for(lambda: len(queue_workers(server.client, "rankmill").scoring) == 2)
+        begin()
+        begin()
+        wait_for(both_score)
         calm, _ = timed(lambda: score_file(*command, "-o", undisturbed, timeout=3600))
         end = run_under([*command, "-o", output], hit, kills, calm, rng)
-        for process in workers:
+        for process in workers.values():
             process.terminate()
             process.wait()
         return {

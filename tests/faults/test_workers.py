@@ -27,8 +27,8 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_zombie_changes_nothing(
     stopped: int, server: Server, workers: StartWorker, slow_model: Path
 ) -> None:
-    pairs = [(f"big cat {n}", LONG) for n in range(600)]
-    client = Client(server.url, model=str(slow_model), chunk_size=200)
+    pairs = [(f"big cat {n}", LONG) for n in range(300)]
+    client = Client(server.url, model=str(slow_model), chunk_size=100)
     zombie = workers()
     expected = client.score(pairs)
     run = client.submit(pairs)
@@ -53,7 +53,7 @@ def test_a_zombie_changes_nothing(
 def test_kills_one_after_the_other_lose_nothing(
     kills: int, server: Server, workers: StartWorker, slow_model: Path
 ) -> None:
-    pairs = [(f"big cat {n}", LONG) for n in range(450 * kills)]
+    pairs = [(f"big cat {n}", LONG) for n in range(300 * kills)]
     client = Client(server.url, model=str(slow_model), chunk_size=60)
     run = client.submit(pairs)
     for _ in range(kills):
