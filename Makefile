@@ -23,7 +23,7 @@ chaos: $(READY)  ## what is lost when things die, at full size; docs/BENCHMARKS.
 	$(BIN)/python -m pytest -m long
 	$(BIN)/python -m benchmarks.chaos producer --rows 100000 --kills 20
 	$(BIN)/python -m benchmarks.chaos worker --rows 100000 --kills 55
-	$(BIN)/python -m benchmarks.chaos rq-worker --rows 100000 --kills 50
+	$(BIN)/python -m benchmarks.chaos rq-worker --rows 250000 --kills 50
 	$(BIN)/python -m benchmarks.chaos redis-aof --rows 100000 --kills 10
 	$(BIN)/python -m benchmarks.chaos redis-bare --rows 100000 --kills 10
 	$(BIN)/python -m benchmarks.chaos redis-flush --rows 100000 --kills 10
