@@ -95,6 +95,7 @@ def test_killed_many_times_it_loses_and_repeats_nothing_but_what_was_in_flight(
     assert not list(queue.client.scan_iter("rq:job:*"))
 
 
+@pytest.mark.long
 def test_killed_with_its_server_and_workers(source: Path, tmp_path: Path, undisturbed: Path) -> None:
     model = make_bert(tmp_path / "model")  # the same weights as the tiny model's, elsewhere
     arguments: list[object] = [source, "--model", model, "--precision", "fp32", "--chunk-size", CHUNK]

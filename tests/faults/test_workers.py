@@ -49,14 +49,14 @@ def test_a_zombie_changes_nothing(
     np.testing.assert_allclose(client.score(pairs), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.long)])
+@pytest.mark.long
 def test_kills_one_after_the_other_lose_nothing(
-    kills: int, server: Server, workers: StartWorker, slow_model: Path
+    server: Server, workers: StartWorker, slow_model: Path
 ) -> None:
-    pairs = [(f"big cat {n}", LONG) for n in range(300 * kills)]
+    pairs = [(f"big cat {n}", LONG) for n in range(600)]
     client = Client(server.url, model=str(slow_model), chunk_size=60)
     run = client.submit(pairs)
-    for _ in range(kills):
+    for _ in range(2):
         worker = workers()
         wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
         worker.kill()
