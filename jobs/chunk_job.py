@@ -32,14 +32,19 @@ _SECONDS_PER_PAIR = 2
 
 
 class Payload(NamedTuple):
-    """A chunk's pairs as they travel, how many they are, and what their trace is, if there is one."""
+    """A chunk's pairs as they travel, how many they are, and what their trace is, if there is one.
+
+    A ``suspect`` chunk may kill its worker: it will be alone in one, and is run but once, so that it
+    can be split, until there is a single row in it.
+    """
 
     pairs: bytes
     rows: int
     trace: Mapping[str, str] = MappingProxyType({})
+    suspect: bool = False
 
 
-def job_data(run: Run, chunk: int, payload: Payload, suspect: bool) -> Any:
+def job_data(run: Run, chunk: int, payload: Payload) -> Any:
     """What RQ is to make a job of, for `Queue.enqueue_many`."""
     return Queue.prepare_data(
         JOB_FUNCTION,
@@ -49,8 +54,8 @@ def job_data(run: Run, chunk: int, payload: Payload, suspect: bool) -> Any:
         ttl=run.ttl,
         result_ttl=0,
         failure_ttl=run.ttl,
-        retry=_retries(run.max_retries) if payload.rows == 1 or not suspect else None,
-        meta={_SUSPECT: suspect, **({TRACE: dict(payload.trace)} if payload.trace else {})},
+        retry=_retries(run.max_retries) if payload.rows == 1 or not payload.suspect else None,
+        meta={_SUSPECT: payload.suspect, **({TRACE: dict(payload.trace)} if payload.trace else {})},
     )
 
 

@@ -113,12 +113,8 @@ class RunStore:
         """Whether the run is there: not cancelled, not finished, not expired."""
         return bool(self.redis.exists(keys.run(run_id)))
 
-    def enqueue(self, run: Run, payloads: Mapping[int, Payload], *, suspect: bool = False) -> None:
-        """Put chunks, by their numbers, and their jobs into Redis, in one transaction.
-
-        `suspect` chunks may kill their worker: each will be alone in one, and is run but once, so
-        that it can be split, until there is a single row in it.
-        """
+    def enqueue(self, run: Run, payloads: Mapping[int, Payload]) -> None:
+        """Put chunks, by their numbers, and their jobs into Redis, in one transaction."""
         queue = self.queue(run.queue)
         with self.redis.pipeline() as pipe:
             for chunk, payload in payloads.items():
@@ -126,7 +122,7 @@ class RunStore:
             self._touch(pipe, run)
             pipe.expire(keys.results(run.id), run.ttl)
             queue.enqueue_many(
-                [job_data(run, chunk, payload, suspect) for chunk, payload in payloads.items()],
+                [job_data(run, chunk, payload) for chunk, payload in payloads.items()],
                 pipeline=pipe,
             )
             pipe.execute()

@@ -13,18 +13,15 @@ import click
 import pyarrow as pa
 import redis
 
-from jobs.connection import mask_passwords
 from jobs.errors import ConfigError, ConnectionFailed, InputError, RankmillError
 from jobs.logs import set_up
 from jobs.settings import load_settings
+from producer.endings import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail
 from producer.readers import TextColumns
 from producer.score_file import Request, Summary
 from producer.score_file import score_file as run_score_file
 
-EXIT_FAILED = 1
-EXIT_USAGE = 2
 EXIT_ROW_ERRORS = 3
-EXIT_INTERRUPTED = 130
 
 _EPILOG = """\b
 Exit codes:
@@ -117,13 +114,14 @@ def score_file(
     except (InputError, ConfigError, ConnectionFailed) as error:
         if isinstance(error, ConnectionFailed):
             error.add_note("leave --redis and REDIS_URL out to start an embedded server")
-        _fail(error, EXIT_USAGE)
+        fail("score-file", error, EXIT_USAGE)
     except RankmillError as error:
-        _fail(error, EXIT_FAILED)
+        fail("score-file", error, EXIT_FAILED)
     except (OSError, pa.ArrowException, redis.RedisError) as error:  # a full disk, a server out of memory
-        _fail(error, EXIT_FAILED)
+        fail("score-file", error, EXIT_FAILED)
     except KeyboardInterrupt as error:
-        _fail(error, EXIT_INTERRUPTED, "interrupted; no output was written")
+        error.args = ("interrupted; no output was written",)  # its notes say what is kept
+        fail("score-file", error, EXIT_INTERRUPTED)
     if as_json:
         click.echo(json.dumps(asdict(summary)))
     elif not quiet:
@@ -147,10 +145,3 @@ def describe(summary: Summary) -> str:
     if summary.row_errors:
         lines.append(f"{summary.row_errors:,} rows have no score; {summary.errors_file} says which and why")
     return "\n".join(lines)
-
-
-def _fail(error: BaseException, code: int, message: str | None = None) -> None:
-    """End with one line: the error's message, or the one given, and the error's notes."""
-    parts = [message or str(error), *getattr(error, "__notes__", [])]
-    click.echo(f"score-file: {mask_passwords(' '.join('; '.join(parts).split()))}", err=True)
-    sys.exit(code)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from jobs.connection import mask_passwords
 from jobs.errors import ConfigError, InputError, RankmillError
+from producer.endings import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail
 from producer.experiments.experiment import Experiment, load_experiment, shipped
 from producer.experiments.figures import measurements, write_measurements
 from producer.experiments.records import Records
@@ -73,14 +73,18 @@ def experiment(
         visits = _run(plans, folder, quiet)
         _report(folder, experiments, visits)
     except (ConfigError, InputError) as error:
-        _fail(error, 2)
+        fail("rankmill experiment", error, EXIT_USAGE)
     except ValidationError as error:
         first = error.errors()[0]
-        _fail(f"{first['loc'][0]}: {first['msg']}", 2)
+        fail("rankmill experiment", f"{first['loc'][0]}: {first['msg']}", EXIT_USAGE)
     except (RankmillError, OSError) as error:
-        _fail(error, 1)
+        fail("rankmill experiment", error, EXIT_FAILED)
     except KeyboardInterrupt:
-        _fail("interrupted; what was measured is kept, and the same command continues", 130)
+        fail(
+            "rankmill experiment",
+            "interrupted; what was measured is kept, and the same command continues",
+            EXIT_INTERRUPTED,
+        )
 
 
 def _run(plans: Sequence[Plan], folder: Path, quiet: bool) -> list[Visit]:
@@ -127,11 +131,6 @@ def _check_names(experiments: Sequence[Experiment]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"two of the experiments are named {name!r}; give each a name of its own")
-
-
-def _fail(error: object, code: int) -> None:
-    click.echo(f"rankmill experiment: {mask_passwords(' '.join(str(error).split()))}", err=True)
-    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 
 import click
@@ -14,6 +13,7 @@ from jobs.errors import ConfigError, RankmillError
 from jobs.logs import set_up
 from jobs.serving import serve
 from jobs.settings import load_settings
+from producer.endings import EXIT_USAGE, fail, server_of
 from producer.exporter import exporter_app
 
 
@@ -31,18 +31,18 @@ def exporter(redis_url: str | None, address: str | None, config: str | None) -> 
     try:
         settings = load_settings({"redis_url": redis_url, "exporter_address": address}, config)
         set_up(settings.log_level, settings.log_format)
-        if not settings.redis_url:
-            raise ConfigError("no Redis server is named: give --redis or set REDIS_URL")
-        app = exporter_app(impatient(_client(settings.redis_url)))
+        server = server_of(settings)
+        app = exporter_app(impatient(_client(server)))
         host, port = serve(app, "exporter_address", settings.exporter_address)
     except RankmillError as error:
-        click.echo(f"rankmill exporter: {mask_passwords(str(error))}", err=True)
-        sys.exit(2)
+        fail("rankmill exporter", error, EXIT_USAGE)
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())
-    url = mask_passwords(settings.redis_url)
-    click.echo(f"rankmill exporter: serving the metrics of {url} at http://{host}:{port}", err=True)
+    click.echo(
+        f"rankmill exporter: serving the metrics of {mask_passwords(server)} at http://{host}:{port}",
+        err=True,
+    )
     stop.wait()
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 import redis
@@ -15,9 +14,9 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from jobs.connection import mask_passwords
 from jobs.errors import ConfigError, ConnectionFailed, InputError, RankmillError
 from jobs.settings import load_settings
+from producer.endings import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail
 from producer.precision_check import REFERENCE, Measured, check_precisions
 from producer.readers import TextColumns
 
@@ -70,18 +69,18 @@ def check_precision(
             inputs, columns, label_column, sample, asked or [settings.precision], settings
         )
     except (InputError, ConfigError, ConnectionFailed) as error:
-        _fail(str(error), 2)
+        fail("check-precision", error, EXIT_USAGE)
     except (RankmillError, redis.RedisError, OSError) as error:
-        _fail(str(error), 1)
+        fail("check-precision", error, EXIT_FAILED)
     except KeyboardInterrupt:
-        _fail("interrupted", 130)
+        fail("check-precision", "interrupted", EXIT_INTERRUPTED)
     if as_json:
         click.echo(json.dumps([asdict(each) for each in found]))
     else:
         Console().print(_table(found))
     bad = [each for each in found[1:] if each.spearman < threshold or each.lost]
     if bad and not report_only:
-        _fail(_refusal(bad, threshold), 1)
+        fail("check-precision", _refusal(bad, threshold), EXIT_FAILED)
 
 
 def _table(found: Sequence[Measured]) -> Table:
@@ -103,11 +102,6 @@ def _refusal(bad: Sequence[Measured], threshold: float) -> str:
         for each in bad
     ]
     return f"{'; '.join(reasons)}: use another precision, or --threshold or --report-only if that will do"
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    click.echo(f"check-precision: {mask_passwords(' '.join(message.split()))}", err=True)
-    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
 
 import click
 import redis
@@ -27,9 +26,7 @@ from producer.cli_experiment import experiment
 from producer.cli_exporter import exporter
 from producer.cli_precision import check_precision
 from producer.cli_tune import tune
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
+from producer.endings import EXIT_FAILED, EXIT_USAGE, fail, server_of
 
 _LOOK_SECONDS = 2.0
 _STATUS_RUNS = 10
@@ -143,14 +140,11 @@ def errors(run_id: str, redis_url: str | None, config: str | None, as_json: bool
 def _store(redis_url: str | None, config: str | None) -> Iterator[RunStore]:
     """The server's runs; errors of whatever is done with them end the command with one line."""
     try:
-        url = load_settings({"redis_url": redis_url}, config).redis_url
-        if not url:
-            raise ConfigError("no Redis server is named: give --redis or set REDIS_URL")
-        yield RunStore(connect(url))
+        yield RunStore(connect(server_of(load_settings({"redis_url": redis_url}, config))))
     except (ConfigError, InputError) as error:
-        _fail(error, EXIT_USAGE)
+        fail("rankmill", error, EXIT_USAGE)
     except (RankmillError, ConnectionFailed, redis.RedisError) as error:
-        _fail(error, EXIT_FAILED)
+        fail("rankmill", error, EXIT_FAILED)
     except KeyboardInterrupt:
         sys.exit(0)
 
@@ -197,8 +191,3 @@ def _console() -> Console:
 
 def _line(error: BaseException) -> str:
     return mask_passwords(" ".join(str(error).split()))
-
-
-def _fail(error: BaseException, code: int) -> NoReturn:
-    click.echo(f"rankmill: {_line(error)}", err=True)
-    sys.exit(code)

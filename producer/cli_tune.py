@@ -7,11 +7,10 @@ import json
 import os
 import platform
 import re
-import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn, cast, get_args
+from typing import Any, cast, get_args
 
 import click
 import yaml
@@ -19,6 +18,7 @@ import yaml
 from jobs.connection import mask_passwords
 from jobs.errors import ConfigError, InputError, OutputError, RankmillError
 from jobs.settings import Settings, config_file, load_settings
+from producer.endings import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail
 from producer.experiments.pairs import COLUMNS, fingerprint, sample
 from producer.experiments.records import Records
 from producer.experiments.trials import MAX_ROWS, Objective, Trials
@@ -110,11 +110,15 @@ def tune(
         output.write_text(_config(tuned, settings, objective, file, config, output), encoding="utf-8")
         kept.unlink(missing_ok=True)
     except (ConfigError, InputError, OutputError) as error:
-        _fail(error, 2)
+        fail("rankmill tune", error, EXIT_USAGE)
     except (RankmillError, OSError) as error:
-        _fail(error, 1)
+        fail("rankmill tune", error, EXIT_FAILED)
     except KeyboardInterrupt:
-        _fail("interrupted; what was measured is kept, and the same command continues", 130)
+        fail(
+            "rankmill tune",
+            "interrupted; what was measured is kept, and the same command continues",
+            EXIT_INTERRUPTED,
+        )
     click.echo(f"{output} holds what won; use it: score-file INPUT --config {output}")
 
 
@@ -138,11 +142,6 @@ def _config(
         f"# Use it: score-file INPUT --config {output.name}\n# What was tried:\n{told}\n"
         + yaml.safe_dump(values, sort_keys=False)
     )
-
-
-def _fail(error: object, code: int) -> NoReturn:
-    click.echo(f"rankmill tune: {mask_passwords(' '.join(str(error).split()))}", err=True)
-    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,12 @@ from typing import Any
 
 import click
 
-from jobs.connection import connect, mask_passwords
-from jobs.errors import ConfigError, RankmillError
+from jobs.connection import connect
+from jobs.errors import RankmillError
 from jobs.logs import about, set_up
 from jobs.settings import load_settings
 from producer.embedded import worker_environs
+from producer.endings import EXIT_USAGE, fail, server_of
 from producer.pool import Worker, WorkerPool
 
 _LOOK_SECONDS = 0.2
@@ -45,16 +46,14 @@ def score_workers(config: str | None, **flags: Any) -> None:
     """
     try:
         settings = load_settings(flags, config)
-        if not settings.redis_url:
-            raise ConfigError("no Redis server is named: give --redis or set REDIS_URL")
-        connect(settings.redis_url).close()
+        server = server_of(settings)
+        connect(server).close()
     except RankmillError as error:
-        click.echo(f"score-workers: {mask_passwords(str(error))}", err=True)
-        sys.exit(2)
+        fail("score-workers", error, EXIT_USAGE)
     set_up(settings.log_level, settings.log_format)
     prefix = f"{socket.gethostname()}-{os.getpid()}"
     environs = worker_environs(settings)
-    pool = WorkerPool(settings.queue, settings.redis_url, environs, prefix=prefix, on_death=_tell)
+    pool = WorkerPool(settings.queue, server, environs, prefix=prefix, on_death=_tell)
     sys.exit(keep(pool))
 
 

@@ -292,20 +292,17 @@ class Submission:
 
     def _send(self, units: dict[int, Unit]) -> None:
         self._units |= units
-        for suspect in (False, True):
-            payloads = {}
-            for number, unit in units.items():
-                if unit.piece is suspect:
-                    queries, passages = (unit.table[name] for name in self._columns)
-                    trace = tracing.carrier(self._in_flight[unit.chunk].span)
-                    payloads[number] = Payload(encode_pairs(queries, passages), len(unit.table), trace)
-            if payloads:
-                self._store.enqueue(self.run, payloads, suspect=suspect)
-            for number, payload in payloads.items():
-                with about(chunk=units[number].chunk, job=keys.job_id(self.run.id, number)):
-                    logger.debug("submitted %d rows", payload.rows)
+        self._store.enqueue(self.run, {number: self._payload(unit) for number, unit in units.items()})
+        for number, unit in units.items():
+            with about(chunk=unit.chunk, job=keys.job_id(self.run.id, number)):
+                logger.debug("submitted %d rows", len(unit.table))
         if self._cancelled:  # meanwhile, by another thread
             self.cancel()
+
+    def _payload(self, unit: Unit) -> Payload:
+        queries, passages = (unit.table[name] for name in self._columns)
+        trace = tracing.carrier(self._in_flight[unit.chunk].span)
+        return Payload(encode_pairs(queries, passages), len(unit.table), trace, suspect=unit.piece)
 
     def _check_cancelled(self) -> None:
         if self._cancelled:
