@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -63,6 +64,16 @@ def use_threads(setting: str | int) -> None:
         len(os.sched_getaffinity(0)) if setting == "auto" and hasattr(os, "sched_getaffinity") else setting
     )
     torch.set_num_threads(threads if isinstance(threads, int) else os.cpu_count() or 1)
+
+
+def device_name(device: str) -> str:
+    """What the hardware is called, where that can be told."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
 def int8_instructions() -> str:

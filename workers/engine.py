@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from workers import metrics
 from workers.backends import DeviceLost, Logits, OutOfMemory, Pending
+from workers.budget import BudgetSearch
 from workers.models import Model
 from workers.planner import Rows
 from workers.pool import Pool
-from workers.tokens import Tokens, pad
+from workers.tokens import Batch, Tokens, pad
 
 
 @dataclass
@@ -78,13 +79,22 @@ class Engine:
         Padded tokens in a batch, at most. Halved, and kept so, when the device runs out of memory.
     max_batch, length_aware
         As in `workers.planner.plan_batches`.
+    search
+        Finds a better token budget, for `adapt`.
     """
 
     def __init__(
-        self, model: Model, token_budget: int, *, max_batch: int | None = None, length_aware: bool = True
+        self,
+        model: Model,
+        token_budget: int,
+        *,
+        max_batch: int | None = None,
+        length_aware: bool = True,
+        search: BudgetSearch | None = None,
     ) -> None:
         self.model = model
         self.token_budget = token_budget
+        self._search = search
         self._max_batch = max_batch
         self._length_aware = length_aware
 
@@ -157,9 +167,26 @@ class Engine:
             work.left -= len(rows)
         return [work for work, _ in flight.parts if not work.left]
 
+    def may_adapt(self, flight: Flight, seconds: float) -> bool:
+        """Take note that a batch took so long; whether it is time for `adapt`."""
+        if self._search is None:
+            return False
+        tokens = sum(int(work.tokens.lengths[rows].sum()) for work, rows in flight.parts)
+        return self._search.see(sum(len(rows) for _, rows in flight.parts), tokens, seconds)
+
+    def adapt(self, flight: Flight) -> None:
+        """Find the best token budget, with batches like that of `flight`; raises `DeviceLost`.
+
+        Takes seconds. Nothing else must be under way.
+        """
+        if self._search is not None:
+            self.token_budget = self._search.find(self._padded(flight.parts))
+
+    def _padded(self, parts: list[Part]) -> Batch:
+        return pad([(work.tokens, rows) for work, rows in parts], self.model.tokenizer.pad_id)
+
     def _begin(self, parts: list[Part]) -> Pending:
-        batch = pad([(work.tokens, rows) for work, rows in parts], self.model.tokenizer.pad_id)
-        return self.model.backend.submit(batch)
+        return self.model.backend.submit(self._padded(parts))
 
     def _recover(self, parts: list[Part], error: Exception) -> None:
         """Run the halves of a batch that failed, until they fit and the row that raises stands alone."""
@@ -186,6 +213,7 @@ class Engine:
         """Half of what the parts needed, from now on."""
         needed = _longest(parts) * sum(len(rows) for _, rows in parts)
         self.token_budget = max(1, min(self.token_budget, needed // 2))
+        self._search = None
 
     def _scatter(self, parts: list[Part], logits: Logits) -> None:
         scores = self.model.activation(logits)

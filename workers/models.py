@@ -20,6 +20,7 @@ from workers.backends import Backend, Logits
 from workers.backends.choice import Choice, choose_backend
 from workers.backends.classifier import load_classifier, load_config
 from workers.backends.torch_backend import DTYPES, TorchBackend
+from workers.kept import cache_folder
 from workers.tokens import PairTokenizer
 
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "examples" / "demo-model"
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 class Model:
     """A model ready to score: text to ids, ids to logits, logits to scores."""
 
+    name: str
     tokenizer: PairTokenizer
     backend: Backend
     activation: Callable[[Logits], Logits]
@@ -59,6 +61,7 @@ class Loaded:
             The length or the activation cannot be had of this model.
         """
         return Model(
+            name=spec.model,
             tokenizer=PairTokenizer(self.tokenizer, _max_length(spec, self.config, self.tokenizer)),
             backend=self.backend,
             activation=_activation(spec, self.config),
@@ -122,7 +125,7 @@ def _load_backend(
             return OpenVinoBackend(classifier(), choice.precision)
         if choice.backend == "onnx":
             from workers.backends.onnx_backend import OnnxBackend
-            from workers.backends.onnx_files import cache_folder, onnx_file
+            from workers.backends.onnx_files import onnx_file
 
             folder = cache_folder(cache_dir)
             file = onnx_file(source, revision, config, choice.precision, folder, classifier)

@@ -11,10 +11,12 @@ from functools import partial
 
 from jobs.runs import RunStore
 from jobs.settings import Settings
+from workers.budget import BudgetSearch
 from workers.cache import EngineCache, Limits
 from workers.device import resolve_claim_ahead, resolve_device, resolve_token_budget, use_threads
 from workers.engine import Engine
-from workers.models import load
+from workers.kept import cache_folder
+from workers.models import Model, load
 from workers.pipeline import Pipeline
 from workers.scorer import ChunkScorer
 
@@ -47,17 +49,11 @@ def assemble(settings: Settings, store: RunStore, worker: str, drain: Callable[[
     """
     use_threads(settings.threads)
     device = resolve_device(settings.device)
-    make = partial(
-        Engine,
-        token_budget=resolve_token_budget(settings.token_budget, device),
-        max_batch=settings.max_batch if isinstance(settings.max_batch, int) else None,
-        length_aware=settings.length_aware,
-    )
     engines = EngineCache(
         partial(load, device=device, backend=settings.backend, cache_dir=settings.cache_dir),
         device,
         Limits(settings.model_cache_size, settings.model_cache_bytes, settings.model_idle_seconds),
-        make,
+        partial(_engine, settings),
         drain,
     )
     return Parts(
@@ -67,3 +63,14 @@ def assemble(settings: Settings, store: RunStore, worker: str, drain: Callable[[
         scorer=ChunkScorer(store, engines, worker),
         pipeline=Pipeline(settings.batch_wait_ms / 1000),
     )
+
+
+def _engine(settings: Settings, model: Model) -> Engine:
+    """An engine that finds its token budget by itself, where the settings do not say how batches are cut."""
+    token_budget = resolve_token_budget(settings.token_budget, model.backend.device)
+    max_batch = settings.max_batch if isinstance(settings.max_batch, int) else None
+    search = None
+    if not isinstance(settings.token_budget, int) and max_batch is None:
+        search = BudgetSearch(model.backend, model.name, token_budget, cache_folder(settings.cache_dir))
+        token_budget = search.start
+    return Engine(model, token_budget, max_batch=max_batch, length_aware=settings.length_aware, search=search)

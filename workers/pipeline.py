@@ -146,12 +146,14 @@ class Pipeline:
                 self._batch_since = self._batch_since or time.monotonic()
                 flights.append((engine, engine.submit(parts)))
             if batch is None or len(flights) >= engine.model.backend.depth:
-                self._finish(*flights.popleft())
-                now = time.monotonic()
-                seconds = now - (self._batch_since or now)
-                metrics.stage_seconds.labels("forward").observe(seconds)
-                self._slowest_batch = max(self._slowest_batch or 0.0, seconds)
-                self._batch_since = now if flights else None
+                engine, flight = flights.popleft()
+                seconds = self._finish(engine, flight, last=not flights)
+                if engine.may_adapt(flight, seconds):
+                    while flights:
+                        self._finish(*flights.popleft(), last=not flights)
+                    self._batch_since = time.monotonic()
+                    engine.adapt(flight)
+                    self._batch_since = None
 
     def _take(self, wait: bool) -> tuple[Engine, list[Part]] | None:
         """The next batch of the lane whose turn it is; ``None`` if there is none, or never will be."""
@@ -181,13 +183,20 @@ class Pipeline:
             if left <= 0 or not self._changed.wait(left):
                 return
 
-    def _finish(self, engine: Engine, flight: Flight) -> None:
+    def _finish(self, engine: Engine, flight: Flight, last: bool) -> float:
+        """Answer for what is complete with a batch; the seconds since the one before, or since it began."""
         complete = engine.finish(flight)
+        now = time.monotonic()
+        seconds = now - (self._batch_since or now)
+        metrics.stage_seconds.labels("forward").observe(seconds)
+        self._slowest_batch = max(self._slowest_batch or 0.0, seconds)
+        self._batch_since = None if last else now
         with self._changed:
             self._pending -= sum(len(rows) for _, rows in flight.parts)
             for work in complete:
                 self.answer(self._answers.pop(work))
             self._changed.notify_all()
+        return seconds
 
     def _guard(self, run: Callable[[], None]) -> Callable[[], None]:
         """`run`, or end the process: its leases lapse and its work is done by another."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import tempfile
 import time
 import warnings
@@ -166,10 +165,3 @@ def _publish(whole: Path, folder: Path) -> None:
     except OSError:
         if not (folder / "model.onnx").is_file():
             raise
-
-
-def cache_folder(setting: str) -> Path:
-    """``auto`` is ``rankmill`` in the user's cache folder."""
-    if setting != "auto":
-        return Path(setting).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rankmill"

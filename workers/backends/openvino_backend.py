@@ -21,6 +21,9 @@ from workers.tokens import Batch
 
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 
+_GROUP = 128
+"""Values that share a scale where 8-bit weights are met: with OpenVINO's own 32 it is no faster than bf16."""
+
 
 class OpenVinoBackend:
     """A `transformers` sequence classifier, compiled for the CPU in this process.
@@ -42,7 +45,7 @@ class OpenVinoBackend:
     def __init__(self, classifier: Any, precision: str) -> None:
         scorer = Traceable(classifier)
         self._inputs = scorer.inputs
-        options = {
+        options: dict[str, Any] = {
             "PERFORMANCE_HINT": "THROUGHPUT",
             "INFERENCE_PRECISION_HINT": _PRECISIONS[
                 native_precision("cpu", list(_PRECISIONS)) if precision == "int8" else precision
@@ -53,6 +56,7 @@ class OpenVinoBackend:
         model = _convert(scorer)
         if precision == "int8":
             model = _with_small_weights(model)
+            options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = _GROUP
         self._compiled = openvino.Core().compile_model(model, "CPU", options)
         used = self._compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
         native = next((ours for ours, theirs in _PRECISIONS.items() if theirs == used), used)
