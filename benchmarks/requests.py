@@ -3,7 +3,8 @@
     python -m benchmarks.requests --model MODEL --pairs PAIRS.parquet
 
 Compares, in turn and several times: the pairs as one bulk run; the same pairs as requests of 20 that
-arrive together; a lone request of 100 pairs on an idle worker, against the forward of those pairs.
+arrive together. Then, in turn again, a lone request of 100 pairs on an idle worker and the same pairs
+in process, tokenized and scored, which no queue can be faster than.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=500)
     parser.add_argument("--size", type=int, default=20, help="pairs in a request")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--lone", type=int, default=31, help="lone requests")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     rows = pq.read_table(args.pairs, columns=["query", "passage"]).slice(0, args.requests * args.size)
@@ -45,16 +48,10 @@ def main() -> None:
         client = Client(place.url, model=args.model, window=10_000)
         client.score(pairs[:200])  # the model is loaded
         for _ in range(args.repeats):
-            rounds.append(
-                {**bulk(client, pairs), **together(client, pairs, args.size), **alone(client, pairs[:100])}
-            )
-    forward = forward_seconds(args.model, pairs[:100], args.threads, args.repeats * 3)
-    result: dict[str, Any] = {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
-    result |= {
-        "requests_over_bulk": result["requests_pairs_per_second"] / result["bulk_pairs_per_second"],
-        "forward_of_100_ms": 1000 * forward,
-        "lone_over_forward_ms": result["lone_request_ms"] - 1000 * forward,
-    }
+            rounds.append({**bulk(client, pairs), **together(client, pairs, args.size)})
+        result: dict[str, Any] = {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
+        result["requests_over_bulk"] = result["requests_pairs_per_second"] / result["bulk_pairs_per_second"]
+        result |= alone(client, engine_of(args.model, args.threads), pairs[:100], args.lone)
     print(json.dumps({key: round(value, 4) for key, value in result.items()}, indent=2))
 
 
@@ -75,29 +72,33 @@ def together(client: Client, pairs: Pairs, size: int) -> dict[str, float]:
     return {"requests_pairs_per_second": len(pairs) / seconds, "requests_real_tokens": share}
 
 
-def alone(client: Client, pairs: Pairs, times: int = 9) -> dict[str, float]:
-    """Median latency of a lone request."""
-    taken = []
+def alone(client: Client, engine: Engine, pairs: Pairs, times: int) -> dict[str, float]:
+    """Median latencies of a lone request and of the same in process, and of what the one takes more."""
+    queries, passages = [q for q, _ in pairs], [p for _, p in pairs]
+    engine.score(queries, passages)
+    lone: list[float] = []
+    here: list[float] = []
     for _ in range(times):
-        started = time.perf_counter()
-        client.score(pairs)
-        taken.append(time.perf_counter() - started)
-        time.sleep(0.2)
-    return {"lone_request_ms": 1000 * statistics.median(taken)}
+        lone.append(milliseconds(lambda: client.score(pairs)))
+        here.append(milliseconds(lambda: engine.score(queries, passages)))
+    more = statistics.median(one - other for one, other in zip(lone, here, strict=True))
+    medians = {"lone_request_ms": statistics.median(lone), "in_process_ms": statistics.median(here)}
+    return {**medians, "lone_request_takes_more_ms": more}
 
 
-def forward_seconds(model: str, pairs: Pairs, threads: int, times: int) -> float:
-    """Median time of the same pairs in process: what no queue can be faster than."""
+def milliseconds(score: Callable[[], object]) -> float:
+    """How long it takes, after a pause."""
+    time.sleep(0.2)
+    started = time.perf_counter()
+    score()
+    return 1000 * (time.perf_counter() - started)
+
+
+def engine_of(model: str, threads: int) -> Engine:
+    """What the worker has, in this process."""
     use_threads(threads)
     device = resolve_device("auto")
-    engine = Engine(load_model(ScoreSpec(model=model), device), resolve_token_budget("auto", device))
-    queries, passages = [q for q, _ in pairs], [p for _, p in pairs]
-    taken = []
-    for _ in range(times + 2):
-        started = time.perf_counter()
-        engine.score(queries, passages)
-        taken.append(time.perf_counter() - started)
-    return statistics.median(taken[2:])
+    return Engine(load_model(ScoreSpec(model=model), device), resolve_token_budget("auto", device))
 
 
 def real_share(runs: list[ScoringRun]) -> float:
