@@ -131,7 +131,3 @@ def _check_names(experiments: Sequence[Experiment]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"two of the experiments are named {name!r}; give each a name of its own")
-
-
-if __name__ == "__main__":
-    experiment()

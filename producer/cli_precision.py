@@ -102,7 +102,3 @@ def _refusal(bad: Sequence[Measured], threshold: float) -> str:
         for each in bad
     ]
     return f"{'; '.join(reasons)}: use another precision, or --threshold or --report-only if that will do"
-
-
-if __name__ == "__main__":
-    check_precision()

@@ -142,7 +142,3 @@ def _config(
         f"# Use it: score-file INPUT --config {output.name}\n# What was tried:\n{told}\n"
         + yaml.safe_dump(values, sort_keys=False)
     )
-
-
-if __name__ == "__main__":
-    tune()

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from producer.experiments.experiment import Finding, load_experiment, shipped
 from producer.experiments.figures import here, pareto
 from producer.experiments.pairs import sample
 from producer.experiments.records import Records
-from tests.conftest import ENVIRON, wait_for
+from tests.conftest import BIN, ENVIRON, wait_for
 
 MEASURE = {"rows": 40, "requests": 4, "request_size": 5, "concurrency": 2, "warm_up": 4, "repeats": 2}
 
@@ -47,7 +46,7 @@ def run(*arguments: object) -> Result:
 
 def start(*arguments: object) -> subprocess.Popen[str]:
     """The command, in a process of its own."""
-    command = [sys.executable, "-m", "producer.cli_experiment", *map(str, arguments)]
+    command = [str(BIN / "rankmill"), "experiment", *map(str, arguments)]
     return subprocess.Popen(command, env=ENVIRON, stderr=subprocess.PIPE, text=True)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from producer.cli_precision import check_precision
-from tests.conftest import ENVIRON, Server
+from tests.conftest import BIN, ENVIRON, Server
 from tests.test_backends import EXAMPLES
 
 DEMO = (str(EXAMPLES), "--model", "demo", "--sample", "60")
@@ -81,9 +80,8 @@ def test_pairs_with_one_passage_each_have_no_ranks(shared_queue: Server, tmp_pat
 def test_with_workers_of_its_own_it_checks_another_backend(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     command = [
-        sys.executable,
-        "-m",
-        "producer.cli_precision",
+        str(BIN / "rankmill"),
+        "check-precision",
         *DEMO,
         "--backend",
         "onnx",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from jobs.settings import load_settings
 from producer.cli_tune import tune
 from producer.experiments.pairs import sample
 from producer.experiments.trials import Trials, agreement
-from tests.conftest import ENVIRON, wait_for
+from tests.conftest import BIN, ENVIRON, wait_for
 
 
 def write_config(folder: Path, model: Path) -> Path:
@@ -37,7 +36,7 @@ def test_tuning_goes_on_after_an_interruption_and_writes_a_config(tmp_path: Path
         "--min-spearman",
         "0",
     ]
-    command = [sys.executable, "-m", "producer.cli_tune", *arguments]
+    command = [str(BIN / "rankmill"), "tune", *arguments]
     first = subprocess.Popen(command, env=ENVIRON, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: kept.exists() and kept.read_text().count("\n") >= 2, first, 120)
     first.send_signal(signal.SIGINT)
