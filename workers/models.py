@@ -21,7 +21,7 @@ from workers.backends.choice import Choice, choose_backend
 from workers.backends.classifier import load_classifier, load_config
 from workers.backends.torch_backend import DTYPES, TorchBackend
 from workers.kept import cache_folder
-from workers.tokens import PairTokenizer
+from workers.pairing import PairTokenizer
 
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "examples" / "demo-model"
 

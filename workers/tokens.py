@@ -1,12 +1,11 @@
-"""Text pairs to token ids."""
+"""Token ids of many rows as flat arrays, and as the rectangles that models take."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -57,9 +56,13 @@ class Tokens:
 
     def places(self, rows: Rows) -> Ids:
         """Where in ``ids`` the tokens of the given rows stand, row after row."""
-        lengths = self.lengths[rows]
-        ends = np.cumsum(lengths)
-        return np.repeat(self.offsets[rows] - ends + lengths, lengths) + np.arange(lengths.sum())
+        return spans(self.offsets[rows], self.lengths[rows])
+
+
+def spans(starts: Ids, lengths: Ids) -> Ids:
+    """The indices of spans of an array, one span after the other."""
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - ends + lengths, lengths) + np.arange(lengths.sum())
 
 
 def pad(parts: Sequence[tuple[Tokens, Rows]], pad_id: int) -> Batch:
@@ -74,41 +77,3 @@ def pad(parts: Sequence[tuple[Tokens, Rows]], pad_id: int) -> Batch:
         types = np.zeros(mask.shape, dtype=np.int64)
         types[mask] = np.concatenate([cast("Ids", tokens.types)[places] for tokens, places in found])
     return Batch(ids, types, mask.astype(np.int64))
-
-
-class PairTokenizer:
-    """A Hugging Face tokenizer applied to pairs, as sentence-transformers applies it.
-
-    Parameters
-    ----------
-    tokenizer
-        Any `transformers.PreTrainedTokenizerBase`.
-    max_length
-        Longest pair in tokens, special tokens included; the longer text is cut first.
-    """
-
-    def __init__(self, tokenizer: Any, max_length: int) -> None:
-        self._tokenizer = tokenizer
-        self.max_length = max_length
-        self.pad_id = tokenizer.pad_token_id or 0  # masked out: any id does where there is none
-
-    def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:
-        """Tokenize pairs ``[n]`` in one call."""
-        encoded = self._tokenizer(
-            list(queries),
-            list(passages),
-            truncation="longest_first",
-            max_length=self.max_length,
-            padding=False,
-            return_attention_mask=False,
-        )
-        ids: list[list[int]] = encoded["input_ids"]
-        types: list[list[int]] | None = encoded.get("token_type_ids")
-        offsets = np.zeros(len(ids) + 1, dtype=np.int64)
-        np.cumsum([len(row) for row in ids], out=offsets[1:])
-        count = int(offsets[-1])
-        return Tokens(_flat(ids, count), None if types is None else _flat(types, count), offsets)
-
-
-def _flat(rows: list[list[int]], count: int) -> Ids:
-    return np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=count)
