@@ -44,6 +44,9 @@ CONTENDERS = (
     Contender("fastembed", "fastembed, ONNX int8", "fastembed_onnx.py", devices=("cpu",)),
     ENGINE,
     SCORE_FILE,
+    Contender(
+        "score-file-int8", "rankmill, score-file int8", "rankmill_file.py", "int8", ("cpu",), ours=True
+    ),
 )
 """In the order in which they run and stand in the table."""
 

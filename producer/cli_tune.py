@@ -39,11 +39,19 @@ Exit codes:
 The same command continues after an interruption."""
 
 
-def _seconds(context: click.Context, option: click.Parameter, text: str) -> float:
+def parse_seconds(text: str) -> float:
+    """Seconds of ``90s``, ``2m`` or ``1h``; raises `ValueError` for what is no time."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     if not found:
-        raise click.BadParameter(f"{text!r} is no time; write 90s, 2m or 1h")
+        raise ValueError(f"{text!r} is no time; write 90s, 2m or 1h")
     return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def _seconds(context: click.Context, option: click.Parameter, text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @click.command(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})

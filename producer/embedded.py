@@ -135,7 +135,7 @@ def worker_environs(settings: Settings) -> list[dict[str, str]]:
     """Environment of each embedded worker: the settings, its share of the cores, its GPU."""
     gpus = _gpus() if settings.device in ("auto", "cuda") else []
     count = settings.workers if isinstance(settings.workers, int) else max(len(gpus), 1)
-    threads = settings.threads if isinstance(settings.threads, int) else max(_cores() // count, 1)
+    threads = settings.threads if isinstance(settings.threads, int) else max(cores() // count, 1)
     environs = []
     for number in range(count):
         environ = {
@@ -163,7 +163,8 @@ def _how(code: int, words: str) -> str:
     return f"a worker died with status {code}: {words}"
 
 
-def _cores() -> int:
+def cores() -> int:
+    """Those that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ from click.testing import CliRunner
 from jobs.settings import load_settings
 from producer.cli_tune import tune
 from producer.experiments.pairs import sample
-from producer.experiments.trials import Trials, agreement
+from producer.experiments.records import Records
+from producer.experiments.trials import Probe, Probes, Reference, Trials, agreement
+from producer.experiments.tune import NothingWorks, Tuner
 from tests.conftest import BIN, ENVIRON, wait_for
 
 
@@ -69,6 +72,42 @@ def test_two_settings_are_measured_in_turn_and_one_that_cannot_be_loses(tiny_mod
         assert 1 <= len(duel.first) == len(duel.second) <= 3
         assert duel.gain > 0
         assert not duel.reason
+
+
+def test_every_worker_has_the_sample_to_score_however_small_it_is(tiny_model: Path) -> None:
+    settings = load_settings({"model": str(tiny_model), "threads": 1}, environ={})
+    with Trials(settings, sample("example", 50), "throughput", 300) as trials:
+        scored = trials.bulk(trials.warm({"workers": 2}))
+    assert len(scored.scores) == 50
+    assert len(scored.stats) == 2  # chunks, and a worker claims one at a time
+
+
+class Asked(Trials):
+    """Trials of a CPU that cannot do anything, and note what they are asked for."""
+
+    backends: tuple[str, ...] = ()
+
+    def reference(self, seconds: float) -> Reference:
+        return Reference(scores=[1.0, 2.0], device="cpu")
+
+    def probe(self, backend: str, precisions: Iterable[str], reference: Reference) -> Probes:
+        self.backends += (backend,)
+        return Probes(probes=[Probe(backend=backend, precision="fp32", reason="not here")])
+
+
+@pytest.mark.parametrize(
+    ("fixed", "tried"), [({}, ["torch", "openvino", "onnx"]), ({"backend": "mlx"}, ["mlx"])]
+)
+def test_mlx_takes_no_time_on_a_cpu_if_nobody_asks_for_it(
+    tmp_path: Path, fixed: dict[str, str], tried: list[str]
+) -> None:
+    settings = load_settings({"model": "demo", **fixed}, environ={})
+    trials = Asked(settings, sample("example", 2), "throughput", 300)
+    records = Records(tmp_path / "records.jsonl")
+    tuner = Tuner(settings, trials, "throughput", records, budget=60, min_spearman=0, say=lambda _: None)
+    with pytest.raises(NothingWorks):
+        tuner.tune()
+    assert list(trials.backends) == tried
 
 
 def test_nothing_is_written_where_nothing_keeps_the_ranks_or_where_a_file_of_ones_own_is(

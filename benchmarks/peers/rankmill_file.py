@@ -1,7 +1,7 @@
-"""score-file at its defaults, embedded: every pair, less the same command for one pair.
+"""score-file, embedded: every pair, less the same command for one pair.
 
-``load_seconds`` is the command for one pair: server, worker, model, one forward, the file.  For
-the project's own environment.
+``load_seconds`` is the command for one pair: server, worker, model, one forward, the file.  Variants
+are precisions.  For the project's own environment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from contract import arguments, report
 
 
-def run(source: Path, model: Path, folder: Path) -> tuple[float, dict[str, Any], Any]:
+def run(source: Path, model: Path, precision: str, folder: Path) -> tuple[float, dict[str, Any], Any]:
     """Seconds that the command took, its summary and the scores."""
     output = Path(tempfile.mkdtemp(dir=folder)) / "scored.parquet"
     command = [
@@ -26,6 +26,8 @@ def run(source: Path, model: Path, folder: Path) -> tuple[float, dict[str, Any],
         source,
         "--model",
         model,
+        "--precision",
+        precision,
         "-o",
         output,
         "--json",
@@ -46,12 +48,15 @@ def main() -> None:
         folder = Path(name)
         one = folder / "one.parquet"
         pq.write_table(pq.read_table(args.pairs).slice(0, 1), one)
-        startup = min(run(one, args.model, folder)[0] for _ in range(2))  # once to warm the disk's cache
-        seconds, summary, scores = run(args.pairs, args.model, folder)
+        precision = args.variant or "auto"
+        startup = min(
+            run(one, args.model, precision, folder)[0] for _ in range(2)
+        )  # once to warm the disk's cache
+        seconds, summary, scores = run(args.pairs, args.model, precision, folder)
     if seconds <= startup:
         sys.exit("one pair took longer than all of them: the machine is too busy, or the pairs too few")
     settings = (
-        f"{summary['device']}, {summary['backend']}, {summary['precision']}, its defaults; "
+        f"{summary['device']}, {summary['backend']}, {summary['precision']}; "
         f"{summary['real_token_share']:.1%} real tokens"
     )
     report(args, scores, startup, seconds - startup, settings, ["rankmill", "rq", "pyarrow"])

@@ -52,6 +52,11 @@ class Bench:
     timeout
         Seconds until whatever is under way is given up.
 
+    Attributes
+    ----------
+    workers
+        How many there are.
+
     Raises
     ------
     EmbeddedError
@@ -62,7 +67,7 @@ class Bench:
 
     def __init__(self, settings: Settings, timeout: float) -> None:
         self.settings = settings
-        self._workers = len(worker_environs(settings))
+        self.workers = len(worker_environs(settings))
         self._started = time.monotonic()
         self._deadline = self._started + timeout
         self._timeout = timeout
@@ -95,8 +100,8 @@ class Bench:
             The workers refuse the model, the precision, the backend.
         """
         seen: set[str] = set()
-        rows = max(len(pairs) // (2 * self._workers), 1)
-        while len(seen) < self._workers:
+        rows = max(len(pairs) // (2 * self.workers), 1)
+        while len(seen) < self.workers:
             parts = (pairs.slice(start, rows) for start in range(0, len(pairs), rows))
             seen |= {part.worker for part in self._run(parts, **spec)}
         return time.monotonic() - self._started

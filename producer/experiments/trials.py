@@ -14,7 +14,8 @@ from pydantic import BaseModel
 
 from jobs.errors import EmbeddedError, RunFailed
 from jobs.settings import Settings
-from producer.experiments.bench import Bench, BenchFailed, cut
+from producer.embedded import worker_environs
+from producer.experiments.bench import Bench, BenchFailed, Scored, cut
 from producer.experiments.experiment import Value
 from producer.quality import spearman_within
 
@@ -88,10 +89,15 @@ class Trials:
         What counts: seconds of a bulk run, p95 seconds of lone requests, or bytes of peak memory.
     timeout
         Seconds for any workers, at most.
+
+    Attributes
+    ----------
+    pairs
+        The sample.
     """
 
     def __init__(self, base: Settings, pairs: pa.Table, objective: Objective, timeout: float) -> None:
-        self._base, self._pairs, self._objective, self._timeout = base, pairs, objective, timeout
+        self._base, self.pairs, self._objective, self._timeout = base, pairs, objective, timeout
         self._live: dict[str, Bench] = {}
 
     def __enter__(self) -> Trials:
@@ -105,15 +111,15 @@ class Trials:
     def reference(self, seconds: float) -> Reference:
         """Score as much of the sample as takes `seconds`, with `REFERENCE`."""
         with self._bench(REFERENCE) as bench:
-            few = self._pairs.slice(0, 2 * _WARM_UP)
+            few = self.pairs.slice(0, 2 * _WARM_UP)
             bench.warm_up(few)
             rows = max(_MIN_ROWS, int(seconds * len(few) / bench.bulk(few).seconds))
-            scored = bench.bulk(self._pairs.slice(0, rows))
+            scored = bench.bulk(self.pairs.slice(0, rows))
         return Reference(scores=scored.scores.tolist(), device=scored.stats[0].device)
 
     def use(self, reference: Reference) -> None:
         """Measure with the rows that the reference has scored."""
-        self._pairs = self._pairs.slice(0, len(reference.scores))
+        self.pairs = self.pairs.slice(0, len(reference.scores))
 
     def probe(self, backend: str, precisions: Iterable[str], reference: Reference) -> Probes:
         """Try each precision of a backend once, in the same workers as long as these live."""
@@ -132,7 +138,7 @@ class Trials:
         """Measure two settings in turn, so that what else the machine does meets both."""
         duel = Duel()
         try:
-            one, other = self._warm(first), self._warm(second)
+            one, other = self.warm(first), self.warm(second)
             for number in range(_ROUNDS):
                 benches = [(one, duel.first), (other, duel.second)]
                 for bench, costs in benches if number % 2 == 0 else benches[::-1]:
@@ -143,6 +149,29 @@ class Trials:
             return Duel(reason=str(error))
         return duel
 
+    def warm(self, changes: Changes) -> Bench:
+        """The live workers of these settings.
+
+        Raises
+        ------
+        BenchFailed, RunFailed, EmbeddedError
+            They cannot be had.
+        """
+        name = _name(changes)
+        if name not in self._live:
+            self._live[name] = self._bench(changes).__enter__()
+            self._live[name].warm_up(self.pairs.slice(0, _WARM_UP))
+        return self._live[name]
+
+    def bulk(self, bench: Bench, **spec: Any) -> Scored:
+        """Let every worker score the sample: its scores, and the seconds for one sample.
+
+        It is small: shared among workers, it would be one chunk for one of them, or chunks of so few
+        rows that little could be sorted by length.
+        """
+        scored = bench.bulk(pa.concat_tables([self.pairs] * bench.workers), **spec)
+        return Scored(scored.scores[: len(self.pairs)], scored.seconds / bench.workers, scored.stats)
+
     def keep(self, winner: Changes | None) -> None:
         """End all workers but those of `winner`."""
         for name in list(self._live):
@@ -150,31 +179,27 @@ class Trials:
                 self._live.pop(name).__exit__(None, None, None)
 
     def _bench(self, changes: Changes) -> Bench:
-        return Bench(Settings(**{**self._base.model_dump(), **changes}), self._timeout)
-
-    def _warm(self, changes: Changes) -> Bench:
-        """The live workers of these settings."""
-        name = _name(changes)
-        if name not in self._live:
-            self._live[name] = self._bench(changes).__enter__()
-            self._live[name].warm_up(self._pairs.slice(0, _WARM_UP))
-        return self._live[name]
+        settings = Settings(**{**self._base.model_dump(), **changes})
+        if len(worker_environs(settings)) > 1:  # none may claim the share of another
+            share = {"chunk_size": min(settings.chunk_size, len(self.pairs)), "claim_ahead": 1}
+            settings = settings.model_copy(update=share)
+        return Bench(settings, self._timeout)
 
     def _probe(self, bench: Bench, backend: str, precision: str, reference: Reference) -> Probe:
         known: dict[str, Any] = {"backend": backend, "precision": precision}
         try:
-            bench.warm_up(self._pairs.slice(0, _WARM_UP), precision=precision)
-            scored = bench.bulk(self._pairs, precision=precision)
+            bench.warm_up(self.pairs.slice(0, _WARM_UP), precision=precision)
+            scored = self.bulk(bench, precision=precision)
         except RunFailed as error:
             return Probe(**known, reason=str(error))
-        found = agreement(self._pairs, scored.scores, reference.scores)
+        found = agreement(self.pairs, scored.scores, reference.scores)
         return Probe(**known, seconds=scored.seconds, spearman=found)
 
     def _cost(self, bench: Bench) -> float:
         if self._objective == "latency":
-            requests = cut(self._pairs, max(len(self._pairs) // _REQUEST_SIZE, 5), _REQUEST_SIZE)
+            requests = cut(self.pairs, max(len(self.pairs) // _REQUEST_SIZE, 5), _REQUEST_SIZE)
             return float(np.percentile([answer.seconds for answer in bench.requests(requests, 1)], 95))
-        seconds = bench.bulk(self._pairs).seconds
+        seconds = self.bulk(bench).seconds
         return seconds if self._objective == "throughput" else float(bench.peak_bytes)
 
 
