@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from jobs.settings import load_settings
 from producer.cli_tune import tune
 from producer.experiments.pairs import sample
 from producer.experiments.records import Records
-from producer.experiments.trials import Probe, Probes, Reference, Trials, agreement
+from producer.experiments.trials import Changes, Duel, Probe, Probes, Reference, Trials, agreement
 from producer.experiments.tune import NothingWorks, Tuner
 from tests.conftest import BIN, ENVIRON, wait_for
 
@@ -108,6 +109,31 @@ def test_mlx_takes_no_time_on_a_cpu_if_nobody_asks_for_it(
     with pytest.raises(NothingWorks):
         tuner.tune()
     assert list(trials.backends) == tried
+
+
+@pytest.mark.parametrize(("seconds", "stays"), [(2.0, True), (0.5, False)])
+def test_what_is_no_better_in_the_end_does_not_win(tmp_path: Path, seconds: float, stays: bool) -> None:
+    """A probe that was lucky, and then no time for more than the last meeting."""
+
+    class Lucky(Trials):
+        def reference(self, seconds: float) -> Reference:
+            return Reference(scores=[0.0] * 2, device="cpu")
+
+        def probe(self, backend: str, precisions: Iterable[str], reference: Reference) -> Probes:
+            time.sleep(0.2)
+            return Probes(probes=[Probe(backend=backend, precision="fp32", seconds=0.1, spearman=1.0)])
+
+        def duel(self, first: Changes, second: Changes) -> Duel:
+            return Duel(first=[1.0], second=[seconds])
+
+    settings = load_settings({"model": "demo", "backend": "torch"}, environ={})
+    trials = Lucky(settings, sample("example", 2), "throughput", 300)
+    records = Records(tmp_path / "records.jsonl")
+    told: list[str] = []
+    tuned = Tuner(settings, trials, "throughput", records, budget=0.1, min_spearman=0, say=told.append).tune()
+    assert (tuned.changes == {}) is stays
+    assert tuned.gain == 1 / seconds
+    assert any("is spent; not finished" in line for line in told)
 
 
 def test_nothing_is_written_where_nothing_keeps_the_ranks_or_where_a_file_of_ones_own_is(

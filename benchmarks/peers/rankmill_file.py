@@ -43,16 +43,15 @@ def run(source: Path, model: Path, precision: str, folder: Path) -> tuple[float,
 
 def main() -> None:
     """Both commands, one after the other."""
-    args = arguments()
+    args = arguments(choices=["auto", "int8"])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         one = folder / "one.parquet"
         pq.write_table(pq.read_table(args.pairs).slice(0, 1), one)
-        precision = args.variant or "auto"
         startup = min(
-            run(one, args.model, precision, folder)[0] for _ in range(2)
+            run(one, args.model, args.variant, folder)[0] for _ in range(2)
         )  # once to warm the disk's cache
-        seconds, summary, scores = run(args.pairs, args.model, precision, folder)
+        seconds, summary, scores = run(args.pairs, args.model, args.variant, folder)
     if seconds <= startup:
         sys.exit("one pair took longer than all of them: the machine is too busy, or the pairs too few")
     settings = (

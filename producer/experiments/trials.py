@@ -113,6 +113,7 @@ class Trials:
         with self._bench(REFERENCE) as bench:
             few = self.pairs.slice(0, 2 * _WARM_UP)
             bench.warm_up(few)
+            bench.bulk(few)  # the first time of whatever shapes it has is slow
             rows = max(_MIN_ROWS, int(seconds * len(few) / bench.bulk(few).seconds))
             scored = bench.bulk(self.pairs.slice(0, rows))
         return Reference(scores=scored.scores.tolist(), device=scored.stats[0].device)

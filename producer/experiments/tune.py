@@ -50,8 +50,8 @@ class _OutOfTime(Exception):
 class Tuned:
     """What won: ``changes`` to the settings that tuning began with, and how it came to that.
 
-    ``gain`` is how many times better it is than those, measured in turn at the end; `None` if there was no
-    time for that.
+    ``gain`` is how many times better what was found is than those, measured in turn at the end; `None` if
+    one of them failed. Where it is below 1 there are no changes.
     """
 
     changes: dict[str, Any]
@@ -110,19 +110,21 @@ class Tuner:
         """
         reference = self._once("reference", Reference, self._reference)
         self._trials.use(reference)
-        step, gain = "backend and precision", None
+        step = "backend and precision"
         try:
             self._choose_backend(reference)
             step = "token_budget"
             self._climb(reference.device)
             step = "workers and threads"
             self._split(reference.device)
-            step = "the comparison with the settings it began with"
-            gain = self._against({}, self._best).gain or None
         except _OutOfTime:
             self._tell(f"the budget of {self._budget:,.0f} s is spent; not finished: {step}")
+        gain = self._against({}, self._best, always=True).gain or None
         if gain:
             self._tell(f"all together: {gain:.2f} times as good as the settings it began with")
+        if gain and gain < 1:
+            self._tell("the settings it began with stay")
+            self._best = {}
         return Tuned(self._best, gain, self._story)
 
     def _reference(self) -> Reference:
@@ -214,20 +216,20 @@ class Tuner:
         self._trials.keep(self._best)
         return won
 
-    def _against(self, first: Changes, second: Changes) -> Duel:
+    def _against(self, first: Changes, second: Changes, *, always: bool = False) -> Duel:
         name = f"{label(first)} against {label(second)}"
-        return self._once(name, Duel, lambda: self._trials.duel(first, second))
+        return self._once(name, Duel, lambda: self._trials.duel(first, second), always)
 
     def _open(self, setting: str, values: tuple[str, ...]) -> list[str]:
         """The values to try: all, or the one that the settings fix."""
         fixed = getattr(self._base, setting)
         return [value for value in values if value != "auto"] if fixed == "auto" else [fixed]
 
-    def _once(self, name: str, kind: type[Kept], measure: Callable[[], Kept]) -> Kept:
-        """What was recorded under `name`, or is now."""
+    def _once(self, name: str, kind: type[Kept], measure: Callable[[], Kept], always: bool = False) -> Kept:
+        """What was recorded under `name`, or is now, if there is time or it is `always` wanted."""
         record = self._records.get(name)
         if record is None:
-            if self._spent > self._budget:
+            if self._spent > self._budget and not always:
                 raise _OutOfTime
             started = time.monotonic()
             value = measure()
