@@ -3,8 +3,9 @@
     python -m benchmarks.tuning --model MODEL --pairs PAIRS.parquet
 
 Tunes as the command does; then measures every cell of a grid, each in fresh workers, on the pairs that
-tuning used. As a machine's speed drifts, the grid's best, the tuned and the default settings score these
-in turn at the end. Interrupted, it goes on with the same command; only an unfinished tuning begins anew.
+tuning used. As a machine's speed drifts, the grid's three best, the tuned and the default settings score
+these in turn at the end. Interrupted, it goes on with the same command; only an unfinished tuning begins
+anew.
 """
 
 from __future__ import annotations
@@ -43,8 +44,10 @@ from producer.experiments.tune import Tuner
 MIN_SPEARMAN = 0.999
 NEAR, SHARE = 0.97, 0.1
 """The goals: so much of the speed of the grid's best, in such a share of the grid's time."""
+FINALISTS = 3
+"""Of the grid: the fastest cell of so many may have been lucky."""
 REPEATS, TIMEOUT = 3, 3600
-TOKENS = (1024, 2048, 4096, 8192)  # on a CPU; 16 times as many elsewhere
+TOKENS = (256, 512, 1024, 2048, 4096, 8192)  # on a CPU; 16 times as many elsewhere
 
 Kept = dict[str, Any]
 tell = partial(print, file=sys.stderr, flush=True)
@@ -75,7 +78,8 @@ def main() -> None:
         good = [cell.changes for cell in ranked if cell.spearman >= MIN_SPEARMAN]
         if not good:
             sys.exit("no cell of the grid keeps the ranks, so there is nothing to compare with")
-        rivals = {"grid's best": good[0], "tuned": tuned["changes"], "default": {}}
+        rivals = {f"grid's {place}.": changes for place, changes in enumerate(good[:FINALISTS], 1)}
+        rivals |= {"tuned": tuned["changes"], "default": {}}
         name = f"{args.rounds} rounds of {json.dumps(rivals)}"
         met = once(records, name, lambda: meet(trials, rivals, reference, args.rounds))
     told = report(tuned, ranked, {name: Cell(**cell) for name, cell in met.items()})
@@ -180,10 +184,11 @@ def report(tuned: Kept, ranked: Sequence[Cell], met: Mapping[str, Cell]) -> str:
         ranks = f"{cell.spearman:.5f}{'' if cell.spearman >= MIN_SPEARMAN else ', too low'}"
         table.append((name, label(cell.changes) or "none", usual, f"{slowest} to {fastest}", ranks))
     own, wall = met["tuned"].seconds, sum(cell.wall for cell in ranked)
-    near, gain = (median(map(truediv, met[name].seconds, own)) for name in ("grid's best", "default"))
+    best = min((name for name in met if name.startswith("grid")), key=lambda name: median(met[name].seconds))
+    near, gain = (median(map(truediv, met[name].seconds, own)) for name in (best, "default"))
     share, said = tuned["wall"] / wall, ("no", "yes")
     goals = [
-        ("speed, tuned / grid's best", f"{near:.3f}", f"{NEAR} or more", said[near >= NEAR]),
+        (f"speed, tuned / {best}", f"{near:.3f}", f"{NEAR} or more", said[near >= NEAR]),
         ("time, tuning / grid", f"{share:.3f}", f"{SHARE} or less", said[share <= SHARE]),
         ("speed, tuned / default", f"{gain:.3f}", "", ""),
     ]

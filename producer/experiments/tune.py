@@ -24,7 +24,7 @@ _MARGIN = 1.02
 """What a setting has to win by; less is noise."""
 
 _FINALISTS = 3
-_CHANCE = 2.0
+_CHANCE = 1.5
 """A backend and precision that took so many times as long as the fastest is out."""
 
 _SAMPLE_SHARE = 1 / 30
