@@ -22,17 +22,17 @@ from workers.tokens import Batch
 
 
 class Costing:
-    """A backend whose batches cost seconds for each token and each batch, and which holds so many tokens."""
+    """A backend whose batches cost seconds, and more for the square of their tokens; it holds so many."""
 
     name, device, precision, depth, bytes = "costing", "cpu", "fp32", 2, 0
 
-    def __init__(self, batch: float, token: float, memory: int = 10**9) -> None:
-        self.batch, self.token, self.memory = batch, token, memory
+    def __init__(self, batch: float, square: float, memory: int = 10**9) -> None:
+        self.batch, self.square, self.memory = batch, square, memory
 
     def submit(self, batch: Batch) -> TorchForward:
         if batch.ids.size > self.memory:
             raise OutOfMemory("too large")
-        time.sleep(self.batch + self.token * batch.ids.size)
+        time.sleep(self.batch + self.square * batch.ids.size**2)
         return TorchForward(torch.zeros(len(batch.ids)), None)
 
 
@@ -49,9 +49,9 @@ def search_of(backend: Costing, folder: Path, model: str = "some/model") -> Budg
 @pytest.mark.parametrize(
     ("backend", "expected"),
     [
-        (Costing(batch=0.01, token=0.0), 256),  # the more the better
-        (Costing(batch=0.0, token=0.0002), 32),  # all the same: the smallest
-        (Costing(batch=0.01, token=0.0, memory=128), 128),  # the most that fits
+        (Costing(batch=0.01, square=0.0), 256),  # the more the better
+        (Costing(batch=0.0, square=3e-6), 32),  # the less the better
+        (Costing(batch=0.01, square=0.0, memory=128), 128),  # the most that fits
     ],
 )
 def test_the_best_budget_wins(tmp_path: Path, backend: Costing, expected: int) -> None:
@@ -60,7 +60,7 @@ def test_the_best_budget_wins(tmp_path: Path, backend: Costing, expected: int) -
 
 def test_it_is_looked_for_once_and_kept(tmp_path: Path) -> None:
     first = search_of(Costing(0.01, 0.0), tmp_path)
-    late = search_of(Costing(0.0, 0.0002), tmp_path)
+    late = search_of(Costing(0.0, 3e-6), tmp_path)
     assert first.start == 64
     assert first.find(BATCH) == 256
     assert not first.see(rows=1, tokens=8, seconds=100)
