@@ -42,7 +42,7 @@ class BudgetSearch:
     backend
         The loaded model.
     model
-        Its name, and its revision if it has one.
+        Its name.
     first
         The budget that the device gets as long as nothing better is known.
     folder

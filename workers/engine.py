@@ -181,6 +181,7 @@ class Engine:
         """
         if self._search is not None:
             self.token_budget = self._search.find(self._padded(flight.parts))
+            self._search = None
 
     def _padded(self, parts: list[Part]) -> Batch:
         return pad([(work.tokens, rows) for work, rows in parts], self.model.tokenizer.pad_id)

@@ -48,9 +48,8 @@ def main() -> None:
         folder = Path(name)
         one = folder / "one.parquet"
         pq.write_table(pq.read_table(args.pairs).slice(0, 1), one)
-        startup = min(
-            run(one, args.model, args.variant, folder)[0] for _ in range(2)
-        )  # once to warm the disk's cache
+        # twice: once to warm the disk's cache
+        startup = min(run(one, args.model, args.variant, folder)[0] for _ in range(2))
         seconds, summary, scores = run(args.pairs, args.model, args.variant, folder)
     if seconds <= startup:
         sys.exit("one pair took longer than all of them: the machine is too busy, or the pairs too few")

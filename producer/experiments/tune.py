@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pydantic import BaseModel
 from jobs.errors import RankmillError
 from jobs.settings import Backend, Settings
 from jobs.spec import Precision
+from producer.embedded import cores
 from producer.experiments.records import Records
 from producer.experiments.run import label
 from producer.experiments.trials import REFERENCE, Changes, Duel, Objective, Probe, Probes, Reference, Trials
@@ -193,10 +193,9 @@ class Tuner:
         """Workers, and the cores or GPUs shared among them."""
         if self._base.workers != "auto" or self._base.threads != "auto":
             return
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if device == "cpu":
             workers = 2
-            while workers <= cores and self._challenge({"workers": workers, "threads": cores // workers}):
+            while workers <= cores() and self._challenge({"workers": workers, "threads": cores() // workers}):
                 workers *= 2
         elif device == "cuda":
             self._challenge({"workers": 2})
