@@ -70,9 +70,10 @@ def keep(pool: WorkerPool) -> int:
     while not told:
         hopeless = pool.look_after()
         if hopeless:
+            died = f"has died {hopeless.early_deaths} times in a row at its start"
             click.echo(
-                f"score-workers: {hopeless.name} has died {hopeless.early_deaths} times in a row "
-                "at its start; its last lines above say why",
+                f"score-workers: {hopeless.name} {'cannot start' if hopeless.refuses else died}; "
+                "its last lines above say why",
                 err=True,
             )
             pool.send(signal.SIGTERM)

@@ -21,7 +21,10 @@ _MAX_EARLY_DEATHS = 3
 
 @dataclass
 class Worker:
-    """One place for a worker process, and how often it has had to be filled again."""
+    """One place for a worker process, and how often it has had to be filled again.
+
+    ``refuses``: the worker says that it cannot start with its settings.
+    """
 
     name: str
     environ: dict[str, str]
@@ -30,6 +33,7 @@ class Worker:
     died: float = 0.0
     deaths: int = 0
     early_deaths: int = 0
+    refuses: bool = False
 
     @property
     def rq_name(self) -> str:
@@ -70,14 +74,16 @@ class WorkerPool:
         self.workers = [Worker(f"{prefix}-{n}", environ) for n, environ in enumerate(environs, 1)]
 
     def look_after(self) -> Worker | None:
-        """Start what is not there; the worker that dies again and again at its start, if one does."""
+        """Start what is not there; the worker that refuses to start or dies of it again and again, if any."""
         for worker in self.workers:
             if worker.process is None:
                 if time.monotonic() - worker.died > self._pause(worker):
                     self._start(worker)
             elif (code := worker.process.poll()) is not None:
-                self._bury(worker, code)
-                if worker.early_deaths >= _MAX_EARLY_DEATHS:
+                worker.refuses = code == os.EX_CONFIG
+                if not worker.refuses:
+                    self._bury(worker, code)
+                if worker.refuses or worker.early_deaths >= _MAX_EARLY_DEATHS:
                     return worker
         return None
 

@@ -90,8 +90,8 @@ class Supervisor:
             if hopeless:
                 log = pool.log(hopeless)
                 times, words = hopeless.early_deaths, _last_words(log) if log else ""
-                reason = f"worker {hopeless.name} has died {times} times in a row, last with {words!r}"
-                _emit(event="failed", reason=reason)
+                died = f"worker {hopeless.name} has died {times} times in a row, last with {words!r}"
+                _emit(event="failed", reason=words if hopeless.refuses else died)
 
 
 def _start_server(directory: Path, socket: Path) -> subprocess.Popen[bytes]:

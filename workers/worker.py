@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from functools import partial
@@ -24,7 +25,7 @@ from rq.worker.base import WorkerStatus
 from jobs import keys, tracing
 from jobs.abandoned import failure_handler
 from jobs.chunk_job import is_suspect
-from jobs.errors import RankmillError
+from jobs.errors import ConfigError, RankmillError
 from jobs.logs import about_job, set_up
 from jobs.registry import SCORING_FIELD, withdraw_worker
 from jobs.results import ChunkResult, ChunkScores
@@ -101,7 +102,8 @@ class ScoringWorker(SimpleWorker):
             set_up(settings.log_level, settings.log_format, worker=self.name)
             self._prepare(settings)
         except RankmillError as error:
-            raise SystemExit(f"worker {self.name} cannot start: {error}") from None
+            print(f"worker {self.name} cannot start: {error}", file=sys.stderr)
+            raise SystemExit(os.EX_CONFIG if isinstance(error, ConfigError) else 1) from None
         # RQ does so only after it has said that the worker is there.
         self._install_signal_handlers()  # type: ignore[no-untyped-call]
         bind_scorer(self._parts.scorer.claim)

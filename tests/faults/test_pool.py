@@ -63,7 +63,7 @@ def test_workers_that_cannot_start_end_it_loudly(pool: Start, tmp_path: Path) ->
     assert process.wait(timeout=120) == 1
     log = (tmp_path / "pool.log").read_text()
     assert "device mps is not available on this machine" in log
-    assert "has died 3 times in a row" in log
+    assert "-1 cannot start; its last lines above say why" in log
 
 
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
