@@ -150,12 +150,20 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, private_tmp: Path) 
     assert (len(scores), scores.null_count) == (6000, 0)
 
 
-def test_workers_that_cannot_start_end_the_run_with_their_reason(tmp_path: Path, tiny_model: Path) -> None:
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        (("--device", "mps"), "device mps is not available on this machine"),
+        (("--backend", "mlx"), "backend mlx finds no Apple GPU here"),
+    ],
+)
+def test_workers_that_cannot_start_end_the_run_with_their_reason(
+    tmp_path: Path, tiny_model: Path, option: tuple[str, str], reason: str
+) -> None:
     source = write_pairs(tmp_path / "a.parquet", 10)
-    done = score_file(source, "--model", tiny_model, "--device", "mps")
+    done = score_file(source, "--model", tiny_model, *option)
     assert done.code == 1
-    assert "has died 3 times in a row" in done.err
-    assert "cannot start: device mps is not available on this machine" in done.err
+    assert f"cannot start: {reason}" in done.err
     assert len(done.complaints) == 1
     assert not (tmp_path / "a.scored.parquet").exists()
 

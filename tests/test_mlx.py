@@ -106,7 +106,7 @@ def test_an_activation_function_it_does_not_have(mlx_backend: Any, tmp_path: Pat
 
 
 def test_a_worker_scores_with_it(server: Server, workers: StartWorker, mlx_backend: Any) -> None:
-    workers(environ={"RANKMILL_BACKEND": "mlx"})
+    workers(environ={"RANKMILL_BACKEND": "mlx", "RANKMILL_DEVICE": "cpu"})
     rows = [json.loads(line) for line in EXAMPLES.read_text().splitlines()][:6]
     queries, passages = [row["query"] for row in rows], [row["passage"] for row in rows]
     client = Client(server.url, model="demo", precision="fp16", activation="identity")

@@ -11,9 +11,10 @@ from functools import partial
 
 from jobs.runs import RunStore
 from jobs.settings import Settings
+from workers.backends.choice import choose_device
 from workers.budget import BudgetSearch
 from workers.cache import EngineCache, Limits
-from workers.device import resolve_claim_ahead, resolve_device, resolve_token_budget, use_threads
+from workers.device import resolve_claim_ahead, resolve_token_budget, use_threads
 from workers.engine import Engine
 from workers.kept import cache_folder
 from workers.models import Model, load
@@ -45,10 +46,10 @@ def assemble(settings: Settings, store: RunStore, worker: str, drain: Callable[[
     Raises
     ------
     RankmillError
-        The device is not there.
+        The device is not there, or is none for the backend.
     """
     use_threads(settings.threads)
-    device = resolve_device(settings.device)
+    device = choose_device(settings.device, settings.backend)
     engines = EngineCache(
         partial(load, device=device, backend=settings.backend, cache_dir=settings.cache_dir),
         device,

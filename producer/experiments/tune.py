@@ -35,7 +35,7 @@ _FIRST_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
 _OTHER_BUDGET = 16_384
 
 _FOR_TESTS = {("mlx", "cpu")}
-"""Backends that are so slow on a device that they would spend the budget; tried where settings fix them."""
+"""Backends that workers refuse on a device, if settings do not ask for both: not worth their start."""
 
 
 class NothingWorks(RankmillError):

@@ -8,9 +8,9 @@ import platform
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.errors import SpecError
+from jobs.errors import ConfigError, SpecError
 from workers.backends.first_token import reads_first_token
-from workers.device import native_precision
+from workers.device import native_precision, resolve_device
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,23 @@ class Choice:
 
     backend: str
     precision: str
+
+
+def choose_device(setting: str, backend: str) -> str:
+    """The device that a setting means for a backend: MLX has a CPU only where the setting says so.
+
+    Raises
+    ------
+    ConfigError
+        The device asked for is not there, or nobody would want the backend on what is.
+    """
+    device = resolve_device(setting)
+    if (setting, backend, device) == ("auto", "mlx", "cpu"):
+        raise ConfigError(
+            "backend mlx finds no Apple GPU here, and on a CPU it is far slower than the others; "
+            "use --backend auto, or set device: cpu to have it all the same"
+        )
+    return device
 
 
 def choose_backend(setting: str, precision: str, config: Any, device: str) -> Choice:
