@@ -32,8 +32,9 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "pairs.jsonl"
 def openvino_backend() -> Any:
     pytest.importorskip("openvino")
     from workers.backends.openvino_backend import OpenVinoBackend
+    from workers.backends.openvino_files import graph_of
 
-    return OpenVinoBackend
+    return lambda classifier, precision: OpenVinoBackend(graph_of(classifier, precision), precision)
 
 
 def some_batch(rows: int, longest: int, types: int) -> Batch:

@@ -1,9 +1,13 @@
-"""Where what is made from models is kept."""
+"""What is made from models, once, and kept: whole folders, named after all that they are made from."""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
 def cache_folder(setting: str) -> Path:
@@ -11,3 +15,52 @@ def cache_folder(setting: str) -> Path:
     if setting != "auto":
         return Path(setting).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rankmill"
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
+    """`folder`, which `make` fills if it is not there yet.
+
+    It appears there whole, as several workers may want the same one at a time, and any may die.
+
+    Raises
+    ------
+    OSError
+        It cannot be written.
+    """
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as making:
+        whole = Path(making) / "whole"
+        whole.mkdir()
+        make(whole)
+        for file in whole.iterdir():
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
+        try:
+            whole.rename(folder)
+        except OSError:  # another process was faster, whose files are as good
+            if not folder.is_dir():
+                raise
+    return folder
+
+
+def digest(source: str | Path, config: Any, *made_with: str) -> str:
+    """A name for what is made from a model: of its commit on the hub, or of what its files hold.
+
+    Parameters
+    ----------
+    source, config
+        As in `workers.backends.classifier`.
+    made_with
+        What else it depends on.
+    """
+    made_from = list(made_with)
+    commit = getattr(config, "_commit_hash", None)
+    if commit:
+        made_from += [str(source), commit]
+    else:
+        for path in sorted([Path(source) / "config.json", *Path(source).glob("*.safetensors")]):
+            with path.open("rb") as file:
+                made_from += [path.name, hashlib.file_digest(file, "blake2b").hexdigest()]
+    return hashlib.blake2b("\n".join(made_from).encode(), digest_size=16).hexdigest()

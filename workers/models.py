@@ -121,8 +121,10 @@ def _load_backend(
     try:
         if choice.backend == "openvino":
             from workers.backends.openvino_backend import OpenVinoBackend
+            from workers.backends.openvino_files import openvino_graph
 
-            return OpenVinoBackend(classifier(), choice.precision)
+            graph = openvino_graph(source, config, choice.precision, cache_folder(cache_dir), classifier)
+            return OpenVinoBackend(graph, choice.precision)
         if choice.backend == "onnx":
             from workers.backends.onnx_backend import OnnxBackend
             from workers.backends.onnx_files import onnx_file

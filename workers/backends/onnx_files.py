@@ -1,14 +1,8 @@
-"""The ONNX file of a model: one that came with it, or one that is exported once and kept.
-
-Kept files lie in folders named after all that they are made from, and appear there whole: several
-workers may want the same one at the same time.
-"""
+"""The ONNX file of a model: one that came with it, or one that is exported once and kept."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -24,11 +18,13 @@ from transformers.utils import cached_file
 
 from workers.backends.traceable import Traceable
 from workers.device import int8_instructions
+from workers.kept import digest, made_once
 
 _RECIPE = 1
 """Changes when the same inputs would make another file."""
 
 _OPSET = 17
+_FILE = "model.onnx"
 
 logger = logging.getLogger(__name__)
 
@@ -61,18 +57,15 @@ def onnx_file(
     if shipped is not None:
         logger.info("using the model's own %s", shipped.name)
         return shipped
-    folder = cache / "onnx" / _key(source, config, kind)
-    file = folder / "model.onnx"
-    if not file.is_file():
+    versions = [version(name) for name in ("torch", "transformers", "onnx", "onnxruntime")]
+    name = digest(source, config, str(_RECIPE), str(_OPSET), kind, *versions)
+
+    def export(folder: Path) -> None:
         started = time.monotonic()
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as making:
-            whole = Path(making) / "whole"
-            whole.mkdir()
-            _export(Traceable(classifier()), kind, whole)
-            _publish(whole, folder)
+        _export(Traceable(classifier()), kind, folder)
         logger.info("exported %s as %s in %.1f s", source, kind, time.monotonic() - started)
-    return file
+
+    return made_once(cache / "onnx" / name, export) / _FILE
 
 
 _SHIPPED = {
@@ -99,27 +92,13 @@ def _shipped(source: str | Path, revision: str | None, kind: str) -> Path | None
     return None
 
 
-def _key(source: str | Path, config: Any, kind: str) -> str:
-    """A name for all that a file is made from."""
-    made_from = [str(_RECIPE), str(_OPSET), kind]
-    made_from += [version(name) for name in ("torch", "transformers", "onnx", "onnxruntime")]
-    commit = getattr(config, "_commit_hash", None)
-    if commit:
-        made_from += [str(source), commit]
-    else:
-        for path in sorted([Path(source) / "config.json", *Path(source).glob("*.safetensors")]):
-            with path.open("rb") as file:
-                made_from += [path.name, hashlib.file_digest(file, "blake2b").hexdigest()]
-    return hashlib.blake2b("\n".join(made_from).encode(), digest_size=16).hexdigest()
-
-
 @torch.inference_mode()
 def _export(scorer: Traceable, kind: str, folder: Path) -> None:
-    """Make ``model.onnx`` in `folder`.
+    """Make the file in `folder`.
 
     By the exporter that traces: the other one takes 5 to 10 times as long, and one more package.
     """
-    whole, final = folder / "fp32.onnx", folder / "model.onnx"
+    whole, final = folder / "fp32.onnx", folder / _FILE
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of shapes that PyTorch fears are fixed; tests vary them
         torch.onnx.export(
@@ -156,12 +135,3 @@ def _quantize(whole: Path, final: Path, kind: str) -> None:
         )
     finally:
         logging.getLogger().disabled = before
-
-
-def _publish(whole: Path, folder: Path) -> None:
-    """Rename, unless another process was faster, whose file is as good."""
-    try:
-        whole.rename(folder)
-    except OSError:
-        if not (folder / "model.onnx").is_file():
-            raise
