@@ -1,7 +1,22 @@
 """The contract between producers and workers. Light: no torch, no engine."""
 
+from typing import TYPE_CHECKING, Any
+
 from jobs.errors import RankmillError
-from jobs.spec import ScoreSpec
-from jobs.tasks import score_chunk
+
+if TYPE_CHECKING:
+    from jobs.spec import ScoreSpec
+    from jobs.tasks import score_chunk
 
 __all__ = ["RankmillError", "ScoreSpec", "score_chunk"]
+
+_HOMES = {"ScoreSpec": "jobs.spec", "score_chunk": "jobs.tasks"}
+
+
+def __getattr__(name: str) -> Any:
+    """The rest, imported when it is asked for: what starts the embedded workers does without."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -13,10 +13,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from jobs import keys
 from jobs.connection import mask_passwords
-from jobs.settings import LogFormat, LogLevel
+
+if TYPE_CHECKING:
+    from jobs.settings import LogFormat, LogLevel
 
 ROOMS = ("jobs", "producer", "workers")
 

@@ -1,5 +1,17 @@
 """Producers: they cut files and requests into chunks, enqueue them and collect the scores."""
 
-from producer.client import Client, Ranked, ScoringRun
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from producer.client import Client, Ranked, ScoringRun
 
 __all__ = ["Client", "Ranked", "ScoringRun"]
+
+
+def __getattr__(name: str) -> Any:
+    """The client, imported when it is asked for: what starts the embedded workers does without."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from producer import client
+
+    return getattr(client, name)
