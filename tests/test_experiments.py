@@ -179,7 +179,7 @@ def test_workers_that_are_killed_or_too_slow_are_results(tmp_path: Path, tiny_mo
     assert "not done after" in (tmp_path / "slow" / "report.md").read_text()
 
 
-def test_a_sample_of_a_file_has_whole_queries(tmp_path: Path) -> None:
+def test_a_sample_of_a_file_has_many_pairs_of_a_query(tmp_path: Path) -> None:
     queries = [f"q{row // 10}" for row in range(1000)]
     passages = [None if row == 5 else f"p{row}" for row in range(1000)]
     pq.write_table(pa.table({"q": queries, "p": passages}), tmp_path / "a.parquet")

@@ -21,8 +21,8 @@ COLUMNS = ("query", "passage")
 _EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pairs.jsonl"
 _LOOK_ROWS = 100_000
 """Rows at the beginning of a file that a sample is taken from."""
-_OF_A_QUERY = 25
-"""Rows of one query in a sample, at most, one after the other."""
+_OF_A_QUERY = 100
+"""Rows of one query in a sample, at most, one after the other: among few, any change of rank is a great one."""
 
 
 def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Table:
@@ -33,8 +33,8 @@ def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Tabl
     pairs
         ``example``: the shipped pairs, in random order. ``varied``: those cut, or
         filled up with others, to 4 to 400 words, distributed as passages of web pages are. Else
-        a file, of which whole queries are taken in random order, up to 25 pairs each, as ranks within
-        a query are compared. Always the same ones.
+        a file, of which queries are taken in random order, with up to 100 of their pairs, as ranks within
+        a query are compared: at random, as the first ones may be the best ones. Always the same ones.
     rows
         How many.
     columns
@@ -97,5 +97,5 @@ def _of_file(file: str, rows: int, columns: tuple[str, str], random: np.random.G
         places.setdefault(query, []).append(place)
     order = random.permutation(len(places))
     mine = list(places.values())
-    taken = [place for number in order for place in mine[number][:_OF_A_QUERY]][:rows]
+    taken = [place for number in order for place in random.permutation(mine[number])[:_OF_A_QUERY]][:rows]
     return table.take(taken)

@@ -29,7 +29,7 @@ REFERENCE: Changes = {"backend": "torch", "precision": "fp32"}
 MAX_ROWS = 2000
 """Pairs in a sample, at most."""
 
-_MIN_ROWS = 50
+_MIN_ROWS = 100
 _ROUNDS = 3
 _CLEAR = 1.5
 """Factor at which one measurement of each is enough."""
