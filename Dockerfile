@@ -18,7 +18,7 @@ print(*project['dependencies'], *(r for e in extras for r in project['optional-d
 COPY . .
 RUN pip install --no-cache-dir --no-deps . \
     && useradd --create-home --uid 1000 rankmill \
-    && install -d -o rankmill -g rankmill /home/rankmill/.cache/huggingface
+    && install -d -o rankmill -g rankmill /home/rankmill/.cache
 
 USER rankmill
 WORKDIR /home/rankmill
