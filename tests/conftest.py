@@ -31,6 +31,9 @@ from tests.tools import free_port
 _CACHE = tempfile.TemporaryDirectory(prefix="rankmill-cache-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
 
+# A shell that runs the suite in the background has it ignore Ctrl-C, and so would all that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 BIN = Path(sys.executable).parent
 ENVIRON = {
     **{name: value for name, value in os.environ.items() if not name.startswith(("RANKMILL_", "REDIS_URL"))},
