@@ -1,5 +1,6 @@
 """The contract between producers and workers. Light: no torch, no engine."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from jobs.errors import RankmillError
@@ -17,6 +18,4 @@ def __getattr__(name: str) -> Any:
     """The rest, imported when it is asked for: what starts the embedded workers does without."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
     return getattr(import_module(_HOMES[name]), name)

@@ -21,10 +21,7 @@ _MAX_EARLY_DEATHS = 3
 
 @dataclass
 class Worker:
-    """One place for a worker process, and how often it has had to be filled again.
-
-    ``refuses``: the worker says that it cannot start with its settings.
-    """
+    """One place for a worker process, and how often it has had to be filled again."""
 
     name: str
     environ: dict[str, str]
@@ -33,12 +30,16 @@ class Worker:
     died: float = 0.0
     deaths: int = 0
     early_deaths: int = 0
-    refuses: bool = False
 
     @property
     def rq_name(self) -> str:
         """Name of the present process in RQ, which wants a new one for each."""
         return f"{self.name}-{self.deaths}"
+
+    @property
+    def refuses(self) -> bool:
+        """Whether the present process has ended by saying that it cannot start with its settings."""
+        return self.process is not None and self.process.poll() == os.EX_CONFIG
 
 
 class WorkerPool:
@@ -80,10 +81,10 @@ class WorkerPool:
                 if time.monotonic() - worker.died > self._pause(worker):
                     self._start(worker)
             elif (code := worker.process.poll()) is not None:
-                worker.refuses = code == os.EX_CONFIG
-                if not worker.refuses:
-                    self._bury(worker, code)
-                if worker.refuses or worker.early_deaths >= _MAX_EARLY_DEATHS:
+                if worker.refuses:
+                    return worker
+                self._bury(worker, code)
+                if worker.early_deaths >= _MAX_EARLY_DEATHS:
                     return worker
         return None
 
