@@ -66,6 +66,18 @@ def test_workers_that_cannot_start_end_it_loudly(pool: Start, tmp_path: Path) ->
     assert "-1 cannot start; its last lines above say why" in log
 
 
+def test_workers_that_die_again_and_again_at_their_start_end_it(
+    pool: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dies = "import os, sys\nif 'rq.cli' in sys.orig_argv: os._exit(3)\n"
+    (tmp_path / "sitecustomize.py").write_text(dies)
+    monkeypatch.setitem(ENVIRON, "PYTHONPATH", str(tmp_path))
+    assert pool().wait(timeout=120) == 1
+    log = (tmp_path / "pool.log").read_text()
+    assert log.count("worker died with status 3, starting it again") == 3
+    assert "has died 3 times in a row at its start; its last lines above say why" in log
+
+
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     command = [str(BIN / "score-workers"), "--redis", "redis://:secret@127.0.0.1:1/0"]
     done = subprocess.run(command, capture_output=True, text=True, env=ENVIRON, timeout=60, check=False)
