@@ -168,6 +168,17 @@ def test_workers_that_cannot_start_end_the_run_with_their_reason(
     assert not (tmp_path / "a.scored.parquet").exists()
 
 
+def test_workers_that_die_again_and_again_end_the_run(tmp_path: Path, tiny_model: Path) -> None:
+    dies = "import os, sys\nif 'rq.cli' in sys.orig_argv: print('broken'); sys.stdout.flush(); os._exit(3)\n"
+    (tmp_path / "sitecustomize.py").write_text(dies)
+    source = write_pairs(tmp_path / "a.parquet", 10)
+    done = score_file(source, "--model", tiny_model, environ={"PYTHONPATH": str(tmp_path)})
+    assert done.code == 1
+    assert "has died 3 times in a row, last with 'broken'" in done.err
+    assert len(done.complaints) == 1
+    assert not (tmp_path / "a.scored.parquet").exists()
+
+
 @pytest.mark.parametrize(
     ("binary", "reason"),
     [("/bin/false", "nothing in its log"), ("/no/such/server", "No such file or directory")],
