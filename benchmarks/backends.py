@@ -24,13 +24,13 @@ import torch
 
 from jobs.errors import SpecError
 from jobs.spec import ScoreSpec
-from producer.experiments.present import markdown_table
-from producer.quality import spearman_within
-from workers.backends.choice import PRECISIONS
-from workers.cache import EngineCache, Limits
+from rankmill.tuning.machine import markdown_table
+from rankmill.tuning.quality import spearman_within
+from workers.backends.registry import PRECISIONS
 from workers.device import resolve_device, resolve_token_budget, use_threads
-from workers.engine import Engine
-from workers.models import load
+from workers.engine.cache import EngineCache, Limits
+from workers.engine.engine import Engine
+from workers.models.loading import load
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "pairs.jsonl"
 
@@ -74,7 +74,7 @@ def make_model(folder: Path) -> Path:
     """Random weights in the shape of MiniLM-L6, with the demo model's tokenizer."""
     from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
-    from workers.models import DEMO_MODEL
+    from workers.models.loading import DEMO_MODEL
 
     tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
     shape = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}

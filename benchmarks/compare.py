@@ -28,7 +28,7 @@ from benchmarks.contenders import CONTENDERS, FP32, Contender, run
 from benchmarks.environments import HOME, ROOT
 from benchmarks.report import bar_chart, machine
 from benchmarks.standings import Results, from_json, standings
-from producer.quality import ndcg, read_qrels, spearman_within
+from rankmill.tuning.quality import ndcg, read_qrels, spearman_within
 
 
 def main() -> None:

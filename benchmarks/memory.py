@@ -17,7 +17,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.models import make_bert
+from tests.harness.models import make_bert
 
 MIB = 1 << 20
 

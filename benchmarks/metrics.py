@@ -28,8 +28,8 @@ import redis
 from prometheus_client import generate_latest
 
 from benchmarks.cluster import cluster
-from jobs.registry import STAGES, WorkerReport, queue_workers, worker_reports
-from jobs.settings import Settings
+from jobs.runtime.settings import Settings
+from jobs.worker_report import STAGES, WorkerReport, queue_workers, worker_reports
 from producer import Client
 from workers.worker import ScoringWorker
 

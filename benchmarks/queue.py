@@ -23,7 +23,7 @@ from rq.job import Job
 from benchmarks.cluster import cluster
 from jobs.results import ChunkScores, ChunkStats
 from jobs.runs import RunStore
-from jobs.settings import Settings
+from jobs.runtime.settings import Settings
 from jobs.wire import decode_pairs
 from producer import Client
 from workers.worker import ScoringWorker

@@ -24,8 +24,8 @@ from jobs.spec import ScoreSpec
 from producer import Client
 from producer.client import ScoringRun
 from workers.device import resolve_device, resolve_token_budget, use_threads
-from workers.engine import Engine
-from workers.models import load_model
+from workers.engine.engine import Engine
+from workers.models.loading import load_model
 
 Pairs = list[tuple[str, str]]
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 from statistics import median
 
-from jobs.settings import load_settings
-from producer.experiments.pairs import sample
-from producer.experiments.present import markdown_table
-from producer.experiments.trials import Trials
+from jobs.runtime.settings import load_settings
+from rankmill.tuning.machine import markdown_table
+from rankmill.tuning.pairs import sample
+from rankmill.tuning.trials import Trials
 
 TIMEOUT = 1800
 

@@ -24,13 +24,13 @@ import torch
 
 from jobs.spec import ScoreSpec
 from jobs.wire import decode_pairs, decode_scores, encode_pairs, encode_scores
-from workers.backends import Backend, Logits, Pending
-from workers.backends.torch_backend import DTYPES
+from workers.backends.base import Backend, Logits, Pending
+from workers.backends.torch import DTYPES
 from workers.device import resolve_device, resolve_token_budget, use_threads
-from workers.engine import Engine, Work
-from workers.models import load_model
-from workers.planner import plan_batches
-from workers.tokens import Batch, pad
+from workers.engine.engine import Engine, Work
+from workers.engine.planner import plan_batches
+from workers.models.loading import load_model
+from workers.models.tokens import Batch, pad
 
 
 def main() -> None:

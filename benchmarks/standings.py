@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.ceiling import Ceiling
 from benchmarks.contenders import CONTENDERS, ENGINE, FP16, FP32, SCORE_FILE, Contender, Run
-from producer.experiments.present import markdown_table
+from rankmill.tuning.machine import markdown_table
 
 NOTHING = "-"
 

@@ -30,16 +30,16 @@ from pydantic import BaseModel
 from benchmarks.environments import HOME
 from benchmarks.report import machine
 from jobs.errors import RankmillError
-from jobs.settings import Backend, Settings, load_settings
+from jobs.runtime.settings import Backend, Settings, load_settings
 from jobs.spec import Precision
-from producer.cli_tune import parse_seconds
-from producer.embedded import cores
-from producer.experiments.pairs import fingerprint, sample
-from producer.experiments.present import markdown_table
-from producer.experiments.records import Records
-from producer.experiments.run import label
-from producer.experiments.trials import MAX_ROWS, Changes, Reference, Trials, agreement
-from producer.experiments.tune import Tuner
+from rankmill.cli.tune import parse_seconds
+from rankmill.local.embedded import cores
+from rankmill.tuning.grid import label
+from rankmill.tuning.machine import markdown_table
+from rankmill.tuning.pairs import fingerprint, sample
+from rankmill.tuning.records import Records
+from rankmill.tuning.trials import MAX_ROWS, Changes, Reference, Trials, agreement
+from rankmill.tuning.tune import Tuner
 
 MIN_SPEARMAN = 0.999
 NEAR, SHARE = 0.97, 0.1

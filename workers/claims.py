@@ -15,7 +15,7 @@ from rq.job import Job
 from jobs.spec import ScoreSpec, weights_key
 
 if TYPE_CHECKING:
-    from workers.engine import Work
+    from workers.engine.engine import Work
 
 GROUP = 8
 GROUP_SECONDS = 3.0

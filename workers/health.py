@@ -9,8 +9,8 @@ from http import HTTPStatus
 import redis
 from prometheus_client import make_wsgi_app
 
-from jobs.connection import impatient, unreachable
-from jobs.serving import answer, paths, serve
+from jobs.runtime.connection import impatient, unreachable
+from jobs.runtime.http import answer, paths, serve
 from workers import metrics
 
 

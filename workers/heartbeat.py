@@ -12,8 +12,8 @@ from rq import worker_registration
 from rq.registry import clean_registries
 from rq.worker.base import BaseWorker
 
-from jobs.abandoned import enqueue_due, rescue_unbegun
-from jobs.registry import WorkerReport, announce_worker
+from jobs.recovery import enqueue_due, rescue_unbegun
+from jobs.worker_report import WorkerReport, announce_worker
 
 HEARTBEAT_SECONDS = 5
 LEASE_SECONDS = 15

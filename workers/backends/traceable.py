@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from workers.backends.first_token import read_first_token_only
-from workers.tokens import Batch, Ids
+from workers.models.tokens import Batch, Ids
 
 _MASKED = -10_000.0
 """Added to the attention of padding: its weight is 0 in every precision, and fp16 and bf16 hold it."""

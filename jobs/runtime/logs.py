@@ -1,0 +1,120 @@
+"""Logs: lines for a person on a terminal, JSON elsewhere.
+
+A line that is written within `about` says which run, chunk, job and worker it is about, so that
+one id follows a chunk from its producer to its worker and back; also a line of a library's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from jobs import keys
+from jobs.runtime.connection import mask_passwords
+
+if TYPE_CHECKING:
+    from jobs.runtime.settings import LogFormat, LogLevel
+
+ROOMS = ("jobs", "producer", "rankmill", "workers")
+
+_RQ = ("rq.worker", "rq.job")
+"""Loggers to which RQ's command line gives handlers of its own."""
+
+_ids: ContextVar[Mapping[str, str | int]] = ContextVar("ids", default={})  # noqa: B039  # is never changed
+
+
+@contextmanager
+def about(**ids: str | int) -> Iterator[None]:
+    """Within this, every line of this thread carries `ids`: ``run``, ``chunk``, ``job``, ``worker``."""
+    token = _ids.set({**_ids.get(), **ids})
+    try:
+        yield
+    finally:
+        _ids.reset(token)
+
+
+@contextmanager
+def about_job(job_id: str) -> Iterator[None]:
+    """`about` a job, and the run and chunk that it is for."""
+    run, chunk = keys.parse_job_id(job_id) or (None, None)
+    ids = {"run": run, "chunk": chunk, "job": job_id}
+    with about(**{name: value for name, value in ids.items() if value is not None}):
+        yield
+
+
+def set_up(level: LogLevel, form: LogFormat, **ids: str | int) -> None:
+    """Make this process log to standard error; every line carries `ids`.
+
+    Lines of libraries show from warnings on; RQ's, which repeat ours, all from ``debug`` on.
+    """
+    handler = _StandardError()
+    human = form == "human" or (form == "auto" and sys.stderr.isatty())
+    handler.setFormatter(_Human() if human else _Json())
+    handler.addFilter(lambda record: _note_ids(record, ids))
+    chosen = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(level=max(chosen, logging.WARNING), handlers=[handler], force=True)
+    logging.captureWarnings(capture=True)
+    for room in ROOMS:
+        logging.getLogger(room).setLevel(chosen)
+    for name in _RQ:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+        logger.setLevel(logging.INFO if chosen <= logging.DEBUG else max(chosen, logging.WARNING))
+
+
+class _StandardError(logging.Handler):
+    """Whatever standard error is at the time: a progress bar puts something else there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(mask_passwords(self.format(record)) + "\n")
+            sys.stderr.flush()
+        except Exception:
+            self.handleError(record)
+
+
+class _Human(logging.Formatter):
+    """``12:30:05 warning what happened  run=0af chunk=7``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        ids = "".join(f" {name}={value}" for name, value in _ids_of(record).items())
+        message = " ".join(record.getMessage().splitlines())
+        line = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower():<7} {message}"
+        parts = [line + (f" {ids}" if ids else "")]
+        if record.exc_info:
+            parts.append(self.formatException(record.exc_info))
+        return "\n".join(parts)
+
+
+class _Json(logging.Formatter):
+    """An object a line: time (UTC), level, logger, message, the ids, and the traceback if any."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, str | int] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_ids_of(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def _note_ids(record: logging.LogRecord, ids: Mapping[str, str | int]) -> bool:
+    """In the thread that logs: what the record is about."""
+    record.ids = {**ids, **_ids.get()}
+    return True
+
+
+def _ids_of(record: logging.LogRecord) -> dict[str, str | int]:
+    found: dict[str, str | int] = getattr(record, "ids", {})
+    return found

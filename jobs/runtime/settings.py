@@ -1,0 +1,200 @@
+"""Settings: flag, then environment, then config file, then ``configs/base.yaml``.
+
+The defaults live in ``configs/base.yaml`` and nowhere else. Workers, which RQ's command line
+starts, read the same settings from the environment (``RANKMILL_DEVICE=cpu`` and so on).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from jobs.errors import ConfigError
+from jobs.spec import Activation, Precision, ScoreSpec
+from jobs.wire import MAX_CHUNK_ROWS
+
+Device = Literal["auto", "cpu", "cuda", "mps"]
+Backend = Literal["auto", "torch", "openvino", "onnx", "mlx"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "human", "json"]
+Count = Literal["auto"] | Annotated[int, Field(ge=1)]
+
+BASE = Path(__file__).resolve().parents[2] / "configs" / "base.yaml"
+
+
+def _names(value: Any) -> Any:
+    """Names with commas between them, as an environment variable has them."""
+    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+
+class Settings(BaseModel):
+    """All settings, validated; see ``configs/base.yaml`` for what each one means."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(min_length=1)
+    revision: str | None
+    precision: Precision
+    max_length: int | None = Field(ge=4)
+    activation: Activation
+    redis_url: str | None
+    queue: str = Field(min_length=1)
+    chunk_size: int = Field(ge=1, le=MAX_CHUNK_ROWS)
+    window: int = Field(ge=1)
+    run_ttl: int = Field(ge=60)
+    max_retries: int = Field(ge=0)
+    workers: Count
+    device: Device
+    backend: Backend
+    threads: Count
+    token_budget: Count
+    max_batch: Count
+    length_aware: bool
+    claim_ahead: Count
+    batch_wait_ms: float = Field(ge=0, le=1000)
+    model_cache_size: int = Field(ge=1)
+    model_cache_gib: float | None = Field(gt=0)
+    model_idle_seconds: float | None = Field(gt=0)
+    warm: Annotated[tuple[str, ...], BeforeValidator(_names)]
+    cache_dir: str = Field(min_length=1)
+    log_level: LogLevel
+    log_format: LogFormat
+    metrics_address: str = Field(min_length=1)
+    exporter_address: str = Field(min_length=1)
+
+    def spec(self, model: str | None = None) -> ScoreSpec:
+        """The part of the settings that a run carries to its workers, or what it is for another model."""
+        spec = ScoreSpec(**{name: getattr(self, name) for name in ScoreSpec.model_fields})
+        same = model in (None, self.model)
+        return spec if same else spec.model_copy(update={"model": model, "revision": None})
+
+    @property
+    def model_cache_bytes(self) -> int | None:
+        """Of weights that a worker keeps."""
+        return None if self.model_cache_gib is None else int(self.model_cache_gib * 2**30)
+
+
+@dataclass(frozen=True)
+class Sourced:
+    """The value of a setting, not validated yet, and where it was set."""
+
+    value: Any
+    source: str
+
+
+def load_settings(
+    flags: Mapping[str, Any] | None = None,
+    config: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Settings:
+    """Merge all sources into one validated `Settings`.
+
+    Parameters
+    ----------
+    flags
+        Values given by the caller; ``None`` means not given.
+    config
+        A YAML file or the name of one in ``configs/``; defaults to ``RANKMILL_CONFIG``.
+    environ
+        The environment variables to read.
+
+    Raises
+    ------
+    ConfigError
+        Names the key and where it was set: an unknown key, a bad value, an unreadable file.
+    """
+    return validate(merge_settings(flags, config, environ))
+
+
+def merge_settings(
+    flags: Mapping[str, Any] | None = None,
+    config: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> dict[str, Sourced]:
+    """What `load_settings` validates: each key's value and the source that won."""
+    layers = [(BASE.name, _read(BASE))]
+    file = config_file(config, environ)
+    if file:
+        layers += config_layers(file)
+    layers.append(("the environment", _from_environ(environ)))
+    layers.append(("the options given", {k: v for k, v in (flags or {}).items() if v is not None}))
+    return {key: Sourced(value, source) for source, values in layers for key, value in values.items()}
+
+
+def validate(merged: Mapping[str, Sourced]) -> Settings:
+    """Check merged settings; raises `ConfigError` for the first that is bad."""
+    try:
+        return Settings(**{key: found.value for key, found in merged.items()})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = str(first["loc"][0])
+        found = merged.get(key, Sourced(None, "nowhere"))
+        raise ConfigError(f"{key}: {first['msg']}, got {found.value!r} (set in {found.source})") from None
+
+
+def config_layers(path: Path, _seen: tuple[Path, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
+    """A YAML config file and the files it ``extends``, as names and values, nearest last.
+
+    Raises
+    ------
+    ConfigError
+        Not readable, not YAML, an unknown key, or files that extend each other in a circle.
+    """
+    if path.resolve() in _seen:
+        raise ConfigError(f"{path}: config files extend each other in a circle")
+    values = _read(path)
+    parent = values.pop("extends", None)
+    for key in values:
+        if key not in Settings.model_fields:
+            raise ConfigError(f"{path}: unknown key {key!r}; keys are {', '.join(Settings.model_fields)}")
+    below = [] if parent is None else config_layers(path.parent / str(parent), (*_seen, path.resolve()))
+    return [*below, (str(path), values)]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the config file: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise ConfigError(
+            f"{path}: a config file holds keys and values, this one holds {type(values).__name__}"
+        )
+    return values
+
+
+def config_file(
+    config: str | os.PathLike[str] | None = None, environ: Mapping[str, str] = os.environ
+) -> Path | None:
+    """The file that `load_settings` reads: of that path, or else of that name that rankmill ships."""
+    config = config or environ.get("RANKMILL_CONFIG")
+    if not config:
+        return None
+    path = Path(config)
+    if path.exists() or path.suffix or len(path.parts) > 1:
+        return path
+    shipped = BASE.with_name(f"{path}.yaml")
+    if not shipped.exists():
+        names = ", ".join(sorted(file.stem for file in BASE.parent.glob("*.yaml")))
+        raise ConfigError(f"no config file {path}, and rankmill ships none of that name; it ships {names}")
+    return shipped
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Values of ``RANKMILL_<KEY>``; ``REDIS_URL`` counts for ``redis_url``."""
+    found: dict[str, Any] = {}
+    if environ.get("REDIS_URL"):
+        found["redis_url"] = environ["REDIS_URL"]
+    for key in Settings.model_fields:
+        value = environ.get(f"RANKMILL_{key.upper()}")
+        if value:
+            found[key] = value
+    return found

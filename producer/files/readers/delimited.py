@@ -1,0 +1,129 @@
+"""CSV and TSV files, plain or compressed with gzip or zstd.
+
+The first line names the columns. Types are inferred over the whole file, so that one word in a
+column of numbers makes it a column of text, not an error in the middle of a run. An empty field
+without quotes is null. TSV knows no quoting: a quote is a character like any other.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as pcsv
+
+from jobs.errors import InputError
+from producer.files.readers import Survey, TextColumns, first_null
+
+_BLOCK_BYTES = 16 << 20
+"""How much is parsed at a time; a row must fit into it."""
+
+_WIDER = {"int64": pa.float64(), "string": pa.binary()}
+"""What a column becomes when a later value does not fit its type; any other becomes text."""
+
+_Types = dict[str, pa.DataType]
+
+
+class DelimitedReader:
+    """Reads text with one row to a line.
+
+    Parameters
+    ----------
+    delimiter
+        What stands between two fields; a tab means TSV.
+    """
+
+    def __init__(self, delimiter: str) -> None:
+        self._delimiter = delimiter
+
+    def survey(self, path: Path, columns: TextColumns, *, find_nulls: bool) -> Survey:
+        """See `Reader.survey`; reads the file once, and again for each column that proves wider."""
+        types: _Types = dict.fromkeys(columns.names, pa.string())
+        while True:
+            try:
+                return self._scan(path, columns, types)
+            except _TooNarrow as error:
+                if error.column in columns.names:
+                    raise InputError(
+                        f"{path}: column {error.column!r}, row {error.row} (the header is row 1) is not "
+                        "valid UTF-8; convert the file first, for example: iconv -f latin1 -t utf-8"
+                    ) from None
+                types[error.column] = _WIDER.get(error.type, pa.string())
+
+    def batches(self, path: Path, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
+        """See `Reader.batches`; a batch is a block of the file."""
+        if schema.names:
+            yield from self._stream(path, {field.name: field.type for field in schema})
+
+    def _scan(self, path: Path, columns: TextColumns, types: _Types) -> Survey:
+        rows, null, schema = 0, None, pa.schema([])
+        for batch in self._stream(path, types):
+            schema = batch.schema
+            if null is None:
+                found = first_null(batch, columns)
+                null = None if found is None else rows + found
+            rows += batch.num_rows
+        return Survey(schema, rows, null)
+
+    def _stream(self, path: Path, types: _Types) -> Iterator[pa.RecordBatch]:
+        is_tsv = self._delimiter == "\t"
+        names = self._header(path)
+        if not names:
+            return
+        try:
+            reader = pcsv.open_csv(
+                pa.input_stream(path, compression="detect"),
+                read_options=pcsv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
+                parse_options=pcsv.ParseOptions(
+                    delimiter=self._delimiter,
+                    quote_char=False if is_tsv else '"',
+                    newlines_in_values=not is_tsv,
+                ),
+                convert_options=pcsv.ConvertOptions(
+                    column_types=types,
+                    null_values=[""],
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                ),
+            )
+            yield pa.RecordBatch.from_pylist([], schema=reader.schema)  # the schema, also without rows
+            yield from reader
+        except (pa.ArrowException, OSError) as error:
+            raise _explain(path, error, names) from None
+
+    def _header(self, path: Path) -> list[str]:
+        """Column names; none for an empty file. Arrow's errors give only a column's number."""
+        try:
+            with pa.input_stream(path, compression="detect") as stream:
+                text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline="")
+                quoting = csv.QUOTE_NONE if self._delimiter == "\t" else csv.QUOTE_MINIMAL
+                return next(csv.reader(text, delimiter=self._delimiter, quoting=quoting), [])  # type: ignore[arg-type]
+        except (OSError, csv.Error) as error:
+            raise InputError(f"{path}: cannot be read: {error}") from None
+
+
+class _TooNarrow(Exception):
+    """A value does not fit the type of its column."""
+
+    def __init__(self, column: str, row: int, kind: str) -> None:
+        super().__init__(column)
+        self.column = column
+        self.row = row
+        self.type = kind
+
+
+def _explain(path: Path, error: Exception, names: list[str]) -> Exception:
+    """Arrow's error as one of ours. Its text is the only place where column and row stand."""
+    text = " ".join(str(error).split())
+    narrow = re.search(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (\w+)", text)
+    if narrow:
+        return _TooNarrow(names[int(narrow[1])], int(narrow[2]), narrow[3])
+    if "straddling object" in text:
+        return InputError(
+            f"{path}: a row is longer than {_BLOCK_BYTES >> 20} MiB; is a closing quote missing before it?"
+        )
+    return InputError(f"{path}: {text.removeprefix('CSV parse error: ')}")

@@ -1,0 +1,146 @@
+r"""JSON Lines, plain or compressed with gzip or zstd.
+
+Read in blocks of whole lines, each parsed by Arrow: types are inferred in each block and unified
+over the file, and an error can name its line. Lone surrogates (``\ud800``), which no Unicode
+text can hold, become U+FFFD.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.json as pajson
+
+from jobs.errors import InputError
+from producer.files.readers import Survey, TextColumns, first_null
+
+_BLOCK_BYTES = 16 << 20
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class JsonlReader:
+    """Reads one JSON object a line."""
+
+    def survey(self, path: Path, columns: TextColumns, *, find_nulls: bool) -> Survey:
+        """See `Reader.survey`; parses the file once."""
+        texts = pa.schema([(name, pa.string()) for name in columns.names])
+        schema, rows, null, seen = pa.schema([]), 0, None, set[str]()
+        for line, block in _blocks(path):
+            table = _parse(path, line, block, texts, "infer")
+            schema = _unify(path, schema, table.schema)
+            seen.update(name for name in columns.names if table[name].null_count < len(table))
+            if null is None:
+                found = first_null(table, columns)
+                null = None if found is None else rows + found
+            rows += len(table)
+        if rows:  # the text columns were asked for, so Arrow makes them also where no line has them
+            schema = pa.schema(
+                [field for field in schema if field.name in seen or field.name not in columns.names]
+            )
+        return Survey(schema, rows, null)
+
+    def batches(self, path: Path, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
+        """See `Reader.batches`; a batch is a block of the file."""
+        for line, block in _blocks(path):
+            yield from _parse(path, line, block, schema, "ignore").to_batches()
+
+
+def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Whole lines, about `_BLOCK_BYTES` at a time, with the number of the first (from 1)."""
+    line, rest = 1, b""
+    try:
+        with pa.input_stream(path, compression="detect") as stream:
+            while data := stream.read(_BLOCK_BYTES):
+                end = data.rfind(b"\n") + 1
+                if end == 0:
+                    rest += data
+                    continue
+                yield line, rest + data[:end]
+                line += rest.count(b"\n") + data.count(b"\n", 0, end)
+                rest = data[end:]
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error}") from None
+    if rest.strip():
+        yield line, rest
+
+
+def _parse(path: Path, line: int, block: bytes, schema: pa.Schema, others: str) -> pa.Table:
+    if line == 1:
+        block = block.removeprefix(b"\xef\xbb\xbf")
+    try:
+        block.decode()
+        return _read_json(block, schema, others)
+    except (UnicodeDecodeError, pa.ArrowInvalid):
+        lines = enumerate(block.split(b"\n"), line)
+        records = [_record(path, number, text) for number, text in lines if text.strip()]
+    try:
+        return _read_json("\n".join(map(json.dumps, records)).encode(), schema, others)
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{path}, from line {line} on: {_reason(error)}") from None
+
+
+def _read_json(block: bytes, schema: pa.Schema, others: str) -> pa.Table:
+    if not block.strip():
+        return schema.empty_table()
+    return pajson.read_json(
+        pa.BufferReader(block),
+        read_options=pajson.ReadOptions(block_size=len(block) + 1),
+        parse_options=pajson.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others),
+    )
+
+
+def _record(path: Path, number: int, text: bytes) -> Any:
+    """One line parsed by Python, slowly, to say which line is wrong or to mend its surrogates."""
+    try:
+        record = json.loads(text, strict=False)
+    except UnicodeDecodeError:
+        raise InputError(
+            f"{path}, line {number}: not valid UTF-8; "
+            "convert the file first, for example: iconv -f latin1 -t utf-8"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}, line {number}: not JSON: {error.msg} at column {error.colno}") from None
+    if not isinstance(record, dict):
+        raise InputError(f"{path}, line {number}: not a JSON object but {type(record).__name__}")
+    return _mended(record)
+
+
+def _mended(value: Any) -> Any:
+    if isinstance(value, str):
+        return _SURROGATE.sub("\ufffd", value)
+    if isinstance(value, list):
+        return [_mended(item) for item in value]
+    if isinstance(value, dict):
+        return {_mended(key): _mended(item) for key, item in value.items()}
+    return value
+
+
+def _reason(error: Exception) -> str:
+    changed = re.search(r"Column\(/(.+?)\) changed from (\w+) to (\w+) in row (\d+)", str(error))
+    if changed:
+        return f"column {changed[1]!r} holds {changed[3]} values where {changed[2]} is expected"
+    return " ".join(str(error).split())
+
+
+def _unify(path: Path, known: pa.Schema, found: pa.Schema) -> pa.Schema:
+    """One schema for both; what is text in one block and looked like a date in the other is text."""
+    fields = {field.name: field for field in known}
+    texts = [
+        pa.field(field.name, pa.string())
+        for field in found
+        if field.name in fields
+        and {str(field.type)[:4], str(fields[field.name].type)[:4]} == {"stri", "time"}
+    ]
+    for field in texts:
+        known = known.set(known.get_field_index(field.name), field)
+        found = found.set(found.get_field_index(field.name), field)
+    try:
+        return pa.unify_schemas([known, found], promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise InputError(f"{path}: a column holds values of different types: {error}") from None

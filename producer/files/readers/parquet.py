@@ -1,0 +1,50 @@
+"""Parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.errors import InputError
+from producer.files.readers import Survey, TextColumns, first_null
+
+_BUFFER_BYTES = 1 << 20  # read column chunks piecewise: memory does not follow the row group's size
+
+
+class ParquetReader:
+    """Reads row groups piecewise; schema and row count come from the footer."""
+
+    def survey(self, path: Path, columns: TextColumns, *, find_nulls: bool) -> Survey:
+        """See `Reader.survey`; reads the text columns only when asked for nulls."""
+        with _open(path) as file:
+            schema = file.schema_arrow
+            null = None
+            if find_nulls:
+                present = [name for name in columns.names if name in schema.names]
+                start = 0
+                for batch in file.iter_batches(columns=present):
+                    found = first_null(batch, columns)
+                    if found is not None:
+                        null = start + found
+                        break
+                    start += batch.num_rows
+            return Survey(schema, file.metadata.num_rows, null)
+
+    def batches(self, path: Path, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
+        """See `Reader.batches`."""
+        with _open(path) as file:
+            try:
+                yield from file.iter_batches(batch_size=rows)
+            except (pa.ArrowException, OSError) as error:
+                raise InputError(f"{path}: damaged Parquet data: {error}") from None
+
+
+def _open(path: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path}: not a whole Parquet file (truncated or damaged?): {reason}") from None

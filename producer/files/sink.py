@@ -1,0 +1,147 @@
+"""The output: a Parquet file that appears whole or not at all, and the list of row errors."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.errors import InputError, OutputError
+from producer.files.workspace import sync
+from producer.submission import ScoredTable
+
+ROW_GROUP_ROWS = 65_536
+_ROW_GROUP_BYTES = 64 << 20
+
+
+class ScoredFile:
+    """Writes rows with their scores into a folder, and moves the whole file to `path` at the end.
+
+    Use as a context manager: leaving it without `publish` removes what was written. In order:
+    `write` for all rows, `finish`, `publish`.
+
+    Parameters
+    ----------
+    path
+        The Parquet file to make.
+    folder
+        Where to write it until then; on the same file system.
+    schema
+        The input's schema.
+    score_column
+        Name of the float32 column to add, null where a row has an error.
+
+    Raises
+    ------
+    InputError
+        The input has such a column already.
+    OutputError
+        From any method: the disk is full, say.
+    """
+
+    def __init__(self, path: Path, folder: Path, schema: pa.Schema, score_column: str) -> None:
+        if score_column in schema.names:
+            raise InputError(
+                f"the input has a column {score_column!r} already; name the new one with --score-column"
+            )
+        self.path = path
+        self.errors_path = path.with_name(path.name + ".errors.jsonl")
+        self.partial = folder / "output.parquet"
+        self.rows = 0
+        self.row_errors = 0
+        self._partial_errors = folder / "errors.jsonl"
+        self._schema = schema.append(pa.field(score_column, pa.float32()))
+        self._pending: list[pa.Table] = []
+        self._errors: TextIO | None = None
+        with _told(path):
+            self._writer = pq.ParquetWriter(self.partial, self._schema, compression="zstd")
+
+    def write(self, part: ScoredTable) -> None:
+        """Append rows."""
+        scored = part.table.append_column(self._schema.field(-1), part.scores)
+        with _told(self.path):
+            if part.errors.null_count < len(part.errors):
+                self._write_errors(part)
+            self.rows += len(part.table)
+            self._pending.append(scored)
+            rows = sum(map(len, self._pending))
+            if rows >= ROW_GROUP_ROWS or sum(table.nbytes for table in self._pending) >= _ROW_GROUP_BYTES:
+                self._flush()
+
+    def finish(self, metadata: Mapping[str, str]) -> None:
+        """Complete the file, with `metadata` in its footer; it is then whole and on disk."""
+        with _told(self.path):
+            self._flush()
+            self._writer.add_key_value_metadata(dict(metadata))
+            self._writer.close()
+            sync(self.partial)
+            if self._errors is not None:
+                self._errors.close()
+                sync(self._partial_errors)
+
+    def publish(self) -> None:
+        """Put the file, and the list of errors if there are any, in place."""
+        with _told(self.path):
+            if self._errors is None:
+                self.errors_path.unlink(missing_ok=True)  # of an earlier run into the same place
+            else:
+                self._partial_errors.replace(self.errors_path)
+            self.partial.replace(self.path)
+            sync(self.path.parent)
+
+    def __enter__(self) -> ScoredFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with suppress(OSError, pa.ArrowException):
+            self._writer.close()
+        if self._errors is not None:
+            with suppress(OSError):
+                self._errors.close()
+        self.partial.unlink(missing_ok=True)
+        self._partial_errors.unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._writer.write_table(pa.concat_tables(self._pending), row_group_size=ROW_GROUP_ROWS)
+            self._pending = []
+
+    def _write_errors(self, part: ScoredTable) -> None:
+        if self._errors is None:
+            self._errors = self._partial_errors.open("w", encoding="utf-8")
+        for row, reason in enumerate(part.errors.to_pylist(), self.rows):
+            if reason is not None:
+                record = {"row": row, "error": reason, "attempts": part.attempts, "worker": part.worker}
+                self._errors.write(json.dumps(record, ensure_ascii=False) + "\n")
+                self.row_errors += 1
+
+
+def check_target(path: Path) -> None:
+    """Whether a Parquet file can be put at `path`; raises `InputError` if not."""
+    if path.suffix.lower() != ".parquet":
+        raise InputError(f"the output is Parquet; let the name {path} end in .parquet")
+    if path.is_dir():
+        raise InputError(f"{path} is a directory; name a file with -o")
+    if not path.parent.is_dir():
+        raise InputError(f"{path.parent}: no such directory to write the output to")
+    if not os.access(path.parent, os.W_OK):
+        raise InputError(f"{path.parent} is not writable; name another place with -o")
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """The system's and Arrow's errors while `path` is being written, as ours."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        number = getattr(error, "errno", None)
+        raise OutputError(f"cannot write {path}: {os.strerror(number) if number else error}") from None

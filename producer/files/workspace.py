@@ -1,0 +1,133 @@
+"""The folder beside the output where a run's work is kept until the output is there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+from jobs.errors import InputError
+from producer.files.manifest import differences
+from producer.journal import Journal
+
+
+class Workspace:
+    """``OUTPUT.rankmill/``: the journal of what is scored, and the output while it is being made.
+
+    Use as a context manager. It takes up what an interrupted run has left. Leaving it removes the
+    folder, unless there is something in it to go on with: then the error that ends the run gets a
+    note that says so.
+
+    Parameters
+    ----------
+    target
+        The output.
+    manifest
+        What the output is made from; what an earlier run has left must be made from the same.
+    restart
+        Whether to drop what an earlier run has left.
+    force
+        Whether an existing output may be replaced.
+
+    Raises
+    ------
+    InputError
+        On entering: the output exists, another process is making it, what an earlier run has left
+        is damaged or was made from something else; the message names it.
+    OutputError
+        On entering: the journal cannot be written.
+    """
+
+    def __init__(self, target: Path, manifest: Mapping[str, str], *, restart: bool, force: bool) -> None:
+        self._target = target
+        self._manifest = manifest
+        self._restart = restart
+        self._force = force
+        self.folder = target.with_name(target.name + ".rankmill")
+        self.resumes = False
+        """Whether an earlier run into the same folder was made from the same."""
+
+    def __enter__(self) -> Workspace:
+        is_new = not self.folder.exists()
+        with ExitStack() as stack:
+            self._lock(stack)
+            try:
+                self.journal = self._open_journal()
+                stack.callback(self.journal.close)
+                self._take_up()
+            except BaseException:
+                if is_new:
+                    shutil.rmtree(self.folder)
+                raise
+            self._held = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._held:
+            kept = self.journal.rows if error else 0
+            if not kept:
+                shutil.rmtree(self.folder)  # while the lock is held
+            elif error:
+                error.add_note(f"{kept:,} scored rows are kept in {self.folder}: the same command continues")
+
+    def _lock(self, stack: ExitStack) -> None:
+        try:
+            self.folder.mkdir(exist_ok=True)
+            lock = stack.enter_context((self.folder / "lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"another score-file is making {self._target}; let it finish, or name another output with -o"
+            ) from None
+        except OSError as error:
+            raise InputError(f"cannot write {self._target}: {error}") from None
+        if not os.fstat(lock.fileno()).st_nlink:  # its holder has removed the folder just now
+            raise InputError(f"another score-file has just made {self._target}")
+
+    def _open_journal(self) -> Journal:
+        path = self.folder / "journal.db"
+        try:
+            journal = Journal(path)
+        except InputError:  # damaged
+            if not self._restart:
+                raise
+            for file in self.folder.glob("journal.db*"):
+                file.unlink()
+            journal = Journal(path)
+        sync(self.folder)
+        sync(self.folder.parent)
+        return journal
+
+    def _take_up(self) -> None:
+        """Go on with what is there, or begin; refuse what cannot be gone on with."""
+        exists = self._target.exists() and not self.journal.made(self._target)
+        if exists and not self._force:
+            raise InputError(
+                f"{self._target} exists already; replace it with --force or name another with -o"
+            )
+        changed = differences(self.journal.manifest, self._manifest)
+        rows = self.journal.rows
+        if self._restart or (changed and not rows):
+            self.journal.restart(self._manifest)
+        elif changed:
+            raise InputError(
+                f"{self.folder} holds {rows:,} scored rows of another command ({changed}); "
+                "give that command again to go on with them, or --restart to start over"
+            )
+        else:
+            self.resumes = True
+
+
+def sync(path: Path) -> None:
+    """Make sure that a file, or a folder's list of files, is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

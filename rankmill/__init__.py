@@ -1,0 +1,1 @@
+"""What people and other services touch: commands, embedded cluster, page, tuning."""

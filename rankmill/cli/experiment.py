@@ -1,0 +1,133 @@
+"""``rankmill experiment``: run grids of settings and report what they show."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from pydantic import ValidationError
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from jobs.errors import ConfigError, InputError, RankmillError
+from jobs.runtime.connection import mask_passwords
+from rankmill.cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail
+from rankmill.tuning.cell import Visit
+from rankmill.tuning.experiment import Experiment, load_experiment, shipped
+from rankmill.tuning.grid import RECORDS, Plan, plan, run
+from rankmill.tuning.records import Records
+from rankmill.tuning.reports.figures import measurements, write_measurements
+
+_EPILOG = f"""\b
+rankmill ships: {", ".join(shipped())}
+
+\b
+Exit codes:
+  0    done; what could not be measured stands in the report with its reason
+  1    failed; what was measured is kept
+  2    wrong usage, found before any work
+  130  interrupted; what was measured is kept
+
+The same command continues after an interruption."""
+
+
+@click.command(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("files", nargs=-1, metavar="[FILE]...")
+@click.option("-o", "--output", "folder", type=click.Path(path_type=Path), default=Path("experiments"),
+              show_default=True, help="Folder for report, plots and measurements.")  # fmt: skip
+@click.option("--model", help="Model to experiment with, in place of the base's.")
+@click.option("--pairs", help="File of pairs, or 'varied' or 'example', which rankmill ships.")
+@click.option("--query-column", help="Where the queries are in that file.")
+@click.option("--passage-column", help="Where the passages are in that file.")
+@click.option("--scale", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True,
+              help="Rows and requests in each measurement, as a share of what the files say.")  # fmt: skip
+@click.option("--repeats", type=int, help="Measurements of each cell by the same workers.")
+@click.option("--rounds", type=int, help="Visits of each cell, in fresh workers.")
+@click.option("--restart", is_flag=True, help="Measure again what the folder has already.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+def experiment(
+    files: tuple[str, ...],
+    folder: Path,
+    model: str | None,
+    scale: float,
+    restart: bool,
+    quiet: bool,
+    **measure: Any,
+) -> None:
+    """Measure the cells of each experiment FILE in turn, in fresh workers, and write a report.
+
+    FILE is a YAML file, or the name of an experiment that rankmill ships; default: all of those.
+    """
+    try:
+        if importlib.util.find_spec("matplotlib") is None:
+            raise ConfigError("plots need matplotlib: pip install 'rankmill[bench]'")
+        experiments = [load_experiment(file) for file in files or shipped()]
+        _check_names(experiments)
+        given = {key: value for key, value in measure.items() if value is not None}
+        plans = plan(experiments, {"model": model} if model else {}, given, scale)
+        if restart:
+            (folder / RECORDS).unlink(missing_ok=True)
+        visits = _run(plans, folder, quiet)
+        _report(folder, experiments, visits)
+    except (ConfigError, InputError) as error:
+        fail("rankmill experiment", error, EXIT_USAGE)
+    except ValidationError as error:
+        first = error.errors()[0]
+        fail("rankmill experiment", f"{first['loc'][0]}: {first['msg']}", EXIT_USAGE)
+    except (RankmillError, OSError) as error:
+        fail("rankmill experiment", error, EXIT_FAILED)
+    except KeyboardInterrupt:
+        fail(
+            "rankmill experiment",
+            "interrupted; what was measured is kept, and the same command continues",
+            EXIT_INTERRUPTED,
+        )
+
+
+def _run(plans: Sequence[Plan], folder: Path, quiet: bool) -> list[Visit]:
+    """Make the visits, with a line for each that is new."""
+    console = Console(stderr=True, quiet=quiet, highlight=False, markup=False, emoji=False)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    visits = []
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=len(plans))
+        runs = run(plans, Records(folder / RECORDS))
+        for number, planned in enumerate(plans):
+            where = f"{planned.experiment.name}: {planned.label}"
+            progress.update(task, completed=number, description=where.replace("[", r"\["))
+            _, made, kept = next(runs)
+            visits.append(made)
+            told = "was measured before" if kept else _outcome(made)
+            console.print(f"[{number + 1}/{len(plans)}] {where}: {told}", soft_wrap=True)
+    return visits
+
+
+def _outcome(visit: Visit) -> str:
+    """What came of a visit, in a line."""
+    if visit.status != "measured":
+        return f"{visit.status}: {mask_passwords(visit.reason)}"
+    figures = measurements([visit]).median(numeric_only=True)
+    parts = []
+    if figures["pairs_per_second"] > 0:
+        parts.append(f"{figures['pairs_per_second']:,.0f} pairs/s")
+    if figures["p95_ms"] > 0:
+        parts.append(f"p95 {figures['p95_ms']:,.0f} ms at {figures['requests_per_second']:,.1f} requests/s")
+    return ", ".join(parts)
+
+
+def _report(folder: Path, experiments: Sequence[Experiment], visits: Sequence[Visit]) -> None:
+    from rankmill.tuning.reports.report import write_report  # matplotlib is slow to import
+
+    write_measurements(folder / "measurements.parquet", visits)
+    path = write_report(folder, experiments, visits)
+    click.echo(f"the report is in {path}, every measurement in {folder / 'measurements.parquet'}")
+
+
+def _check_names(experiments: Sequence[Experiment]) -> None:
+    names = [one.name for one in experiments]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"two of the experiments are named {name!r}; give each a name of its own")

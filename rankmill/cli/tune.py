@@ -1,0 +1,152 @@
+"""``rankmill tune``: find the best settings for this machine, and write them to a config file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, cast, get_args
+
+import click
+import yaml
+
+from jobs.errors import ConfigError, InputError, OutputError, RankmillError
+from jobs.runtime.connection import mask_passwords
+from jobs.runtime.settings import Settings, config_file, load_settings
+from rankmill.cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail
+from rankmill.tuning.pairs import COLUMNS, fingerprint, sample
+from rankmill.tuning.records import Records
+from rankmill.tuning.trials import MAX_ROWS, Objective, Trials
+from rankmill.tuning.tune import Tuned, Tuner
+
+_FIRST_LINE = "# Made by rankmill tune"
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+_GRACE = 1800
+"""Seconds that workers may live beyond the budget."""
+
+_EPILOG = """\b
+Exit codes:
+  0    the config file is there
+  1    failed; what was measured is kept
+  2    wrong usage, found before any work
+  130  interrupted; what was measured is kept
+
+The same command continues after an interruption."""
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds of ``90s``, ``2m`` or ``1h``; raises `ValueError` for what is no time."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if not found:
+        raise ValueError(f"{text!r} is no time; write 90s, 2m or 1h")
+    return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+def _seconds(context: click.Context, option: click.Parameter, text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("file", default="varied")
+@click.option(
+    "--objective",
+    type=click.Choice(get_args(Objective)),
+    default="throughput",
+    show_default=True,
+    help="Bulk pairs a second, p95 of lone requests of 20 pairs, or peak memory of the workers.",
+)
+@click.option(
+    "--budget", default="2m", show_default=True, callback=_seconds, help="Time to measure, at most."
+)
+@click.option("--model", help="Hub id, local directory, or 'demo'.")
+@click.option("--config", help="YAML file of settings to begin with; what it fixes stays.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("tuned.yaml"),
+              show_default=True, help="Config file to write.")  # fmt: skip
+@click.option("--query-column", default=COLUMNS[0], show_default=True)
+@click.option("--passage-column", default=COLUMNS[1], show_default=True)
+@click.option("--min-spearman", type=click.FloatRange(-1, 1), default=0.999, show_default=True,
+              help="Rank correlation within a query with fp32 that a precision must have.")  # fmt: skip
+@click.option("--restart", is_flag=True, help="Measure again what an interrupted tuning has measured.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not tell the steps.")
+def tune(
+    file: str,
+    objective: str,
+    budget: float,
+    model: str | None,
+    config: str | None,
+    output: Path,
+    query_column: str,
+    passage_column: str,
+    min_spearman: float,
+    restart: bool,
+    quiet: bool,
+) -> None:
+    """Find the best backend, precision, token budget, workers and threads for a sample of FILE.
+
+    FILE holds pairs as score-file takes them; default: pairs of many lengths that rankmill ships. What
+    wins is written to a config file.
+    """
+    try:
+        _check_output(output)
+        settings = load_settings({"model": model}, config)
+        pairs = sample(file, MAX_ROWS, (query_column, passage_column))
+        asked = [version("rankmill"), settings.model_dump(), objective, min_spearman, fingerprint(pairs)]
+        asked += [platform.node(), os.cpu_count()]
+        kept = output.with_name(output.name + ".tuning.jsonl")
+        if restart:
+            kept.unlink(missing_ok=True)
+        records = Records(kept, hashlib.sha256(json.dumps(asked).encode()).hexdigest())
+        with Trials(settings, pairs, cast("Objective", objective), budget + _GRACE) as trials:
+            tuner = Tuner(
+                settings,
+                trials,
+                cast("Objective", objective),
+                records,
+                budget=budget,
+                min_spearman=min_spearman,
+                say=lambda line: None if quiet else click.echo(mask_passwords(line), err=True),
+            )
+            tuned = tuner.tune()
+        output.write_text(_config(tuned, settings, objective, file, config, output), encoding="utf-8")
+        kept.unlink(missing_ok=True)
+    except (ConfigError, InputError, OutputError) as error:
+        fail("rankmill tune", error, EXIT_USAGE)
+    except (RankmillError, OSError) as error:
+        fail("rankmill tune", error, EXIT_FAILED)
+    except KeyboardInterrupt:
+        fail(
+            "rankmill tune",
+            "interrupted; what was measured is kept, and the same command continues",
+            EXIT_INTERRUPTED,
+        )
+    click.echo(f"{output} holds what won; use it: score-file INPUT --config {output}")
+
+
+def _check_output(output: Path) -> None:
+    if output.exists() and not output.read_text(encoding="utf-8", errors="replace").startswith(_FIRST_LINE):
+        raise OutputError(f"{output} is there and was not made by rankmill tune; choose another name: -o")
+
+
+def _config(
+    tuned: Tuned, settings: Settings, objective: str, file: str, config: str | None, output: Path
+) -> str:
+    """A config file that tells how it came to be."""
+    values: dict[str, Any] = {"model": settings.model, **tuned.changes}
+    base = config_file(config)
+    if base:
+        values = {"extends": os.path.relpath(base, output.resolve().parent), **values}
+    day = time.strftime("%Y-%m-%d", time.gmtime())
+    told = "\n".join(f"#   {' '.join(line.split())}" for line in tuned.story)
+    return mask_passwords(
+        f"{_FIRST_LINE} --objective {objective} on {platform.node()}, {day}, with pairs of {file}.\n"
+        f"# Use it: score-file INPUT --config {output.name}\n# What was tried:\n{told}\n"
+        + yaml.safe_dump(values, sort_keys=False)
+    )

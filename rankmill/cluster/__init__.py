@@ -1,0 +1,1 @@
+"""The cluster for people and for Prometheus: snapshot, tables, page, exporter."""

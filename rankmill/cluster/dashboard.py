@@ -1,0 +1,99 @@
+"""The live page: the cluster for people, with nothing to install and nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterable
+from http import HTTPStatus
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs
+
+import redis
+
+from jobs.runtime.connection import mask_passwords
+from rankmill.cluster.history import History
+from rankmill.cluster.snapshot import read_cluster
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+_PAGE = Path(__file__).resolve().parent / "page"
+
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+_LOOK_SECONDS = 2.0
+
+_MAX_PAGE = 100_000
+
+_HEADERS = [
+    (
+        "Content-Security-Policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-cache"),
+]
+"""Nothing but our own files runs or is asked, and nobody frames the page."""
+
+
+def page_apps(client: redis.Redis) -> dict[str, WSGIApplication]:
+    """The page, its files and its figures, by path; begins to watch the cluster.
+
+    Parameters
+    ----------
+    client
+        The server, by an `jobs.runtime.connection.impatient` client: it may be away at any time.
+    """
+    history = History()
+    threading.Thread(target=_watch, args=(client, history), name="history", daemon=True).start()
+    names = [path.name for path in _PAGE.iterdir() if path.suffix in _TYPES]
+    files = {f"/{name}": _file(_PAGE / name) for name in names}
+    return {"/": files.pop("/index.html"), **files, "/api/cluster.json": _figures(client, history)}
+
+
+def _watch(client: redis.Redis, history: History) -> None:
+    """Look at the cluster for as long as the process lives."""
+    while True:
+        try:
+            history.add(read_cluster(client))
+        except (redis.RedisError, OSError):
+            history.add_gap(time.time())
+        time.sleep(_LOOK_SECONDS)
+
+
+def _figures(client: redis.Redis, history: History) -> WSGIApplication:
+    """The cluster, with the page of runs asked for, and its last minutes; or why there is none."""
+
+    def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        asked = parse_qs(environ.get("QUERY_STRING", "")).get("page", ["0"])[0]
+        page = min(int(asked), _MAX_PAGE) if asked.isdecimal() else 0
+        found: dict[str, object] = {"series": history.series(), "rates": history.rates.model_dump()}
+        status = HTTPStatus.OK
+        try:
+            found["cluster"] = read_cluster(client, page=page).model_dump()
+        except (redis.RedisError, OSError) as error:
+            status = HTTPStatus.SERVICE_UNAVAILABLE
+            found["error"] = mask_passwords(" ".join(str(error).split()))
+        return _respond(start, status, "application/json", json.dumps(found).encode())
+
+    return app
+
+
+def _file(path: Path) -> WSGIApplication:
+    body, content_type = path.read_bytes(), f"{_TYPES[path.suffix]}; charset=utf-8"
+
+    def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        return _respond(start, HTTPStatus.OK, content_type, body)
+
+    return app
+
+
+def _respond(start: StartResponse, status: HTTPStatus, content_type: str, body: bytes) -> Iterable[bytes]:
+    length = ("Content-Length", str(len(body)))
+    start(f"{status.value} {status.phrase}", [("Content-Type", content_type), length, *_HEADERS])
+    return [body]

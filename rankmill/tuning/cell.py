@@ -1,0 +1,118 @@
+"""One visit to a cell of the grid: fresh workers, a warm-up, and the measurements, whatever comes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import pyarrow as pa
+from pydantic import BaseModel
+
+from jobs.errors import EmbeddedError, RunFailed
+from jobs.results import ChunkStats
+from jobs.runtime.settings import Settings
+from rankmill.tuning.bench import Bench, BenchFailed, Scored, cut
+from rankmill.tuning.experiment import Measure, Value
+
+
+class Tokens(BaseModel):
+    """Real tokens, and those computed, padding included."""
+
+    real: int = 0
+    padded: int = 0
+
+    @property
+    def waste(self) -> float:
+        """Share of what was computed that was padding."""
+        return 1 - self.real / self.padded if self.padded else 0.0
+
+
+class Repeat(BaseModel):
+    """One measurement: a bulk run of ``rows``, and requests, of which each one's latency is known."""
+
+    rows: int = 0
+    bulk_seconds: float = 0.0
+    bulk_tokens: Tokens = Tokens()
+    latencies: list[float] = []
+    request_seconds: float = 0.0
+    request_tokens: Tokens = Tokens()
+    row_errors: int = 0
+
+
+class Visit(BaseModel):
+    """What became of a cell. ``impossible``: its workers would not have it; ``failed``: they could not."""
+
+    experiment: str
+    cell: dict[str, Value]
+    round: int
+    status: Literal["measured", "impossible", "failed"]
+    reason: str = ""
+    settings: dict[str, Any] = {}
+    measure: dict[str, Any] = {}
+    device: str = ""
+    backend: str = ""
+    precision: str = ""
+    startup_seconds: float = 0.0
+    peak_bytes: int = 0
+    stage_seconds: dict[str, float] = {}
+    repeats: list[Repeat] = []
+    seconds: float = 0.0
+    ended: float = 0.0
+
+
+def visit(known: dict[str, Any], settings: Settings, measure: Measure, pairs: pa.Table) -> Visit:
+    """Measure a cell; ``known`` is what its record says of it beforehand."""
+    started = time.monotonic()
+    record: dict[str, Any] = {**known, "settings": settings.model_dump(), "measure": measure.model_dump()}
+    try:
+        with Bench(settings, measure.timeout) as bench:
+            record |= _measure(bench, measure, pairs) | {"status": "measured"}
+    except (RunFailed, EmbeddedError) as error:
+        record |= {"status": "impossible", "reason": str(error)}
+    except BenchFailed as error:
+        record |= {"status": "failed", "reason": str(error)}
+    return Visit(**record, seconds=time.monotonic() - started, ended=time.time())
+
+
+def _measure(bench: Bench, measure: Measure, pairs: pa.Table) -> dict[str, Any]:
+    startup = bench.warm_up(pairs.slice(0, measure.warm_up))
+    requests = cut(pairs, measure.requests, measure.request_size)
+    repeats = []
+    stats: ChunkStats | None = None
+    for _ in range(measure.repeats):
+        scored = bench.bulk(pairs.slice(0, measure.rows)) if measure.rows else None
+        began = time.perf_counter()
+        answers = bench.requests(requests, measure.concurrency)
+        seconds = time.perf_counter() - began
+        repeats.append(_repeat(measure.rows, scored, answers, seconds if requests else 0.0))
+        stats = next(_stats([*([scored] if scored else []), *answers]), stats)
+    return {
+        "startup_seconds": startup,
+        "repeats": repeats,
+        "stage_seconds": bench.stage_seconds(),
+        "peak_bytes": bench.peak_bytes,
+        **({"device": stats.device, "backend": stats.backend, "precision": stats.precision} if stats else {}),
+    }
+
+
+def _repeat(rows: int, bulk: Scored | None, requests: list[Scored], seconds: float) -> Repeat:
+    every = [*([bulk] if bulk else []), *requests]
+    return Repeat(
+        rows=rows,
+        bulk_seconds=bulk.seconds if bulk else 0.0,
+        bulk_tokens=_tokens([bulk] if bulk else []),
+        latencies=[answer.seconds for answer in requests],
+        request_seconds=seconds,
+        request_tokens=_tokens(requests),
+        row_errors=sum(int((scored.scores != scored.scores).sum()) for scored in every),
+    )
+
+
+def _stats(scored: Iterable[Scored]) -> Iterator[ChunkStats]:
+    return (stats for part in scored for stats in part.stats)
+
+
+def _tokens(scored: Iterable[Scored]) -> Tokens:
+    stats = list(_stats(scored))
+    return Tokens(real=sum(one.tokens for one in stats), padded=sum(one.padded_tokens for one in stats))

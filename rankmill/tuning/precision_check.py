@@ -1,0 +1,165 @@
+"""What a precision costs: the same pairs scored with it and in fp32, and the rankings compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from jobs.errors import InputError, RunFailed
+from jobs.runtime.settings import Settings
+from producer.client import Client
+from producer.files.readers import TextColumns
+from producer.files.source import find_files, open_source
+from rankmill.local.embedded import EmbeddedCluster
+from rankmill.local.worker_watch import WorkerWatch
+from rankmill.tuning.quality import Qrels, ndcg, spearman_within
+
+REFERENCE = "fp32"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """How a precision did.
+
+    Attributes
+    ----------
+    precision
+        The one asked for, or what ``auto`` meant.
+    backend, device
+        What ran it.
+    spearman
+        Rank correlation with fp32 within a query, the mean over the queries.
+    ndcg
+        nDCG@10 by the labels, where there are any.
+    lost
+        Rows that have a score in fp32 and none in this precision.
+    """
+
+    precision: str
+    backend: str
+    device: str
+    spearman: float
+    ndcg: float | None
+    lost: int
+
+
+@dataclass(frozen=True)
+class _Scored:
+    scores: npt.NDArray[np.float32]
+    backend: str
+    device: str
+    precision: str
+
+
+def check_precisions(
+    inputs: Sequence[str],
+    columns: TextColumns,
+    label_column: str | None,
+    sample: int,
+    precisions: Sequence[str],
+    settings: Settings,
+) -> list[Measured]:
+    """Score the first rows of the input in fp32 and in each precision: fp32 first, then those asked for.
+
+    Parameters
+    ----------
+    inputs
+        Files, directories or globs.
+    columns
+        Where the pairs are.
+    label_column
+        Where relevance is, as a number; without it there is no nDCG.
+    sample
+        Rows to score, at most.
+    precisions
+        What to compare with fp32.
+    settings
+        The model, and where it runs.
+
+    Raises
+    ------
+    InputError
+        The rows cannot be compared, or a precision cannot be run.
+    """
+    with ExitStack() as stack:
+        cluster = None if settings.redis_url else stack.enter_context(EmbeddedCluster(settings))
+        table = _sample(inputs, columns, label_column, sample)
+        client = Client(cluster.url() if cluster else None, settings=settings)
+        watch = WorkerWatch(client.store.redis, settings.queue, cluster)
+        watch.check_queue()
+        scored = [
+            _score(client, table, columns, precision, watch.look)
+            for precision in dict.fromkeys([REFERENCE, *precisions])
+        ]
+    queries = table[columns.query].to_pylist()
+    labels = None if label_column is None else table[label_column].to_pylist()
+    return [_measured(each, scored[0], queries, labels) for each in scored]
+
+
+def _sample(inputs: Sequence[str], columns: TextColumns, label: str | None, rows: int) -> pa.Table:
+    source = open_source(find_files(inputs), columns, allow_nulls=True)
+    if label is not None and label not in source.schema.names:
+        raise InputError(f"no column {label!r} in the input; choose another with --label-column")
+    if label is not None and not _is_number(source.schema.field(label).type):
+        kind = source.schema.field(label).type
+        raise InputError(f"column {label!r} holds {kind}, not numbers; choose another with --label-column")
+    table = next(source.tables(rows), None)
+    if table is None:
+        raise InputError("the input has no rows")
+    return table
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _score(
+    client: Client, table: pa.Table, columns: TextColumns, precision: str, look: Callable[[], None]
+) -> _Scored:
+    rows = client.settings.chunk_size
+    tables = (table.slice(start, rows) for start in range(0, len(table), rows))
+    run = client.start(tables, columns.names, on_wait=look, precision=precision)
+    try:
+        parts = list(run.tables())
+    except RunFailed as error:
+        raise InputError(str(error)) from None
+    except BaseException:
+        run.cancel()
+        raise
+    stats = next((part.stats for part in parts if part.stats), None)
+    if stats is None:
+        raise InputError(f"no row has a score in {precision}")
+    scores = [part.scores.to_numpy(zero_copy_only=False).astype(np.float32) for part in parts]
+    return _Scored(np.concatenate(scores), stats.backend, stats.device, stats.precision)
+
+
+def _measured(
+    scored: _Scored, reference: _Scored, queries: list[str], labels: list[float | None] | None
+) -> Measured:
+    has_reference = np.isfinite(reference.scores)
+    both = np.flatnonzero(has_reference & np.isfinite(scored.scores))
+    names = [queries[row] for row in both]
+    spearman = spearman_within(names, scored.scores[both], reference.scores[both])
+    if math.isnan(spearman):
+        raise InputError("no query has two passages with different scores, so there are no ranks to compare")
+    quality = None
+    if labels is not None:
+        rows = [f"{row:09}" for row in both]
+        quality = ndcg(names, rows, scored.scores[both], _qrels(queries, labels))
+    lost = int(has_reference.sum() - len(both))
+    return Measured(scored.precision, scored.backend, scored.device, spearman, quality, lost)
+
+
+def _qrels(queries: list[str], labels: list[float | None]) -> Qrels:
+    """Each row is a document of its query."""
+    found: dict[str, dict[str, float]] = {}
+    for row, (query, label) in enumerate(zip(queries, labels, strict=True)):
+        if label is not None:
+            found.setdefault(query, {})[f"{row:09}"] = label
+    return found

@@ -1,0 +1,122 @@
+"""From visits to figures: a row for each measurement, and what is known of each cell."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from rankmill.tuning.cell import Repeat, Visit
+from rankmill.tuning.experiment import Experiment, Finding, Value
+from rankmill.tuning.grid import label
+
+STAGES = ("fetch", "tokenize", "forward", "write")
+"""Those whose share is told; waiting depends on how long nobody asked for anything."""
+
+
+def measurements(visits: Iterable[Visit]) -> pd.DataFrame:
+    """A row for each measurement (or visit without any), with all that was set and found."""
+    rows = []
+    for visit in visits:
+        of_visit = {
+            **visit.model_dump(exclude={"repeats", "cell", "settings", "measure", "stage_seconds"}),
+            "cell": label(visit.cell),
+            **{f"setting_{key}": _text(value) for key, value in visit.settings.items()},
+            **{f"measure_{key}": value for key, value in visit.measure.items()},
+            **{f"{stage}_seconds": visit.stage_seconds.get(stage, np.nan) for stage in STAGES},
+        }
+        for number, repeat in enumerate(visit.repeats or [None]):
+            known = _figures(repeat) if repeat else {}
+            raw = {"latencies": repeat.latencies, "row_errors": repeat.row_errors} if repeat else {}
+            rows.append({**of_visit, "repeat": number, **known, **raw})
+    return pd.DataFrame(rows)
+
+
+def write_measurements(path: Path, visits: Iterable[Visit]) -> None:
+    """All measurements as one Parquet file."""
+    measurements(visits).to_parquet(path, index=False)
+
+
+def summary(experiment: Experiment, visits: Iterable[Visit]) -> pd.DataFrame:
+    """A row for each measured cell, in the grid's order: medians, and the range of the speed.
+
+    The latencies of all measurements of a cell count as one sample for its percentiles.
+    """
+    rows = []
+    mine = list(visits)
+    for cell in experiment.cells():
+        found = [visit for visit in mine if visit.cell == cell and visit.status == "measured"]
+        if found:
+            rows.append({"cell": cell, "label": label(cell), **_of_cell(found)})
+    return pd.DataFrame(rows)
+
+
+def here(finding: Finding, cells: pd.DataFrame) -> float | None:
+    """What this machine says to a finding; `None` if its cells were not measured."""
+    of = _matching(cells, finding.of)[finding.figure].median() if len(cells) else np.nan
+    if finding.over is not None:
+        of /= _matching(cells, finding.over)[finding.figure].median() if len(cells) else np.nan
+    return float(of) if np.isfinite(of) else None
+
+
+def pareto(speeds: Iterable[float], latencies: Iterable[float]) -> list[int]:
+    """Places of those than which none is both faster and quicker to answer, by latency.
+
+    >>> pareto([10, 20, 15, 30], [1, 2, 3, 9])
+    [0, 1, 3]
+    """
+    front: list[int] = []
+    best = -np.inf
+    for place, (_, negative) in sorted(
+        enumerate(zip(latencies, (-speed for speed in speeds), strict=True)), key=lambda item: item[1]
+    ):
+        if -negative > best:
+            front.append(place)
+            best = -negative
+    return front
+
+
+def _of_cell(visits: list[Visit]) -> dict[str, Any]:
+    repeats = [repeat for visit in visits for repeat in visit.repeats]
+    each = pd.DataFrame([_figures(repeat) for repeat in repeats])
+    medians = each.median()
+    speed = "pairs_per_second" if medians["pairs_per_second"] > 0 else "requests_per_second"
+    latencies = [1000 * latency for repeat in repeats for latency in repeat.latencies]
+    percentiles = np.percentile(latencies, [50, 95, 99]) if latencies else [np.nan] * 3
+    stages = pd.DataFrame([visit.stage_seconds for visit in visits])[list(STAGES)].sum()
+    return {
+        **{str(name): value for name, value in medians.items()},
+        **dict(zip(("p50_ms", "p95_ms", "p99_ms"), percentiles, strict=True)),
+        "slowest": each[speed].min(),
+        "fastest": each[speed].max(),
+        "peak_mib": max(visit.peak_bytes for visit in visits) / 2**20,
+        "startup_seconds": float(np.median([visit.startup_seconds for visit in visits])),
+        "row_errors": sum(repeat.row_errors for repeat in repeats),
+        **{f"{stage}_share": seconds / max(stages.sum(), 1e-9) for stage, seconds in stages.items()},
+        **{name: getattr(visits[0], name) for name in ("device", "backend", "precision")},
+    }
+
+
+def _figures(repeat: Repeat) -> dict[str, float]:
+    """Speeds in pairs a second, and waste; waste is the bulk run's, or else the requests'."""
+    pairs = repeat.rows / repeat.bulk_seconds if repeat.bulk_seconds else np.nan
+    size = len(repeat.latencies)
+    percentiles = np.percentile(repeat.latencies, [50, 95, 99]) * 1000 if size else [np.nan] * 3
+    return {
+        "pairs_per_second": pairs,
+        "requests_per_second": size / repeat.request_seconds if repeat.request_seconds else np.nan,
+        **dict(zip(("p50_ms", "p95_ms", "p99_ms"), percentiles, strict=True)),
+        "padding_waste": (repeat.bulk_tokens if repeat.rows else repeat.request_tokens).waste,
+    }
+
+
+def _matching(cells: pd.DataFrame, wanted: Mapping[str, Value]) -> pd.DataFrame:
+    return cells[[wanted.items() <= cell.items() for cell in cells["cell"]]]
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else json.dumps(value) if not isinstance(value, str) else value

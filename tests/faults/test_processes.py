@@ -1,0 +1,85 @@
+"""score-workers keeps a host's workers running, and takes them down as it is told."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from jobs.worker_report import queue_workers
+from producer import Client
+from tests.conftest import BIN, ENVIRON, Server, wait_for
+from tests.harness.models import make_bert
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def pool(server: Server, tmp_path: Path) -> Iterator[Start]:
+    """Starts score-workers; nothing of it outlives the test."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*options: str) -> subprocess.Popen[bytes]:
+        with (tmp_path / "pool.log").open("ab") as log:
+            command = [str(BIN / "score-workers"), "--redis", server.url, *options]
+            started.append(subprocess.Popen(command, stdout=log, stderr=log, env=ENVIRON, cwd=tmp_path))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+            process.kill()
+            process.wait()
+
+
+def test_a_killed_worker_s_chunks_run_at_once_and_sigterm_ends_all(
+    server: Server, pool: Start, tmp_path: Path
+) -> None:
+    process = pool("--workers", "2", "--threads", "1")
+    wait_for(lambda: len(queue_workers(server.client, "rankmill").scoring) == 2, process)
+    slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
+    client = Client(server.url, model=str(slow), chunk_size=100)
+    run = client.submit([("big cat", "the moon over the river " * 20)] * 1000)
+    wait_for(lambda: server.client.zcard("rq:wip:rankmill") >= 2)
+    workers = [c for c in psutil.Process(process.pid).children() if "rq.cli" in c.cmdline()]
+    workers[0].kill()
+    wait_for(lambda: (tmp_path / "pool.log").read_text().count("starting it again") == 1, seconds=10)
+    assert np.isfinite(run.scores(timeout=120)).all()
+    wait_for(lambda: len(psutil.Process(process.pid).children()) == 2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == 0
+    assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
+
+
+def test_workers_that_cannot_start_end_it_loudly(pool: Start, tmp_path: Path) -> None:
+    process = pool("--device", "mps")
+    assert process.wait(timeout=120) == 1
+    log = (tmp_path / "pool.log").read_text()
+    assert "device mps is not available on this machine" in log
+    assert "-1 cannot start; its last lines above say why" in log
+
+
+def test_workers_that_die_again_and_again_at_their_start_end_it(
+    pool: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dies = "import os, sys\nif 'rq.cli' in sys.orig_argv: os._exit(3)\n"
+    (tmp_path / "sitecustomize.py").write_text(dies)
+    monkeypatch.setitem(ENVIRON, "PYTHONPATH", str(tmp_path))
+    assert pool().wait(timeout=120) == 1
+    log = (tmp_path / "pool.log").read_text()
+    assert log.count("worker died with status 3, starting it again") == 3
+    assert "has died 3 times in a row at its start; its last lines above say why" in log
+
+
+def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+    command = [str(BIN / "score-workers"), "--redis", "redis://:secret@127.0.0.1:1/0"]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRON, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "no usable Redis at redis://:***@127.0.0.1:1/0" in done.stderr

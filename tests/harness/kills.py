@@ -1,0 +1,133 @@
+"""score-file, killed again and again: for the tests here and for `benchmarks.chaos`."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from jobs.worker_report import queue_workers
+from tests.conftest import BIN, ENVIRON, Server
+
+
+def folder_of(output: Path) -> Path:
+    """Where score-file keeps what it has scored."""
+    return output.with_name(output.name + ".rankmill")
+
+
+def start(*arguments: object, environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """The real command, under way."""
+    return subprocess.Popen(
+        [str(BIN / "score-file"), *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**ENVIRON, **(environ or {})},
+        # A suite that runs in the background ignores SIGINT, and its children would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,  # noqa: PLW1509
+    )
+
+
+def stop(process: subprocess.Popen[str], output: Path, writes: int, sent: signal.Signals) -> bool:
+    """Signal `process` when it has written to its journal so many times; whether it still ran then."""
+    log = folder_of(output) / "journal.db-wal"
+    seen, last = -1, -1  # the first look is no write
+    while process.poll() is None:
+        try:
+            changed = log.stat().st_mtime_ns
+        except FileNotFoundError:
+            changed = -1
+        seen += changed not in (last, -1)
+        last = changed
+        if seen >= writes:
+            process.send_signal(sent)
+            return process.wait() == -sent or sent is signal.SIGINT
+        time.sleep(0.001)
+    return False
+
+
+@dataclass
+class Chaos:
+    """What a run under kills came to: how often it was killed, and the last process's words."""
+
+    kills: int
+    code: int
+    out: str
+    err: str
+
+
+def run_under_kills(
+    arguments: list[object],
+    output: Path,
+    *,
+    kills: int,
+    writes: int,
+    seed: int,
+    environ: Mapping[str, str] | None = None,
+) -> Chaos:
+    """Run one command until it ends by itself, SIGKILLing it up to `kills` times before that.
+
+    Each time at a random moment: in its first tenth of a second or so many writes to its journal
+    later, up to `writes`.
+    """
+    rng = random.Random(seed)
+    done = 0
+    for _ in range(kills):
+        process = start(*arguments, environ=environ)
+        wanted = rng.randint(0, writes)
+        if not wanted:
+            time.sleep(rng.uniform(0, 0.1))
+            process.kill()
+            process.wait()
+            done += 1
+        elif stop(process, output, wanted, signal.SIGKILL):
+            done += 1
+        else:
+            out, err = process.communicate()
+            return Chaos(done, process.returncode, out, err)
+        process.communicate()
+    process = start(*arguments, environ=environ)
+    out, err = process.communicate()
+    return Chaos(done, process.returncode, out, err)
+
+
+@dataclass
+class Damage:
+    """How an output differs from that of an undisturbed run: all zeros if nothing was lost."""
+
+    lost: int
+    doubled: int
+    different: int
+    moved: int
+
+
+def damage(output: Path, undisturbed: Path) -> Damage:
+    """Compare two outputs whose rows carry a unique ``id``, in the order of the input."""
+    found, expected = (pq.read_table(path, columns=["id", "score"]) for path in (output, undisturbed))
+    ids, wanted = found["id"].to_numpy(), expected["id"].to_numpy()
+    _, first = np.unique(ids, return_index=True)
+    scores = dict(zip(wanted.tolist(), expected["score"].to_pylist(), strict=True))
+    different = [
+        row
+        for row, score in zip(ids.tolist(), found["score"].to_pylist(), strict=True)
+        if score is None or not np.isclose(score, scores.get(row, np.nan), atol=1e-5)
+    ]
+    return Damage(
+        lost=len(np.setdiff1d(wanted, ids)),
+        doubled=len(ids) - len(first),
+        different=len(different),
+        moved=int(len(ids) == len(wanted) and (ids != wanted).sum()),
+    )
+
+
+def finished_jobs(server: Server) -> int:
+    """Chunks that the workers of the queue have ever ended, whatever became of the scores."""
+    names = queue_workers(server.client, "rankmill").scoring
+    return sum(int(server.client.hget(f"rq:worker:{name}", "successful_job_count") or 0) for name in names)

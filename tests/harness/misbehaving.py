@@ -1,0 +1,83 @@
+"""ScoringWorkers that do what they are told to: raise, run out of memory, die, hang, take their time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from jobs.runtime.settings import Settings
+from workers.backends.base import Backend, OutOfMemory, Pending
+from workers.engine import pipeline
+from workers.models.tokens import Batch
+from workers.worker import ScoringWorker
+
+MARKS = ("raise", "exhaust", "kill", "hang")
+
+
+class MisbehavingBackend:
+    """Another backend, but for batches with a marked row; counts its forwards in a file."""
+
+    def __init__(self, real: Backend, tokenizer: Any) -> None:
+        self.name, self.device, self.precision = real.name, real.device, real.precision
+        self.depth, self.bytes = real.depth, real.bytes
+        self._real = real
+        self._marks = {mark: tokenizer.convert_tokens_to_ids(mark) for mark in MARKS}
+        self._log = Path(os.environ["FORWARDS"])
+
+    def submit(self, batch: Batch) -> Pending:
+        with self._log.open("a") as log:
+            log.write(f"{len(batch.ids)}\n")
+        found = {mark for mark, token in self._marks.items() if (batch.ids == token).any()}
+        if "kill" in found:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "hang" in found and not self._log.with_name("hung").exists():
+            self._log.with_name("hung").touch()
+            time.sleep(600)
+        if "exhaust" in found:
+            raise OutOfMemory("too much")
+        if "raise" in found:
+            raise ValueError("cannot be scored")
+        return self._real.submit(batch)
+
+
+class MisbehavingWorker(ScoringWorker):
+    """Loads models as ever, and wraps their backends."""
+
+    def _prepare(self, settings: Settings) -> None:
+        from workers.models import loading as models
+
+        load = models.load
+
+        def load_misbehaving(*args: Any, **options: Any) -> models.Loaded:
+            stumbles = Path(os.environ["FORWARDS"]).with_name("stumble")
+            if stumbles.exists():
+                stumbles.unlink()
+                raise OSError("stumbled")
+            loaded = load(*args, **options)
+            return replace(loaded, backend=MisbehavingBackend(loaded.backend, loaded.tokenizer))
+
+        models.load = load_misbehaving
+        if "WEDGED_SECONDS" in os.environ:
+            pipeline.FIRST_BATCH_SECONDS = pipeline.LATER_BATCH_SECONDS = int(os.environ["WEDGED_SECONDS"])
+        super()._prepare(settings)
+
+
+class PatientWorker(ScoringWorker):
+    """Loads no model before the file that ``LOAD`` names is there."""
+
+    def _prepare(self, settings: Settings) -> None:
+        from workers.models import loading as models
+
+        load = models.load
+
+        def load_in_time(*args: Any, **options: Any) -> models.Loaded:
+            while not Path(os.environ["LOAD"]).exists():
+                time.sleep(0.05)
+            return load(*args, **options)
+
+        models.load = load_in_time
+        super()._prepare(settings)

@@ -1,0 +1,63 @@
+"""The tables of docs/METRICS.md, from the metrics themselves.
+
+python -m tests.harness.reference    # writes them into the document
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import fakeredis
+from prometheus_client.metrics_core import Metric
+from rq import Queue
+
+from rankmill.cluster.exporter import ClusterView, exporter_registry
+from workers import metrics
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "METRICS.md"
+
+
+def written(text: str) -> str:
+    """The document with its tables as they should be."""
+    for place, families in (("worker", _of_a_worker()), ("cluster", _of_the_cluster())):
+        text = re.sub(
+            rf"(<!-- {place}: .*? -->\n).*?(<!-- end -->)",
+            lambda found, families=families: found[1] + _table(families) + found[2],  # type: ignore[misc]
+            text,
+            flags=re.S,
+        )
+    return text
+
+
+def _of_a_worker() -> list[Metric]:
+    shown = "model", "revision", "backend", "device", "precision"
+    metrics.models.labels(*shown).set(1)
+    metrics.worker.info({"worker": "", "device": ""})
+    found = {metric.name: metric for metric in metrics.REGISTRY.collect()}
+    metrics.models.clear()
+    gpu = {metric.name: metric for metric in metrics.Gpu().describe()}
+    return list({**found, **gpu}.values())
+
+
+def _of_the_cluster() -> Iterable[Metric]:
+    client = fakeredis.FakeRedis()
+    Queue("some", connection=client).enqueue("jobs.score_chunk")
+    return exporter_registry(ClusterView(client)).collect()
+
+
+def _table(families: Iterable[Metric]) -> str:
+    rows = ["| name | type | labels | meaning |", "| --- | --- | --- | --- |"]
+    for metric in families:
+        if metric.name.startswith("process_"):
+            continue
+        name = metric.name + {"counter": "_total", "info": "_info"}.get(metric.type, "")
+        labels = [label for label in metric.samples[0].labels if label != "le"]
+        shown = ", ".join(f"`{label}`" for label in labels)
+        rows.append(f"| `{name}` | {metric.type} | {shown} | {metric.documentation} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(written(DOCUMENT.read_text()))

@@ -1,0 +1,133 @@
+"""The run store on its own, against an in-memory server."""
+
+from __future__ import annotations
+
+import fakeredis
+import numpy as np
+import pyarrow as pa
+import pytest
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+from jobs import keys
+from jobs.job import Payload, attempt
+from jobs.progress import Progress
+from jobs.recovery import enqueue_due
+from jobs.results import ChunkFailure, ChunkScores, ChunkStats
+from jobs.run import Run
+from jobs.runs import RunStore
+from jobs.spec import ScoreSpec
+
+STATS = ChunkStats("w", "cpu", "torch", "fp32", None, 1, 10, 12, 1, 0.5)
+
+
+@pytest.fixture
+def store() -> RunStore:
+    return RunStore(fakeredis.FakeRedis())
+
+
+@pytest.fixture
+def run(store: RunStore) -> Run:
+    return store.create(ScoreSpec(model="m"), queue="q", ttl=100, max_retries=2)
+
+
+def add(store: RunStore, run: Run, *results: ChunkScores | ChunkFailure) -> None:
+    with store.redis.pipeline() as pipe:
+        for result in results:
+            store.add_result(pipe, run.id, result, run.ttl)
+        pipe.execute()
+
+
+def pause_after_a_failure(store: RunStore, run: Run, chunk: int) -> None:
+    """As RQ does it when an attempt at the chunk has failed."""
+    queue = store.queue(run.queue)
+    job = Job.fetch(keys.job_id(run.id, chunk), store.redis, serializer=JSONSerializer)
+    queue.remove(job)
+    with store.redis.pipeline() as pipe:
+        job.retry(queue, pipe)
+        pipe.execute()
+
+
+def test_results_are_read_once_each_and_then_forgotten(store: RunStore, run: Run) -> None:
+    store.enqueue(run, {0: Payload(b"a", 5), 1: Payload(b"b", 5)})
+    scored = ChunkScores(1, pa.array([1.5, None], pa.float32()), pa.array([None, "bad"]), STATS)
+    failed = ChunkFailure(0, "broken", fatal=False)
+    add(store, run, scored, failed)
+    (first, got), (second, other) = store.results(run, after="0", block_ms=1)
+    assert isinstance(got, ChunkScores)
+    assert (got.scores.to_pylist(), got.errors.to_pylist(), got.stats) == ([1.5, None], [None, "bad"], STATS)
+    assert other == failed
+    assert store.results(run, after=first, block_ms=1) == [(second, failed)]
+    assert store.results(run, after=second, block_ms=1) == []
+    store.forget(run, [0, 1], [first, second], Progress(rows=10))
+    assert store.payload(run, 0) is None
+    assert store.redis.xlen(keys.results(run.id)) == 0
+
+
+def test_a_job_is_json_and_names_its_chunk(store: RunStore, run: Run) -> None:
+    store.enqueue(run, {3: Payload(b"payload", 500)})
+    job = Job.fetch(keys.job_id(run.id, 3), store.redis, serializer=JSONSerializer)
+    assert (job.func_name, job.args, job.retries_left) == ("jobs.score_chunk", [run.id, 3], 2)
+    assert job.timeout
+    assert job.timeout > 500  # grows with the chunk, never RQ's fixed 180 s
+    assert attempt(run, job) == 1
+    job.retries_left = 0
+    assert attempt(run, job) == 3
+    assert keys.parse_job_id(job.id) == (run.id, 3)
+    assert keys.parse_job_id("somebody-else-s") is None
+
+
+def test_a_result_for_a_run_that_is_gone_is_not_kept(store: RunStore, run: Run) -> None:
+    store.delete(run, [])
+    add(store, run, ChunkFailure(0, "late", fatal=False))
+    assert not store.redis.keys("*")
+
+
+def test_deleting_a_run_takes_its_jobs_off_the_queue(store: RunStore, run: Run) -> None:
+    other = store.create(ScoreSpec(model="m"), queue="q", ttl=100, max_retries=0)
+    store.enqueue(run, {0: Payload(b"a", 1), 1: Payload(b"b", 1)})
+    pause_after_a_failure(store, run, 1)
+    store.enqueue(other, {0: Payload(b"c", 1)})
+    store.delete(run, [0, 1])
+    assert store.redis.lrange("rq:queue:q", 0, -1) == [keys.job_id(other.id, 0).encode()]
+    assert not [key for key in store.redis.keys("*") if run.id.encode() in key]
+
+
+def test_a_chunk_pauses_longer_after_each_failed_attempt(store: RunStore, run: Run) -> None:
+    store.enqueue(run, dict.fromkeys(range(20), Payload(b"x", 1)))
+    queue = store.queue(run.queue)
+    jobs = [Job.fetch(job, store.redis, serializer=JSONSerializer) for job in queue.job_ids]
+    pauses = np.array([job.retry_intervals for job in jobs])
+    assert pauses.shape == (20, 2)
+    assert ((pauses >= [1, 2]) & (pauses <= [3, 6])).all()
+    assert len(np.unique(pauses[:, 1])) > 1  # jitter
+
+
+def test_a_chunk_goes_back_to_the_queue_when_its_pause_is_over(store: RunStore, run: Run) -> None:
+    store.enqueue(run, {0: Payload(b"a", 1)})
+    pause_after_a_failure(store, run, 0)
+    queue = store.queue(run.queue)
+    assert store.missing(run, [0]) == []
+    enqueue_due(queue)
+    assert queue.job_ids == []
+    store.redis.zadd(queue.scheduled_job_registry.key, {keys.job_id(run.id, 0): 1})
+    enqueue_due(queue)
+    assert queue.job_ids == [keys.job_id(run.id, 0)]
+    assert not store.redis.zcard(queue.scheduled_job_registry.key)
+
+
+def test_missing_chunks_are_those_without_a_living_job(store: RunStore, run: Run) -> None:
+    store.enqueue(run, dict.fromkeys(range(4), Payload(b"x", 1)))
+    store.redis.delete(Job.key_for(keys.job_id(run.id, 1)))
+    store.redis.hset(Job.key_for(keys.job_id(run.id, 2)), "status", "failed")
+    assert store.missing(run, range(4)) == [1, 2]
+
+
+def test_a_run_can_be_restored_but_is_not_reset(store: RunStore, run: Run) -> None:
+    add(store, run, ChunkFailure(0, "kept", fatal=False))
+    store.restore(run)
+    assert len(store.results(run, after="0", block_ms=1)) == 1
+    store.redis.flushall()
+    assert store.load(run.id) is None
+    store.restore(run)
+    assert store.load(run.id) == run

@@ -1,0 +1,117 @@
+"""Settings: where a value comes from, and what is said of a bad one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from jobs.errors import ConfigError
+from jobs.runtime.settings import BASE, Settings, load_settings
+from rankmill.cli.config import config, config_schema
+
+
+def test_precedence_is_flag_environment_file_default(tmp_path: Path) -> None:
+    config = tmp_path / "my.yaml"
+    config.write_text("model: from-file\nqueue: from-file\nchunk_size: 7\n")
+    environ = {"RANKMILL_QUEUE": "from-environment", "RANKMILL_CHUNK_SIZE": "8"}
+    settings = load_settings({"chunk_size": 9, "window": None}, config, environ)
+    assert (settings.model, settings.queue, settings.chunk_size) == ("from-file", "from-environment", 9)
+    assert settings.window == load_settings(environ={}).window
+
+
+def test_the_default_model_is_minilm() -> None:
+    assert load_settings(environ={}).model == "cross-encoder/ms-marco-MiniLM-L-6-v2"
+
+
+def test_redis_url_and_the_config_file_come_from_the_environment_too(tmp_path: Path) -> None:
+    config = tmp_path / "my.yaml"
+    config.write_text("queue: q\n")
+    environ = {"REDIS_URL": "redis://a", "RANKMILL_CONFIG": str(config)}
+    settings = load_settings(environ=environ)
+    assert (settings.redis_url, settings.queue) == ("redis://a", "q")
+    assert load_settings(environ={**environ, "RANKMILL_REDIS_URL": "redis://b"}).redis_url == "redis://b"
+
+
+def test_a_file_extends_another(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("queue: base\nwindow: 5\n")
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: base.yaml\nqueue: child\n")
+    settings = load_settings(config=child, environ={})
+    assert (settings.queue, settings.window) == ("child", 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("modle: x\n", r"my\.yaml: unknown key 'modle'; keys are model, revision"),
+        ("extends: my.yaml\n", "extend each other in a circle"),
+        ("extends: other.yaml\n", r"other\.yaml: cannot read the config file"),
+        ("- a\n- b\n", "holds keys and values, this one holds list"),
+        ("a: [\n", "not a YAML file"),
+        ("chunk_size: many\n", r"chunk_size: .* got 'many' \(set in .*my\.yaml\)"),
+        ("precision: fp8\n", r"precision: .* got 'fp8'"),
+        ("workers: 0\n", "workers: "),
+    ],
+)
+def test_a_bad_file_is_named_with_its_key(tmp_path: Path, text: str, message: str) -> None:
+    config = tmp_path / "my.yaml"
+    config.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_settings(config=config, environ={})
+
+
+def test_a_bad_value_is_traced_to_the_environment_or_the_options() -> None:
+    with pytest.raises(ConfigError, match="set in the environment"):
+        load_settings(environ={"RANKMILL_WINDOW": "0"})
+    with pytest.raises(ConfigError, match="set in the options given"):
+        load_settings({"max_length": 1}, environ={})
+
+
+SHIPPED = sorted(BASE.parent.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_shipped_files_are_valid_and_say_when_to_use_them(file: Path) -> None:
+    assert load_settings(config=file.stem, environ={}) == load_settings(config=file, environ={})
+    first, second, *_ = file.read_text().splitlines()
+    assert first == "# yaml-language-server: $schema=schema.json"
+    assert second.startswith("# ")
+
+
+def test_a_name_that_is_not_shipped_is_told_with_those_that_are() -> None:
+    with pytest.raises(ConfigError, match="ships none of that name; it ships base, cpu, cpu-openvino, cuda"):
+        load_settings(config="gpu", environ={})
+
+
+def test_show_prints_a_config_file_that_says_where_values_come_from(tmp_path: Path) -> None:
+    child = tmp_path / "child.yaml"
+    child.write_text(f"extends: {BASE.with_name('low-memory.yaml')}\nwindow: 9\n")
+    environ = {"RANKMILL_QUEUE": "q", "REDIS_URL": "redis://me:secret@host/0"}
+    shown = CliRunner().invoke(config, ["show", "--config", str(child)], env=environ)
+    assert shown.exit_code == 0
+    sources = dict(line.split("  # ") for line in shown.output.splitlines())
+    sources = {key.strip(): Path(source).name for key, source in sources.items()}
+    assert sources["window: 9"] == "child.yaml"
+    assert sources["token_budget: 1024"] == "low-memory.yaml"
+    assert sources["max_retries: 3"] == "base.yaml"
+    assert sources["queue: q"] == sources["redis_url: redis://me:***@host/0"] == "the environment"
+    settings = yaml.safe_load(shown.output)
+    assert settings["batch_wait_ms"] == 2
+    assert list(settings) == list(Settings.model_fields)
+
+
+def test_show_refuses_what_a_command_would_refuse() -> None:
+    shown = CliRunner().invoke(config, ["show"], env={"RANKMILL_WINDOW": "0"})
+    assert shown.exit_code == 2
+    assert "window: " in shown.output
+    assert "set in the environment" in shown.output
+
+
+def test_the_schema_is_that_of_the_settings() -> None:
+    assert json.loads(BASE.with_name("schema.json").read_text()) == config_schema(), (
+        "run: rankmill config schema > configs/schema.json"
+    )

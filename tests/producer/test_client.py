@@ -1,0 +1,144 @@
+"""The client, for other services: any kind of pairs, in order, many runs at once."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from sentence_transformers import CrossEncoder
+
+from jobs.errors import ConfigError, ConnectionFailed, InputError, RunCancelled, RunFailed
+from producer import Client
+from tests.conftest import Server
+from tests.workers.test_engine import some_pairs
+
+PAIRS = list(zip(*some_pairs(90), strict=True))
+
+
+@pytest.fixture
+def client(shared_queue: Server, tiny_model: Path) -> Client:
+    return Client(shared_queue.url, model=str(tiny_model), precision="fp32", chunk_size=16, window=3)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model: Path) -> np.ndarray:
+    return np.asarray(CrossEncoder(str(tiny_model), device="cpu").predict(PAIRS))
+
+
+@pytest.mark.parametrize("kind", ["list", "generator", "lists", "data frame", "table", "batch"])
+def test_any_kind_of_pairs_is_scored_in_order(kind: str, client: Client, expected: np.ndarray) -> None:
+    columns = {"query": [query for query, _ in PAIRS], "passage": [passage for _, passage in PAIRS]}
+    pairs = {
+        "list": PAIRS,
+        "generator": (pair for pair in PAIRS),
+        "lists": [list(pair) for pair in PAIRS],
+        "data frame": pd.DataFrame(columns),
+        "table": pa.table(columns),
+        "batch": pa.record_batch(columns),
+    }[kind]
+    scores = client.score(pairs, timeout=60)
+    assert scores.dtype == np.float32
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
+
+
+def test_scores_come_one_by_one_while_the_input_goes_on(client: Client) -> None:
+    endless = ((f"cat {number}", "the moon") for number in itertools.count())
+    run = client.submit(endless)
+    first = list(itertools.islice(run, 40))
+    assert np.isfinite(first).all()
+    run.cancel()
+    assert not list(client.store.redis.scan_iter(f"rankmill:run:{run.id}:*"))
+
+
+def test_many_runs_at_once_over_one_connection(client: Client, expected: np.ndarray) -> None:
+    runs = [client.submit(PAIRS[start:]) for start in range(8)]
+    for start in reversed(range(8)):
+        np.testing.assert_allclose(runs[start].scores(60), expected[start:], atol=1e-5)
+
+
+def test_rank_puts_the_best_first(client: Client) -> None:
+    passages = [passage for _, passage in PAIRS[:20]]
+    ranked = client.rank("the big cat", passages, timeout=60)
+    scores = client.score([("the big cat", passage) for passage in passages])
+    assert [each.index for each in ranked] == np.argsort(-scores, kind="stable").tolist()
+    assert [each.score for each in client.rank("the big cat", passages, top_k=3)] == sorted(
+        scores, reverse=True
+    )[:3]
+    assert client.rank("the big cat", []) == []
+
+
+def test_rows_that_cannot_be_scored_are_told_apart(client: Client) -> None:
+    run = client.submit([("q", "p"), (None, "p"), ("q", "lone \ud800 surrogate")])
+    scores = run.scores(60)
+    assert np.isnan(scores).tolist() == [False, True, False]
+    assert run.errors == {1: "query is null"}
+
+
+def test_spec_can_differ_from_run_to_run(client: Client) -> None:
+    logits = client.score(PAIRS, activation="identity")
+    np.testing.assert_allclose(
+        client.score(PAIRS, activation="sigmoid"), 1 / (1 + np.exp(-logits)), atol=1e-6
+    )
+
+
+def test_a_wait_ends_in_time_and_may_be_taken_up_again(server: Server, tiny_model: Path) -> None:
+    client = Client(server.url, model=str(tiny_model))
+    run = client.submit(PAIRS)
+    started = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(TimeoutError, match="not all scores came in time"):
+            run.scores(timeout=0.3)
+    assert time.monotonic() - started < 5
+    with pytest.raises(TimeoutError):
+        client.score(PAIRS, timeout=0.1)
+    run.cancel()
+    assert not list(server.client.scan_iter("rankmill:*"))
+    assert server.client.llen("rq:queue:rankmill") == 0
+    with pytest.raises(RunCancelled):
+        run.scores()
+
+
+def test_a_run_that_cannot_be_scored_says_why(client: Client) -> None:
+    with pytest.raises(RunFailed, match="cannot get model some/nonsense"):
+        client.score(PAIRS, model="some/nonsense", timeout=60)
+
+
+@pytest.mark.parametrize("pair", ["ab", ("q",), ("q", 5), 7, ("q", "p", "x"), (b"q", b"p")])
+def test_what_is_no_pair_is_named(pair: object, client: Client) -> None:
+    with pytest.raises(InputError, match=r"pair 1 is .*, not a query and a passage"):
+        client.submit([("q", "p"), pair])
+    assert not list(client.store.redis.scan_iter("rankmill:run:*"))
+
+
+def test_missing_columns_are_named(client: Client) -> None:
+    with pytest.raises(InputError, match="no column 'passage'; there are 'query', 'text'"):
+        client.submit(pd.DataFrame({"query": ["q"], "text": ["t"]}))
+
+
+def test_bad_options_are_named(client: Client) -> None:
+    with pytest.raises(ConfigError, match="precision: "):
+        client.submit(PAIRS, precision="fp8")
+    with pytest.raises(ConfigError, match="speed: "):
+        client.submit(PAIRS, speed="high")
+    with pytest.raises(ConfigError, match=r"queues: .*set in the options given"):
+        Client("redis://127.0.0.1:1", queues="q")
+
+
+def test_a_client_needs_a_server() -> None:
+    with pytest.raises(ConfigError, match="give redis_url or set REDIS_URL"):
+        Client()
+    with pytest.raises(ConnectionFailed, match=r"no usable Redis at redis://127\.0\.0\.1:1"):
+        Client("redis://127.0.0.1:1")
+
+
+def test_importing_the_producer_is_light() -> None:
+    code = "import producer, sys; print(sorted({'torch', 'transformers', 'pandas'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

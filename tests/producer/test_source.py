@@ -1,0 +1,279 @@
+"""Reading input: every kind of file, what is wrong with one, and the shape of the chunks."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pcsv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jobs.errors import InputError
+from producer.files import source as source_module
+from producer.files.readers import TextColumns, delimited, jsonl
+from producer.files.source import Source, find_files, open_source, stem
+
+COLUMNS = TextColumns("query", "passage")
+ROWS = [{"query": f"q{n}", "passage": f'p, "{n}"', "n": n} for n in range(10)]
+
+
+def opened(*paths: Path, allow_nulls: bool = True) -> Source:
+    return open_source(find_files([str(path) for path in paths]), COLUMNS, allow_nulls=allow_nulls)
+
+
+def read(*paths: Path, rows: int = 4) -> pa.Table:
+    return pa.concat_tables(list(opened(*paths).tables(rows)))
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """`rows` in the kind of file that the name of `path` asks for."""
+    table = pa.Table.from_pylist(rows)
+    compression = {".gz": "gzip", ".zst": "zstd"}.get(path.suffix)
+    kind = path.suffixes[0]
+    if kind == ".parquet":
+        pq.write_table(table, path, row_group_size=3)
+        return path
+    with pa.output_stream(path, compression=compression) as stream:
+        if kind == ".jsonl":
+            stream.write("".join(json.dumps(row) + "\n" for row in rows).encode())
+        elif kind == ".tsv":
+            stream.write(("\t".join(rows[0]) + "\n").encode())
+            stream.write("".join("\t".join(map(str, row.values())) + "\n" for row in rows).encode())
+        else:
+            pcsv.write_csv(table, stream)
+    return path
+
+
+NAMES = [
+    "a.parquet",
+    *(f"a{kind}{end}" for kind in (".csv", ".tsv", ".jsonl") for end in ("", ".gz", ".zst")),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_kind_of_file_is_read_in_order_and_with_types(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, ROWS)
+    assert opened(path).rows == 10
+    table = read(path)
+    assert table.to_pylist() == ROWS
+    assert table.schema.types == [pa.string(), pa.string(), pa.int64()]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@given(batches=st.lists(st.integers(0, 9), max_size=12), rows=st.integers(1, 12))
+def test_chunks_are_full_and_in_order(tmp_path: Path, batches: list[int], rows: int) -> None:
+    total = sum(batches)
+    path = tmp_path / "a.parquet"
+    whole = pa.table({"query": pa.nulls(total, pa.string()), "passage": pa.nulls(total, pa.string())})
+    whole = whole.append_column("n", pa.array(range(total), pa.int64()))
+    with pq.ParquetWriter(path, whole.schema) as writer:
+        start = 0
+        for size in batches:
+            writer.write_table(whole.slice(start, size))
+            start += size
+    chunks = list(opened(path).tables(rows))
+    assert [n for chunk in chunks for n in chunk["n"].to_pylist()] == list(range(total))
+    assert all(len(chunk) == rows for chunk in chunks[:-1])
+
+
+def test_long_texts_make_smaller_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_module, "CHUNK_TEXT_BYTES", 1000)
+    path = write(tmp_path / "a.parquet", [{"query": "q", "passage": "p" * 300} for _ in range(10)])
+    chunks = list(opened(path).tables(8))
+    assert sum(map(len, chunks)) == 10
+    assert max(map(len, chunks)) <= 3
+
+
+def test_all_types_of_a_parquet_file_survive(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table(
+        {
+            "query": pa.array(["q", "q", "r"], pa.large_string()).dictionary_encode(),
+            "passage": pa.array(["a", None, "c"], pa.large_string()),
+            "when": pa.array([dt.datetime(2026, 1, 1), None, None], pa.timestamp("us", tz="Europe/Berlin")),
+            "price": pa.array([decimal.Decimal("1.23"), None, None], pa.decimal128(9, 2)),
+            "nested": pa.array([{"a": [1, 2], "b": "x"}, None, None]),
+            "label": pa.array(["x", "y", None]).dictionary_encode(),
+        }
+    )
+    pq.write_table(table, path)
+    back = read(path)
+    assert back.schema.equals(pq.read_schema(path))
+    assert back.schema.field("when").type == table.schema.field("when").type
+    assert back.to_pylist() == table.to_pylist()
+
+
+def test_directories_globs_and_lists(tmp_path: Path) -> None:
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    first, second = (
+        write(tmp_path / "in" / "a.jsonl", ROWS[:3]),
+        write(tmp_path / "in" / "deep" / "b.csv", ROWS[3:]),
+    )
+    (tmp_path / "in" / "notes.txt").write_text("not data")
+    assert read(tmp_path / "in").to_pylist() == ROWS
+    assert find_files([f"{tmp_path}/in/**/*.csv"]) == (second,)
+    assert read(second, first).to_pylist() == ROWS[3:] + ROWS[:3]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("a.parquet", "a"), ("a.b.csv.gz", "a.b"), ("a.jsonl.zst", "a"), ("a.b.tsv", "a.b")],
+)
+def test_the_stem_is_the_name_without_its_kind(name: str, expected: str) -> None:
+    assert stem(Path("folder") / name) == expected
+
+
+def test_files_may_lack_columns_or_have_narrower_types(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.jsonl", [{"query": "q", "passage": "p", "n": 1}])
+    second = write(tmp_path / "b.jsonl", [{"query": "q", "passage": "p", "n": 0.5, "more": "x"}])
+    assert read(first, second).to_pylist() == [
+        {"query": "q", "passage": "p", "n": 1.0, "more": None},
+        {"query": "q", "passage": "p", "n": 0.5, "more": "x"},
+    ]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.jsonl", "a.csv.gz"])
+def test_an_empty_file_has_no_rows(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(b"") if name.endswith("gz") else b"")
+    source = opened(path)
+    assert source.rows == 0
+    assert source.schema.names == ["query", "passage"]
+    assert list(source.tables(4)) == []
+
+
+def test_a_csv_with_only_a_header_keeps_its_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,query,passage\n")
+    assert opened(tmp_path / "a.csv").schema.names == ["id", "query", "passage"]
+
+
+def test_csv_details(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'\xef\xbb\xbfquery,passage\n"two\nlines",""\nnull,\n"a ""b""",NA\n')
+    assert read(path).to_pylist() == [
+        {"query": "two\nlines", "passage": ""},
+        {"query": "null", "passage": None},
+        {"query": 'a "b"', "passage": "NA"},
+    ]
+
+
+def test_tsv_knows_no_quotes(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text('query\tpassage\n"open\tit\'s 5" wide\n')
+    assert read(path).to_pylist() == [{"query": '"open', "passage": "it's 5\" wide"}]
+
+
+def test_types_of_text_files_hold_for_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delimited, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(jsonl, "_BLOCK_BYTES", 64)
+    values = [*range(50), 1.5, *range(10)]
+    rows = [
+        {"query": "q", "passage": "p", "number": value, "day": "2024-01-01", "word": value}
+        for value in values
+    ]
+    rows += [{"query": "1", "passage": "2024-01-01", "number": 1, "day": "never", "word": 1}]
+    for name in ("a.csv", "a.jsonl"):
+        path = tmp_path / name
+        lines = [",".join(map(str, row.values())) for row in rows]
+        path.write_text(
+            "\n".join(["query,passage,number,day,word", *lines, "q,p,1,d,word"])
+            if name == "a.csv"
+            else "\n".join(map(json.dumps, rows))
+        )
+        table = read(path)
+        assert table.schema.field("number").type == pa.float64()
+        assert table["number"].to_pylist()[:51] == values[:51]
+        assert table["day"].to_pylist()[60:62] == ["2024-01-01", "never"]
+        assert table["passage"].to_pylist()[60:62] == ["p", "2024-01-01"]
+    assert read(tmp_path / "a.csv")["word"].to_pylist()[-2:] == ["1", "word"]
+
+
+def test_json_lines_details(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(
+        b'\xef\xbb\xbf{"query": "a\\ud800b", "passage": "\\ud83c\\udf19", "deep": {"x": ["\\udc00"]}}\n'
+        b'\n{"query": null, "passage": "control \\u0000\\u0007", "other": true}'
+    )
+    assert read(path).to_pylist() == [
+        {"query": "a�b", "passage": "🌙", "deep": {"x": ["�"]}, "other": None},
+        {"query": None, "passage": "control \x00\x07", "deep": None, "other": True},
+    ]
+
+
+BAD = {
+    "latin1.csv": (b"query,passage\nq,p\nq,caf\xe9\n", "column 'passage', row 3 .* is not valid UTF-8"),
+    "ragged.csv": (b"query,passage\nq,p\nq\n", "Row #3: Expected 2 columns, got 1"),
+    "twice.csv": (b"query,passage,query\na,b,c\n", "two columns are named 'query'"),
+    "missing.csv": (
+        b"question,passage\na,b\n",
+        "no column 'query'; it has 'question', 'passage' .*--query-column",
+    ),
+    "missing.jsonl": (b'{"query": "q", "text": "t"}\n', "no column 'passage'; it has 'query', 'text'"),
+    "wrong.jsonl": (
+        b'{"query": "q", "passage": ["p"]}\n',
+        "column 'passage' holds array values where string",
+    ),
+    "broken.jsonl": (b'{"query": "q", "passage": "p"}\n{"query": "q", passage}\n', "line 2: not JSON"),
+    "list.jsonl": (b'["q", "p"]\n', "line 1: not a JSON object but list"),
+    "latin1.jsonl": (b'{"query": "q", "passage": "caf\xe9"}\n', "line 1: not valid UTF-8"),
+    "damaged.csv.gz": (b"no gzip at all", "damaged.csv.gz: "),
+    "cut.jsonl.gz": (gzip.compress(b'{"query": "q", "passage": "p"}\n' * 1000)[:-20], "cut.jsonl.gz: "),
+    "noise.parquet": (b"noise", "not a whole Parquet file"),
+    "empty.parquet": (b"", "not a whole Parquet file"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_file_is_named_with_what_is_wrong(tmp_path: Path, name: str) -> None:
+    content, message = BAD[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=message) as caught:
+        opened(tmp_path / name)
+    assert name in str(caught.value)
+
+
+def test_a_column_of_the_wrong_type_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", [{"query": "q", "passage": 5}])
+    with pytest.raises(InputError, match="column 'passage' holds int64, not text"):
+        opened(path)
+
+
+def test_files_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
+    first = write(tmp_path / "a.parquet", [{"query": "q", "passage": "p", "n": 1}])
+    second = write(tmp_path / "b.parquet", [{"query": "q", "passage": "p", "n": "one"}])
+    with pytest.raises(InputError, match=r"b\.parquet: its columns do not fit"):
+        opened(first, second)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.jsonl"])
+def test_nulls_can_be_refused_before_any_work(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, [{"query": "q", "passage": "p"}] * 5 + [{"query": "q", "passage": None}])
+    assert opened(path).rows == 6
+    with pytest.raises(InputError, match=r"row 5 .* has a null query or passage"):
+        opened(path, allow_nulls=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none.parquet", "no such file"),
+        ("*.csv", "no such file"),
+        ("a.txt", "cannot tell what is in it"),
+        (".", "no file"),
+    ],
+)
+def test_inputs_that_are_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("x")
+    with pytest.raises(InputError, match=message):
+        find_files([name])

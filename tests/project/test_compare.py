@@ -1,0 +1,111 @@
+"""The side-by-side's arithmetic: quality, table, goals. No peer is installed or run here."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.ceiling import linear_layers
+from benchmarks.contenders import CONTENDERS
+from benchmarks.environments import ROOT, dependencies
+from benchmarks.report import bar_chart
+from benchmarks.standings import from_json, goals, speed_table, standings
+from rankmill.tuning.machine import markdown_table
+from rankmill.tuning.quality import ndcg, read_qrels, spearman_within
+
+RESULTS = from_json(
+    {
+        "asked": {"pairs": "1000"},
+        "machine": {"CPU": "a CPU"},
+        "ceilings": [
+            {"tokens": 92.0, "gflop": 2.0, "tflops": {"bf16": 2.0}, "pairs_per_second": {"bf16": 1000.0}}
+        ],
+        "runs": [
+            *({"name": "st-fp32", "round": r, "seconds": s} for r, s in ((1, 10.0), (2, 20.0), (3, 12.5))),
+            {"name": "st-openvino", "round": 1, "seconds": 4.0, "load_seconds": 3.0},
+            {"name": "infinity", "round": 1, "failure": "cannot be installed: no such version"},
+            {"name": "engine", "round": 1, "seconds": 1.6},
+            {"name": "score-file", "round": 1, "seconds": 2.0, "settings": "its defaults"},
+        ],
+        "quality": {
+            "st-fp32": {"spearman": 1.0, "ndcg": 0.65},
+            "score-file": {"spearman": 0.9997, "ndcg": 0.6512},
+        },
+    }
+)  # fmt: skip
+
+
+def test_ndcg_is_the_one_of_trec_eval(tmp_path: Path) -> None:
+    (tmp_path / "qrels").write_text("1 0 a 3\n1 0 b 0\n1 0 found-by-nobody 1\n2 0 a 0\n")
+    qrels = read_qrels(tmp_path / "qrels")
+    queries, documents = ["1", "1", "1", "unjudged"], ["a", "b", "never judged", "a"]
+    second = 3 / math.log2(3) / (3 + 1 / math.log2(3))
+    scores = np.array([0.5, 0.9, 0.1, 1.0], np.float32)
+    assert ndcg(queries, documents, scores, qrels) == pytest.approx(second)
+    assert ndcg(queries, documents, scores, qrels, k=1) == 0
+    tied = np.zeros(4, np.float32)  # the larger id comes first: "never judged", "b", "a"
+    assert ndcg(queries, documents, tied, qrels) == pytest.approx(3 / 2 / (3 + 1 / math.log2(3)))
+    assert ndcg([*queries, "2"], [*documents, "a"], np.append(scores, 1), qrels) == pytest.approx(second / 2)
+
+
+def test_spearman_is_the_mean_over_queries() -> None:
+    queries = ["a", "a", "a", "b", "b", "alone"]
+    reference = np.array([1, 2, 3, 1, 2, 5], np.float32)
+    assert spearman_within(queries, reference * 10, reference) == pytest.approx(1)
+    other = np.array([2, 1, 3, 2, 1, 5], np.float32)  # 0.5 in a, -1 in b; nothing to rank in the last
+    assert spearman_within(queries, other, reference) == pytest.approx(-0.25)
+
+
+def test_table_has_medians_and_ratios() -> None:
+    rows = {line.split("|")[1].strip(): line for line in speed_table(RESULTS).splitlines()}
+    cells = [cell.strip() for cell in rows["**rankmill, score-file**"].split("|")]
+    assert cells[2:8] == ["500", "500-500", "6.25", "2.00", "50%", "0.0"]
+    assert " 50-100 |" in rows["sentence-transformers, torch fp32"]
+    assert "infinity, torch" not in rows
+
+
+def test_goals_are_met_or_not() -> None:
+    fastest, usual, share = goals(RESULTS)
+    assert "2.00, goal 2.20: **not met**" in fastest
+    assert "OpenVINO" in fastest
+    assert "6.25, goal 6.00: **met**" in usual
+    assert "0.80, goal 0.95: **not met**" in share
+
+
+def test_report_tells_quality_and_failures() -> None:
+    text = standings(RESULTS)
+    assert "infinity, torch: did not run: cannot be installed: no such version" in text
+    assert "0.99970" in text
+    assert "+0.0012" in text
+    assert "1,000 pairs/s" in text
+
+
+def test_chart_is_the_same_for_the_same_figures(tmp_path: Path) -> None:
+    bars = [("a peer", 100.0, False), ("rankmill", 300.0, True)]
+    for name in ("first.svg", "second.svg"):
+        bar_chart(tmp_path / name, bars, unit="pairs/s", mark=("limit", 900))
+    assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "second.svg").read_bytes()
+    assert "rankmill" in (tmp_path / "first.svg").read_text()
+
+
+def test_markdown_table_aligns_numbers_to_the_right() -> None:
+    assert markdown_table(["", "n"], [["a", "1"], ["b", "20"]]).splitlines() == [
+        "|   |  n |",
+        "| - | -: |",
+        "| a |  1 |",
+        "| b | 20 |",
+    ]
+
+
+def test_ceiling_counts_the_layers_that_every_token_passes(tiny_model: Path) -> None:
+    assert linear_layers(tiny_model) == {(32, 32): 8, (32, 128): 2, (128, 32): 2}
+
+
+def test_every_contender_has_its_script_and_peers_pin_torch() -> None:
+    assert len({contender.name for contender in CONTENDERS}) == len(CONTENDERS)
+    for contender in CONTENDERS:
+        wanted = dependencies(ROOT / "benchmarks" / "peers" / contender.script)
+        assert ("torch==2.13.0" in wanted) != contender.ours

@@ -1,0 +1,116 @@
+"""The project as a whole: who may import whom, what the documents say, what is shipped."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from examples.evaluate import overlap
+from jobs.runtime.settings import BASE, Settings
+from jobs.spec import ScoreSpec
+from jobs.tasks import worker_command
+from rankmill.cli.score import score_file
+from workers.engine.engine import Engine
+from workers.models.loading import DEMO_MODEL, load_model
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+ALLOWED = {
+    "jobs": {"jobs"},
+    "workers": {"jobs", "workers"},
+    "producer": {"jobs", "producer"},
+    "rankmill": {"jobs", "producer", "rankmill"},
+}
+HEAVY = {"torch", "transformers", "tokenizers", "safetensors"}
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_rooms_import_only_what_they_may(room: str) -> None:
+    for path in (ROOT / room).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            tops = {name.split(".")[0] for name in names}
+            assert not tops & (set(ALLOWED) - ALLOWED[room]), path
+            assert room == "workers" or not tops & HEAVY, path
+
+
+def test_every_option_and_exit_code_is_in_help_and_readme() -> None:
+    shown = CliRunner().invoke(score_file, ["--help"]).output
+    for option in score_file.params:
+        for name in option.opts:
+            if name.startswith("-") and name not in {"--help", "--version"}:
+                assert name in shown
+                assert f"`{name}`" in README or name == "--verbose" or name == "--quiet", name
+    for code in (0, 1, 2, 3, 130):
+        assert re.search(rf"^ +{code}  ", shown, re.M)
+        assert f"\n| {code} |" in README
+
+
+def test_readme_shows_the_worker_command_that_errors_name() -> None:
+    assert worker_command("rankmill") in README
+
+
+def test_base_yaml_explains_every_setting() -> None:
+    lines = BASE.read_text().splitlines()
+    for name in Settings.model_fields:
+        (line,) = [line for line in lines if line.startswith(f"{name}:")]
+        assert "#" in line or name == "queue"
+
+
+def test_every_module_and_public_name_has_a_docstring() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--select", "D100,D101,D103", *ALLOWED],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+
+
+def examples() -> dict[str, list[tuple[str, int]]]:
+    """Query to its passages and how relevant they are."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for line in (ROOT / "examples" / "pairs.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        found.setdefault(row["query"], []).append((row["passage"], row["relevant"]))
+    return found
+
+
+def test_the_example_is_large_enough_and_each_query_has_one_best_passage() -> None:
+    queries = examples()
+    assert len(queries) >= 20
+    for passages in queries.values():
+        assert len(passages) >= 10
+        assert [relevant for _, relevant in passages].count(2) == 1
+
+
+def test_the_demo_model_is_small_and_ranks_the_example_sensibly() -> None:
+    assert sum(path.stat().st_size for path in DEMO_MODEL.iterdir()) <= 10_000_000
+    engine = Engine(load_model(ScoreSpec(model="demo", precision="fp32"), "cpu"), 4096)
+    right = by_words = 0
+    for query, passages in examples().items():
+        texts = [text for text, _ in passages]
+        best = [relevant for _, relevant in passages].index(2)
+        scores = engine.score([query] * len(texts), texts).scores.tolist()
+        right += best_is_alone_on_top(scores, best)
+        by_words += best_is_alone_on_top(overlap(query, texts), best)
+    assert right >= 0.8 * len(examples())
+    assert right >= by_words + 0.3 * len(examples())
+
+
+def best_is_alone_on_top(scores: list[float], best: int) -> bool:
+    return all(scores[best] > score for place, score in enumerate(scores) if place != best)
+
+
+def test_the_demo_shows_the_best_passages() -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/demo.py"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert re.search(r"rows scored in .* pairs/s", done.stdout)
+    assert len(re.findall(r"^ +-?\d+\.\d\d  \w", done.stdout, re.M)) == 12

@@ -1,0 +1,182 @@
+"""What is seen of a cluster from outside: queues, workers, runs."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import fakeredis
+import pytest
+import redis
+
+from jobs import keys
+from jobs.errors import RunCancelled
+from jobs.progress import Progress, RowError
+from jobs.runs import RunStore
+from jobs.spec import ScoreSpec
+from producer import Client, ScoringRun
+from rankmill.cluster.snapshot import Cluster, WorkerState, read_cluster
+from tests.conftest import Server, StartWorker, wait_for
+from tests.harness.models import make_bert
+
+
+@pytest.fixture
+def slow_model(tmp_path: Path) -> Path:
+    return make_bert(tmp_path / "slow", hidden=128, layers=4)
+
+
+def worker_named(cluster: Cluster, name: str) -> WorkerState | None:
+    return next((worker for worker in cluster.workers if worker.name == name), None)
+
+
+def read(run: ScoringRun) -> None:
+    """Take the results until the run is cancelled."""
+    with suppress(RunCancelled):
+        run.scores()
+
+
+def test_a_cluster_at_work_is_seen_as_it_is(server: Server, workers: StartWorker, slow_model: Path) -> None:
+    client = Client(server.url, model=str(slow_model), chunk_size=64, window=8)
+    pairs: list[tuple[str, str | None]] = [("big cat", "the moon " * 40)] * 200_000
+    pairs[3] = ("big cat", None)
+    run = client.submit(pairs)
+    before = read_cluster(server.client)
+    (queue,) = before.queues
+    assert (queue.name, queue.waiting, queue.started, queue.workers) == ("rankmill", 8, 0, 0)
+    assert queue.oldest_seconds is not None
+    (seen,) = before.runs
+    assert (seen.id, seen.queue, seen.model) == (run.id, "rankmill", str(slow_model))
+    assert (seen.rows, seen.rows_done, seen.seconds_left, before.runs_total) == (200_000, 0, None, 1)
+    workers(name="w1", environ={"RANKMILL_CLAIM_AHEAD": "64"})
+    reader = threading.Thread(target=read, args=(run,))
+    reader.start()
+    found: list[Cluster] = []
+
+    def at_work() -> bool:
+        found.append(read_cluster(server.client))
+        (worker,), runs = found[-1].workers, found[-1].runs
+        under_way = bool(runs) and 3 * 64 <= runs[0].rows_done < 200_000 and runs[0].seconds_left is not None
+        return worker.state == "busy" and found[-1].queues[0].started > 0 and under_way
+
+    wait_for(at_work)
+    errors = client.store.row_errors(run.id)
+    unkept = [key for key in server.client.scan_iter("rankmill:*") if server.client.ttl(key) == -1]
+    (worker,) = found[-1].workers
+    assert (worker.name, worker.queues, found[-1].queues[0].workers) == ("w1", ("rankmill",), 1)
+    assert worker.report
+    assert worker.report.device == "cpu"
+    assert found[-1].runs[0].row_errors == 1
+    assert errors == [RowError(row=3, error="passage is null", attempts=1, worker="w1")]
+    assert not unkept
+    run.cancel()
+    reader.join()
+    wait_for(lambda: (found := worker_named(read_cluster(server.client), "w1")) and found.state == "idle")
+    after = read_cluster(server.client)
+    assert (after.runs, after.runs_total, after.queues[0].waiting) == ((), 0, 0)
+    assert not list(server.client.scan_iter("rankmill:run*"))
+
+
+def test_a_killed_worker_is_lost_then_gone_and_others_are_foreign(
+    server: Server, workers: StartWorker
+) -> None:
+    killed = workers(name="mine")
+    workers(name="other", worker_class="rq.SimpleWorker", ready=False)
+    stopped = workers(name="stopped")
+    wait_for(lambda: worker_named(read_cluster(server.client), "other"))
+    killed.kill()
+    stopped.terminate()
+    stopped.wait(timeout=30)
+
+    def state(name: str) -> str | None:
+        found = worker_named(read_cluster(server.client), name)
+        return found.state if found else None
+
+    wait_for(lambda: state("mine") == "lost")
+    assert state("other") == "foreign"
+    assert state("stopped") is None
+    assert 0 < server.client.ttl("rq:worker:mine") < 900
+    server.client.delete("rq:worker:mine")  # as its expiry does
+    assert state("mine") is None
+
+
+def test_workers_are_whole_again_after_the_server_has_lost_its_data(
+    server: Server, workers: StartWorker
+) -> None:
+    workers(name="mine")
+    server.client.flushall()
+    wait_for(lambda: worker_named(read_cluster(server.client), "mine"))
+    found = worker_named(read_cluster(server.client), "mine")
+    assert found
+    assert (found.queues, found.state) == (("rankmill",), "idle")
+
+
+def test_a_run_cancelled_elsewhere_ends_its_producer(server: Server, tiny_model: Path) -> None:
+    client = Client(server.url, model=str(tiny_model), chunk_size=1, window=8)
+    run = client.submit((f"cat {n}", "moon") for n in itertools.count())
+    other = RunStore(redis.Redis.from_url(server.url))
+    (found,) = other.find(run.id[:8])
+    known = other.load(found)
+    assert known
+    assert other.cancel(known) == 8
+    left = [key for key in server.client.scan_iter("*") if run.id.encode() in key]
+    assert left == [keys.cancelled(run.id).encode()]
+    assert server.client.ttl(left[0]) > 0
+    with pytest.raises(RunCancelled):
+        run.scores(timeout=60)
+    assert not [key for key in server.client.scan_iter("*") if run.id.encode() in key]
+    assert not server.client.exists(keys.runs())
+
+
+def test_thousands_of_runs_are_paged_and_expired_ones_are_not_shown() -> None:
+    client = fakeredis.FakeRedis()
+    store = RunStore(client)
+    spec = ScoreSpec(model="m")
+    made = [store.create(spec, queue="q", ttl=60 + number, max_retries=0, rows=9) for number in range(230)]
+    pages = [read_cluster(client, page=page, page_size=100) for page in range(3)]
+    assert [len(page.runs) for page in pages] == [100, 100, 30]
+    assert {run.id for page in pages for run in page.runs} == {run.id for run in made}
+    assert pages[0].runs[0].id == made[-1].id  # the last that was worked on
+    assert pages[2].runs_total == 230
+    client.zadd(keys.runs(), {made[0].id: time.time() - 1})
+    assert read_cluster(client).runs_total == 229
+    store.create(spec, queue="q", ttl=60, max_retries=0)
+    assert client.zscore(keys.runs(), made[0].id) is None
+
+
+def test_a_look_takes_the_same_round_trips_however_much_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = fakeredis.FakeRedis()
+    store = RunStore(client)
+    sent: list[object] = []
+    execute = redis.client.Pipeline.execute
+
+    def counted(pipe: redis.client.Pipeline, *_: object) -> object:
+        sent.append(pipe)
+        return execute(pipe)
+
+    monkeypatch.setattr(redis.client.Pipeline, "execute", counted)
+    for runs in (1, 40):
+        for _ in range(runs):
+            store.create(ScoreSpec(model="m"), queue="q", ttl=60, max_retries=0)
+        sent.clear()
+        read_cluster(client)
+        assert len(sent) == 5
+
+
+def test_what_another_release_wrote_does_not_break_the_view() -> None:
+    client = fakeredis.FakeRedis()
+    store = RunStore(client)
+    old, new = (store.create(ScoreSpec(model="m"), queue="q", ttl=60, max_retries=0) for _ in range(2))
+    client.hset(keys.run(old.id), "format", 99)
+    client.sadd("rq:workers", "rq:worker:old")
+    client.set(keys.worker("old"), '{"device": 7}', ex=60)
+    seen = read_cluster(client)
+    assert [run.id for run in seen.runs] == [new.id]
+    assert [(worker.name, worker.state, worker.report) for worker in seen.workers] == [("old", "idle", None)]
+
+
+def test_speed_counts_from_the_first_result_of_this_run() -> None:
+    assert Progress(rows=50, since_rows=50, since=10, at=10).rows_per_second() is None
+    assert Progress(rows=150, since_rows=50, since=10, at=15).rows_per_second() == 20

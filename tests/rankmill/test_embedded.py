@@ -1,0 +1,227 @@
+"""The embedded mode: no server needed, and nothing left behind however it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.runtime.settings import load_settings
+from jobs.tasks import worker_command as command_for_people
+from rankmill.local import supervisor
+from rankmill.local.embedded import worker_environs
+from rankmill.local.processes import worker_command
+from tests.conftest import BIN, ENVIRON, score_file, wait_for
+from tests.harness.models import make_bert
+
+
+def write_pairs(path: Path, rows: int, words: int = 5) -> Path:
+    texts = [f"{'moon river ' * words}{n}" for n in range(rows)]
+    pq.write_table(pa.table({"query": ["big cat"] * rows, "passage": texts}), path)
+    return path
+
+
+@pytest.fixture
+def private_tmp(tmp_path: Path) -> Path:
+    """A place for temporary files that only the command under test uses."""
+    directory = tmp_path / "tmp"
+    directory.mkdir()
+    return directory
+
+
+def start(source: Path, model: Path, tmp: Path, *options: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [str(BIN / "score-file"), str(source), "--model", str(model), "--chunk-size", "64", *options],
+        env={**ENVIRON, "TMPDIR": str(tmp)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # A suite that runs in the background ignores SIGINT, and its children would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,  # noqa: PLW1509
+    )
+
+
+def cluster_of(command: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Supervisor, server and workers of a running command."""
+    return psutil.Process(command.pid).children(recursive=True)
+
+
+def workers_of(command: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """The supervisor's children that are workers; those may fork for a moment, as libraries do."""
+    found = []
+    for parent in alive(psutil.Process(command.pid).children()):
+        with suppress(psutil.NoSuchProcess):
+            found += [process for process in parent.children() if "rq.cli" in process.cmdline()]
+    return alive(found)
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            found += [process] if process.status() != psutil.STATUS_ZOMBIE else []
+    return found
+
+
+def test_two_embedded_workers_score_a_file_and_go(
+    tmp_path: Path, private_tmp: Path, tiny_model: Path
+) -> None:
+    source = write_pairs(tmp_path / "a.parquet", 500)
+    done = score_file(
+        source, "--model", tiny_model, "--workers", 2, "--chunk-size", 20, "--json",
+        environ={"TMPDIR": str(private_tmp)},
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    assert done.summary["rows"] == 500
+    assert pq.read_table(tmp_path / "a.scored.parquet")["score"].null_count == 0
+    assert not list(private_tmp.iterdir())
+
+
+@pytest.fixture
+def long_run(tmp_path: Path, private_tmp: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A run that takes minutes, under way."""
+    model = make_bert(tmp_path / "model", hidden=256, layers=6, positions=512)
+    source = write_pairs(tmp_path / "a.parquet", 5000, words=100)
+    process = start(source, model, private_tmp, "--workers", "2")
+    wait_for(lambda: [w for w in workers_of(process) if w.cpu_times().user > 2.5], process)
+    yield process
+    process.kill()
+
+
+def assert_nothing_left(directory: Path) -> None:
+    """Nothing but what was there before, and what has been scored if there is any."""
+    found = {path.name for path in directory.iterdir()} - {"a.scored.parquet.rankmill"}
+    assert found == {"a.parquet", "model", "tmp"}
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_nothing_outlives_the_command(
+    long_run: subprocess.Popen[bytes], tmp_path: Path, private_tmp: Path, sent: signal.Signals, code: int
+) -> None:
+    cluster = cluster_of(long_run)
+    assert len(workers_of(long_run)) == 2
+    assert len(cluster) >= 4  # supervisor, server, two workers; libraries start short-lived processes
+    long_run.send_signal(sent)
+    _, err = long_run.communicate(timeout=20)
+    assert long_run.returncode == code
+    assert b"Traceback" not in err
+    wait_for(lambda: not alive(cluster), seconds=30)
+    wait_for(lambda: not list(private_tmp.iterdir()), seconds=30)
+    assert not (tmp_path / "a.scored.parquet").exists()
+    if sent is not signal.SIGKILL:
+        assert_nothing_left(tmp_path)
+
+
+def test_a_supervisor_that_is_killed_takes_nothing_with_it_but_the_run(
+    long_run: subprocess.Popen[bytes], tmp_path: Path, private_tmp: Path
+) -> None:
+    cluster = cluster_of(long_run)
+    next(process for process in cluster if "rankmill.local.supervisor" in process.cmdline()).kill()
+    _, err = long_run.communicate(timeout=30)
+    assert long_run.returncode == 1
+    assert b"the embedded server has stopped unexpectedly" in err
+    wait_for(lambda: not alive(cluster), seconds=30)
+    assert_nothing_left(tmp_path)
+    assert not list(private_tmp.iterdir())
+
+
+def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, private_tmp: Path) -> None:
+    model = make_bert(tmp_path / "model", hidden=128, layers=4)
+    source = write_pairs(tmp_path / "a.parquet", 6000, words=40)
+    process = start(source, model, private_tmp, "--workers", "1", "--json")
+    wait_for(lambda: [w for w in workers_of(process) if w.cpu_times().user > 4], process)
+    workers_of(process)[0].kill()
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert json.loads(out)["retries"] >= 1
+    scores = pq.read_table(tmp_path / "a.scored.parquet")["score"]
+    assert (len(scores), scores.null_count) == (6000, 0)
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        (("--device", "mps"), "device mps is not available on this machine"),
+        (("--backend", "mlx"), "backend mlx finds no Apple GPU here"),
+    ],
+)
+def test_workers_that_cannot_start_end_the_run_with_their_reason(
+    tmp_path: Path, tiny_model: Path, option: tuple[str, str], reason: str
+) -> None:
+    source = write_pairs(tmp_path / "a.parquet", 10)
+    done = score_file(source, "--model", tiny_model, *option)
+    assert done.code == 1
+    assert f"cannot start: {reason}" in done.err
+    assert len(done.complaints) == 1
+    assert not (tmp_path / "a.scored.parquet").exists()
+
+
+def test_workers_that_die_again_and_again_end_the_run(tmp_path: Path, tiny_model: Path) -> None:
+    dies = "import os, sys\nif 'rq.cli' in sys.orig_argv: print('broken'); sys.stdout.flush(); os._exit(3)\n"
+    (tmp_path / "sitecustomize.py").write_text(dies)
+    source = write_pairs(tmp_path / "a.parquet", 10)
+    done = score_file(source, "--model", tiny_model, environ={"PYTHONPATH": str(tmp_path)})
+    assert done.code == 1
+    assert "has died 3 times in a row, last with 'broken'" in done.err
+    assert len(done.complaints) == 1
+    assert not (tmp_path / "a.scored.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("binary", "reason"),
+    [("/bin/false", "nothing in its log"), ("/no/such/server", "No such file or directory")],
+)
+def test_a_server_that_cannot_start_is_told(
+    binary: str,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(supervisor, "get_binary_path", lambda: binary)
+    monkeypatch.setattr(
+        sys, "argv", ["supervisor", json.dumps({"queue": "q", "environs": [], "log": ["info", "auto"]})]
+    )
+    handlers = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT)}
+    supervisor.main()
+    for name, handler in handlers.items():
+        signal.signal(name, handler)
+    event = json.loads(capsys.readouterr().out)
+    assert event["event"] == "failed"
+    assert reason in event["reason"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_embedded_workers_are_started_as_the_readme_says() -> None:
+    command = worker_command("rankmill", "name")
+    assert " ".join(command[3:9]) == command_for_people("rankmill").removeprefix("rq ")
+
+
+def test_threads_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    cores = len(os.sched_getaffinity(0))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    alone, *others = worker_environs(load_settings(environ={}))
+    assert not others
+    assert alone["OMP_NUM_THREADS"] == str(cores)
+    shared = worker_environs(load_settings({"workers": 2 * cores}, environ={}))
+    assert [environ["RANKMILL_THREADS"] for environ in shared] == ["1"] * 2 * cores
+
+
+def test_each_gpu_gets_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    environs = worker_environs(load_settings(environ={}))
+    assert [environ["CUDA_VISIBLE_DEVICES"] for environ in environs] == ["2", "5"]

@@ -1,0 +1,105 @@
+"""The exporter: what it says of the cluster, and that it lives without Redis."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from producer import Client
+from tests.conftest import BIN, ENVIRON, Server, StartExporter, StartWorker, wait_for
+from tests.workers.test_metrics import PAIRS, check_metrics, get
+
+
+def value(url: str, sample: str) -> float | None:
+    """Value of a sample of the page, by its name and labels."""
+    for line in get(f"{url}/metrics")[1].splitlines():
+        name, _, number = line.rpartition(" ")
+        if name == sample:
+            return float(number)
+    return None
+
+
+def test_the_exporter_shows_the_cluster(
+    server: Server, workers: StartWorker, exporters: StartExporter, tmp_path: Path, tiny_model: Path
+) -> None:
+    url = exporters(server.url)
+    client = Client(server.url, model=str(tiny_model), chunk_size=10)
+    run = client.submit(PAIRS)
+    wait_for(lambda: value(url, 'rankmill_queue_jobs{queue="rankmill",state="waiting"}') == 10)
+    assert value(url, "rankmill_runs_active") == 1
+    assert value(url, 'rankmill_queue_workers{queue="rankmill"}') == 0
+    age = value(url, 'rankmill_queue_oldest_job_age_seconds{queue="rankmill"}')
+    assert age is not None
+    wait_for(lambda: (value(url, 'rankmill_queue_oldest_job_age_seconds{queue="rankmill"}') or 0) > age)
+    worker = workers()
+    run.scores(timeout=60)
+    wait_for(lambda: value(url, "rankmill_cluster_chunks_total") == 10)
+    assert value(url, "rankmill_cluster_pairs_total") == 99
+    assert value(url, "rankmill_cluster_row_errors_total") == 1
+    assert value(url, 'rankmill_workers{state="idle"}') == 1
+    assert value(url, 'rankmill_queue_workers{queue="rankmill"}') == 1
+    assert value(url, 'rankmill_queue_oldest_job_age_seconds{queue="rankmill"}') == 0
+    page = get(f"{url}/metrics")[1]
+    worker.kill()
+    wait_for(lambda: value(url, 'rankmill_workers{state="lost"}') == 1)
+    assert value(url, "rankmill_cluster_chunks_total") == 10  # what it did stays done
+    assert (value(url, 'rankmill_queue_heartbeat_age_seconds{queue="rankmill"}') or 0) > 10
+    check_metrics(page)
+
+
+def test_prometheus_is_told_where_live_workers_are(
+    server: Server, workers: StartWorker, exporters: StartExporter
+) -> None:
+    url = exporters(server.url)
+    assert json.loads(get(f"{url}/sd")[1]) == [{"targets": []}]
+    workers()
+    workers(environ={"RANKMILL_METRICS_ADDRESS": "none"})
+
+    def targets() -> list[str]:
+        found: list[str] = json.loads(get(f"{url}/sd")[1])[0]["targets"]
+        return found
+
+    wait_for(targets)
+    (target,) = targets()
+    assert "rankmill_pairs_total" in get(f"http://{target}/metrics")[1]
+
+
+def test_the_exporter_stays_up_without_redis(
+    server: Server, exporters: StartExporter, tmp_path: Path
+) -> None:
+    url = exporters(server.url)
+    assert value(url, "rankmill_redis_up") == 1
+    server.client.shutdown(nosave=True)
+    wait_for(lambda: value(url, "rankmill_redis_up") == 0)
+    assert value(url, "rankmill_runs_active") is None
+    assert get(f"{url}/sd")[0] == 503
+    assert get(f"{url}/healthz") == (200, "alive\n")
+    check_metrics(get(f"{url}/metrics")[1])
+
+
+def test_the_exporter_starts_without_redis_on_the_next_port(exporters: StartExporter, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        url = exporters("redis://:secret@127.0.0.1:1/0", port)
+        assert int(url.rpartition(":")[2]) > port
+        assert value(url, "rankmill_redis_up") == 0
+    log = (tmp_path / "exporter.log").read_text()
+    assert f"port {port} is in use" in log
+    assert "secret" not in log
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--redis", "elsewhere"], ["--redis", "redis://x", "--address", "here"]]
+)
+def test_wrong_usage_is_one_line(options: list[str]) -> None:
+    done = subprocess.run(
+        [str(BIN / "rankmill"), "exporter", *options],
+        capture_output=True, text=True, env=ENVIRON, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("rankmill exporter: ")

@@ -1,0 +1,200 @@
+"""The live page, in a real browser; and the figures behind it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from jobs.runs import RunStore
+from jobs.spec import ScoreSpec
+from jobs.worker_report import LATENCY_BUCKETS, WorkerReport
+from producer import Client
+from rankmill.cluster.history import WINDOW_SECONDS, History, quantile
+from rankmill.cluster.snapshot import Cluster, WorkerState
+from tests.conftest import BIN, ENVIRON, Server, StartWorker, wait_for
+from tests.harness.models import make_bert
+from tests.harness.tools import free_port, tool
+from tests.rankmill.test_cluster import read
+
+PAGE = Path(__file__).resolve().parents[2] / "rankmill" / "cluster" / "page"
+
+
+@pytest.fixture
+def page(server: Server) -> Iterator[str]:
+    """URL of the page of the exporter of `server`."""
+    url = f"http://127.0.0.1:{free_port()}/"
+    command = [str(BIN / "rankmill"), "exporter", "--redis", server.url, "--address", url.split("/")[2]]
+    process = subprocess.Popen(command, env=ENVIRON, stderr=subprocess.DEVNULL)
+    wait_for(lambda: answers(url), process)
+    yield url
+    process.terminate()
+    process.wait(timeout=20)
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=10):
+            return True
+    except urllib.error.URLError:
+        return False
+
+
+def figures(url: str, page: str = "0") -> dict[str, Any]:
+    try:
+        with urllib.request.urlopen(f"{url}api/cluster.json?page={page}", timeout=20) as reply:
+            found: dict[str, Any] = json.load(reply)
+    except urllib.error.HTTPError as error:  # 503
+        found = json.load(error)
+    return found
+
+
+def shown(url: str, directory: Path) -> str:
+    """The page as a browser has it after some seconds."""
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={directory}", "--dump-dom"]
+    done = subprocess.run(
+        [tool("chromium", "chromium"), *options, "--virtual-time-budget=5000", url],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    return done.stdout
+
+
+def text(html: str, element: str) -> str:
+    found = re.search(rf'id="{element}"[^>]*>(.*?)</(?:table|dd|p)>', html, re.S)
+    assert found, element
+    return re.sub(r"<[^>]+>", " ", found[1])
+
+
+def test_a_browser_shows_worker_run_and_lost_worker_and_says_when_redis_is_away(
+    server: Server, workers: StartWorker, page: str, tmp_path: Path
+) -> None:
+    model = make_bert(tmp_path / "model", hidden=128, layers=4)
+    client = Client(server.url, model=str(model), chunk_size=32, window=8)
+    worker = workers(name="worker-7", environ={"RANKMILL_CLAIM_AHEAD": "32"})
+    pairs: list[tuple[str, str | None]] = [("big cat", None)]
+    run = client.submit(pairs + [("big cat", "the moon " * 40)] * 499_999)
+    reader = threading.Thread(target=read, args=(run,))
+    reader.start()
+    pages = [""]
+
+    def busy() -> bool:
+        pages.append(shown(page, tmp_path / "browser"))
+        found = re.search(r"worker-7\s+rankmill\s+busy\s+cpu", text(pages[-1], "workers"))
+        progress = re.search(r'<progress max="1" value="([0-9.e-]+)"', pages[-1])
+        return bool(found and progress and 0 < float(progress[1]) < 1)
+
+    wait_for(busy, worker)
+    html = pages[-1]
+    assert "live" in text(html, "state")
+    assert run.id[:12] in text(html, "runs")
+    assert "of 500,000" in text(html, "runs")
+    assert text(html, "alive").strip() == "1"
+    assert html.count("<canvas") == 3
+    wait_for(lambda: (figures(page)["rates"]["pairs_per_second"] or 0) > 0)
+    run.cancel()
+    reader.join()
+    worker.kill()
+    wait_for(lambda: figures(page)["cluster"]["workers"][0]["state"] == "lost")
+    html = shown(page, tmp_path / "browser")
+    assert re.search(r"worker-7\s+rankmill\s+lost", text(html, "workers"))
+    assert "No runs." in text(html, "runs")
+    server.client.shutdown(nosave=True)
+    wait_for(lambda: "error" in figures(page))
+    html = shown(page, tmp_path / "browser")
+    assert "Redis is away" in text(html, "notice")
+    assert 'id="notice" class="notice" role="alert" hidden' not in html
+
+
+def test_what_comes_from_redis_is_text_and_nothing_else(server: Server, page: str, tmp_path: Path) -> None:
+    evil = "<img src=x onerror=\"document.title='owned'\">"
+    RunStore(server.client).create(ScoreSpec(model=evil), queue="q", ttl=60, max_retries=0)
+    html = shown(page, tmp_path / "browser")
+    assert "&lt;img src=x" in html
+    assert "<img" not in html
+    assert "<title>rankmill</title>" in html
+
+
+def test_runs_are_paged_whatever_is_asked_for(server: Server, page: str) -> None:
+    store = RunStore(server.client)
+    for _ in range(120):
+        store.create(ScoreSpec(model="m"), queue="q", ttl=60, max_retries=0)
+    sizes = [len(figures(page, asked)["cluster"]["runs"]) for asked in ("0", "2", "9", "-1", "x", "9" * 30)]
+    assert sizes == [50, 20, 0, 50, 50, 0]
+
+
+def test_nothing_is_inline_and_nothing_comes_from_elsewhere(page: str) -> None:
+    with urllib.request.urlopen(page, timeout=10) as reply:
+        policy = reply.headers["Content-Security-Policy"]
+        html = reply.read().decode()
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert not re.search(r"<script(?![^>]*src=)|\son\w+=|style=|https?://", html)
+    ours = [PAGE / "page.js", PAGE / "page.css"]
+    assert not [path for path in ours if re.search("innerHTML|https?://|@import", path.read_text())]
+    for name in re.findall(r'(?:src|href)="([^"]+)"', html):
+        assert answers(page + name)
+
+
+def look(at: float, **report: Any) -> Cluster:
+    """A cluster with one worker that says `report`."""
+    made = WorkerReport(device="cpu", started=0.0, beat=at, **report)
+    worker = WorkerState(name="w", queues=("q",), state="busy", beat_seconds=0.0, report=made)
+    return Cluster(at=at, queues=(), workers=(worker,), runs=(), runs_total=0, page=0, page_size=50)
+
+
+def test_rates_are_differences_between_reports() -> None:
+    history = History()
+    history.add(look(10, pairs=1000, tokens=50, padded_tokens=100))
+    assert history.rates.pairs_per_second is None
+    counts = [0] * (len(LATENCY_BUCKETS) + 1)
+    counts[1] = 4
+    done: dict[str, Any] = {"pairs": 1500, "tokens": 140, "padded_tokens": 200, "row_errors": 3}
+    done |= {"stage_seconds": (5, 0, 0, 15, 0), "latency_counts": tuple(counts)}
+    history.add(look(20, **done))
+    rates = history.rates
+    assert (rates.pairs_per_second, rates.speeds, rates.row_errors) == (50, {"w": 50}, 3)
+    assert rates.padding == pytest.approx(0.1)
+    assert rates.stages == {"wait": 0.25, "fetch": 0, "tokenize": 0, "forward": 0.75, "write": 0}
+    assert rates.latency == pytest.approx((0.075, 0.0975, 0.0995))
+    for second in range(21, 21 + 2 * WINDOW_SECONDS):
+        history.add(look(second, **done))
+    assert history.rates.pairs_per_second == 0
+    assert history.rates.latency is None
+    history.add_gap(99)
+    series = history.series()
+    assert series["at"][-1] == 99
+    assert series["pairs_per_second"][-1] is None
+
+
+def test_a_worker_that_starts_again_counts_from_nothing() -> None:
+    history = History()
+    history.add(look(10, pairs=1000))
+    again = look(15, pairs=5)
+    report = again.workers[0].report
+    assert report
+    worker = again.workers[0].model_copy(update={"report": report.model_copy(update={"started": 12.0})})
+    history.add(again.model_copy(update={"workers": (worker,)}))
+    assert history.rates.pairs_per_second is None
+
+
+def test_a_report_with_other_buckets_is_of_another_release() -> None:
+    with pytest.raises(ValidationError):
+        WorkerReport(device="cpu", started=0, beat=0, latency_counts=(1, 2))
+
+
+def test_quantiles_are_within_what_was_counted() -> None:
+    empty = [0] * (len(LATENCY_BUCKETS) + 1)
+    assert quantile(empty, 0.5) is None
+    beyond = [*empty[:-1], 3]
+    assert quantile(beyond, 0.5) == LATENCY_BUCKETS[-1]
+    first = [7, *empty[1:]]
+    assert 0 < (quantile(first, 0.5) or 0) <= LATENCY_BUCKETS[0]

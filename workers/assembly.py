@@ -1,0 +1,77 @@
+"""What a worker is put together from, as its settings say.
+
+Imported only in the process that will use the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from jobs.runs import RunStore
+from jobs.runtime.settings import Settings
+from workers.backends.registry import choose_device
+from workers.chunks import ChunkScorer
+from workers.device import resolve_claim_ahead, resolve_token_budget, use_threads
+from workers.disk_cache import cache_folder
+from workers.engine.budget import BudgetSearch
+from workers.engine.cache import EngineCache, Limits
+from workers.engine.engine import Engine
+from workers.engine.pipeline import Pipeline
+from workers.models.loading import Model, load
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A device, and what scores on it; ``claim_ahead`` is in pairs."""
+
+    device: str
+    claim_ahead: int
+    engines: EngineCache
+    scorer: ChunkScorer
+    pipeline: Pipeline
+
+
+def assemble(settings: Settings, store: RunStore, worker: str, drain: Callable[[], None]) -> Parts:
+    """Take possession of the device and make the parts of the worker of that name.
+
+    Parameters
+    ----------
+    settings, store, worker
+        As the worker has them.
+    drain
+        Waits until no engine is in use.
+
+    Raises
+    ------
+    RankmillError
+        The device is not there, or is none for the backend.
+    """
+    use_threads(settings.threads)
+    device = choose_device(settings.device, settings.backend)
+    engines = EngineCache(
+        partial(load, device=device, backend=settings.backend, cache_dir=settings.cache_dir),
+        device,
+        Limits(settings.model_cache_size, settings.model_cache_bytes, settings.model_idle_seconds),
+        partial(_engine, settings),
+        drain,
+    )
+    return Parts(
+        device=device,
+        claim_ahead=resolve_claim_ahead(settings.claim_ahead, device),
+        engines=engines,
+        scorer=ChunkScorer(store, engines, worker),
+        pipeline=Pipeline(settings.batch_wait_ms / 1000),
+    )
+
+
+def _engine(settings: Settings, model: Model) -> Engine:
+    """An engine that finds its token budget by itself, where the settings do not say how batches are cut."""
+    token_budget = resolve_token_budget(settings.token_budget, model.backend.device)
+    max_batch = settings.max_batch if isinstance(settings.max_batch, int) else None
+    search = None
+    if not isinstance(settings.token_budget, int) and max_batch is None:
+        search = BudgetSearch(model.backend, model.name, token_budget, cache_folder(settings.cache_dir))
+        token_budget = search.start
+    return Engine(model, token_budget, max_batch=max_batch, length_aware=settings.length_aware, search=search)

@@ -1,0 +1,70 @@
+"""ONNX Runtime: CPUs, and NVIDIA GPUs where its GPU build is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+
+from workers.backends.base import Logits, OutOfMemory
+from workers.backends.traceable import inputs_of
+from workers.models.tokens import Batch
+
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+
+class OnnxBackend:
+    """A sequence classifier from an ONNX file.
+
+    It uses as many threads as PyTorch does.
+
+    Parameters
+    ----------
+    path
+        From `workers.backends.onnx.files.onnx_file`.
+    device
+        ``cpu`` or ``cuda``.
+    precision
+        The file's.
+    """
+
+    name = "onnx"
+    depth = 1
+
+    def __init__(self, path: Path, device: str, precision: str) -> None:
+        self.device = device
+        self.precision = precision
+        self.bytes = path.stat().st_size + sum(each.stat().st_size for each in path.parent.glob("*data"))
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        options.enable_mem_pattern = False  # which is for inputs of one shape
+        options.log_severity_level = 3
+        # Threads that spin while they wait take the cores of other workers.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self._session = onnxruntime.InferenceSession(path, options, providers=[_PROVIDERS[device]])
+        self._inputs = [each.name for each in self._session.get_inputs()]
+
+    def submit(self, batch: Batch) -> OnnxForward:
+        """Run a forward; raises `OutOfMemory`."""
+        named = inputs_of(batch)
+        try:
+            logits = self._session.run(None, {name: named[name] for name in self._inputs})[0]
+        except Exception as error:  # ONNX Runtime's own have no common base
+            if any(sign in str(error) for sign in ("bad_alloc", "Failed to allocate")):
+                raise OutOfMemory(str(error)) from error
+            raise
+        return OnnxForward(logits)
+
+
+class OnnxForward:
+    """Logits that are there."""
+
+    def __init__(self, logits: Any) -> None:
+        self._logits = logits
+
+    def result(self) -> Logits:
+        """Logits of shape ``[rows]``, in float32."""
+        return np.asarray(self._logits, dtype=np.float32).reshape(len(self._logits))

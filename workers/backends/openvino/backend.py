@@ -1,0 +1,93 @@
+"""OpenVINO: x86 CPUs, several forwards under way at a time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from workers.backends.base import Logits, OutOfMemory
+from workers.backends.openvino.silent import openvino
+from workers.backends.traceable import INPUTS, inputs_of
+from workers.device import native_precision
+from workers.models.tokens import Batch
+
+_PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
+
+_GROUP = 128
+"""Values that share a scale where 8-bit weights are met: with OpenVINO's own 32 it is no faster than bf16."""
+
+
+class OpenVinoBackend:
+    """A sequence classifier, compiled for the CPU in this process.
+
+    It uses as many threads as PyTorch does.
+
+    Parameters
+    ----------
+    graph
+        From `workers.backends.openvino.graph.openvino_graph`.
+    precision
+        ``fp32``, ``bf16``, or ``int8``: the graph's weights in 8 bits, what meets them quantized as it
+        comes, and the rest in the CPU's native precision. `precision` says what the CPU made of it.
+    """
+
+    name = "openvino"
+    device = "cpu"
+
+    def __init__(self, graph: Any, precision: str) -> None:
+        self._inputs = INPUTS[: len(graph.inputs)]
+        options: dict[str, Any] = {
+            "PERFORMANCE_HINT": "THROUGHPUT",
+            "INFERENCE_PRECISION_HINT": _PRECISIONS[
+                native_precision("cpu", list(_PRECISIONS)) if precision == "int8" else precision
+            ],
+            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+            "ENABLE_CPU_PINNING": False,  # or every worker of a host would pin itself to the same cores
+        }
+        if precision == "int8":
+            options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = _GROUP
+        self._compiled = openvino.Core().compile_model(graph, "CPU", options)
+        used = self._compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
+        native = next((ours for ours, theirs in _PRECISIONS.items() if theirs == used), used)
+        self.precision = "int8 weights" if precision == "int8" else native
+        self.depth = int(self._compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
+        constants = (node for node in graph.get_ops() if node.get_type_name() == "Constant")
+        weights = sum(math.prod(node.get_output_shape(0)) for node in constants)
+        self.bytes = weights * (1 if precision == "int8" else 2 if native == "bf16" else 4)
+        self._idle: list[Any] = []
+
+    def submit(self, batch: Batch) -> OpenVinoForward:
+        """Begin a forward in OpenVINO's own threads; raises `OutOfMemory`."""
+        named = inputs_of(batch)
+        request = self._idle.pop() if self._idle else self._compiled.create_infer_request()
+        try:
+            request.start_async([named[name] for name in self._inputs])
+        except RuntimeError as error:
+            raise _explained(error) from error
+        return OpenVinoForward(request, self._idle)
+
+
+class OpenVinoForward:
+    """A request under way, which goes back to the idle ones when its logits are taken."""
+
+    def __init__(self, request: Any, idle: list[Any]) -> None:
+        self._request = request
+        self._idle = idle
+
+    def result(self) -> Logits:
+        """Logits of shape ``[rows]``, in float32; raises `OutOfMemory`."""
+        try:
+            self._request.wait()
+        except RuntimeError as error:
+            raise _explained(error) from error
+        logits: Logits = self._request.get_output_tensor(0).data.copy()
+        self._idle.append(self._request)
+        return logits
+
+
+def _explained(error: RuntimeError) -> Exception:
+    """`OutOfMemory` where OpenVINO means that, else the error as it is."""
+    out_of_memory = any(sign in str(error) for sign in ("bad_alloc", "allocate"))
+    return OutOfMemory(str(error)) if out_of_memory else error

@@ -1,0 +1,108 @@
+"""OpenVINO's graph of a model: converted once and kept, so that the next worker starts sooner."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from functools import partial
+from importlib.metadata import version
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from workers.backends.openvino.silent import openvino
+from workers.backends.traceable import Traceable
+from workers.disk_cache import digest, made_once
+
+_RECIPE = 1
+"""Changes when the same inputs would make another graph."""
+
+_FILE = "model.xml"
+
+logger = logging.getLogger(__name__)
+
+
+def openvino_graph(
+    source: str | Path, config: Any, precision: str, cache: Path, classifier: Callable[[], Any]
+) -> Any:
+    """The graph to compile, made now if need be.
+
+    Parameters
+    ----------
+    source
+        As in `load_config`.
+    config
+        From `load_config`.
+    precision
+        ``int8``: weights in 8 bits; else they are in float32, for any precision.
+    cache
+        Folder for graphs; where it cannot be written to, every worker makes its own.
+    classifier
+        Loads the model, in float32, where it has to be converted.
+    """
+    kind = "int8" if precision == "int8" else "fp32"
+    packages = ("torch", "transformers", "openvino", *(["nncf"] if kind == "int8" else []))
+    folder = cache / "openvino" / digest(source, config, str(_RECIPE), kind, *map(version, packages))
+    if folder.is_dir():
+        try:
+            return openvino.Core().read_model(folder / _FILE)
+        except RuntimeError as error:
+            logger.warning("%s is damaged and will be made again: %s", folder, error)
+            shutil.rmtree(folder, ignore_errors=True)
+    started = time.monotonic()
+    graph = graph_of(classifier(), precision)
+    logger.info("converted %s for OpenVINO in %.1f s", source, time.monotonic() - started)
+    try:
+        made_once(folder, partial(_save, graph))
+    except (OSError, RuntimeError) as error:
+        logger.warning("cannot keep the OpenVINO graph of %s: %s", source, error)
+    return graph
+
+
+def _save(graph: Any, folder: Path) -> None:
+    openvino.save_model(graph, folder / _FILE, compress_to_fp16=False)
+    openvino.Core().read_model(folder / _FILE)  # which sees what a full disk has left out
+
+
+def graph_of(classifier: Any, precision: str) -> Any:
+    """OpenVINO's graph of what `load_classifier` gives in float32, of a family that `reads_first_token`."""
+    graph = _convert(Traceable(classifier))
+    return _with_small_weights(graph) if precision == "int8" else graph
+
+
+@torch.inference_mode()
+def _convert(scorer: Traceable) -> Any:
+    """OpenVINO's graph of the module, for any number of rows and tokens.
+
+    By the frontend itself: `openvino.convert_model` traces several times over, which takes seconds.
+    """
+    from openvino.frontend import FrontEndManager
+    from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of shapes that PyTorch fears are fixed; tests vary them
+        traced = torch.jit.trace(scorer, scorer.example(), check_trace=False)  # type: ignore[no-untyped-call]
+    decoder = TorchScriptPythonDecoder(traced)  # named, as the frontend does not keep it alive
+    frontend = FrontEndManager().load_by_framework("pytorch")
+    return frontend.convert(frontend.load(decoder))
+
+
+def _with_small_weights(model: Any) -> Any:
+    """The graph with weights in 8 bits.
+
+    Calibrating activations on a sample as well took 40 s for a small model and made its scores
+    worse than any precision here, and no two workers would have the same sample.
+    """
+    import nncf
+
+    nncf.set_log_level(logging.ERROR)
+    with redirect_stdout(StringIO()):  # a progress bar
+        # The head stays: of a matrix with one row, OpenVINO (2026.4) may lose the scale.
+        head = nncf.IgnoredScope(patterns=[r".*classifier\.classifier.*"])
+        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM, ignored_scope=head)

@@ -1,0 +1,96 @@
+"""PyTorch: CPU, CUDA and MPS, with scaled-dot-product attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from workers.backends.base import DeviceLost, Logits, OutOfMemory
+from workers.backends.first_token import read_first_token_only
+from workers.device import empty_cache, is_out_of_memory
+from workers.models.tokens import Batch
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class TorchBackend:
+    """A `transformers` sequence classifier with one output.
+
+    Parameters
+    ----------
+    classifier
+        From `load_classifier`, with the precision's dtype.
+    device
+        ``cpu``, ``cuda``, ``mps``, as PyTorch names it.
+    precision
+        A key of `DTYPES` that the device supports.
+    """
+
+    name = "torch"
+
+    def __init__(self, classifier: Any, device: str, precision: str) -> None:
+        self.device = device
+        self.precision = precision
+        self.depth = 2 if device == "cuda" else 1
+        read_first_token_only(classifier)
+        self._model = classifier.to(device)
+        self.bytes = sum(tensor.nbytes for tensor in classifier.state_dict().values())
+
+    @torch.inference_mode()
+    def submit(self, batch: Batch) -> TorchForward:
+        """Begin a forward; on CUDA nothing here waits for the device. Raises `OutOfMemory`."""
+        inputs = {"input_ids": batch.ids, "token_type_ids": batch.types, "attention_mask": batch.mask}
+        with _device_errors(self.device):
+            tensors = {name: self._put(array) for name, array in inputs.items() if array is not None}
+            logits: torch.Tensor = self._model(**tensors).logits[:, 0].float()
+            return TorchForward(logits.to("cpu", non_blocking=True), self._mark())
+
+    def _put(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        """The array on the device; through pinned memory where that lets the copy run behind."""
+        tensor = torch.from_numpy(array)
+        if self.device == "cuda":
+            tensor = tensor.pin_memory()
+        return tensor.to(self.device, non_blocking=self.device == "cuda")
+
+    def _mark(self) -> torch.cuda.Event | None:
+        """An event that comes after everything begun so far, where the device runs by itself."""
+        if self.device != "cuda":
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+
+class TorchForward:
+    """Logits that may still be on their way to the host."""
+
+    def __init__(self, logits: torch.Tensor, ready: torch.cuda.Event | None) -> None:
+        self._logits = logits
+        self._ready = ready
+
+    def result(self) -> Logits:
+        """Logits of shape ``[rows]``, in float32; raises `OutOfMemory`."""
+        if self._ready is not None:
+            with _device_errors("cuda"):
+                self._ready.synchronize()
+        result: Logits = self._logits.numpy()
+        return result
+
+
+@contextmanager
+def _device_errors(device: str) -> Iterator[None]:
+    """Turn what PyTorch raises for the device into `OutOfMemory` and `DeviceLost`."""
+    try:
+        yield
+    except torch.AcceleratorError as error:  # the CUDA context is broken, and every call will say so
+        raise DeviceLost(str(error)) from error
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        empty_cache(device)
+        raise OutOfMemory(str(error)) from error

@@ -1,0 +1,159 @@
+"""How many tokens a batch may have: found by a short warm-up once there is work enough, and remembered."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from workers.backends.base import Backend, OutOfMemory
+from workers.device import device_name, empty_cache
+from workers.models.tokens import Batch
+
+AFTER_SECONDS = 60.0
+"""Of forwards, before the search: it takes some seconds, once, and no short job is to wait for them."""
+
+_FACTORS = (0.5, 1, 2, 4)
+"""What is tried, as multiples of the device's budget."""
+
+_ROUNDS = 3
+_LIMIT_SECONDS = 5
+"""A search goes on to its next round only within this time."""
+
+_AS_GOOD = 0.97
+"""The smallest budget with this share of the best speed wins: it pads less, and requests wait less for it."""
+
+logger = logging.getLogger(__name__)
+
+
+class BudgetSearch:
+    """The search for the token budget of one model on one device.
+
+    Parameters
+    ----------
+    backend
+        The loaded model.
+    model
+        Its name.
+    first
+        The budget that the device gets as long as nothing better is known.
+    folder
+        Where found budgets are kept, one file for each model, precision, backend, device and number
+        of threads.
+    after
+        Seconds of forwards before the search.
+    """
+
+    def __init__(
+        self, backend: Backend, model: str, first: int, folder: Path, after: float = AFTER_SECONDS
+    ) -> None:
+        self._backend, self._model, self._first, self._after = backend, model, first, after
+        self._about: dict[str, Any] = {
+            "model": model,
+            "backend": backend.name,
+            "precision": backend.precision,
+            "device": device_name(backend.device),
+            "threads": torch.get_num_threads(),
+        }
+        name = hashlib.blake2b(json.dumps(self._about).encode(), digest_size=16).hexdigest()
+        self._file = folder / "token-budgets" / f"{name}.json"
+        self._seconds = 0.0
+        self._rows = self._tokens = 0
+        self._remembered = self._read()
+        self._done = self._remembered is not None
+
+    @property
+    def start(self) -> int:
+        """The budget to begin with: the remembered one, if there is one."""
+        return self._remembered or self._first
+
+    def see(self, rows: int, tokens: int, seconds: float) -> bool:
+        """Take note of a batch that took so long; whether it is time for `find`."""
+        if self._done:
+            return False
+        self._seconds += seconds
+        self._rows += rows
+        self._tokens += tokens
+        return self._seconds >= self._after
+
+    def find(self, batch: Batch) -> int:
+        """Try budgets in turn, with rows like those of `batch`, and remember the best; `DeviceLost` passes.
+
+        Nothing else must be under way on the device.
+        """
+        self._done = True
+        found = self._read()  # by another worker meanwhile
+        if found is not None:
+            return found
+        started = time.monotonic()
+        speeds = self._try([int(self._first * factor) for factor in _FACTORS], batch)
+        if not speeds:
+            return self._first
+        best = min(budget for budget, speed in speeds.items() if speed >= _AS_GOOD * max(speeds.values()))
+        seconds = time.monotonic() - started
+        self._write({**self._about, "token_budget": best, "tokens_per_second": speeds})
+        told = ", ".join(f"{budget}: {speed:,.0f}" for budget, speed in speeds.items())
+        logger.info(
+            "token budget of %s: %d, found in %.1f s (tokens/s: %s)", self._model, best, seconds, told
+        )
+        return best
+
+    def _try(self, budgets: list[int], batch: Batch) -> dict[int, float]:
+        """Median tokens a second of each budget that the device has the memory for."""
+        length = max(self._tokens // max(self._rows, 1), 1)
+        speeds: dict[int, list[float]] = {budget: [] for budget in budgets}
+        deadline = time.monotonic() + _LIMIT_SECONDS
+        for number in range(_ROUNDS + 1):  # the first is for whatever shapes cost when they are new
+            for budget in list(speeds):
+                try:
+                    speed = self._speed(_like(batch, max(budget // length, 1), length))
+                except OutOfMemory:
+                    empty_cache(self._backend.device)
+                    del speeds[budget]
+                    continue
+                if number:
+                    speeds[budget].append(speed)
+            if number and time.monotonic() > deadline:
+                break
+        return {budget: statistics.median(found) for budget, found in speeds.items()}
+
+    def _speed(self, batch: Batch) -> float:
+        """Tokens a second, with as many forwards under way as the backend likes."""
+        started = time.perf_counter()
+        pending = [self._backend.submit(batch) for _ in range(self._backend.depth)]
+        for each in pending:
+            each.result()
+        return len(pending) * batch.ids.size / (time.perf_counter() - started)
+
+    def _read(self) -> int | None:
+        try:
+            return int(json.loads(self._file.read_text(encoding="utf-8"))["token_budget"])
+        except (OSError, ValueError, KeyError, TypeError):  # none, or none of ours
+            return None
+
+    def _write(self, found: dict[str, Any]) -> None:
+        """Whole or not at all; a folder that cannot be written to costs only the next search."""
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(
+                "w", dir=self._file.parent, prefix=".", delete=False, encoding="utf-8"
+            ) as file:
+                json.dump(found, file, indent=1)
+            Path(file.name).replace(self._file)
+        except OSError as error:
+            logger.warning("the token budget cannot be remembered: %s", error)
+
+
+def _like(batch: Batch, rows: int, length: int) -> Batch:
+    """A batch of one of its rows, over and over."""
+    shape = (rows, length)
+    types = None if batch.types is None else np.resize(batch.types[0], shape)
+    return Batch(np.resize(batch.ids[0], shape), types, np.ones(shape, dtype=np.int64))

@@ -1,0 +1,1 @@
+"""Models: loading them, and turning text into their tokens."""

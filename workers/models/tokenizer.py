@@ -1,0 +1,179 @@
+"""Text pairs to token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain, product
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from workers.models.tokens import Ids, Tokens, spans
+
+
+class PairTokenizer:
+    """A Hugging Face tokenizer applied to pairs, as sentence-transformers applies it.
+
+    Parameters
+    ----------
+    tokenizer
+        Any `transformers.PreTrainedTokenizerBase`.
+    max_length
+        Longest pair in tokens, special tokens included; the longer text is cut first.
+    """
+
+    def __init__(self, tokenizer: Any, max_length: int) -> None:
+        self._tokenizer = tokenizer
+        self.max_length = max_length
+        self.pad_id = tokenizer.pad_token_id or 0  # masked out: any id does where there is none
+        joiner = Joiner.of(tokenizer)
+        self._joiner = joiner if joiner and joiner.specials < max_length else None
+
+    def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:
+        """Tokenize pairs ``[n]`` in one call."""
+        if self._joiner and set(map(type, chain(queries, passages))) <= {str}:
+            return self._joiner.tokenize(queries, passages, self.max_length)
+        return tokenize_pairs(self._tokenizer, queries, passages, self.max_length)
+
+
+def tokenize_pairs(
+    tokenizer: Any, queries: Sequence[str], passages: Sequence[str], max_length: int
+) -> Tokens:
+    """Pairs ``[n]`` as the Hugging Face tokenizer itself does them, one by one."""
+    encoded = tokenizer(
+        list(queries),
+        list(passages),
+        truncation="longest_first",
+        max_length=max_length,
+        padding=False,
+        return_attention_mask=False,
+    )
+    ids: list[list[int]] = encoded["input_ids"]
+    types: list[list[int]] | None = encoded.get("token_type_ids")
+    offsets = _offsets(np.fromiter(map(len, ids), np.int64, len(ids)))
+    count = int(offsets[-1])
+    return Tokens(_flat(ids, count), None if types is None else _flat(types, count), offsets)
+
+
+class Joiner:
+    """Makes of pairs what their tokenizer does, but tokenizes each distinct text once, by itself.
+
+    The pairs are then put together in numpy: Python objects for each of them take time that no number
+    of threads makes up for.
+
+    Parameters
+    ----------
+    texts
+        Tokenizes single texts, without special tokens and truncation.
+    pattern, types
+        A pair's ids and their types, with one token, of any id, in place of each text. ``types`` is
+        ``None`` for models that have none.
+    places
+        Where in the pattern the two texts stand.
+    """
+
+    def __init__(self, texts: Tokenizer, pattern: Ids, types: Ids | None, places: list[int]) -> None:
+        self._texts = texts
+        self._pattern = pattern
+        self._types = types
+        self._places = places
+        self.specials = len(pattern) - 2
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Joiner | None:
+        """One for a Hugging Face tokenizer, if on samples it does exactly as the tokenizer itself."""
+        try:
+            joiner = cls._guess(tokenizer)
+            return joiner if joiner._agrees_with(tokenizer) else None
+        except Exception:  # not made of Rust, or of parts that nobody knows
+            return None
+
+    @classmethod
+    def _guess(cls, tokenizer: Any) -> Joiner:
+        sample = tokenizer(["a"], ["b"])
+        texts = sample.encodings[0].sequence_ids  # 0, 1: a token of that text; None: a special token
+        keep = [at for at, text in enumerate(texts) if text is None or text not in texts[:at]]
+        order = [texts[at] for at in keep]
+        ids, types = (sample.get(name) for name in ("input_ids", "token_type_ids"))
+        return cls(
+            _single_texts(tokenizer),
+            np.array(ids[0])[keep],
+            None if types is None else np.array(types[0])[keep],
+            [order.index(0), order.index(1)],
+        )
+
+    def _agrees_with(self, tokenizer: Any) -> bool:
+        special = "".join(tokenizer.all_special_tokens[:8])
+        samples = ["", "a", " É\n你½", f"B{special}, {special} b ", "a " * 9]
+        queries, passages = (list(texts) for texts in zip(*product(samples, samples), strict=True))
+        for length in [*range(self.specials + 1, self.specials + 6), 512]:
+            ours = self.tokenize(queries, passages, length)
+            theirs = tokenize_pairs(tokenizer, queries, passages, length)
+            for name in ("ids", "types", "offsets"):
+                if not np.array_equal(getattr(ours, name), getattr(theirs, name)):
+                    return False
+        return True
+
+    def tokenize(self, queries: Sequence[str], passages: Sequence[str], max_length: int) -> Tokens:
+        """Pairs ``[n]`` of at most that many tokens."""
+        numbers = {text: number for number, text in enumerate(dict.fromkeys(chain(queries, passages)))}
+        texts = self._tokenize_texts(list(numbers))
+        pairs = np.array([[numbers[text] for text in column] for column in (queries, passages)], np.int64)
+        kept = longest_first(texts.lengths[pairs], max_length - self.specials)
+        return self._join(texts, pairs, kept)
+
+    def _tokenize_texts(self, texts: list[str]) -> Tokens:
+        encodings = self._texts.encode_batch_fast(texts, add_special_tokens=False)
+        offsets = _offsets(np.fromiter(map(len, encodings), np.int64, len(encodings)))
+        return Tokens(_flat(map(attrgetter("ids"), encodings), int(offsets[-1])), None, offsets)
+
+    def _join(self, texts: Tokens, pairs: Ids, kept: Ids) -> Tokens:
+        """The first `kept` tokens of the texts of `pairs`, both of shape ``[2, n]``, in the pattern."""
+        width = len(self._pattern)
+        starts = np.tile(np.arange(width), (pairs.shape[1], 1))  # in the pattern and, after it, the texts
+        lengths = np.ones_like(starts)
+        starts[:, self._places] = width + texts.offsets[pairs].T
+        lengths[:, self._places] = kept.T
+        flat = lengths.ravel()
+        return Tokens(
+            ids=np.concatenate([self._pattern, texts.ids])[spans(starts.ravel(), flat)],
+            types=None if self._types is None else np.repeat(np.tile(self._types, len(starts)), flat),
+            offsets=_offsets(lengths.sum(axis=1)),
+        )
+
+
+def longest_first(lengths: Ids, room: int) -> Ids:
+    """How many tokens are kept of texts ``[2, n]`` when the longer of two is cut until there is room."""
+    first, second = lengths
+    shorter = np.minimum(np.minimum(first, second), room // 2)
+    longer = np.minimum(np.maximum(first, second), room - shorter)
+    swap = first > second  # of two that are equally long the second keeps the odd token
+    return np.where(swap, [longer, shorter], [shorter, longer])
+
+
+def _single_texts(tokenizer: Any) -> Tokenizer:
+    """The Rust tokenizer inside, without the truncation and the template that `tokenizer` sets in it.
+
+    It is made of the same parts. In a copy, which goes by way of JSON, the scores of a Unigram model
+    differ in the last digit, and so now and then do the tokens.
+    """
+    whole = tokenizer.backend_tokenizer
+    single = Tokenizer(whole.model)
+    single.normalizer = whole.normalizer
+    single.pre_tokenizer = whole.pre_tokenizer
+    added = whole.get_added_tokens_decoder()
+    single.add_tokens([token for _, token in sorted(added.items())])
+    if single.get_added_tokens_decoder() != added:
+        raise ValueError("the added tokens do not have the ids that they get when they are added")
+    single.encode_special_tokens = tokenizer.split_special_tokens
+    return single
+
+
+def _offsets(lengths: Ids) -> Ids:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+
+
+def _flat(rows: Iterable[list[int]], count: int) -> Ids:
+    return np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=count)
