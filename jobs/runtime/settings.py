@@ -7,15 +7,17 @@ starts, read the same settings from the environment (``RANKMILL_DEVICE=cpu`` and
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from jobs.errors import ConfigError
+from jobs.runtime.yaml_files import read_yaml, shown
 from jobs.spec import Activation, Precision, ScoreSpec
 from jobs.wire import MAX_CHUNK_ROWS
 
@@ -24,6 +26,17 @@ Backend = Literal["auto", "torch", "openvino", "onnx", "mlx"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "human", "json"]
 Count = Literal["auto"] | Annotated[int, Field(ge=1)]
+
+MAX_EXTENDS = 20
+"""Config files in a chain, at most."""
+
+_PREFIX = "RANKMILL_"
+
+_NOT_SETTINGS = re.compile(
+    r"RANKMILL_(CONFIG|REQUIRE_TOOLS)"
+    r"|RANKMILL_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)"
+)
+"""Variables of ours that name no setting, and those that Kubernetes makes for a service named rankmill-…"""
 
 BASE = Path(__file__).resolve().parents[2] / "configs" / "base.yaml"
 
@@ -135,40 +148,57 @@ def validate(merged: Mapping[str, Sourced]) -> Settings:
         first = error.errors()[0]
         key = str(first["loc"][0])
         found = merged.get(key, Sourced(None, "nowhere"))
-        raise ConfigError(f"{key}: {first['msg']}, got {found.value!r} (set in {found.source})") from None
+        raise ConfigError(
+            f"{key}: {first['msg']}, got {shown(repr(found.value))} (set in {found.source})"
+        ) from None
 
 
-def config_layers(path: Path, _seen: tuple[Path, ...] = ()) -> list[tuple[str, dict[str, Any]]]:
+def config_layers(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """A YAML config file and the files it ``extends``, as names and values, nearest last.
 
     Raises
     ------
     ConfigError
-        Not readable, not YAML, an unknown key, or files that extend each other in a circle.
+        Not readable, not YAML, an unknown key, files that extend each other in a circle, or too many.
     """
-    if path.resolve() in _seen:
-        raise ConfigError(f"{path}: config files extend each other in a circle")
-    values = _read(path)
-    parent = values.pop("extends", None)
-    for key in values:
-        if key not in Settings.model_fields:
-            raise ConfigError(f"{path}: unknown key {key!r}; keys are {', '.join(Settings.model_fields)}")
-    below = [] if parent is None else config_layers(path.parent / str(parent), (*_seen, path.resolve()))
-    return [*below, (str(path), values)]
+    layers: list[tuple[str, dict[str, Any]]] = []
+    seen: set[Path] = set()
+    file: Path | None = path
+    while file is not None:
+        if file.resolve() in seen:
+            raise ConfigError(f"{file}: config files extend each other in a circle")
+        if len(seen) == MAX_EXTENDS:
+            raise ConfigError(f"{path}: more than {MAX_EXTENDS} config files extend each other")
+        seen.add(file.resolve())
+        values = _read(file)
+        parent = values.pop("extends", None)
+        if not isinstance(parent, str | None) or "\0" in (parent or ""):
+            raise ConfigError(f"{file}: extends names a file, not {shown(repr(parent))}")
+        for key in values:
+            if key not in Settings.model_fields:
+                nearest = _nearest(str(key))
+                raise ConfigError(
+                    f"{file}: unknown key {shown(repr(key))}{nearest}; "
+                    f"keys are {', '.join(Settings.model_fields)}"
+                )
+        layers.append((str(file), values))
+        file = None if parent is None else file.parent / parent
+    return layers[::-1]
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the config file: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from None
+    values = read_yaml(path) or {}
     if not isinstance(values, dict):
         raise ConfigError(
             f"{path}: a config file holds keys and values, this one holds {type(values).__name__}"
         )
     return values
+
+
+def _nearest(key: str, written: Callable[[str], str] = str) -> str:
+    """A hint at which setting was meant, if it can be guessed, as it is ``written`` there."""
+    found = get_close_matches(key, Settings.model_fields, n=1)
+    return f", the nearest is {written(found[0])}" if found else ""
 
 
 def config_file(
@@ -189,12 +219,23 @@ def config_file(
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Values of ``RANKMILL_<KEY>``; ``REDIS_URL`` counts for ``redis_url``."""
+    """Values of ``RANKMILL_<KEY>``; ``REDIS_URL`` counts for ``redis_url``.
+
+    Raises
+    ------
+    ConfigError
+        A variable that begins so names no setting.
+    """
+    names = {f"{_PREFIX}{key.upper()}": key for key in Settings.model_fields}
     found: dict[str, Any] = {}
     if environ.get("REDIS_URL"):
         found["redis_url"] = environ["REDIS_URL"]
-    for key in Settings.model_fields:
-        value = environ.get(f"RANKMILL_{key.upper()}")
-        if value:
-            found[key] = value
+    for name, value in environ.items():
+        if name in names:
+            if value:
+                found[names[name]] = value
+        elif name.startswith(_PREFIX) and not _NOT_SETTINGS.fullmatch(name):
+            key = name.removeprefix(_PREFIX).lower()
+            near = _nearest(key, lambda key: f"{_PREFIX}{key.upper()}")
+            raise ConfigError(f"the environment has {name}, which is no setting{near}")
     return found

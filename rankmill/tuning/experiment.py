@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from jobs.errors import ConfigError
 from jobs.runtime.settings import BASE, Settings, merge_settings, validate
+from jobs.runtime.yaml_files import read_yaml
 from rankmill.tuning.pairs import BUILT_IN
 
 SHIPPED = BASE.with_name("experiments")
@@ -172,13 +172,7 @@ def load_experiment(file: str | os.PathLike[str]) -> Experiment:
     """
     path = _locate(Path(file))
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the experiment: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a YAML file: {' '.join(str(error).split())}") from None
-    try:
-        experiment = Experiment.model_validate(content)
+        experiment = Experiment.model_validate(read_yaml(path))
     except ValidationError as error:
         raise ConfigError(f"{path}: {_first(error)}") from None
     measure = experiment.measure

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from jobs.errors import ConfigError
 from jobs.runtime.settings import BASE, Settings, load_settings
@@ -47,9 +51,9 @@ def test_a_file_extends_another(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("modle: x\n", r"my\.yaml: unknown key 'modle'; keys are model, revision"),
+        ("modle: x\n", r"my\.yaml: unknown key 'modle', the nearest is model; keys are model, revision"),
         ("extends: my.yaml\n", "extend each other in a circle"),
-        ("extends: other.yaml\n", r"other\.yaml: cannot read the config file"),
+        ("extends: other.yaml\n", r"other\.yaml: cannot be read"),
         ("- a\n- b\n", "holds keys and values, this one holds list"),
         ("a: [\n", "not a YAML file"),
         ("chunk_size: many\n", r"chunk_size: .* got 'many' \(set in .*my\.yaml\)"),
@@ -69,6 +73,72 @@ def test_a_bad_value_is_traced_to_the_environment_or_the_options() -> None:
         load_settings(environ={"RANKMILL_WINDOW": "0"})
     with pytest.raises(ConfigError, match="set in the options given"):
         load_settings({"max_length": 1}, environ={})
+
+
+def test_a_variable_that_is_no_setting_is_told_with_the_nearest() -> None:
+    with pytest.raises(
+        ConfigError, match="RANKMILL_PRECISON, which is no setting, the nearest is RANKMILL_PRECISION"
+    ):
+        load_settings(environ={"RANKMILL_PRECISON": "fp32"})
+    with pytest.raises(ConfigError, match=r"RANKMILL_XYZZY, which is no setting$"):
+        load_settings(environ={"RANKMILL_XYZZY": ""})
+
+
+def test_what_kubernetes_says_of_a_service_of_that_name_is_no_setting() -> None:
+    names = ["SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", "PORT_80_TCP", "PORT_80_TCP_ADDR"]
+    environ = {f"RANKMILL_{service}{name}": "x" for name in names for service in ("", "EXPORTER_")}
+    assert load_settings(environ={"RANKMILL_REQUIRE_TOOLS": "1", **environ}) == load_settings(environ={})
+
+
+HOSTILE = {
+    "a date that is none": ("run_ttl: 2026-13-45\n", "not a YAML file: month must be in"),
+    "an integer of 5,000 digits": (f"window: {'9' * 5000}\n", "line 1: a value of 5,000 characters"),
+    "an integer too long to print": (f"window: 0x{'f' * 5000}\n", "line 1: a value of 5,002 characters"),
+    "20,000 brackets": (f"model: {'[' * 20_000}\n", "line 1: lists and mappings nested deeper than 32"),
+    "20,000 mappings": ("? " * 20_000, "nested deeper than 32"),
+    "a billion laughs": (
+        "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" for n in range(1, 60)),
+        r"line 2: an alias \(\*a0\)",
+    ),
+    "a value that is not of its type": ("window: !!int ''\n", "not a YAML file: "),
+    "no constructor": ("window: !!python/object/apply:os.getcwd []\n", "not a YAML file: "),
+    "a key that is a list": ("? [1]\n: 2\n", "not a YAML file: "),
+    "a key that is a number": ("5: 2\n", "unknown key 5"),
+    "not text": ("model: \udcff\n", "not a YAML file: "),
+    "a file of another kind": ("x" * 300_000, "larger than 256 KiB"),
+    "extends no name": ("extends: [a]\n", "extends names a file, not"),
+    "extends no path": ('extends: "a\\0b"\n', "extends names a file, not"),
+    "a value with a long list": (f"window: [{'1, ' * 1000}]\n", "window: "),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_one_short_line(tmp_path: Path, name: str) -> None:
+    text, message = HOSTILE[name]
+    path = tmp_path / "my.yaml"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_settings(config=path, environ={})
+    assert len(str(caught.value)) < 1000
+    assert "\n" not in str(caught.value)
+
+
+def test_1500_files_that_extend_each_other_are_one_line(tmp_path: Path) -> None:
+    for number in range(1500):
+        (tmp_path / f"{number}.yaml").write_text(f"extends: {number + 1}.yaml\n")
+    with pytest.raises(ConfigError, match="more than 20 config files extend each other"):
+        load_settings(config=tmp_path / "0.yaml", environ={})
+
+
+@given(st.binary(max_size=200) | st.text("[]{}:-&*!?#|>%@`'\"\\ \n\t0ax.=<", max_size=60).map(str.encode))
+@example(b"window: !!timestamp x")
+@example(b"window: !!bool x")
+@example(b"=")
+def test_whatever_a_config_file_holds_it_is_read_or_refused(raw: bytes) -> None:
+    with tempfile.NamedTemporaryFile(suffix=".yaml") as file:
+        Path(file.name).write_bytes(raw)
+        with suppress(ConfigError):
+            load_settings(config=file.name, environ={})
 
 
 SHIPPED = sorted(BASE.parent.glob("*.yaml"))

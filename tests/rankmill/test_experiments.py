@@ -66,7 +66,7 @@ def visits(folder: Path) -> list[dict[str, Any]]:
         ({"measure": {"row": 1}}, "unknown key 'row' in measure; keys are pairs"),
         ({"measure": {"rows": -1}}, "measure.rows: "),
         ({"measure": {"rows": 0}}, "measure: rows and requests are both 0"),
-        ({"base": "nowhere.yaml"}, r"nowhere\.yaml: cannot read the config file"),
+        ({"base": "nowhere.yaml"}, r"nowhere\.yaml: cannot be read"),
         ({"measure": {"pairs": "nowhere.csv"}}, r".+/nowhere\.csv: no such file"),
         (
             {"reference": [{"claim": "x", "figure": "p50_ms", "of": {"workers": 1}, "value": 1}]},

@@ -1,0 +1,79 @@
+"""YAML files, read with bounds: a damaged or hostile one is one clear error, quickly and in little memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jobs.errors import ConfigError
+
+MAX_BYTES = 256 << 10
+"""Largest file that is read."""
+
+MAX_DEPTH = 32
+"""Lists and mappings inside each other, at most; PyYAML recurses for each."""
+
+MAX_PLAIN = 1024
+"""Characters of a value without quotes, at most; a longer number could not even be printed."""
+
+_OPENS = (yaml.SequenceStartEvent, yaml.MappingStartEvent)
+_CLOSES = (yaml.SequenceEndEvent, yaml.MappingEndEvent)
+
+_DAMAGE = (
+    yaml.YAMLError,
+    UnicodeDecodeError,
+    ValueError,  # a date that is none, an integer of thousands of digits
+    ArithmeticError,
+    LookupError,  # the last three: a value that is not of its explicit type, as in "!!int ''"
+    AttributeError,
+    TypeError,
+)
+"""What PyYAML raises for files that are no good."""
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file of plain values.
+
+    Raises
+    ------
+    ConfigError
+        The file cannot be read, is too large, nested too deeply, has an alias (a few of them can stand for
+        gigabytes), or is not YAML.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(raw) > MAX_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_BYTES >> 10} KiB; is it a config file?")
+    try:
+        text = raw.decode()
+        _check_shape(path, text)
+        return yaml.safe_load(text)
+    except _DAMAGE as error:
+        raise ConfigError(f"{path}: not a YAML file: {shown(error)}") from None
+
+
+def shown(value: object) -> str:
+    """`value` on one line of at most 300 characters."""
+    text = " ".join(str(value).split())
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def _check_shape(path: Path, text: str) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, _OPENS) - isinstance(event, _CLOSES)
+        wrong = ""
+        if depth > MAX_DEPTH:
+            wrong = f"lists and mappings nested deeper than {MAX_DEPTH}"
+        elif isinstance(event, yaml.AliasEvent):
+            wrong = f"an alias (*{event.anchor}); write the value out"
+        elif isinstance(event, yaml.ScalarEvent) and event.style is None and len(event.value) > MAX_PLAIN:
+            wrong = f"a value of {len(event.value):,} characters without quotes"
+        if wrong:
+            line = event.start_mark.line + 1 if event.start_mark else 1
+            raise ConfigError(f"{path}, line {line}: {shown(wrong)}")
