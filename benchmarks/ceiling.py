@@ -23,7 +23,11 @@ Shape = tuple[int, int]
 """Inputs and outputs of a linear layer."""
 
 BATCH_TOKENS = {"cpu": (512, 2048, 8192), "cuda": (16_384, 65_536)}
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+DTYPES = {
+    "cpu": {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8},
+    "cuda": {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16},
+}
+"""The arithmetics of products that contenders use on each device."""
 SECONDS = 0.3
 """For each product, at least."""
 
@@ -46,7 +50,7 @@ def measure(model: Path, pairs: Path) -> Ceiling:
     operations = 2 * tokens * sum(count * n * m for (n, m), count in shapes.items())
     rates = {
         name: max(rate(shapes, dtype, device, rows) for rows in BATCH_TOKENS[device])
-        for name, dtype in DTYPES.items()
+        for name, dtype in DTYPES[device].items()
     }
     return Ceiling(
         tokens=round(tokens, 1),
@@ -90,16 +94,22 @@ def rate(shapes: Counter[Shape], dtype: torch.dtype, device: str, rows: int) -> 
 @torch.inference_mode()
 def product_seconds(shape: Shape, dtype: torch.dtype, device: str, rows: int) -> float:
     """Seconds that one product takes: the fastest, for a ceiling is what the machine can do."""
-    left = torch.randn(rows, shape[0], device=device).to(dtype)
-    weight = torch.randn(shape[1], shape[0], device=device).to(dtype)
+    left = (8 * torch.randn(rows, shape[0], device=device)).to(dtype)
+    weight = (8 * torch.randn(shape[1], shape[0], device=device)).to(dtype)
+    multiply = _multiply_int8 if dtype == torch.int8 else torch.nn.functional.linear
     best = float("inf")
     end = time.perf_counter() + SECONDS
     while (started := time.perf_counter()) < end:
-        torch.nn.functional.linear(left, weight)
+        multiply(left, weight)
         if device == "cuda":
             torch.cuda.synchronize()
         best = min(best, time.perf_counter() - started)
     return best
+
+
+def _multiply_int8(left: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """8-bit numbers to 32-bit sums; `torch.nn.functional.linear` has no such product."""
+    return torch._int_mm(left, weight.t())
 
 
 def main() -> None:

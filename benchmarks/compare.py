@@ -51,7 +51,6 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     for round_ in range(1, args.repeats + 1):
         one_round(results, chosen, round_, args, pairs)
-    results.quality = quality(results, pairs, args.qrels)
     save(results, args.out)
     print((args.out / "compare.md").read_text(encoding="utf-8"))
 
@@ -121,6 +120,7 @@ def one_round(
             continue
         found = run(contender, round_, args.model, pairs, scores_of(contender), here=args.here)
         results.runs.append(found)
+        results.quality = quality(results, pairs, args.qrels)
         said = found.failure or f"{results.pairs / found.seconds:,.0f} pairs/s"
         print(f"round {round_}: {contender.title}: {said}", file=sys.stderr, flush=True)
         save(results, args.out)
@@ -160,8 +160,8 @@ def save(results: Results, folder: Path) -> None:
     (folder / "compare.md").write_text(standings(results) + "\n", encoding="utf-8")
     bars = [(c.title, speed, c.ours) for c in CONTENDERS if (speed := results.speed(c))]
     if bars:
-        mark = ("matrix products alone", results.ceiling())
-        bar_chart(folder / "compare.svg", bars, unit="pairs/s", mark=mark)
+        marks = {f"{name} products": speed for name, speed in results.ceilings_by_precision().items()}
+        bar_chart(folder / "compare.svg", bars, unit="pairs/s", marks=marks)
 
 
 def _git(*arguments: str) -> str:

@@ -32,33 +32,40 @@ FP32 = Contender("st-fp32", "sentence-transformers, torch fp32", "st_torch.py", 
 FP16 = Contender("st-fp16", "sentence-transformers, torch fp16", "st_torch.py", "fp16", ("cuda",))
 ENGINE = Contender("engine", "rankmill, Engine.score", "rankmill_engine.py", ours=True)
 SCORE_FILE = Contender("score-file", "rankmill, score-file", "rankmill_file.py", ours=True)
+SCORE_FILE_INT8 = Contender(
+    "score-file-int8", "rankmill, score-file int8", "rankmill_file.py", "int8", ("cpu",), ours=True
+)
 CONTENDERS = (
     Contender("loop", "transformers, naive loop", "transformers_loop.py"),
     FP32,
     Contender("st-bf16", "sentence-transformers, torch bf16", "st_torch.py", "bf16"),
     FP16,
     Contender("st-int8", "sentence-transformers, ONNX int8", "st_onnx.py", devices=("cpu",)),
-    Contender("st-openvino", "sentence-transformers, OpenVINO", "st_openvino.py", devices=("cpu",)),
+    Contender("st-openvino", "sentence-transformers, OpenVINO", "st_openvino.py", "auto", ("cpu",)),
+    Contender("st-openvino-fp32", "sentence-transformers, OpenVINO fp32", "st_openvino.py", "fp32", ("cpu",)),
+    Contender("st-openvino-int8", "sentence-transformers, OpenVINO int8", "st_openvino.py", "int8", ("cpu",)),
     Contender("infinity", "infinity, torch", "infinity.py", "auto"),
     Contender("infinity-bf16", "infinity, torch bf16", "infinity.py", "bfloat16"),
     Contender("fastembed", "fastembed, ONNX int8", "fastembed_onnx.py", devices=("cpu",)),
     ENGINE,
     SCORE_FILE,
-    Contender(
-        "score-file-int8", "rankmill, score-file int8", "rankmill_file.py", "int8", ("cpu",), ours=True
-    ),
+    SCORE_FILE_INT8,
 )
 """In the order in which they run and stand in the table."""
 
 
 @dataclass
 class Run:
-    """One run of one contender: what its script printed, or in one line why there is nothing."""
+    """One run of one contender: what its script printed, or in one line why there is nothing.
+
+    ``precision`` begins with the arithmetic of its matrix products: ``fp32``, ``bf16``, ``fp16`` or ``int8``.
+    """
 
     name: str
     round: int
     seconds: float = 0.0
     load_seconds: float = 0.0
+    precision: str = ""
     settings: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     failure: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -23,19 +23,26 @@ def machine() -> dict[str, str]:
 
 
 def bar_chart(
-    path: Path, bars: Sequence[tuple[str, float, bool]], *, unit: str, mark: tuple[str, float]
+    path: Path, bars: Sequence[tuple[str, float, bool]], *, unit: str, marks: Mapping[str, float]
 ) -> None:
-    """Horizontal bars (label, value, whether it is ours) as an SVG, with a dotted line at `mark`."""
+    """Horizontal bars (label, value, whether it is ours) as an SVG, with a dotted line at each of `marks`."""
     figure = Figure(figsize=(7.5, 0.8 + 0.34 * len(bars)), layout="constrained")
     axes = figure.add_subplot()
     labels, values, ours = zip(*bars, strict=True)
     drawn = axes.barh(labels, values, color=[OURS if mine else PEERS for mine in ours])
     axes.bar_label(drawn, fmt="{:,.0f}", padding=3)
-    label, limit = mark
-    axes.axvline(limit, color="black", linestyle=":", linewidth=1)
-    axes.text(
-        limit, 1.0, f"{label}: {limit:,.0f}", ha="right", va="bottom", transform=axes.get_xaxis_transform()
-    )
+    for label, limit in marks.items():
+        axes.axvline(limit, color="black", linestyle=":", linewidth=1)
+        axes.text(
+            limit,
+            0.02,
+            f"{label}: {limit:,.0f}",
+            ha="right",
+            va="bottom",
+            rotation=90,
+            fontsize="small",
+            transform=axes.get_xaxis_transform(),
+        )
     axes.invert_yaxis()
     axes.set_xlabel(unit)
     axes.spines[["top", "right"]].set_visible(False)

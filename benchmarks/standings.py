@@ -7,10 +7,25 @@ from statistics import median
 from typing import Any
 
 from benchmarks.ceiling import Ceiling
-from benchmarks.contenders import CONTENDERS, ENGINE, FP16, FP32, SCORE_FILE, Contender, Run
+from benchmarks.contenders import (
+    CONTENDERS,
+    ENGINE,
+    FP16,
+    FP32,
+    SCORE_FILE,
+    SCORE_FILE_INT8,
+    Contender,
+    Run,
+)
 from rankmill.tuning.machine import markdown_table
 
 NOTHING = "-"
+
+EXACT, EIGHT_BIT = "exact", "8-bit"
+"""The classes within which contenders are compared."""
+
+EXACT_SPEARMAN = 0.999
+"""Rank correlation with fp32 from which on a contender is exact."""
 
 
 @dataclass
@@ -44,14 +59,28 @@ class Results:
         speeds = self.speeds(contender)
         return median(speeds) if speeds else None
 
-    def ceiling(self) -> float:
-        """Pairs a second at the precision that is fastest here: the median of the rounds."""
-        return median(max(each.pairs_per_second.values()) for each in self.ceilings)
+    def ceilings_by_precision(self) -> dict[str, float]:
+        """Pairs a second that the matrix products of each arithmetic allow: the median of the rounds."""
+        names = self.ceilings[-1].pairs_per_second if self.ceilings else ()
+        return {name: median(each.pairs_per_second[name] for each in self.ceilings) for name in names}
 
-    def fastest_peer(self) -> Contender | None:
-        """The one to beat."""
+    def precision(self, contender: Contender) -> str:
+        """The arithmetic of its products; nothing where it did not say."""
+        said = next((run.precision for run in reversed(self.of(contender)) if not run.failure), "")
+        return said.partition(" ")[0]
+
+    def class_of(self, contender: Contender) -> str | None:
+        """8-bit by its arithmetic; of the others exact is what ranks this sample as fp32 does."""
+        if self.precision(contender) == "int8":
+            return EIGHT_BIT
+        spearman = self.quality.get(contender.name, {}).get("spearman")
+        return EXACT if spearman is not None and spearman >= EXACT_SPEARMAN else None
+
+    def fastest_peer(self, of_class: str | None) -> Contender | None:
+        """The one to beat in a class."""
         peers = [each for each in CONTENDERS if not each.ours and self.speed(each)]
-        return max(peers, key=lambda each: self.speed(each) or 0.0, default=None)
+        rivals = [each for each in peers if of_class is not None and self.class_of(each) == of_class]
+        return max(rivals, key=lambda each: self.speed(each) or 0.0, default=None)
 
     def baseline(self) -> Contender:
         """What people run: fp16 on a GPU, fp32 on a CPU."""
@@ -62,8 +91,10 @@ def standings(results: Results) -> str:
     """The results in Markdown: the machine, the table, the goals."""
     facts = [f"| {label} | {value} |" for label, value in (results.machine | results.asked).items()]
     last = results.ceilings[-1]
-    tflops = ", ".join(
-        f"{name} {median(each.tflops[name] for each in results.ceilings):.2f}" for name in last.tflops
+    rates = {name: median(each.tflops[name] for each in results.ceilings) for name in last.tflops}
+    ceilings = ", ".join(
+        f"{name} {rates[name]:.2f} TFLOP/s, **{speed:,.0f} pairs/s**"
+        for name, speed in results.ceilings_by_precision().items()
     )
     parts = [
         "# rankmill beside its peers",
@@ -71,8 +102,10 @@ def standings(results: Results) -> str:
         "\n".join(["| | |", "| --- | --- |", *facts]),
         "## Speed",
         speed_table(results),
-        f"The ceiling: matrix products alone reach {tflops} TFLOP/s; at {last.gflop:.2f} GFLOP in the linear "
-        f"layers for a pair of {last.tokens:.0f} tokens that is **{results.ceiling():,.0f} pairs/s**.",
+        f"Classes: *{EIGHT_BIT}* is what multiplies 8-bit numbers; of the others, *{EXACT}* is what ranks "
+        f"these pairs as {FP32.title} does (Spearman within a query at least {EXACT_SPEARMAN}).",
+        f"The ceilings, matrix products alone, at {last.gflop:.2f} GFLOP in the linear layers for a pair of "
+        f"{last.tokens:.0f} tokens: {ceilings}. Each row's share is of the one of its own arithmetic.",
         "![Pairs a second of each contender](compare.svg)",
         "\n".join(goals(results)),
         "## Quality",
@@ -86,26 +119,30 @@ def standings(results: Results) -> str:
 
 def speed_table(results: Results) -> str:
     """A line for each contender that ran."""
-    best, usual = results.fastest_peer(), results.baseline()
+    usual, ceilings = results.baseline(), results.ceilings_by_precision()
     rows = []
     for contender in CONTENDERS:
         speed, speeds = results.speed(contender), results.speeds(contender)
         if speed is None:
             continue
         runs = [run for run in results.of(contender) if not run.failure]
+        kind, precision = results.class_of(contender), results.precision(contender)
+        best, ceiling = results.fastest_peer(kind), ceilings.get(precision)
         rows.append(
             [
                 f"**{contender.title}**" if contender.ours else contender.title,
+                kind or NOTHING,
+                precision or NOTHING,
                 f"{speed:,.0f}",
                 f"{min(speeds):,.0f}-{max(speeds):,.0f}",
                 times(speed, results.speed(usual)),
                 times(speed, results.speed(best) if best else None),
-                f"{speed / results.ceiling():.0%}",
+                f"{speed / ceiling:.0%}" if ceiling else NOTHING,
                 f"{median(run.load_seconds for run in runs):.1f}",
             ]
         )
-    header = ["", "pairs/s", "range", "x what people run", "x fastest peer", "of ceiling", "start, s"]
-    return markdown_table(header, rows)
+    header = ["", "class", "products", "pairs/s", "range", "x what people run", "x fastest peer of its class"]
+    return markdown_table([*header, "of ceiling", "start, s"], rows)
 
 
 def quality_table(results: Results) -> str:
@@ -138,17 +175,36 @@ def goals(results: Results) -> list[str]:
     file = results.speed(SCORE_FILE)
     if not file:
         return []
-    best, usual = results.fastest_peer(), results.baseline()
+    usual = results.baseline()
     on_gpu = usual is FP16
     lines = []
     if on_gpu:
         lines.append(goal("score-file, pairs/s", file, 100_000))
-    elif best and (speed := results.speed(best)):
-        lines.append(goal(f"score-file, times the fastest peer ({best.title})", file / speed, 2.2))
+    else:
+        lines += class_goals(results)
     if speed := results.speed(usual):
         lines.append(goal(f"score-file, times {usual.title}", file / speed, 10 if on_gpu else 6))
     if speed := results.speed(ENGINE):
         lines.append(goal("score-file, share of Engine.score", file / speed, 0.95))
+    return lines
+
+
+def class_goals(results: Results) -> list[str]:
+    """score-file against the fastest peer of each class."""
+    with_amx = "amx" in results.machine.get("instruction sets", "")
+    lines = []
+    for ours, kind, wanted in (
+        (SCORE_FILE, EXACT, 2.2 if with_amx else 1.7),
+        (SCORE_FILE_INT8, EIGHT_BIT, 1.8),
+    ):
+        mine, best = results.speed(ours), results.fastest_peer(kind)
+        if not mine or best is None:
+            continue
+        if results.class_of(ours) != kind:
+            lines.append(f"- {ours.title}: not {kind} on these pairs: **not met**")
+        elif speed := results.speed(best):
+            what = f"{ours.title}, times the fastest {kind} peer ({best.title})"
+            lines.append(goal(what, mine / speed, wanted))
     return lines
 
 

@@ -3,7 +3,8 @@
     python SCRIPT --model DIR --pairs FILE.parquet --output SCORES.npy
 
 It prints one line of JSON: ``load_seconds``, ``seconds`` (scoring every pair once, warmed up),
-``settings`` and ``versions``; and writes float32 scores in the order of the pairs.  The first
+``precision`` (the arithmetic of its matrix products), ``settings`` and ``versions``; and writes
+float32 scores in the order of the pairs.  The first
 lines of a script that needs an environment of its own say which (PEP 723).
 """
 
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -25,8 +26,16 @@ WARM_UP = 256
 Score = Callable[[list[str], list[str]], Any]
 """Queries and passages ``[n]`` to ``n`` numbers."""
 
-Load = Callable[[argparse.Namespace], tuple[Score, str]]
-"""A model ready to score, and the settings in words."""
+
+class Loaded(NamedTuple):
+    """A model ready to score; its products' arithmetic: fp32, bf16, fp16 or int8; the settings in words."""
+
+    score: Score
+    precision: str
+    settings: str
+
+
+Load = Callable[[argparse.Namespace], Loaded]
 
 
 def arguments(*, choices: Iterable[str] = ("default",)) -> argparse.Namespace:
@@ -45,7 +54,7 @@ def measure(args: argparse.Namespace, load: Load, packages: Iterable[str]) -> No
     table = pq.read_table(args.pairs, columns=["query", "passage"])
     queries, passages = table["query"].to_pylist(), table["passage"].to_pylist()
     started = time.perf_counter()
-    score, settings = load(args)
+    score, precision, settings = load(args)
     load_seconds = time.perf_counter() - started
     by_length = sorted(range(len(passages)), key=lambda row: len(passages[row]))
     some = by_length[:: max(1, len(by_length) // WARM_UP)]
@@ -53,7 +62,7 @@ def measure(args: argparse.Namespace, load: Load, packages: Iterable[str]) -> No
     started = time.perf_counter()
     scores = score(queries, passages)
     seconds = time.perf_counter() - started
-    report(args, scores, load_seconds, seconds, settings, packages)
+    report(args, scores, load_seconds, seconds, precision, settings, packages)
 
 
 def report(
@@ -61,6 +70,7 @@ def report(
     scores: Any,
     load_seconds: float,
     seconds: float,
+    precision: str,
     settings: str,
     packages: Iterable[str],
 ) -> None:
@@ -69,6 +79,7 @@ def report(
     found = {
         "load_seconds": round(load_seconds, 3),
         "seconds": round(seconds, 3),
+        "precision": precision,
         "settings": settings,
         "versions": {name: version(name) for name in packages},
     }

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 
-from contract import Score, arguments, measure
+from contract import Loaded, arguments, measure
 from fastembed.common.model_description import ModelSource
 from fastembed.rerank.cross_encoder import TextCrossEncoder
 from onnx_export import export_int8
@@ -21,7 +21,7 @@ from onnx_export import export_int8
 BATCH = 64  # the default of TextCrossEncoder.rerank_pairs
 
 
-def load(args: argparse.Namespace) -> tuple[Score, str]:
+def load(args: argparse.Namespace) -> Loaded:
     """Export, quantize, register and load what came of it."""
     with tempfile.TemporaryDirectory() as folder:
         file = export_int8(args.model, folder)
@@ -31,7 +31,9 @@ def load(args: argparse.Namespace) -> tuple[Score, str]:
     def score(queries: list[str], passages: list[str]) -> list[float]:
         return list(model.rerank_pairs(list(zip(queries, passages, strict=True)), batch_size=BATCH))
 
-    return score, f"cpu, {file}, batch {BATCH} (its default), input order; start includes the export"
+    return Loaded(
+        score, "int8", f"cpu, {file}, batch {BATCH} (its default), input order; start includes the export"
+    )
 
 
 if __name__ == "__main__":

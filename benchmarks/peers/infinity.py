@@ -12,13 +12,13 @@ import traceback
 from itertools import groupby
 
 import torch
-from contract import Score, arguments, measure
+from contract import Loaded, arguments, measure
 from infinity_emb import AsyncEmbeddingEngine, EngineArgs
 
 BATCH = 32
 
 
-def load(args: argparse.Namespace) -> tuple[Score, str]:
+def load(args: argparse.Namespace) -> Loaded:
     """The torch engine, started."""
     settings = EngineArgs(
         model_name_or_path=str(args.model),
@@ -36,8 +36,11 @@ def load(args: argparse.Namespace) -> tuple[Score, str]:
         return runner.run(rerank(engine, queries, passages))
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return (
+    # auto: float16 on a GPU
+    precision = "bf16" if args.variant == "bfloat16" else "fp16" if device == "cuda" else "fp32"
+    return Loaded(
         score,
+        precision,
         f"{device}, dtype {args.variant}, batch {BATCH} (its default), in process, all queries at once",
     )
 

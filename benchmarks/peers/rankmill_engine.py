@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from importlib.util import find_spec
 
-from contract import Score, arguments, measure
+from contract import Loaded, arguments, measure
 
 from jobs.spec import ScoreSpec
 from workers.device import resolve_device, resolve_token_budget, use_threads
@@ -13,7 +13,7 @@ from workers.engine.engine import Engine
 from workers.models.loading import load_model
 
 
-def load(args: argparse.Namespace) -> tuple[Score, str]:
+def load(args: argparse.Namespace) -> Loaded:
     """The engine as a worker would make it at its defaults."""
     use_threads("auto")
     device = resolve_device("auto")
@@ -25,8 +25,9 @@ def load(args: argparse.Namespace) -> tuple[Score, str]:
     def score(queries: list[str], passages: list[str]) -> object:
         return engine.score(queries, passages).scores
 
-    return (
+    return Loaded(
         score,
+        backend.precision,
         f"{backend.device}, {backend.name}, {backend.precision}, {engine.token_budget} tokens a batch",
     )
 

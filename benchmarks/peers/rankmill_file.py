@@ -57,7 +57,15 @@ def main() -> None:
         f"{summary['device']}, {summary['backend']}, {summary['precision']}; "
         f"{summary['real_token_share']:.1%} real tokens"
     )
-    report(args, scores, startup, seconds - startup, settings, ["rankmill", "rq", "pyarrow"])
+    report(
+        args,
+        scores,
+        startup,
+        seconds - startup,
+        summary["precision"],
+        settings,
+        ["rankmill", "rq", "pyarrow"],
+    )
 
 
 if __name__ == "__main__":

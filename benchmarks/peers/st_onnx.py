@@ -12,14 +12,14 @@ from __future__ import annotations
 import argparse
 import tempfile
 
-from contract import Score, arguments, measure
+from contract import Loaded, arguments, measure
 from onnx_export import export_int8
 from sentence_transformers import CrossEncoder
 
 BATCH = 32  # the default of CrossEncoder.predict
 
 
-def load(args: argparse.Namespace) -> tuple[Score, str]:
+def load(args: argparse.Namespace) -> Loaded:
     """Export, quantize, load what came of it."""
     with tempfile.TemporaryDirectory() as folder:
         file = export_int8(args.model, folder)
@@ -29,7 +29,7 @@ def load(args: argparse.Namespace) -> tuple[Score, str]:
         pairs = list(zip(queries, passages, strict=True))
         return model.predict(pairs, batch_size=BATCH, show_progress_bar=False)
 
-    return score, f"cpu, {file}, batch {BATCH} (its default); start includes the export"
+    return Loaded(score, "int8", f"cpu, {file}, batch {BATCH} (its default); start includes the export")
 
 
 if __name__ == "__main__":

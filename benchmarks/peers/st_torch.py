@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import argparse
 
-from contract import Score, arguments, measure
+from contract import Loaded, arguments, measure
 from sentence_transformers import CrossEncoder
 
 BATCH = 32  # the default of CrossEncoder.predict
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
-def load(args: argparse.Namespace) -> tuple[Score, str]:
+def load(args: argparse.Namespace) -> Loaded:
     """The model in the number format that the variant names."""
     model = CrossEncoder(str(args.model), model_kwargs={"dtype": DTYPES[args.variant]})
 
@@ -22,7 +22,7 @@ def load(args: argparse.Namespace) -> tuple[Score, str]:
         pairs = list(zip(queries, passages, strict=True))
         return model.predict(pairs, batch_size=BATCH, show_progress_bar=False)
 
-    return score, f"{model.device.type}, {args.variant}, batch {BATCH} (its default)"
+    return Loaded(score, args.variant, f"{model.device.type}, {args.variant}, batch {BATCH} (its default)")
 
 
 if __name__ == "__main__":

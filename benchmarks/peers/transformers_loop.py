@@ -8,13 +8,13 @@ from __future__ import annotations
 import argparse
 
 import torch
-from contract import Score, arguments, measure
+from contract import Loaded, arguments, measure
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 BATCH = 32
 
 
-def load(args: argparse.Namespace) -> tuple[Score, str]:
+def load(args: argparse.Namespace) -> Loaded:
     """fp32, on the GPU where there is one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokenizer = AutoTokenizer.from_pretrained(args.model)
@@ -32,7 +32,7 @@ def load(args: argparse.Namespace) -> tuple[Score, str]:
             scores += model(**batch).logits[:, 0].tolist()
         return scores
 
-    return score, f"{device}, fp32, batch {BATCH}, input order, padding=True"
+    return Loaded(score, "fp32", f"{device}, fp32, batch {BATCH}, input order, padding=True")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,17 +22,31 @@ RESULTS = from_json(
         "asked": {"pairs": "1000"},
         "machine": {"CPU": "a CPU"},
         "ceilings": [
-            {"tokens": 92.0, "gflop": 2.0, "tflops": {"bf16": 2.0}, "pairs_per_second": {"bf16": 1000.0}}
+            {
+                "tokens": 92.0,
+                "gflop": 2.0,
+                "tflops": {"bf16": 2.0, "int8": 8.0},
+                "pairs_per_second": {"bf16": 1000.0, "int8": 4000.0},
+            }
         ],
         "runs": [
-            *({"name": "st-fp32", "round": r, "seconds": s} for r, s in ((1, 10.0), (2, 20.0), (3, 12.5))),
-            {"name": "st-openvino", "round": 1, "seconds": 4.0, "load_seconds": 3.0},
+            *(
+                {"name": "st-fp32", "round": r, "seconds": s, "precision": "fp32"}
+                for r, s in ((1, 10.0), (2, 20.0), (3, 12.5))
+            ),
+            {"name": "st-bf16", "round": 1, "seconds": 2.5, "precision": "bf16"},
+            {"name": "st-int8", "round": 1, "seconds": 2.0, "precision": "int8"},
+            {"name": "st-openvino", "round": 1, "seconds": 4.0, "load_seconds": 3.0, "precision": "bf16"},
             {"name": "infinity", "round": 1, "failure": "cannot be installed: no such version"},
-            {"name": "engine", "round": 1, "seconds": 1.6},
-            {"name": "score-file", "round": 1, "seconds": 2.0, "settings": "its defaults"},
+            {"name": "engine", "round": 1, "seconds": 1.6, "precision": "bf16"},
+            {"name": "score-file", "round": 1, "seconds": 2.0, "precision": "bf16"},
+            {"name": "score-file-int8", "round": 1, "seconds": 1.0, "precision": "int8 weights"},
         ],
         "quality": {
             "st-fp32": {"spearman": 1.0, "ndcg": 0.65},
+            "st-bf16": {"spearman": 0.998},
+            "st-int8": {"spearman": 0.9995},
+            "st-openvino": {"spearman": 0.999},
             "score-file": {"spearman": 0.9997, "ndcg": 0.6512},
         },
     }
@@ -62,15 +77,22 @@ def test_spearman_is_the_mean_over_queries() -> None:
 def test_table_has_medians_and_ratios() -> None:
     rows = {line.split("|")[1].strip(): line for line in speed_table(RESULTS).splitlines()}
     cells = [cell.strip() for cell in rows["**rankmill, score-file**"].split("|")]
-    assert cells[2:8] == ["500", "500-500", "6.25", "2.00", "50%", "0.0"]
+    # The fastest exact peer is OpenVINO: torch in bf16 is not exact here, and int8 is another class.
+    assert cells[2:10] == ["exact", "bf16", "500", "500-500", "6.25", "2.00", "50%", "0.0"]
+    cells = [cell.strip() for cell in rows["**rankmill, score-file int8**"].split("|")]
+    assert cells[2:10] == ["8-bit", "int8", "1,000", "1,000-1,000", "12.50", "2.00", "25%", "0.0"]
+    cells = [cell.strip() for cell in rows["sentence-transformers, torch bf16"].split("|")]
+    assert (cells[2], cells[7]) == ("-", "-")
     assert " 50-100 |" in rows["sentence-transformers, torch fp32"]
     assert "infinity, torch" not in rows
 
 
 def test_goals_are_met_or_not() -> None:
-    fastest, usual, share = goals(RESULTS)
-    assert "2.00, goal 2.20: **not met**" in fastest
-    assert "OpenVINO" in fastest
+    exact, eight_bit, usual, share = goals(RESULTS)
+    assert "exact peer (sentence-transformers, OpenVINO): 2.00, goal 1.70: **met**" in exact
+    assert "8-bit peer (sentence-transformers, ONNX int8): 2.00, goal 1.80: **met**" in eight_bit
+    with_amx = replace(RESULTS, machine={"instruction sets": "avx512_bf16, amx_bf16"})
+    assert "2.00, goal 2.20: **not met**" in goals(with_amx)[0]
     assert "6.25, goal 6.00: **met**" in usual
     assert "0.80, goal 0.95: **not met**" in share
 
@@ -80,13 +102,18 @@ def test_report_tells_quality_and_failures() -> None:
     assert "infinity, torch: did not run: cannot be installed: no such version" in text
     assert "0.99970" in text
     assert "+0.0012" in text
-    assert "1,000 pairs/s" in text
+    assert "bf16 2.00 TFLOP/s, **1,000 pairs/s**, int8 8.00 TFLOP/s" in text
+
+
+def test_what_does_not_rank_as_fp32_does_is_not_exact() -> None:
+    results = replace(RESULTS, quality=RESULTS.quality | {"score-file": {"spearman": 0.9989}})
+    assert "score-file: not exact on these pairs: **not met**" in goals(results)[0]
 
 
 def test_chart_is_the_same_for_the_same_figures(tmp_path: Path) -> None:
     bars = [("a peer", 100.0, False), ("rankmill", 300.0, True)]
     for name in ("first.svg", "second.svg"):
-        bar_chart(tmp_path / name, bars, unit="pairs/s", mark=("limit", 900))
+        bar_chart(tmp_path / name, bars, unit="pairs/s", marks={"limit": 900, "another": 500})
     assert (tmp_path / "first.svg").read_bytes() == (tmp_path / "second.svg").read_bytes()
     assert "rankmill" in (tmp_path / "first.svg").read_text()
 
