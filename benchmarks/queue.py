@@ -18,14 +18,15 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from rq.job import Job
 
 from benchmarks.cluster import cluster
 from jobs.results import ChunkScores, ChunkStats
+from jobs.run import Run
 from jobs.runs import RunStore
 from jobs.runtime.settings import Settings
 from jobs.wire import decode_pairs
 from producer import Client
+from workers.claims import Claim
 from workers.worker import ScoringWorker
 
 PASSAGE = "The moon is about 384,400 kilometres from the earth on average. " * 6
@@ -39,17 +40,21 @@ class _NoScorer:
     def __init__(self, store: RunStore, worker: str) -> None:
         self._store, self._worker = store, worker
 
-    def evicting_spec(self, _: Job) -> None:
-        """No model needs the place of another."""
+    def find_run(self, claim: Claim) -> None:
+        claim.run = self._store.load(claim.job.chunk[0])
 
-    def claim(self, run_id: str, chunk: int) -> ChunkScores | None:
-        run = self._store.load(run_id)
-        payload = self._store.payload(run, chunk) if run else None
+    def evicts(self, _: Run) -> bool:
+        return False
+
+    def begin(self, claim: Claim) -> ChunkScores | None:
+        payload = self._store.payload(claim.run, claim.chunk) if claim.run else None
         if payload is None:
             return None
         rows = len(decode_pairs(payload)[0])
         stats = ChunkStats(self._worker, "none", "none", "none", None, 1, rows, rows, 1, 0.0)
-        return ChunkScores(chunk, pa.array(np.zeros(rows, np.float32)), pa.nulls(rows, pa.string()), stats)
+        return ChunkScores(
+            claim.chunk, pa.array(np.zeros(rows, np.float32)), pa.nulls(rows, pa.string()), stats
+        )
 
 
 class IdleWorker(ScoringWorker):

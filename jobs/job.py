@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from pydantic import Field, TypeAdapter
 from rq import Queue
 from rq.job import Job, Retry
 
 from jobs import keys
+from jobs.errors import WireError
 from jobs.runtime.tracing import TRACE
 
 if TYPE_CHECKING:
@@ -67,9 +69,28 @@ def _retries(most: int) -> Retry | None:
     return Retry(max=most, interval=[round(pause * random.uniform(0.5, 1.5)) for pause in pauses])  # noqa: S311
 
 
-def attempt(run: Run, job: Job | None) -> int:
+_ARGUMENTS = TypeAdapter(tuple[str, Annotated[int, Field(ge=0)]])
+
+
+def chunk_of(job: Job) -> tuple[str, int]:
+    """The run's id and the chunk's number, as `job` has them for arguments.
+
+    Raises
+    ------
+    WireError
+        They are something else.
+    """
+    try:
+        if job.kwargs:
+            raise ValueError("named arguments")
+        return _ARGUMENTS.validate_python(tuple(job.args), strict=True)
+    except ValueError:
+        raise WireError(f"job {job.id}: the arguments must be a run's id and a chunk's number") from None
+
+
+def attempt(run: Run, job: Job) -> int:
     """Which attempt at its chunk `job` is, from 1; RQ keeps only the retries that are left."""
-    left = run.max_retries if job is None or job.retries_left is None else job.retries_left
+    left = run.max_retries if job.retries_left is None else job.retries_left
     return 1 + run.max_retries - left
 
 

@@ -1,35 +1,21 @@
-"""From a job's arguments to work for the engine, and from finished work to the chunk's result."""
+"""From a claimed job to work for the engine, and from finished work to the chunk's result."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from rq import get_current_job
-from rq.job import Job
 
 from jobs.errors import SpecError, WireError
 from jobs.job import attempt
 from jobs.results import ChunkFailure, ChunkScores, ChunkStats
+from jobs.run import Run
 from jobs.runs import RunStore
-from jobs.spec import ScoreSpec
 from jobs.wire import decode_pairs
 from workers import metrics
+from workers.claims import Claim
 from workers.engine.cache import EngineCache
-from workers.engine.engine import Engine, Work
-
-
-@dataclass(frozen=True)
-class ClaimedChunk:
-    """A chunk that was fetched and tokenized."""
-
-    chunk: int
-    attempt: int
-    engine: Engine
-    work: Work
-    started: float
 
 
 class ChunkScorer:
@@ -50,43 +36,52 @@ class ChunkScorer:
         self._engines = engines
         self._worker = worker
 
-    def evicting_spec(self, job: Job) -> ScoreSpec | None:
-        """The spec of a job's run, if to load its model means that another has to leave."""
-        if not self._engines.is_full:
-            return None
-        run = self._store.load(str(job.args[0]))
-        return None if run is None or self._engines.fits(run.spec) else run.spec
+    def find_run(self, claim: Claim) -> ChunkFailure | None:
+        """Read the run of a claimed job: none if it is gone. A fatal failure, if nobody could read it."""
+        run_id, chunk = claim.job.chunk
+        try:
+            claim.run = self._store.load(run_id)
+        except WireError as error:
+            return ChunkFailure(chunk, str(error), fatal=True)
+        return None
 
-    def claim(self, run_id: str, chunk: int) -> ClaimedChunk | ChunkFailure | None:
-        """Fetch, decode and tokenize a chunk; ``None`` when the run is gone or has its scores.
+    def evicts(self, run: Run) -> bool:
+        """Whether to load the run's model means that another has to leave."""
+        return self._engines.is_full and not self._engines.fits(run.spec)
+
+    def begin(self, claim: Claim) -> ChunkFailure | None:
+        """Fetch, decode and tokenize a chunk: its work, which is none when the run has its scores already.
 
         Errors of the run as a whole come back as a fatal `ChunkFailure`: they would meet every
         chunk and every retry alike.
         """
-        started = time.monotonic()
+        claim.started, run = time.monotonic(), claim.run
+        if run is None:
+            return None
         try:
             with metrics.stage("fetch"):
-                run = self._store.load(run_id)
-                payload = self._store.payload(run, chunk) if run else None
-                if run is None or payload is None:
+                payload = self._store.payload(run, claim.chunk)
+                if payload is None:
                     return None
                 queries, passages = decode_pairs(payload)
-            engine = self._engines.get(run.spec)
+            claim.engine = self._engines.get(run.spec)
         except (WireError, SpecError) as error:
-            return ChunkFailure(chunk, str(error), fatal=True)
-        attempts = attempt(run, get_current_job())
-        if attempts > 1:
+            return ChunkFailure(claim.chunk, str(error), fatal=True)
+        if attempt(run, claim.job) > 1:
             metrics.retries.inc()
         with metrics.stage("tokenize"):
-            work = engine.prepare(queries, passages)
-        return ClaimedChunk(chunk, attempts, engine, work, started)
+            claim.work = claim.engine.prepare(queries, passages)
+        return None
 
-    def result(self, claimed: ClaimedChunk) -> ChunkScores:
-        """What there is to say of a chunk whose work is done."""
-        scored = claimed.work.scored
-        model = claimed.engine.model
+    def result(self, claim: Claim) -> ChunkScores:
+        """What there is to say of a claim whose work is done."""
+        assert claim.run
+        assert claim.engine
+        assert claim.work
+        scored = claim.work.scored
+        model = claim.engine.model
         return ChunkScores(
-            chunk=claimed.chunk,
+            chunk=claim.chunk,
             scores=pa.array(scored.scores, mask=np.isnan(scored.scores)),
             errors=pa.array([scored.errors.get(row) for row in range(len(scored.scores))], pa.string()),
             stats=ChunkStats(
@@ -95,10 +90,10 @@ class ChunkScorer:
                 backend=model.backend.name,
                 precision=model.backend.precision,
                 revision=model.revision,
-                attempt=claimed.attempt,
+                attempt=attempt(claim.run, claim.job),
                 tokens=scored.tokens,
                 padded_tokens=scored.padded_tokens,
                 batches=scored.batches,
-                seconds=time.monotonic() - claimed.started,
+                seconds=time.monotonic() - claim.started,
             ),
         )

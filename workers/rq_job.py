@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job
 
 from jobs.errors import ForeignJobError
-from jobs.job import JOB_FUNCTION
-from jobs.tasks import score_chunk
+from jobs.job import JOB_FUNCTION, chunk_of
 
 
 class Executions(ExecutionRegistry):
@@ -31,26 +30,30 @@ class Executions(ExecutionRegistry):
 
 
 class ScoringJob(Job):
-    """A job whose function can only be `jobs.score_chunk`.
+    """A job that can only ask for a chunk's scores.
 
     RQ imports and calls whatever function, callbacks and webhooks a job in Redis names, so that
     whoever can write to the queue can run anything on every worker. A ScoringWorker does not.
     """
 
-    @property
-    def func(self) -> Callable[..., Any]:
-        """The job function.
+    @cached_property
+    def chunk(self) -> tuple[str, int]:
+        """The run's id and the number of the chunk to score.
 
         Raises
         ------
         ForeignJobError
-            The job asks for another one.
+            The job asks for something else.
         """
         if self.func_name != JOB_FUNCTION:
             raise ForeignJobError(
                 f"job {self.id} asks for {self.func_name}; a ScoringWorker runs nothing but {JOB_FUNCTION}"
             )
-        return score_chunk
+        return chunk_of(self)
+
+    def perform(self) -> None:
+        """Call no function, whatever the job says: the worker scores `chunk` itself."""
+        raise ForeignJobError(f"job {self.id} is for the worker's own loop")
 
     @property
     def execution_registry(self) -> Executions:

@@ -22,16 +22,14 @@ from rq.utils import now
 from rq.worker import SimpleWorker
 from rq.worker.base import WorkerStatus
 
-from jobs import keys
 from jobs.errors import ConfigError, RankmillError
-from jobs.job import is_suspect
+from jobs.job import chunk_of, is_suspect
 from jobs.recovery import failure_handler
 from jobs.results import ChunkResult, ChunkScores
 from jobs.runs import RunStore
 from jobs.runtime import tracing
 from jobs.runtime.logs import about_job, set_up
 from jobs.runtime.settings import Settings, load_settings
-from jobs.tasks import bind_scorer
 from jobs.worker_report import SCORING_FIELD, withdraw_worker
 from workers import metrics
 from workers.claims import Claim, ModelQueue
@@ -107,14 +105,12 @@ class ScoringWorker(SimpleWorker):
             raise SystemExit(os.EX_CONFIG if isinstance(error, ConfigError) else 1) from None
         # RQ does so only after it has said that the worker is there.
         self._install_signal_handlers()  # type: ignore[no-untyped-call]
-        bind_scorer(self._parts.scorer.claim)
         logger.info("listening on %s", ", ".join(self.queue_names()))
         self._heartbeat.start()
         try:
             return super().work(*args, **options)
         finally:
             self._heartbeat.stop()
-            bind_scorer(None)
 
     def dequeue_job_and_maintain_ttl(
         self, timeout: int | None, max_idle_time: int | None = None
@@ -147,48 +143,48 @@ class ScoringWorker(SimpleWorker):
 
         One whose model would take another's place is put aside first (`ModelQueue`).
         """
+        assert isinstance(job, ScoringJob)
         claim = Claim(job, queue, self.prepare_execution(job), tracing.begin_for(job, worker=self.name))
         self._claims[job.id] = claim
         with about_job(job.id), tracing.within(claim.span):
-            self._claim(claim)
+            suspect = is_suspect(job)
+            if suspect:
+                self._wait_until_idle()
+            self._claim(claim, put_aside=not suspect)
+            if suspect:
+                self._wait_until_idle()
 
-    def _claim(self, claim: Claim) -> None:
-        job = claim.job
-        suspect = is_suspect(job)
-        if suspect:
-            self._wait_until_idle()
+    def _claim(self, claim: Claim, put_aside: bool) -> None:
+        scorer = self._parts.scorer
         try:
-            self.prepare_job_execution(job, remove_from_intermediate_queue=len(self.queues) == 1)
-            evicting = None if suspect else self._parts.scorer.evicting_spec(job)
+            self.prepare_job_execution(claim.job, remove_from_intermediate_queue=len(self.queues) == 1)
+            failure = scorer.find_run(claim)
         except Exception as error:
             self._fail(claim, error)
             return
-        if evicting is not None:
-            self._later.put(evicting, claim)
-            return
-        self._begin(claim)
-        if suspect:
-            self._wait_until_idle()
+        if failure:
+            self._parts.pipeline.answer(lambda: self._answer(claim, failure))
+        elif put_aside and claim.run and scorer.evicts(claim.run):
+            self._later.put(claim.run.spec, claim)
+        else:
+            self._begin(claim)
 
     def _begin(self, claim: Claim) -> None:
         """Fetch and tokenize a claimed chunk, and let it be scored behind."""
-        job = claim.job
+        job, parts = claim.job, self._parts
         try:
             with self.death_penalty_class(job.timeout or 0, JobTimeoutException, job_id=job.id):
-                claimed = job.perform()
+                failure = parts.scorer.begin(claim)
         except Exception as error:
             self._fail(claim, error)
             return
-        if claimed is None or isinstance(claimed, ChunkResult):
-            self._parts.pipeline.answer(lambda: self._answer(claim, claimed))
+        if claim.engine is None or claim.work is None:
+            parts.pipeline.answer(lambda: self._answer(claim, failure))
             return
-        rows = len(claimed.work.scored.scores)
-        logger.debug("claimed %d rows, attempt %d", rows, claimed.attempt)
-        claim.work = claimed.work
+        rows = len(claim.work.scored.scores)
+        logger.debug("claimed %d rows", rows)
         claim.forward = tracing.begin("forward", claim.span, rows=rows)
-        self._parts.pipeline.put(
-            claimed.engine, claimed.work, lambda: self._answer(claim, self._parts.scorer.result(claimed))
-        )
+        parts.pipeline.put(claim.engine, claim.work, lambda: self._answer(claim, parts.scorer.result(claim)))
 
     def _begin_those_put_aside(self) -> None:
         for claim in self._later.take(lambda: any(queue.count for queue in self.queues)):
@@ -244,7 +240,7 @@ class ScoringWorker(SimpleWorker):
         if job.get_status(refresh=False) is not JobStatus.FINISHED:
             return
         if job.id in self._results:
-            self.store.add_result(pipeline, str(job.args[0]), self._results[job.id], _run_ttl(job))
+            self.store.add_result(pipeline, chunk_of(job)[0], self._results[job.id], _run_ttl(job))
 
     def handle_execution_ended(self, job: Job, queue: Queue, heartbeat_ttl: int) -> None:
         """Without RQ's last beat, which would leave a piece of a job that Redis has forgotten."""
@@ -304,8 +300,7 @@ class ScoringWorker(SimpleWorker):
     def _drop_cancelled(self) -> None:
         """Score no more of the chunks whose run was cancelled; no result, whose run may come back."""
         for claim in list(self._claims.values()):
-            ours = keys.parse_job_id(claim.job.id)
-            if ours and claim.work and not self.store.exists(ours[0]):
+            if claim.run and claim.work and not self.store.exists(claim.run.id):
                 self._parts.pipeline.drop(claim.work, partial(self._answer, claim, None))
 
     def _answer(self, claim: Claim, result: ChunkResult | None) -> None:
