@@ -26,7 +26,7 @@ from jobs.errors import SpecError
 from jobs.spec import ScoreSpec
 from rankmill.tuning.machine import markdown_table
 from rankmill.tuning.quality import spearman_within
-from workers.backends.registry import PRECISIONS
+from workers.backends.registry import BACKENDS
 from workers.device import resolve_device, resolve_token_budget, use_threads
 from workers.engine.cache import EngineCache, Limits
 from workers.engine.engine import Engine
@@ -88,8 +88,8 @@ def make_model(folder: Path) -> Path:
 def loaded(model: str, device: str, left_out: list[str], folder: str) -> dict[tuple[str, str], Engine]:
     """An engine for each backend and precision that this machine has, PyTorch in fp32 first."""
     found: dict[tuple[str, str], Engine] = {}
-    for backend, by_device in PRECISIONS.items():
-        for precision in by_device.get(device, ()):
+    for backend, kind in sorted(BACKENDS.items(), key=lambda item: item[0] != "torch"):
+        for precision in kind.precisions.get(device, ()):
             spec = ScoreSpec.model_validate(
                 {"model": model, "precision": precision, "activation": "identity"}
             )

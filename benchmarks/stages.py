@@ -25,7 +25,7 @@ import torch
 from jobs.spec import ScoreSpec
 from jobs.wire import decode_pairs, decode_scores, encode_pairs, encode_scores
 from workers.backends.base import Backend, Logits, Pending
-from workers.backends.torch import DTYPES
+from workers.backends.torch.backend import DTYPES
 from workers.device import resolve_device, resolve_token_budget, use_threads
 from workers.engine.engine import Engine, Work
 from workers.engine.planner import plan_batches

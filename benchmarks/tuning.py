@@ -30,10 +30,10 @@ from pydantic import BaseModel
 from benchmarks.environments import HOME
 from benchmarks.report import machine
 from jobs.errors import RankmillError
+from jobs.runtime.hosts import cores
 from jobs.runtime.settings import Backend, Settings, load_settings
 from jobs.spec import Precision
 from rankmill.cli.tune import parse_seconds
-from rankmill.local.embedded import cores
 from rankmill.tuning.grid import label
 from rankmill.tuning.machine import markdown_table
 from rankmill.tuning.pairs import fingerprint, sample

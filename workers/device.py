@@ -5,20 +5,13 @@ Nothing else asks PyTorch about devices, so nothing touches one before a worker 
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 
 from jobs.errors import ConfigError
-
-TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
-"""Padded tokens in a batch, where nothing else is asked for."""
-
-CLAIM_AHEAD = {"cpu": 1024, "cuda": 32_768, "mps": 8_192}
-"""Pairs a worker holds before it claims no more, where nothing else is asked for."""
+from jobs.runtime.hosts import CLAIM_AHEAD, TOKEN_BUDGETS, cores, cpu_name
 
 
 def resolve_device(setting: str) -> str:
@@ -49,31 +42,25 @@ def native_precision(device: str, supported: Sequence[str]) -> str:
 
 
 def resolve_token_budget(setting: int | str, device: str) -> int:
-    """``auto``: enough tokens to keep the device busy, few enough to pad little (and fit caches)."""
+    """``auto`` is the device's of `TOKEN_BUDGETS`."""
     return setting if isinstance(setting, int) else TOKEN_BUDGETS[device]
 
 
 def resolve_claim_ahead(setting: int | str, device: str) -> int:
-    """``auto``: enough pairs that the forward never waits, few enough that others get theirs."""
+    """``auto`` is the device's of `CLAIM_AHEAD`."""
     return setting if isinstance(setting, int) else CLAIM_AHEAD[device]
 
 
 def use_threads(setting: str | int) -> None:
     """Set the CPU threads of this process; ``auto`` is the cores it may run on."""
-    threads = (
-        len(os.sched_getaffinity(0)) if setting == "auto" and hasattr(os, "sched_getaffinity") else setting
-    )
-    torch.set_num_threads(threads if isinstance(threads, int) else os.cpu_count() or 1)
+    torch.set_num_threads(setting if isinstance(setting, int) else cores())
 
 
 def device_name(device: str) -> str:
     """What the hardware is called, where that can be told."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())
+    return cpu_name()
 
 
 def int8_instructions() -> str:

@@ -11,11 +11,11 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from jobs.errors import EmbeddedError
+from jobs.runtime import hosts
 from jobs.runtime.settings import Settings
 
 _START_SECONDS = 30
@@ -133,9 +133,9 @@ class EmbeddedCluster:
 
 def worker_environs(settings: Settings) -> list[dict[str, str]]:
     """Environment of each embedded worker: the settings, its share of the cores, its GPU."""
-    gpus = _gpus() if settings.device in ("auto", "cuda") else []
+    gpus = hosts.visible_gpus() if settings.device in ("auto", "cuda") else []
     count = settings.workers if isinstance(settings.workers, int) else max(len(gpus), 1)
-    threads = settings.threads if isinstance(settings.threads, int) else max(cores() // count, 1)
+    threads = settings.threads if isinstance(settings.threads, int) else max(hosts.cores() // count, 1)
     environs = []
     for number in range(count):
         environ = {
@@ -161,17 +161,3 @@ def _how(code: int, words: str) -> str:
     if code == -signal.SIGKILL:
         return "a worker was killed, as the system does when memory runs out"
     return f"a worker died with status {code}: {words}"
-
-
-def cores() -> int:
-    """Those that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _gpus() -> list[str]:
-    """NVIDIA GPUs this process may use; asking PyTorch would mean importing it here."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [name for name in visible.split(",") if name.strip()]
-    devices = Path("/proc/driver/nvidia/gpus")
-    return [str(number) for number in range(len(list(devices.iterdir())))] if devices.is_dir() else []

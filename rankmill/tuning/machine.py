@@ -5,9 +5,10 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import psutil
+
+from jobs.runtime.hosts import cpu_flags, cpu_name
 
 INSTRUCTION_SETS = (
     "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16",
@@ -21,7 +22,7 @@ def describe_machine(
 ) -> dict[str, str]:
     """The machine and the versions of `packages` here, each with its label."""
     return {
-        "CPU": _cpu_model(),
+        "CPU": cpu_name(),
         "cores": f"{psutil.cpu_count(logical=False)} ({psutil.cpu_count()} threads)",
         "instruction sets": ", ".join(instruction_sets()) or "not known",
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
@@ -32,11 +33,7 @@ def describe_machine(
 
 def instruction_sets() -> list[str]:
     """Those of `INSTRUCTION_SETS` that this CPU has; none where Linux does not tell."""
-    for line in _cpuinfo():
-        if line.startswith(("flags", "Features")):
-            flags = line.partition(":")[2].split()
-            return [name for name in INSTRUCTION_SETS if name in flags]
-    return []
+    return [name for name in INSTRUCTION_SETS if name in cpu_flags()]
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -55,16 +52,6 @@ def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         + " |"
         for line in lines
     )
-
-
-def _cpuinfo() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
-
-
-def _cpu_model() -> str:
-    names = [line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _version(package: str) -> str:

@@ -11,9 +11,9 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel
 
 from jobs.errors import RankmillError
+from jobs.runtime.hosts import FOR_TESTS, TOKEN_BUDGETS, cores
 from jobs.runtime.settings import Backend, Settings
 from jobs.spec import Precision
-from rankmill.local.embedded import cores
 from rankmill.tuning.grid import label
 from rankmill.tuning.records import Records
 from rankmill.tuning.trials import REFERENCE, Changes, Duel, Objective, Probe, Probes, Reference, Trials
@@ -29,13 +29,6 @@ _CHANCE = 1.5
 
 _SAMPLE_SHARE = 1 / 30
 """Share of the budget that the reference may take for the sample."""
-
-_FIRST_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
-"""Where the climb of the token budget begins: at what workers take by themselves."""
-_OTHER_BUDGET = 16_384
-
-_FOR_TESTS = {("mlx", "cpu")}
-"""Backends that workers refuse on a device, if settings do not ask for both: not worth their start."""
 
 
 class NothingWorks(RankmillError):
@@ -137,7 +130,7 @@ class Tuner:
         out_of_time = None
         backends = self._open("backend", get_args(Backend))
         for backend in backends:
-            if (backend, reference.device) in _FOR_TESTS and len(backends) > 1:
+            if (backend, reference.device) in FOR_TESTS and len(backends) > 1:
                 continue
             try:
                 found += self._once(
@@ -181,7 +174,7 @@ class Tuner:
         """The token budget: doubled as long as that wins; else halved."""
         if isinstance(self._base.token_budget, int):
             return
-        first = _FIRST_BUDGETS.get(device, _OTHER_BUDGET)
+        first = TOKEN_BUDGETS[device]
         for factor in (2.0, 0.5):
             tokens = first * factor
             while self._challenge({"token_budget": int(tokens)}):

@@ -8,15 +8,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from click.testing import CliRunner
 
 from examples.evaluate import overlap
-from jobs.runtime.settings import BASE, Settings
-from jobs.spec import ScoreSpec
+from jobs.runtime.hosts import FOR_TESTS
+from jobs.runtime.settings import BASE, Backend, Device, Settings
+from jobs.spec import Precision, ScoreSpec
 from jobs.tasks import worker_command
 from rankmill.cli.score import score_file
+from workers.backends.base import DEVICES
+from workers.backends.registry import BACKENDS
 from workers.engine.engine import Engine
 from workers.models.loading import DEMO_MODEL, load_model
 
@@ -40,6 +44,23 @@ def test_rooms_import_only_what_they_may(room: str) -> None:
             tops = {name.split(".")[0] for name in names}
             assert not tops & (set(ALLOWED) - ALLOWED[room]), path
             assert room == "workers" or not tops & HEAVY, path
+
+
+def test_settings_and_workers_know_the_same_backends() -> None:
+    assert {"auto", *BACKENDS} == set(get_args(Backend))
+    assert {(name, device) for name, kind in BACKENDS.items() for device in kind.precisions} >= FOR_TESTS
+    known = set(get_args(Precision)) - {"auto"}
+    for name, kind in BACKENDS.items():
+        assert kind.name == name
+        assert set(kind.precisions) <= set(DEVICES) == set(get_args(Device)) - {"auto"}
+        assert all(set(precisions) <= known for precisions in kind.precisions.values())
+
+
+def test_a_backend_is_described_without_its_package() -> None:
+    packages = {package for kind in BACKENDS.values() for package in kind.packages}
+    code = f"import sys, workers.backends.registry; print({packages!r} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
 
 
 def test_every_option_and_exit_code_is_in_help_and_readme() -> None:

@@ -19,9 +19,9 @@ from jobs.spec import ScoreSpec
 from tests.harness.models import make_bert
 from tests.workers.test_engine import one_at_a_time
 from tests.workers.test_first_token import FAMILIES, OTHERS, small_model
-from workers.backends import torch as torch_backend
 from workers.backends.base import OutOfMemory
 from workers.backends.registry import Choice, choose_backend
+from workers.backends.torch import backend as torch_backend
 from workers.engine.engine import Engine
 from workers.models.loading import load_model
 from workers.models.tokens import Batch

@@ -13,7 +13,7 @@ import torch
 
 from jobs.spec import ScoreSpec
 from workers.backends.base import OutOfMemory
-from workers.backends.torch import TorchForward
+from workers.backends.torch.backend import TorchForward
 from workers.engine.budget import BudgetSearch
 from workers.engine.engine import Engine
 from workers.engine.pipeline import Pipeline

@@ -16,7 +16,7 @@ from jobs.errors import ConfigError, SpecError
 from jobs.spec import ScoreSpec
 from tests.harness.models import make_bert
 from workers.backends.base import Logits, OutOfMemory
-from workers.backends.torch import TorchForward
+from workers.backends.torch.backend import TorchForward
 from workers.device import native_precision, resolve_device
 from workers.engine.engine import Engine
 from workers.models.loading import DEMO_MODEL, load_model

@@ -30,7 +30,7 @@ SHAPES = [(5, 20), (1, 2), (3, 61), (17, 33), (2, 16)]
 @pytest.fixture(scope="module")
 def mlx_backend() -> Any:
     pytest.importorskip("mlx.core")
-    from workers.backends.mlx import MlxBackend
+    from workers.backends.mlx.backend import MlxBackend
 
     return MlxBackend
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from jobs.spec import ScoreSpec
-from workers.backends.torch import TorchForward
+from workers.backends.torch.backend import TorchForward
 from workers.engine.engine import Engine, Work
 from workers.engine.pipeline import SMALL, Pipeline
 from workers.models.loading import load_model

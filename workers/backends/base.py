@@ -1,15 +1,28 @@
-"""What runs the model. A backend is an object with the members of `Backend`."""
+"""What runs the model: a `BackendKind` describes a backend, and loads models as a `Backend`."""
 
 from __future__ import annotations
 
-from typing import Protocol
+import importlib.util
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from workers.backends.families import reads_first_token
 from workers.models.tokens import Batch
 
+if TYPE_CHECKING:
+    import torch
+
 Logits = npt.NDArray[np.float32]
+
+
+DEVICES = {"cpu": "CPU", "cuda": "NVIDIA GPU", "mps": "Apple GPU"}
+"""What people call the devices."""
 
 
 class OutOfMemory(Exception):
@@ -53,3 +66,83 @@ class Backend(Protocol):
     def submit(self, batch: Batch) -> Pending:
         """Begin a forward; raises `OutOfMemory` and `DeviceLost`."""
         ...
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model that is to be loaded.
+
+    Attributes
+    ----------
+    source
+        Directory or hub id.
+    revision
+        Branch, tag or commit on the hub; ``None`` is the default branch.
+    config
+        The model's, from transformers.
+    cache
+        Folder for what is made from models.
+    """
+
+    source: str | Path
+    revision: str | None
+    config: Any
+    cache: Path
+
+    def classifier(self, dtype: torch.dtype | None = None) -> Any:
+        """The model as transformers has it, on the CPU, in evaluation mode; in float32 by default."""
+        from workers.backends.classifier import load_classifier  # torch and transformers take seconds
+
+        return load_classifier(self.source, self.revision, self.config, dtype)
+
+
+@dataclass(frozen=True)
+class BackendKind:
+    """All that is known of a backend before its package is imported.
+
+    Each backend's package has one, named ``KIND``, and imports nothing heavy before `load` is called.
+
+    Attributes
+    ----------
+    name
+        By which settings ask for it; also the extra that installs it.
+    precisions
+        What it runs, by device.
+    load
+        Loads a model on a device in a precision.
+    packages
+        What it imports that rankmill itself does not need.
+    any_model
+        Whether it runs every classifier of transformers, and not only families that `reads_first_token`.
+    machines
+        Those it runs on, by the names of `platform.machine`; none: on any.
+    lacks
+        What else this machine lacks for it on a device in a precision; asked when `packages` are there.
+    """
+
+    name: str
+    precisions: Mapping[str, tuple[str, ...]]
+    load: Callable[[ModelFiles, str, str], Backend]
+    packages: tuple[str, ...] = ()
+    any_model: bool = False
+    machines: tuple[str, ...] = ()
+    lacks: Callable[[str, str], str | None] = lambda device, precision: None
+
+    def obstacle(self, config: Any, device: str, precision: str) -> str | None:
+        """What keeps it from running a model in this precision on this device."""
+        if device not in self.precisions:
+            places = " and ".join(f"{DEVICES[each]}s" for each in self.precisions)
+            return f"it runs on {places}, not on {device}"
+        if self.machines and platform.machine() not in self.machines:
+            return f"it does not run on {platform.machine()} machines"
+        if not all(map(is_installed, self.packages)):
+            return f"it is not installed (pip install rankmill[{self.name}])"
+        lacking = self.lacks(device, precision)
+        if lacking is None and not (self.any_model or reads_first_token(config)):
+            return f"it is not known to score {config.model_type} models as PyTorch does"
+        return lacking
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package can be imported, without importing it."""
+    return importlib.util.find_spec(package) is not None

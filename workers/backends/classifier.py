@@ -9,7 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from jobs.errors import SpecError
-from workers.backends.first_token import reads_first_token
+from workers.backends.families import reads_first_token
 
 
 def load_config(source: str | Path, revision: str | None) -> Any:
@@ -38,7 +38,9 @@ def load_config(source: str | Path, revision: str | None) -> Any:
     return config
 
 
-def load_classifier(source: str | Path, revision: str | None, config: Any, dtype: torch.dtype) -> Any:
+def load_classifier(
+    source: str | Path, revision: str | None, config: Any, dtype: torch.dtype | None = None
+) -> Any:
     """The model in evaluation mode, on the CPU.
 
     Parameters
@@ -48,7 +50,7 @@ def load_classifier(source: str | Path, revision: str | None, config: Any, dtype
     config
         From `load_config`.
     dtype
-        Of the weights.
+        Of the weights; default: float32.
 
     Raises
     ------
@@ -59,7 +61,7 @@ def load_classifier(source: str | Path, revision: str | None, config: Any, dtype
         source,
         revision=revision or "main",
         config=config,
-        dtype=dtype,
+        dtype=dtype or torch.float32,
         # None: what transformers thinks best; some families (DeBERTa) cannot have sdpa
         attn_implementation="sdpa" if reads_first_token(config) else None,
         use_safetensors=True,

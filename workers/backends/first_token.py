@@ -13,10 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-
-def reads_first_token(config: Any) -> bool:
-    """Whether a model with this config is of a family known to read the first token only."""
-    return config.model_type in _LAYERS
+from workers.backends.families import reads_first_token
 
 
 def read_first_token_only(model: Any) -> bool:
@@ -32,9 +29,9 @@ def read_first_token_only(model: Any) -> bool:
     bool
         Whether it was replaced; any other model is left as it is.
     """
-    wrapper = _LAYERS.get(model.config.model_type)
-    if wrapper is None:
+    if not reads_first_token(model.config):
         return False
+    wrapper = _DistilBertLayer if model.config.model_type == "distilbert" else _BertLayer
     body = model.base_model
     layers = body.transformer.layer if wrapper is _DistilBertLayer else body.encoder.layer
     layers[-1] = wrapper(layers[-1])
@@ -77,16 +74,6 @@ class _DistilBertLayer(nn.Module):
         attended = self.attention_norm(inner.out_lin(context) + first)
         output: torch.Tensor = self.output_norm(self.feed_forward(attended) + attended)
         return output
-
-
-_LAYERS: dict[str, type[nn.Module]] = {
-    "bert": _BertLayer,
-    "camembert": _BertLayer,
-    "distilbert": _DistilBertLayer,
-    "electra": _BertLayer,
-    "roberta": _BertLayer,
-    "xlm-roberta": _BertLayer,
-}
 
 
 def _attend(

@@ -16,10 +16,10 @@ from transformers.utils import logging as transformers_logging
 
 from jobs.errors import SpecError
 from jobs.spec import ScoreSpec
-from workers.backends.base import Backend, Logits
-from workers.backends.classifier import load_classifier, load_config
-from workers.backends.registry import Choice, choose_backend
-from workers.backends.torch import DTYPES, TorchBackend
+from workers.backends.base import Backend, Logits, ModelFiles
+from workers.backends.classifier import load_config
+from workers.backends.families import first_position
+from workers.backends.registry import BACKENDS, Choice, choose_backend
 from workers.disk_cache import cache_folder
 from workers.models.tokenizer import PairTokenizer
 
@@ -99,7 +99,8 @@ def load(spec: ScoreSpec, device: str, backend: str, cache_dir: str) -> Loaded:
     try:
         config = load_config(source, spec.revision)
         choice = choose_backend(backend, spec.precision, config, device)
-        runner = _load_backend(choice, source, spec.revision, config, device, cache_dir)
+        files = ModelFiles(source, spec.revision, config, cache_folder(cache_dir))
+        runner = _load_backend(choice, files, device)
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=spec.revision or "main", trust_remote_code=False
         )
@@ -110,37 +111,13 @@ def load(spec: ScoreSpec, device: str, backend: str, cache_dir: str) -> Loaded:
     return Loaded(config, tokenizer, runner, getattr(config, "_commit_hash", None) or spec.revision)
 
 
-def _load_backend(
-    choice: Choice, source: str | Path, revision: str | None, config: Any, device: str, cache_dir: str
-) -> Backend:
-    """Each backend's package is imported only here, by the process that uses it."""
-
-    def classifier(dtype: torch.dtype = torch.float32) -> Any:
-        return load_classifier(source, revision, config, dtype)
-
+def _load_backend(choice: Choice, files: ModelFiles, device: str) -> Backend:
     try:
-        if choice.backend == "openvino":
-            from workers.backends.openvino.backend import OpenVinoBackend
-            from workers.backends.openvino.graph import openvino_graph
-
-            graph = openvino_graph(source, config, choice.precision, cache_folder(cache_dir), classifier)
-            return OpenVinoBackend(graph, choice.precision)
-        if choice.backend == "onnx":
-            from workers.backends.onnx.backend import OnnxBackend
-            from workers.backends.onnx.files import onnx_file
-
-            folder = cache_folder(cache_dir)
-            file = onnx_file(source, revision, config, choice.precision, folder, classifier)
-            return OnnxBackend(file, device, choice.precision)
-        if choice.backend == "mlx":
-            from workers.backends.mlx import MlxBackend
-
-            return MlxBackend(classifier(), device, choice.precision)
+        return BACKENDS[choice.backend].load(files, device, choice.precision)
     except ImportError as error:
         raise SpecError(
             f"backend {choice.backend} cannot be imported ({error}); pip install rankmill[{choice.backend}]"
         ) from error
-    return TorchBackend(classifier(DTYPES[choice.precision]), device, choice.precision)
 
 
 def _locate(name: str) -> str | Path:
@@ -170,8 +147,7 @@ def _cannot_load(spec: ScoreSpec, error: Exception) -> str:
 def _max_length(spec: ScoreSpec, config: Any, tokenizer: Any) -> int:
     """The limit sentence-transformers applies, but never more positions than the model has."""
     positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
-    if config.model_type in {"roberta", "xlm-roberta", "camembert", "xlm-roberta-xl"}:
-        positions -= config.pad_token_id + 1  # their positions start after the padding id
+    positions -= first_position(config)
     if spec.max_length is None:
         return int(min(tokenizer.model_max_length, positions))
     if spec.max_length > positions:

@@ -1,1 +1,34 @@
-"""ONNX Runtime."""
+"""ONNX Runtime: CPUs, and NVIDIA GPUs where its GPU build is installed."""
+
+from __future__ import annotations
+
+from workers.backends.base import Backend, BackendKind, ModelFiles
+
+
+def _load(files: ModelFiles, device: str, precision: str) -> Backend:
+    from workers.backends.onnx.backend import OnnxBackend
+    from workers.backends.onnx.files import onnx_file
+
+    file = onnx_file(files.source, files.revision, files.config, precision, files.cache, files.classifier)
+    return OnnxBackend(file, device, precision)
+
+
+def _lacks(device: str, precision: str) -> str | None:
+    if device == "cuda" and not _runs_on_cuda():
+        return "it is ONNX Runtime's build for CPUs (pip install onnxruntime-gpu instead of onnxruntime)"
+    return None
+
+
+def _runs_on_cuda() -> bool:
+    import onnxruntime
+
+    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+
+
+KIND = BackendKind(
+    name="onnx",
+    packages=("onnx", "onnxruntime"),
+    precisions={"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")},
+    load=_load,
+    lacks=_lacks,
+)

@@ -1,4 +1,4 @@
-"""MLX: Apple GPUs, and CPUs, where it is slow and serves to test what the GPU runs."""
+"""A BERT-family classifier in MLX's own modules."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 
 from jobs.errors import SpecError
 from workers.backends.base import Logits, OutOfMemory
+from workers.backends.families import first_position
 from workers.models.tokens import Batch
 
 _DTYPES = {"fp32": mx.float32, "fp16": mx.float16, "bf16": mx.bfloat16}
@@ -162,8 +163,7 @@ class _Classifier(nn.Module):  # type: ignore[misc]
         self.layers = [_Layer(*shape) for _ in range(config.num_hidden_layers)]
         self.dense, self.out = nn.Linear(width, width), nn.Linear(width, 1)
         self._squash = {"electra": nn.gelu, "distilbert": nn.relu}.get(config.model_type, mx.tanh)
-        positions_begin_after_padding = config.model_type in {"roberta", "xlm-roberta", "camembert"}
-        self._begin = config.pad_token_id + 1 if positions_begin_after_padding else 0
+        self._begin = first_position(config)
 
     def __call__(self, ids: mx.array, types: mx.array, mask: mx.array | None = None) -> mx.array:
         """``mask`` is false where attention must not go, ``[rows, 1, 1, tokens]``."""

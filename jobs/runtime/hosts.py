@@ -1,0 +1,49 @@
+"""What is known of devices and of this host without PyTorch: for workers and for those who start them."""
+
+from __future__ import annotations
+
+import os
+import platform
+from functools import cache
+from pathlib import Path
+
+TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
+"""Padded tokens in a batch by device: enough to keep it busy, few enough to pad little and to fit caches."""
+
+CLAIM_AHEAD = {"cpu": 1024, "cuda": 32_768, "mps": 8_192}
+"""Pairs a worker holds before it claims no more, by device: its forward never waits, others get theirs."""
+
+FOR_TESTS = frozenset({("mlx", "cpu")})
+"""Backends that run on a device only so that they can be tested there: far slower than the others."""
+
+
+def cores() -> int:
+    """CPU cores available to this process."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def visible_gpus() -> list[str]:
+    """NVIDIA GPUs available to this process, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name for name in visible.split(",") if name.strip()]
+    devices = Path("/proc/driver/nvidia/gpus")
+    return [str(number) for number in range(len(list(devices.iterdir())))] if devices.is_dir() else []
+
+
+def cpu_name() -> str:
+    """What the CPU is called."""
+    return _cpu_field("model name") or platform.processor() or platform.machine()
+
+
+def cpu_flags() -> frozenset[str]:
+    """The CPU's instruction sets, by Linux's names; empty where the system does not tell."""
+    return frozenset((_cpu_field("flags") or _cpu_field("Features")).split())
+
+
+@cache
+def _cpu_field(name: str) -> str:
+    """A field of the first core in ``/proc/cpuinfo``."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")

@@ -1,0 +1,19 @@
+"""MLX: Apple GPUs, and CPUs, where it is slow and serves to test what the GPU runs."""
+
+from __future__ import annotations
+
+from workers.backends.base import Backend, BackendKind, ModelFiles
+
+
+def _load(files: ModelFiles, device: str, precision: str) -> Backend:
+    from workers.backends.mlx.backend import MlxBackend
+
+    return MlxBackend(files.classifier(), device, precision)
+
+
+KIND = BackendKind(
+    name="mlx",
+    packages=("mlx",),
+    precisions=dict.fromkeys(("cpu", "mps"), ("fp32", "fp16", "bf16", "int8", "int4")),
+    load=_load,
+)
