@@ -1,22 +1,44 @@
 """Every error rankmill raises on purpose.
 
 The message of each is one line for a person: what is wrong, where, and the way out.
-Commands print it as it is and never show a traceback for these.
+Commands print it as it is, never with a traceback, and end with the exit code of its class.
 """
 
 from __future__ import annotations
+
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ExitCode(IntEnum):
+    """The exit codes of all commands."""
+
+    FAILED = 1
+    """Something went wrong on the way, or no server answers: the same command may work later."""
+    USAGE = 2
+    """The command line, the settings or the input must be changed; nothing was done."""
+    ROW_ERRORS = 3
+    """Done, but some rows have no score."""
+    INTERRUPTED = 130
+    """Ended by Ctrl-C or SIGTERM."""
 
 
 class RankmillError(Exception):
     """Base of all expected errors."""
 
+    exit_code: ClassVar[ExitCode] = ExitCode.FAILED
+
 
 class ConfigError(RankmillError):
     """A setting is unknown or has a value it cannot take."""
 
+    exit_code = ExitCode.USAGE
+
 
 class InputError(RankmillError):
     """The input, or an option that describes it, cannot be used; nothing was scored."""
+
+    exit_code = ExitCode.USAGE
 
 
 class OutputError(RankmillError):

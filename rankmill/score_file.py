@@ -23,9 +23,9 @@ from producer.files.sink import ScoredFile, check_target
 from producer.files.source import Source, find_files, open_source, stem
 from producer.files.workspace import Workspace
 from producer.submission import FIRST_PIECE, ScoredTable
-from rankmill.cli.progress import ProgressView, progress_view
 from rankmill.local.embedded import EmbeddedCluster
 from rankmill.local.worker_watch import WorkerWatch
+from rankmill.progress import ProgressView, progress_view
 
 logger = logging.getLogger(__name__)
 

@@ -1,47 +1,43 @@
-"""The command that measures what a precision costs before it is used."""
+"""``rankmill check-precision``: measure what a precision does to rankings before it is used."""
 
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import click
-import redis
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from jobs.errors import ConfigError, ConnectionFailed, InputError, RankmillError
+from jobs.errors import RankmillError
 from jobs.runtime.settings import load_settings
 from producer.files.readers import TextColumns
-from rankmill.cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail
+from rankmill.cli import options
 from rankmill.tuning.precision_check import REFERENCE, Measured, check_precisions
 
 
-@click.command("check-precision", context_settings={"help_option_names": ["-h", "--help"]})
+class PrecisionRefused(RankmillError):
+    """A precision ranks too differently from fp32, or loses rows."""
+
+
+@options.command("check-precision")
 @click.argument("inputs", nargs=-1, required=True, metavar="FILE...")
-@click.option("--precision", "precisions", multiple=True,
-              help="To be checked; may be given several times. Default: the settings' one.")  # fmt: skip
+@click.option("--precision", "precisions", multiple=True, metavar="NAME",
+              help="To be checked; may be given several times.  [default: the settings']")  # fmt: skip
 @click.option("--threshold", type=click.FloatRange(0, 1), default=0.999, show_default=True,
               help="Mean rank correlation with fp32 within a query that a precision must reach.")  # fmt: skip
 @click.option("--report-only", is_flag=True, help="Exit with 0 whatever is found.")
-@click.option("--label-column", help="Relevance as a number; also report nDCG@10.")
+@click.option("--label-column", metavar="NAME", help="Relevance as a number; also report nDCG@10.")
 @click.option("--sample", type=click.IntRange(min=2), default=2000, show_default=True,
               help="Rows to score, from the beginning.")  # fmt: skip
-@click.option("--query-column", default="query", show_default=True)
-@click.option("--passage-column", default="passage", show_default=True)
-@click.option("--model", help="Hub id, local directory, or 'demo'.")
-@click.option("--revision", help="Branch, tag or commit on the hub.")
-@click.option("--max-length", type=int, help="Longest pair in tokens; longer ones are truncated.")
-@click.option("--redis", "redis_url", help="Use this server and its workers; default: embedded ones.")
-@click.option("--queue", help="The queue's name.")
-@click.option("--device", help="Of embedded workers: auto, cpu, cuda or mps.")
-@click.option("--backend", help="Of embedded workers: auto, torch, openvino, onnx or mlx.")
-@click.option("--config", help="YAML file of settings.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was measured as JSON.")
+@options.columns()
+@options.settings(
+    "model", "revision", "max_length", "queue", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED
+)
+@options.as_json
 def check_precision(
     inputs: tuple[str, ...],
     precisions: tuple[str, ...],
@@ -55,32 +51,23 @@ def check_precision(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Score FILE in fp32 and in other precisions, and compare how they rank the passages of a query.
+    """Compare the rankings of precisions with those of fp32.
 
+    Scores FILE in fp32 and in the others, and compares how they rank the passages of a query.
     Exits with 1 where a precision stays below the threshold or loses rows, with 2 where nothing could
     be compared.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as after Ctrl-C
     columns = TextColumns(query_column, passage_column)
-    try:
-        settings = load_settings(flags, config)
-        asked = [load_settings({**flags, "precision": each}, config).precision for each in precisions]
-        found = check_precisions(
-            inputs, columns, label_column, sample, asked or [settings.precision], settings
-        )
-    except (InputError, ConfigError, ConnectionFailed) as error:
-        fail("check-precision", error, EXIT_USAGE)
-    except (RankmillError, redis.RedisError, OSError) as error:
-        fail("check-precision", error, EXIT_FAILED)
-    except KeyboardInterrupt:
-        fail("check-precision", "interrupted", EXIT_INTERRUPTED)
+    settings = load_settings(flags, config)
+    asked = [load_settings({**flags, "precision": each}, config).precision for each in precisions]
+    found = check_precisions(inputs, columns, label_column, sample, asked or [settings.precision], settings)
     if as_json:
         click.echo(json.dumps([asdict(each) for each in found]))
     else:
         Console().print(_table(found))
     bad = [each for each in found[1:] if each.spearman < threshold or each.lost]
     if bad and not report_only:
-        fail("check-precision", _refusal(bad, threshold), EXIT_FAILED)
+        raise PrecisionRefused(_refusal(bad, threshold))
 
 
 def _table(found: Sequence[Measured]) -> Table:

@@ -8,38 +8,39 @@ from typing import Any
 import click
 import yaml
 
-from jobs.errors import ConfigError
 from jobs.runtime.connection import mask_passwords
 from jobs.runtime.settings import Settings, merge_settings, validate
+from rankmill.cli import options
 
 
-@click.group()
+@click.group(context_settings=options.CONTEXT)
 def config() -> None:
     """Show and describe settings."""
 
 
-@config.command()
-@click.option("--config", "file", help="YAML file, or the name of one that rankmill ships.")
-def show(file: str | None) -> None:
+@options.command("show")
+@options.settings()
+def show(config: str | None) -> None:
     """Print every setting, merged as a command would, and where it was set.
 
     What is printed is a config file: a file's name or 'the environment' stands behind each value.
     """
-    try:
-        merged = merge_settings(config=file)
-        settings = validate(merged)
-    except ConfigError as error:
-        raise click.UsageError(str(error)) from None
+    merged = merge_settings(config=config)
+    settings = validate(merged)
     lines = [yaml.safe_dump({key: getattr(settings, key)}).strip() for key in Settings.model_fields]
     width = max(map(len, lines))
     for key, line in zip(Settings.model_fields, lines, strict=True):
         click.echo(mask_passwords(f"{line:<{width}}  # {merged[key].source}"))
 
 
-@config.command()
+@options.command("schema")
 def schema() -> None:
     """Print the JSON schema of config files, as in configs/schema.json."""
     click.echo(json.dumps(config_schema(), indent=2))
+
+
+for command in (show, schema):
+    config.add_command(command)
 
 
 def config_schema() -> dict[str, Any]:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jobs.errors import ConfigError, InputError, RankmillError
+from jobs.errors import ConfigError
 from jobs.runtime.connection import mask_passwords
-from rankmill.cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail
+from rankmill.cli import options
+from rankmill.cli.exits import MEASURED
 from rankmill.tuning.cell import Visit
 from rankmill.tuning.experiment import Experiment, load_experiment, shipped
 from rankmill.tuning.grid import RECORDS, Plan, plan, run
@@ -34,20 +34,31 @@ Exit codes:
 The same command continues after an interruption."""
 
 
-@click.command(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@options.command("experiment", epilog=_EPILOG, interrupted=MEASURED)
 @click.argument("files", nargs=-1, metavar="[FILE]...")
 @click.option("-o", "--output", "folder", type=click.Path(path_type=Path), default=Path("experiments"),
               show_default=True, help="Folder for report, plots and measurements.")  # fmt: skip
-@click.option("--model", help="Model to experiment with, in place of the base's.")
-@click.option("--pairs", help="File of pairs, or 'varied' or 'example', which rankmill ships.")
-@click.option("--query-column", help="Where the queries are in that file.")
-@click.option("--passage-column", help="Where the passages are in that file.")
+@click.option(
+    "--pairs",
+    metavar="FILE",
+    help="Pairs, or 'varied' or 'example', which rankmill ships.  [default: the experiment's]",
+)
+@options.columns("the experiment's")
+@click.option(
+    "--model", metavar="TEXT", help="Hub id, local directory, or 'demo'.  [default: the experiment's]"
+)
 @click.option("--scale", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True,
               help="Rows and requests in each measurement, as a share of what the files say.")  # fmt: skip
-@click.option("--repeats", type=int, help="Measurements of each cell by the same workers.")
-@click.option("--rounds", type=int, help="Visits of each cell, in fresh workers.")
+@click.option(
+    "--repeats",
+    type=int,
+    help="Measurements of each cell by the same workers.  [default: the experiment's]",
+)
+@click.option(
+    "--rounds", type=int, help="Visits of each cell, in fresh workers.  [default: the experiment's]"
+)
 @click.option("--restart", is_flag=True, help="Measure again what the folder has already.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress.")
+@options.quiet
 def experiment(
     files: tuple[str, ...],
     folder: Path,
@@ -57,34 +68,21 @@ def experiment(
     quiet: bool,
     **measure: Any,
 ) -> None:
-    """Measure the cells of each experiment FILE in turn, in fresh workers, and write a report.
+    """Measure grids of settings, and write a report.
 
-    FILE is a YAML file, or the name of an experiment that rankmill ships; default: all of those.
+    The cells of each experiment FILE are measured in turn, in fresh workers. FILE is a YAML file, or the
+    name of an experiment that rankmill ships; default: all of those.
     """
-    try:
-        if importlib.util.find_spec("matplotlib") is None:
-            raise ConfigError("plots need matplotlib: pip install 'rankmill[bench]'")
-        experiments = [load_experiment(file) for file in files or shipped()]
-        _check_names(experiments)
-        given = {key: value for key, value in measure.items() if value is not None}
-        plans = plan(experiments, {"model": model} if model else {}, given, scale)
-        if restart:
-            (folder / RECORDS).unlink(missing_ok=True)
-        visits = _run(plans, folder, quiet)
-        _report(folder, experiments, visits)
-    except (ConfigError, InputError) as error:
-        fail("rankmill experiment", error, EXIT_USAGE)
-    except ValidationError as error:
-        first = error.errors()[0]
-        fail("rankmill experiment", f"{first['loc'][0]}: {first['msg']}", EXIT_USAGE)
-    except (RankmillError, OSError) as error:
-        fail("rankmill experiment", error, EXIT_FAILED)
-    except KeyboardInterrupt:
-        fail(
-            "rankmill experiment",
-            "interrupted; what was measured is kept, and the same command continues",
-            EXIT_INTERRUPTED,
-        )
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("plots need matplotlib: pip install 'rankmill[bench]'")
+    experiments = [load_experiment(file) for file in files or shipped()]
+    _check_names(experiments)
+    given = {key: value for key, value in measure.items() if value is not None}
+    plans = plan(experiments, {"model": model} if model else {}, given, scale)
+    if restart:
+        (folder / RECORDS).unlink(missing_ok=True)
+    visits = _run(plans, folder, quiet)
+    _report(folder, experiments, visits)
 
 
 def _run(plans: Sequence[Plan], folder: Path, quiet: bool) -> list[Visit]:

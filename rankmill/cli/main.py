@@ -1,194 +1,48 @@
-"""The command for those who look after the cluster: what is going on, and how to stop it."""
+"""``rankmill``: all commands as one family."""
 
 from __future__ import annotations
 
-import json
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from importlib import import_module
 
 import click
-import redis
-from rich.console import Console, RenderableType
-from rich.live import Live
-from rich.text import Text
 
-from jobs.errors import ConfigError, ConnectionFailed, InputError, RankmillError
-from jobs.progress import MAX_ROW_ERRORS
-from jobs.run import Run
-from jobs.runs import RunStore
-from jobs.runtime.connection import connect, mask_passwords
-from jobs.runtime.settings import load_settings
-from rankmill.cli.check_precision import check_precision
-from rankmill.cli.config import config as config_command
-from rankmill.cli.exits import EXIT_FAILED, EXIT_USAGE, fail, server_of
-from rankmill.cli.experiment import experiment
-from rankmill.cli.exporter import exporter
-from rankmill.cli.tune import tune
-from rankmill.cluster import tables
-from rankmill.cluster.snapshot import PAGE_RUNS, Cluster, read_cluster
+from rankmill.cli import options
 
-_LOOK_SECONDS = 2.0
-_STATUS_RUNS = 10
+_COMMANDS = {
+    "score": "score.score_file",
+    "workers": "workers.score_workers",
+    "status": "status.status",
+    "runs": "status.runs",
+    "errors": "status.errors",
+    "cancel": "status.cancel",
+    "tune": "tune.tune",
+    "experiment": "experiment.experiment",
+    "check-precision": "check_precision.check_precision",
+    "exporter": "exporter.exporter",
+    "config": "config.config",
+}
+"""Module and name of each command; a module is imported when its command is asked for."""
 
 _EPILOG = """\b
 Exit codes:
-  0  done
-  1  Redis cannot be reached, or failed
-  2  wrong usage, or there is no such run (any more)"""
+  0    done
+  1    failed, or no server answers
+  2    wrong usage or input
+  3    score: done, but some rows have no score
+  130  interrupted"""
 
 
-@click.group(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="rankmill")
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module, _, name = _COMMANDS.get(cmd_name, "").partition(".")
+        found: click.Command | None = getattr(import_module(f"rankmill.cli.{module}"), name) if name else None
+        return found
+
+
+@click.group(cls=_Commands, epilog=_EPILOG, context_settings=options.CONTEXT)
+@options.version
 def rankmill() -> None:
-    """Look after a cluster of scoring workers and the runs they work on; choose how they score."""
-
-
-for command in (check_precision, config_command, experiment, exporter, tune):
-    rankmill.add_command(command)
-
-
-def _options(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that every command has."""
-    command = click.option("--config", help="YAML file of settings.")(command)
-    return click.option("--redis", "redis_url", help="The server; default: REDIS_URL.")(command)
-
-
-@rankmill.command()
-@_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch, a line for each look.")
-@click.option("--watch", is_flag=True, help=f"Look again every {_LOOK_SECONDS:.0f} s, until Ctrl-C.")
-def status(redis_url: str | None, config: str | None, as_json: bool, watch: bool) -> None:
-    """Show queues, workers and runs."""
-    with _store(redis_url, config) as store:
-        if not watch:
-            _show_status(read_cluster(store.redis), as_json)
-        elif as_json or not sys.stdout.isatty():
-            while True:
-                _show_status(_look(store), as_json)
-                time.sleep(_LOOK_SECONDS)
-        else:
-            with Live(console=_console(), screen=True, auto_refresh=False) as live:
-                while True:
-                    live.update(_status(_look(store)), refresh=True)
-                    time.sleep(_LOOK_SECONDS)
-
-
-@rankmill.command()
-@_options
-@click.option("--page", type=click.IntRange(min=1), default=1, help=f"{PAGE_RUNS} runs each.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def runs(redis_url: str | None, config: str | None, page: int, as_json: bool) -> None:
-    """List the runs that are not finished.
-
-    Those last worked on come first.
-    """
-    with _store(redis_url, config) as store:
-        cluster = read_cluster(store.redis, page=page - 1)
-        if as_json:
-            found = [run.model_dump() for run in cluster.runs]
-            click.echo(json.dumps({"total": cluster.runs_total, "page": page, "runs": found}))
-            return
-        console = _console()
-        console.print(tables.runs_table(cluster.runs, cluster.at))
-        pages = -(-cluster.runs_total // PAGE_RUNS)
-        if pages > 1:
-            click.echo(f"page {page} of {pages}, {cluster.runs_total:,} runs: --page N")
-
-
-@rankmill.command()
-@click.argument("run_id", metavar="RUN")
-@_options
-def cancel(run_id: str, redis_url: str | None, config: str | None) -> None:
-    """Cancel a run.
-
-    It is named by its id or how that begins. Its waiting chunks leave the queue, workers stop within
-    seconds, and so does its producer; a score-file keeps what is scored, and the same command continues.
-    """
-    with _store(redis_url, config) as store:
-        run = _find(store, run_id)
-        waiting = store.cancel(run)
-        click.echo(f"run {run.id} is cancelled; {waiting} waiting chunks have left queue {run.queue!r}")
-
-
-@rankmill.command()
-@click.argument("run_id", metavar="RUN")
-@_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a line for each row.")
-def errors(run_id: str, redis_url: str | None, config: str | None, as_json: bool) -> None:
-    """List the rows of a run without a score.
-
-    With the reason, the attempts made, and the worker of the last one. The run is named by its id or
-    how that begins.
-    """
-    with _store(redis_url, config) as store:
-        run = _find(store, run_id)
-        found = store.row_errors(run.id)
-        if as_json:
-            for error in found:
-                click.echo(error.model_dump_json())
-            return
-        if not found:
-            click.echo(f"run {run.id}: every row that is done has a score")
-            return
-        _console().print(tables.errors_table(found))
-        if len(found) >= MAX_ROW_ERRORS:
-            click.echo(f"these are the first {len(found)}; the list beside the run's output will have all")
-
-
-@contextmanager
-def _store(redis_url: str | None, config: str | None) -> Iterator[RunStore]:
-    """The server's runs; errors of whatever is done with them end the command with one line."""
-    try:
-        yield RunStore(connect(server_of(load_settings({"redis_url": redis_url}, config))))
-    except (ConfigError, InputError) as error:
-        fail("rankmill", error, EXIT_USAGE)
-    except (RankmillError, ConnectionFailed, redis.RedisError) as error:
-        fail("rankmill", error, EXIT_FAILED)
-    except KeyboardInterrupt:
-        sys.exit(0)
-
-
-def _look(store: RunStore) -> Cluster | str:
-    """The cluster, or why it cannot be seen just now."""
-    try:
-        return read_cluster(store.redis)
-    except redis.RedisError as error:
-        return f"Redis does not answer, trying again: {_line(error)}"
-
-
-def _status(found: Cluster | str) -> RenderableType:
-    return Text(found, style="bold red") if isinstance(found, str) else tables.overview(found, _STATUS_RUNS)
-
-
-def _show_status(found: Cluster | str, as_json: bool) -> None:
-    if not as_json:
-        _console().print(_status(found))
-    elif isinstance(found, str):
-        click.echo(json.dumps({"error": found}))
-    else:
-        click.echo(found.model_dump_json())
-
-
-def _find(store: RunStore, prefix: str) -> Run:
-    """The one run whose id begins so."""
-    found = store.find(prefix)
-    if len(found) > 1:
-        raise InputError(f"{len(found)} runs begin with {prefix}: {', '.join(found[:5])}; give more of it")
-    run = store.load(found[0]) if found else None
-    if run is None:
-        raise InputError(
-            f"there is no run {prefix}: it has finished, was cancelled or has expired; a finished score-file "
-            "has left the rows without a score beside its output, in OUTPUT.errors.jsonl"
-        )
-    return run
-
-
-def _console() -> Console:
-    """Standard output; what comes from Redis is no markup."""
-    return Console(markup=False, highlight=False, emoji=False)
-
-
-def _line(error: BaseException) -> str:
-    return mask_passwords(" ".join(str(error).split()))
+    """Score pairs with cross-encoders; look after workers and runs; choose how they score."""

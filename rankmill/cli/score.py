@@ -1,32 +1,27 @@
-"""The command line."""
+"""``score-file``, also ``rankmill score``: score files of pairs."""
 
 from __future__ import annotations
 
 import json
-import signal
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import click
-import pyarrow as pa
-import redis
 
-from jobs.errors import ConfigError, ConnectionFailed, InputError, RankmillError
+from jobs.errors import ConnectionFailed, ExitCode
 from jobs.runtime.logs import set_up
 from jobs.runtime.settings import load_settings
 from producer.files.readers import TextColumns
-from rankmill.cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail
+from rankmill.cli import options
 from rankmill.score_file import Request, Summary
 from rankmill.score_file import score_file as run_score_file
-
-EXIT_ROW_ERRORS = 3
 
 _EPILOG = """\b
 Exit codes:
   0    every row was scored
-  1    failed; no output was written, what was scored is kept
+  1    failed, or no server answers; no output was written, what was scored
+       is kept
   2    wrong usage or input, found before any work
   3    done, but some rows have no score: OUTPUT.errors.jsonl names them
   130  interrupted; no output was written, what was scored is kept
@@ -35,46 +30,30 @@ Exit codes:
 What is scored is kept in OUTPUT.rankmill/ until the output is there. After a
 failure, an interruption or a crash, the same command continues.
 
-Every option that stands in configs/base.yaml can be set there (--config), by
-RANKMILL_<NAME> in the environment, or by its flag; the flag wins."""
+--workers, --device and --backend are for embedded workers; others have their
+own settings. Every setting of configs/base.yaml can be set in a file
+(--config), by RANKMILL_<NAME> in the environment, or by its flag; the flag wins."""
 
 
-def _settings_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The flags that override settings; their names are the settings' names."""
-    options = [
-        click.option("--model", help="Hub id, local directory, or 'demo'."),
-        click.option("--revision", help="Branch, tag or commit on the hub."),
-        click.option("--precision", help="auto, fp32, bf16, fp16, int8 or int4."),
-        click.option("--max-length", type=int, help="Longest pair in tokens; longer ones are truncated."),
-        click.option("--activation", help="default (the model's own), identity or sigmoid."),
-        click.option("--redis", "redis_url", help="Use this server and its workers; default: embedded ones."),
-        click.option("--queue", help="The queue's name."),
-        click.option("--chunk-size", type=int, help="Pairs in a job, at most."),
-        click.option("--workers", help="Embedded workers; default: one for each GPU, else one."),
-        click.option("--device", help="Of embedded workers: auto, cpu, cuda or mps."),
-        click.option("--backend", help="Of embedded workers: auto, torch, openvino, onnx or mlx."),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
-@click.command(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@options.command("score-file", epilog=_EPILOG, interrupted="no output was written")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
-@click.option("-o", "--output", help="Parquet file to make; default: <input stem>.scored.parquet.")
-@click.option("--query-column", default="query", show_default=True)
-@click.option("--passage-column", default="passage", show_default=True)
-@click.option("--score-column", default="score", show_default=True, help="Name of the column to add.")
+@click.option(
+    "-o", "--output", metavar="FILE", help="Parquet file to make.  [default: <input stem>.scored.parquet]"
+)
+@options.columns()
+@click.option("--score-column", default="score", show_default=True, metavar="NAME", help="Column to add.")
 @click.option("--on-null", type=click.Choice(["error", "fail"]), default="error", show_default=True,
               help="A null text is that row's error, or stops before any work.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 @click.option("--restart", is_flag=True, help="Start over; drop what an interrupted run has scored.")
-@_settings_options
-@click.option("--config", help="YAML file of settings.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-@click.option("-q", "--quiet", is_flag=True, help="No progress, no messages but errors.")
+@options.settings(
+    "model", "revision", "precision", "max_length", "activation", "queue", "chunk_size",
+    "workers", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED,
+)  # fmt: skip
+@options.as_json
+@options.quiet
 @click.option("-v", "--verbose", is_flag=True, help="More messages: a line for each chunk.")
-@click.version_option(package_name="rankmill")
+@options.version
 def score_file(
     inputs: tuple[str, ...],
     output: str | None,
@@ -90,12 +69,12 @@ def score_file(
     verbose: bool,
     **flags: Any,
 ) -> None:
-    """Score the query-passage pairs of INPUT with a cross-encoder.
+    """Score the pairs of INPUT files with a cross-encoder.
 
-    INPUT is a Parquet, CSV, TSV or JSONL file (text also gzipped or zstd-compressed), a directory
-    or a glob. The output holds all columns of the input, in its order, and the score.
+    INPUT is a Parquet, CSV, TSV or JSONL file (text also gzipped or zstd-compressed), a directory or a
+    glob, with a query and a passage in each row. The output holds all columns of the input, in its order,
+    and the score.
     """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as after Ctrl-C
     request = Request(
         inputs=inputs,
         output=output,
@@ -107,26 +86,18 @@ def score_file(
         quiet=quiet,
     )
     flags["log_level"] = "error" if quiet else "debug" if verbose else None
+    settings = load_settings(flags, config)
+    set_up(settings.log_level, settings.log_format)
     try:
-        settings = load_settings(flags, config)
-        set_up(settings.log_level, settings.log_format)
         summary = run_score_file(request, settings)
-    except (InputError, ConfigError, ConnectionFailed) as error:
-        if isinstance(error, ConnectionFailed):
-            error.add_note("leave --redis and REDIS_URL out to start an embedded server")
-        fail("score-file", error, EXIT_USAGE)
-    except RankmillError as error:
-        fail("score-file", error, EXIT_FAILED)
-    except (OSError, pa.ArrowException, redis.RedisError) as error:  # a full disk, a server out of memory
-        fail("score-file", error, EXIT_FAILED)
-    except KeyboardInterrupt as error:
-        error.args = ("interrupted; no output was written",)  # its notes say what is kept
-        fail("score-file", error, EXIT_INTERRUPTED)
+    except ConnectionFailed as error:
+        error.add_note("leave --redis and REDIS_URL out to start an embedded server")
+        raise
     if as_json:
         click.echo(json.dumps(asdict(summary)))
     elif not quiet:
         click.echo(describe(summary))
-    sys.exit(EXIT_ROW_ERRORS if summary.row_errors else 0)
+    sys.exit(ExitCode.ROW_ERRORS if summary.row_errors else 0)
 
 
 def describe(summary: Summary) -> str:

@@ -15,11 +15,12 @@ from typing import Any, cast, get_args
 import click
 import yaml
 
-from jobs.errors import ConfigError, InputError, OutputError, RankmillError
+from jobs.errors import InputError
 from jobs.runtime.connection import mask_passwords
 from jobs.runtime.settings import Settings, config_file, load_settings
-from rankmill.cli.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail
-from rankmill.tuning.pairs import COLUMNS, fingerprint, sample
+from rankmill.cli import options
+from rankmill.cli.exits import MEASURED
+from rankmill.tuning.pairs import fingerprint, sample
 from rankmill.tuning.records import Records
 from rankmill.tuning.trials import MAX_ROWS, Objective, Trials
 from rankmill.tuning.tune import Tuned, Tuner
@@ -54,7 +55,7 @@ def _seconds(context: click.Context, option: click.Parameter, text: str) -> floa
         raise click.BadParameter(str(error)) from None
 
 
-@click.command(epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@options.command("tune", epilog=_EPILOG, interrupted=MEASURED)
 @click.argument("file", default="varied")
 @click.option(
     "--objective",
@@ -66,16 +67,14 @@ def _seconds(context: click.Context, option: click.Parameter, text: str) -> floa
 @click.option(
     "--budget", default="2m", show_default=True, callback=_seconds, help="Time to measure, at most."
 )
-@click.option("--model", help="Hub id, local directory, or 'demo'.")
-@click.option("--config", help="YAML file of settings to begin with; what it fixes stays.")
+@options.settings("model")
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("tuned.yaml"),
               show_default=True, help="Config file to write.")  # fmt: skip
-@click.option("--query-column", default=COLUMNS[0], show_default=True)
-@click.option("--passage-column", default=COLUMNS[1], show_default=True)
+@options.columns()
 @click.option("--min-spearman", type=click.FloatRange(-1, 1), default=0.999, show_default=True,
               help="Rank correlation within a query with fp32 that a precision must have.")  # fmt: skip
 @click.option("--restart", is_flag=True, help="Measure again what an interrupted tuning has measured.")
-@click.option("-q", "--quiet", is_flag=True, help="Do not tell the steps.")
+@options.quiet
 def tune(
     file: str,
     objective: str,
@@ -89,50 +88,40 @@ def tune(
     restart: bool,
     quiet: bool,
 ) -> None:
-    """Find the best backend, precision, token budget, workers and threads for a sample of FILE.
+    """Find the best settings for this machine.
 
-    FILE holds pairs as score-file takes them; default: pairs of many lengths that rankmill ships. What
-    wins is written to a config file.
+    Tries backends, precisions, token budgets, workers and threads with a sample of FILE. FILE holds pairs
+    as score-file takes them; default: pairs of many lengths that rankmill ships. What wins is written to
+    a config file. What --config fixes stays as it is.
     """
-    try:
-        _check_output(output)
-        settings = load_settings({"model": model}, config)
-        pairs = sample(file, MAX_ROWS, (query_column, passage_column))
-        asked = [version("rankmill"), settings.model_dump(), objective, min_spearman, fingerprint(pairs)]
-        asked += [platform.node(), os.cpu_count()]
-        kept = output.with_name(output.name + ".tuning.jsonl")
-        if restart:
-            kept.unlink(missing_ok=True)
-        records = Records(kept, hashlib.sha256(json.dumps(asked).encode()).hexdigest())
-        with Trials(settings, pairs, cast("Objective", objective), budget + _GRACE) as trials:
-            tuner = Tuner(
-                settings,
-                trials,
-                cast("Objective", objective),
-                records,
-                budget=budget,
-                min_spearman=min_spearman,
-                say=lambda line: None if quiet else click.echo(mask_passwords(line), err=True),
-            )
-            tuned = tuner.tune()
-        output.write_text(_config(tuned, settings, objective, file, config, output), encoding="utf-8")
+    _check_output(output)
+    settings = load_settings({"model": model}, config)
+    pairs = sample(file, MAX_ROWS, (query_column, passage_column))
+    asked = [version("rankmill"), settings.model_dump(), objective, min_spearman, fingerprint(pairs)]
+    asked += [platform.node(), os.cpu_count()]
+    kept = output.with_name(output.name + ".tuning.jsonl")
+    if restart:
         kept.unlink(missing_ok=True)
-    except (ConfigError, InputError, OutputError) as error:
-        fail("rankmill tune", error, EXIT_USAGE)
-    except (RankmillError, OSError) as error:
-        fail("rankmill tune", error, EXIT_FAILED)
-    except KeyboardInterrupt:
-        fail(
-            "rankmill tune",
-            "interrupted; what was measured is kept, and the same command continues",
-            EXIT_INTERRUPTED,
+    records = Records(kept, hashlib.sha256(json.dumps(asked).encode()).hexdigest())
+    with Trials(settings, pairs, cast("Objective", objective), budget + _GRACE) as trials:
+        tuner = Tuner(
+            settings,
+            trials,
+            cast("Objective", objective),
+            records,
+            budget=budget,
+            min_spearman=min_spearman,
+            say=lambda line: None if quiet else click.echo(mask_passwords(line), err=True),
         )
+        tuned = tuner.tune()
+    output.write_text(_config(tuned, settings, objective, file, config, output), encoding="utf-8")
+    kept.unlink(missing_ok=True)
     click.echo(f"{output} holds what won; use it: score-file INPUT --config {output}")
 
 
 def _check_output(output: Path) -> None:
     if output.exists() and not output.read_text(encoding="utf-8", errors="replace").startswith(_FIRST_LINE):
-        raise OutputError(f"{output} is there and was not made by rankmill tune; choose another name: -o")
+        raise InputError(f"{output} is there and was not made by rankmill tune; choose another name: -o")
 
 
 def _config(

@@ -13,10 +13,16 @@ from pathlib import Path
 
 import redis
 
+from jobs.errors import RankmillError
+
 _EARLY_DEATH_SECONDS = 30
 _FIRST_PAUSE_SECONDS = 0.25
 _MAX_EARLY_DEATHS = 3
 """Workers that die so often, each within so few seconds of its start, will not get better."""
+
+
+class WorkersFailed(RankmillError):
+    """Workers of this host refuse to start, or die at their start again and again."""
 
 
 @dataclass

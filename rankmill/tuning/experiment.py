@@ -73,6 +73,13 @@ class Measure(_Strict):
             raise ValueError("rows and requests are both 0: nothing would be measured")
         return self
 
+    def changed(self, changes: Mapping[str, Any]) -> Measure:
+        """With some values replaced; raises `ConfigError` if that cannot be."""
+        try:
+            return Measure(**{**self.model_dump(), **changes})
+        except ValidationError as error:
+            raise ConfigError(_first(error)) from None
+
     def scaled(self, scale: float) -> Measure:
         """With that share of rows and requests, but at least one where there are some."""
         sizes = {name: getattr(self, name) for name in ("rows", "requests")}
@@ -154,12 +161,8 @@ class Experiment(_Strict):
         """
         ours = {key: value for key, value in cell.items() if key in Measure.model_fields}
         theirs = {key: value for key, value in cell.items() if key not in ours}
-        merged = merge_settings({**self.settings, **flags, **theirs}, self.base)
-        try:
-            settings = validate(merged)
-            return settings, Measure(**{**self.measure.model_dump(), **measure, **ours}).scaled(scale)
-        except ValidationError as error:
-            raise ConfigError(_first(error)) from None
+        settings = validate(merge_settings({**self.settings, **flags, **theirs}, self.base))
+        return settings, self.measure.changed({**measure, **ours}).scaled(scale)
 
 
 def load_experiment(file: str | os.PathLike[str]) -> Experiment:

@@ -60,10 +60,15 @@ def plan(
     """All visits, in their order: each experiment's rounds, each over all of its cells.
 
     `flags` and `measure` are the options given; `scale` is the share of rows and requests to take.
+
+    Raises
+    ------
+    ConfigError
+        An option has a value it cannot take.
     """
     found = []
     for experiment in experiments:
-        common = Measure(**{**experiment.measure.model_dump(), **measure})
+        common = experiment.measure.changed(measure)
         for number in range(common.rounds):
             for cell in experiment.cells():
                 try:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import OutputError
+from jobs.errors import InputError
 
 
 class Records:
@@ -22,7 +22,7 @@ class Records:
 
     Raises
     ------
-    OutputError
+    InputError
         The file is there and holds something else.
     """
 
@@ -38,7 +38,7 @@ class Records:
                 record = json.loads(line)
                 self._values[record["key"]] = record["value"]
             except (ValueError, TypeError, KeyError):
-                raise OutputError(f"{path}: these are no measurements of rankmill; move it away") from None
+                raise InputError(f"{path}: these are no measurements of rankmill; move it away") from None
             self._good += len(line)
 
     def get(self, key: str) -> Any | None:

@@ -90,14 +90,38 @@ def test_a_cancelled_score_file_says_so_and_can_be_continued(
     assert pq.read_table(tmp_path / "a.scored.parquet")["score"].null_count == 0
 
 
-@pytest.mark.parametrize("command", [["status"], ["runs"], ["cancel", "0af"], ["errors", "0af"]])
-def test_redis_away_is_one_line(command: list[str]) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["score", "{pairs}"],
+        ["check-precision", "{pairs}"],
+        ["workers"],
+        ["status"],
+        ["runs"],
+        ["cancel", "0af"],
+        ["errors", "0af"],
+    ],
+)
+def test_a_server_that_is_away_is_one_line_and_one_code_everywhere(
+    command: list[str], tmp_path: Path
+) -> None:
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text("query,passage\nq,p\n")
+    command = [part.format(pairs=pairs) for part in command]
     done = rankmill(*command, "--redis", "redis://me:secret@127.0.0.1:1")
     assert done.code == 1
-    assert "no usable Redis at redis://me:***@127.0.0.1:1" in done.err
+    assert done.err.startswith(f"rankmill {command[0]}: no usable Redis at redis://me:***@127.0.0.1:1")
     assert "secret" not in done.err
     assert len(done.err.splitlines()) == 1
-    assert rankmill(*command).code == 2  # no server is named
+
+
+@pytest.mark.parametrize("command", [["workers"], ["status"], ["runs"], ["cancel", "0af"], ["exporter"]])
+def test_commands_that_need_a_server_ask_for_it(command: list[str]) -> None:
+    done = rankmill(*command)
+    assert (done.code, done.err) == (
+        2,
+        f"rankmill {command[0]}: no Redis server is named: give --redis or set REDIS_URL\n",
+    )
 
 
 def test_a_run_is_named_by_how_its_id_begins(server: Server, tiny_model: Path) -> None:

@@ -1,0 +1,127 @@
+"""Options that several commands have, each declared once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args, get_origin
+
+import click
+
+from jobs.errors import ConfigError
+from jobs.runtime.settings import Settings, merge_settings
+from rankmill.cli.exits import clean_exit
+from rankmill.local.embedded import cores
+
+Function = Callable[..., None]
+Option = Callable[[Function], Function]
+
+CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+REDIS_OR_EMBEDDED = "REDIS_URL, else an embedded server and workers"
+
+_HELP = {
+    "model": "Hub id, local directory, or 'demo'.",
+    "revision": "Branch, tag or commit on the hub.",
+    "precision": "What the model computes in; auto: what the worker's hardware is best at.",
+    "max_length": "Longest pair in tokens; longer ones are truncated.",
+    "activation": "From the model's output to the score; default: the model's own.",
+    "redis_url": "redis://, rediss:// (TLS) or unix:// URL of the server.",
+    "queue": "Name of the queue.",
+    "chunk_size": "Pairs in a job, at most.",
+    "workers": "Worker processes on this host; auto: one for each GPU, else 1.",
+    "threads": f"CPU threads of each worker; auto: its share of the cores ({cores()} here).",
+    "device": "Where workers on this host run the model; auto: cuda, else mps, else cpu.",
+    "backend": "What runs the model; auto: openvino on x86 CPUs if it is installed, else torch.",
+    "warm": "Models to load at the start, with commas between them.",
+    "log_level": "Least severe messages to show; debug: a line for each chunk.",
+    "exporter_address": "HOST:PORT to listen on; if the port is in use, the next free one.",
+}
+_NONE = {
+    "revision": "the hub's default branch",
+    "max_length": "the model's limit",
+    "redis_url": "REDIS_URL",
+    "warm": "none",
+}
+"""What it means that a setting has no value, where `None` or nothing is the default."""
+
+_FLAGS = {"redis_url": "--redis", "exporter_address": "--address"}
+
+_DEFAULTS = {name: found.value for name, found in merge_settings(environ={}).items()}
+
+
+def command(
+    name: str, *, epilog: str | None = None, interrupted: str = ""
+) -> Callable[[Function], click.Command]:
+    """`click.command` as all of ours are: with ``-h``, and failures that are one line (`clean_exit`)."""
+
+    def wrap(function: Function) -> click.Command:
+        make = click.command(name, epilog=epilog, context_settings=CONTEXT)
+        return make(clean_exit(interrupted)(function))
+
+    return wrap
+
+
+def settings(*names: str, **defaults: str) -> Option:
+    """Flags that override settings, by the settings' names, and ``--config``.
+
+    `defaults` are flags as well, with what to call their default where it is not the setting's own.
+    """
+
+    def wrap(function: Function) -> Function:
+        function = click.option(
+            "--config", metavar="FILE", help="YAML file of settings.  [default: RANKMILL_CONFIG]"
+        )(function)
+        for name in reversed([*names, *defaults]):
+            function = _setting(name, defaults.get(name))(function)
+        return function
+
+    return wrap
+
+
+def _setting(name: str, default: str | None) -> Option:
+    words, takes_number = _values(Settings.model_fields[name].annotation)
+    default = default or _NONE.get(name) or str(_DEFAULTS[name])
+    return click.option(
+        _FLAGS.get(name, f"--{name.replace('_', '-')}"),
+        name,
+        metavar="|".join([*words, *(["N"] if takes_number else [])]) or "TEXT",
+        help=f"{_HELP[name]}  [default: {default}]",
+        shell_complete=lambda context, option, begun: [word for word in words if word.startswith(begun)],
+    )
+
+
+def _values(annotation: Any) -> tuple[list[str], bool]:
+    """The words that a setting can be, and whether it can be a number; click does not check them."""
+    if get_origin(annotation) is Literal:
+        return [str(word) for word in get_args(annotation)], False
+    parts = [_values(part) for part in get_args(annotation)]
+    words = [word for found, _ in parts for word in found]
+    return words, annotation is int or any(number for _, number in parts)
+
+
+def server(settings: Settings) -> str:
+    """The server's URL; raises `ConfigError` where a command needs one and none is named."""
+    if not settings.redis_url:
+        raise ConfigError("no Redis server is named: give --redis or set REDIS_URL")
+    return settings.redis_url
+
+
+def columns(default: str | None = None) -> Option:
+    """Where the texts are in the input: ``query`` and ``passage``, or `default`, in words."""
+
+    def wrap(function: Function) -> Function:
+        for name in ("passage", "query"):
+            function = click.option(
+                f"--{name}-column",
+                default=None if default else name,
+                metavar="NAME",
+                help=f"Where the {name} is.  [default: {default or name}]",
+            )(function)
+        return function
+
+    return wrap
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+quiet = click.option("-q", "--quiet", is_flag=True, help="No progress, no messages but errors.")
+version = click.version_option(package_name="rankmill")

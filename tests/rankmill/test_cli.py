@@ -1,0 +1,139 @@
+"""The command family: how all commands end, what their help says, what a shell completes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import redis
+from click.testing import CliRunner, Result
+
+from jobs import errors
+from jobs.runtime.settings import Settings, load_settings
+from rankmill.cli import options
+from rankmill.cli.main import rankmill
+from tests.conftest import BIN, ENVIRON
+
+FAMILY = [
+    "score", "workers", "status", "runs", "errors", "cancel", "tune", "experiment", "check-precision",
+    "exporter", "config",
+]  # fmt: skip
+
+
+def end_with(error: BaseException) -> Result:
+    """Run a command that raises `error`."""
+
+    @options.command("some-command", interrupted="half of it is kept")
+    def some_command() -> None:
+        raise error
+
+    return CliRunner().invoke(some_command)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (errors.ConfigError("queue: bad"), 2, "queue: bad"),
+        (errors.InputError("a.csv: no such file"), 2, "a.csv: no such file"),
+        (errors.ConnectionFailed("no usable Redis"), 1, "no usable Redis"),
+        (errors.RunFailed("the model\ncannot be loaded"), 1, "the model cannot be loaded"),
+        (redis.ResponseError("OOM of redis://a:secret@b"), 1, "OOM of redis://a:***@b"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "[Errno 28] No space left on device"),
+        (pa.ArrowInvalid("no such type"), 1, "no such type"),
+        (MemoryError(), 1, "MemoryError"),
+        (KeyboardInterrupt(), 130, "interrupted; half of it is kept"),
+    ],
+)
+def test_every_failure_is_one_line_and_the_code_of_its_kind(
+    error: BaseException, code: int, line: str
+) -> None:
+    done = end_with(error)
+    assert (done.exit_code, done.stdout, done.stderr) == (code, "", f"some-command: {line}\n")
+
+
+def test_notes_stand_in_the_same_line() -> None:
+    error = errors.RunFailed("it failed")
+    error.add_note("7 rows are kept")
+    assert end_with(error).stderr == "some-command: it failed; 7 rows are kept\n"
+
+
+def test_a_bug_is_not_hidden() -> None:
+    assert isinstance(end_with(ZeroDivisionError()).exception, ZeroDivisionError)
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does() -> None:
+    @options.command("some-command")
+    def some_command() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+
+    done = CliRunner().invoke(some_command)
+    assert (done.exit_code, done.stderr) == (130, "some-command: interrupted\n")
+
+
+def test_every_error_class_has_an_exit_code() -> None:
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.RankmillError)
+    ]
+    assert len(kinds) > 10
+    assert {kind.exit_code for kind in kinds} == {errors.ExitCode.FAILED, errors.ExitCode.USAGE}
+
+
+@pytest.mark.parametrize("name", FAMILY)
+def test_each_command_of_the_family_has_help(name: str) -> None:
+    shown = CliRunner().invoke(rankmill, [name, "-h"])
+    assert shown.exit_code == 0
+    assert f"  {name} " in CliRunner().invoke(rankmill, ["--help"]).output
+    assert "..." not in CliRunner().invoke(rankmill, ["--help"]).output.replace("[ARGS]...", "")
+
+
+def test_help_names_the_default_of_every_setting() -> None:
+    settings = load_settings(environ={})
+    for name in ("score", "workers", "check-precision", "status"):
+        command = rankmill.get_command(None, name)  # type: ignore[arg-type]
+        assert command is not None
+        for option in command.params:
+            if option.name not in Settings.model_fields:
+                continue
+            shown = getattr(option, "help", "")
+            default = getattr(settings, option.name)
+            assert "[default: " in shown, option.name
+            assert default in (None, ()) or f"[default: {default}]" in shown, option.name
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("rankmill ", FAMILY),
+        ("rankmill score --device c", ["cpu", "cuda"]),
+        ("rankmill workers --log-level ", ["debug", "info", "warning", "error"]),
+    ],
+)
+def test_a_shell_completes_commands_and_values(words: str, completed: list[str]) -> None:
+    *before, begun = words.split(" ")
+    environ = {
+        **ENVIRON,
+        "_RANKMILL_COMPLETE": "bash_complete",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(before)),
+    }
+    done = subprocess.run([BIN / "rankmill"], env=environ, capture_output=True, text=True, check=True)
+    assert [line.partition(",")[2] for line in done.stdout.splitlines()] == completed, begun
+
+
+def test_score_and_score_file_are_one_command(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("query,passage\n")
+    for command in (["score-file"], ["rankmill", "score", "--force"]):
+        done = subprocess.run(
+            [BIN / command[0], *command[1:], "a.csv", "--json"],
+            cwd=tmp_path, env=ENVIRON, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert json.loads(done.stdout)["rows"] == 0
