@@ -8,9 +8,9 @@ from typing import Any, Literal, get_args, get_origin
 import click
 
 from jobs.errors import ConfigError
+from jobs.runtime.hosts import cores
 from jobs.runtime.settings import Settings, merge_settings
 from rankmill.cli.exits import clean_exit
-from rankmill.local.embedded import cores
 
 Function = Callable[..., None]
 Option = Callable[[Function], Function]
