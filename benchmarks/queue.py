@@ -51,7 +51,9 @@ class _NoScorer:
         if payload is None:
             return None
         rows = len(decode_pairs(payload)[0])
-        stats = ChunkStats(self._worker, "none", "none", "none", None, 1, rows, rows, 1, 0.0)
+        counts = {"attempt": 1, "tokens": rows, "padded_tokens": rows, "batches": 1}
+        how = {"device": "none", "backend": "none", "precision": "none", "revision": None}
+        stats = ChunkStats.model_validate({"worker": self._worker, **how, **counts, "seconds": 0.0})
         return ChunkScores(
             claim.chunk, pa.array(np.zeros(rows, np.float32)), pa.nulls(rows, pa.string()), stats
         )

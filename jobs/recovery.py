@@ -55,7 +55,9 @@ def failure_handler(store: RunStore) -> FailureHandler:
         attempts = attempt(run, job)
         message = f"given up after attempt {attempts}: {reason}"
         worker = job.worker_name or ""
-        failure = ChunkFailure(ours[1], message, fatal=False, attempts=attempts, worker=worker, died=died)
+        failure = ChunkFailure(
+            chunk=ours[1], message=message, fatal=False, attempts=attempts, worker=worker, died=died
+        )
         store.write_result(run, failure)
 
     return handle

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import pyarrow as pa
 
+from jobs.errors import WireError
+from jobs.schema import Count, Seconds, WireModel
 from jobs.wire import decode_scores, encode_scores
 
 
-@dataclass(frozen=True)
-class ChunkStats:
+class ChunkStats(WireModel):
     """How a chunk was scored: for summaries, metrics and the output's metadata.
 
     ``tokens`` were real, ``padded_tokens`` were computed (real and padding); ``attempt`` counts
@@ -24,11 +24,11 @@ class ChunkStats:
     backend: str
     precision: str
     revision: str | None
-    attempt: int
-    tokens: int
-    padded_tokens: int
-    batches: int
-    seconds: float
+    attempt: Count
+    tokens: Count
+    padded_tokens: Count
+    batches: Count
+    seconds: Seconds
 
 
 @dataclass(frozen=True)
@@ -41,18 +41,17 @@ class ChunkScores:
     stats: ChunkStats
 
 
-@dataclass(frozen=True)
-class ChunkFailure:
+class ChunkFailure(WireModel):
     """A chunk that no worker could score. ``fatal``: no chunk of the run could be scored.
 
     ``attempts`` were made at it, the last by ``worker``, where that is known. ``died``: each ended
     with the end of its worker, so that one of the chunk's rows may be what kills it.
     """
 
-    chunk: int
+    chunk: Count
     message: str
     fatal: bool
-    attempts: int = 1
+    attempts: Count = 1
     worker: str = ""
     died: bool = False
 
@@ -65,7 +64,7 @@ def to_entry(result: ChunkResult) -> dict[str, str | int | bytes]:
     if isinstance(result, ChunkFailure):
         return {
             "chunk": result.chunk,
-            "failure": result.message,
+            "failure": result.message.encode(errors="replace").decode(),
             "fatal": int(result.fatal),
             "attempts": result.attempts,
             "worker": result.worker,
@@ -74,21 +73,33 @@ def to_entry(result: ChunkResult) -> dict[str, str | int | bytes]:
     return {
         "chunk": result.chunk,
         "scores": encode_scores(result.scores, result.errors),
-        "stats": json.dumps(asdict(result.stats)),
+        "stats": result.stats.model_dump_json(),
     }
 
 
 def from_entry(entry: Mapping[bytes, bytes]) -> ChunkResult:
-    """Read a stream entry back; raises `jobs.errors.WireError` for damaged scores."""
-    chunk = int(entry[b"chunk"])
+    """Read a stream entry back.
+
+    Raises
+    ------
+    WireError
+        Anything in it is not as `to_entry` writes it.
+    """
+    chunk = chunk_number(entry)
+    if chunk is None:
+        raise WireError("a result does not say which chunk it is of")
+    what = f"the result of chunk {chunk}"
     if b"failure" in entry:
-        return ChunkFailure(
-            chunk,
-            entry[b"failure"].decode(),
-            bool(int(entry[b"fatal"])),
-            int(entry[b"attempts"]),
-            entry[b"worker"].decode(),
-            bool(int(entry[b"died"])),
+        return ChunkFailure.read_fields(
+            {b"message" if name == b"failure" else name: value for name, value in entry.items()}, what
         )
+    if entry.keys() != {b"chunk", b"scores", b"stats"}:
+        raise WireError(f"{what} is damaged: it is neither scores nor a failure")
     scores, errors = decode_scores(entry[b"scores"])
-    return ChunkScores(chunk, scores, errors, ChunkStats(**json.loads(entry[b"stats"])))
+    return ChunkScores(chunk, scores, errors, ChunkStats.read_json(entry[b"stats"], what))
+
+
+def chunk_number(entry: Mapping[bytes, bytes]) -> int | None:
+    """The number of the chunk that a stream entry is of, where it can be read."""
+    raw = entry.get(b"chunk", b"")
+    return int(raw) if raw.isdigit() and len(raw) < 19 else None

@@ -1,49 +1,87 @@
-"""A run: one submission, and how it is read from Redis."""
+"""A run: one submission, how far it has come, and how both are read from Redis."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import from_json
 
 from jobs.errors import WireError
+from jobs.schema import FORMAT, Count, Seconds, WireModel
 from jobs.spec import ScoreSpec
-from jobs.wire import FORMAT
+
+MAX_ROW_ERRORS = 200
+"""So many of a run's row errors are kept in Redis, the first ones; the output's list has all."""
+
+MAX_ERROR_CHARS = 500
 
 
-@dataclass(frozen=True)
-class Run:
+def _parse_spec(value: object) -> object:
+    return from_json(value) if isinstance(value, str) else value
+
+
+def _none_if_empty(value: object) -> object:
+    return None if value == "" else value
+
+
+class Run(WireModel):
     """What others need to know of a run; ``rows`` in all, where the producer knew from the start.
 
     ``created`` is in seconds since 1970, ``ttl`` in seconds since the run was last worked on.
     """
 
     id: str
-    spec: ScoreSpec
-    queue: str
-    ttl: int
-    max_retries: int
-    created: float
-    rows: int | None = None
+    spec: Annotated[ScoreSpec, BeforeValidator(_parse_spec)]
+    queue: Annotated[str, Field(min_length=1)]
+    ttl: Count
+    max_retries: Count
+    created: Seconds
+    rows: Annotated[Count | None, BeforeValidator(_none_if_empty)] = None
+
+    def fields(self) -> dict[str, str | int | float]:
+        """The run's hash in Redis."""
+        return {
+            "format": FORMAT,
+            "spec": self.spec.model_dump_json(),
+            "queue": self.queue,
+            "ttl": self.ttl,
+            "max_retries": self.max_retries,
+            "created": self.created,
+            "rows": "" if self.rows is None else self.rows,
+        }
+
+
+class Progress(WireModel):
+    """Rows that have their result; ``since`` and ``at`` are when the first and the last came.
+
+    In seconds since 1970; the first brought ``since_rows`` of the ``rows``.
+    """
+
+    rows: Count = 0
+    row_errors: Count = 0
+    since: Seconds = 0.0
+    since_rows: Count = 0
+    at: Seconds = 0.0
+
+    def rows_per_second(self) -> float | None:
+        """The speed so far; ``None`` before the second result."""
+        fresh = self.rows - self.since_rows
+        return fresh / (self.at - self.since) if fresh > 0 and self.at > self.since else None
+
+
+class RowError(WireModel):
+    """A row without a score, as in the list of errors beside the output; rows count from 0."""
+
+    row: Count
+    error: str
+    attempts: Count
+    worker: str
 
 
 def read_run(run_id: str, raw: Mapping[bytes, bytes]) -> Run:
     """A run from the fields of its hash; raises `WireError` as `RunStore.load` does."""
-    found = raw.get(b"format", b"none").decode()
-    if found != str(FORMAT):
-        raise WireError(
-            f"run {run_id} has format {found}, this release reads {FORMAT}: "
-            "run the same rankmill release on producers and workers"
-        )
-    try:
-        spec = ScoreSpec.model_validate_json(raw[b"spec"])
-        return Run(
-            run_id,
-            spec,
-            raw[b"queue"].decode(),
-            int(raw[b"ttl"]),
-            int(raw[b"max_retries"]),
-            float(raw[b"created"]),
-            int(raw[b"rows"]) if raw.get(b"rows") else None,
-        )
-    except (KeyError, ValueError) as error:
-        raise WireError(f"run {run_id} is damaged: {' '.join(str(error).split())}") from None
+    if b"format" not in raw:
+        raise WireError(f"run {run_id} is damaged: it has no format")
+    return Run.read_fields({**raw, b"id": run_id.encode()}, f"run {run_id}")

@@ -20,11 +20,9 @@ from rq.serializers import JSONSerializer
 
 from jobs import keys
 from jobs.job import Payload, job_data
-from jobs.progress import Progress, RowError
 from jobs.results import ChunkResult, from_entry, to_entry
-from jobs.run import Run, read_run
+from jobs.run import Progress, RowError, Run, read_run
 from jobs.spec import ScoreSpec
-from jobs.wire import FORMAT
 
 _UNDER_WAY = frozenset(
     status.value.encode() for status in (JobStatus.QUEUED, JobStatus.STARTED, JobStatus.SCHEDULED)
@@ -51,7 +49,15 @@ class RunStore:
         self, spec: ScoreSpec, *, queue: str, ttl: int, max_retries: int, rows: int | None = None
     ) -> Run:
         """Register a new run; `ttl` is in seconds since it was last worked on."""
-        run = Run(uuid.uuid4().hex, spec, queue, ttl, max_retries, time.time(), rows)
+        run = Run(
+            id=uuid.uuid4().hex,
+            spec=spec,
+            queue=queue,
+            ttl=ttl,
+            max_retries=max_retries,
+            created=time.time(),
+            rows=rows,
+        )
         self.restore(run)
         return run
 
@@ -60,18 +66,9 @@ class RunStore:
         meta, results = keys.run(run.id), keys.results(run.id)
         if self.redis.exists(meta, results) == 2:
             return
-        fields: dict[str, str | int | float] = {
-            "format": FORMAT,
-            "spec": run.spec.model_dump_json(),
-            "queue": run.queue,
-            "ttl": run.ttl,
-            "max_retries": run.max_retries,
-            "created": run.created,
-            "rows": "" if run.rows is None else run.rows,
-        }
         with self.redis.pipeline() as pipe:
             pipe.unlink(meta, results)
-            pipe.hset(meta, mapping=fields)
+            pipe.hset(meta, mapping=run.fields())
             pipe.xadd(results, {"chunk": -1}, id="0-1")  # leaves an empty stream, so that add_result
             pipe.xdel(results, "0-1")  # need never make one, for a run that may be gone
             pipe.expire(results, run.ttl)
@@ -159,8 +156,9 @@ class RunStore:
             pipe.execute()
 
     def row_errors(self, run_id: str) -> list[RowError]:
-        """The first rows of a live run that have no score; at most `jobs.progress.MAX_ROW_ERRORS`."""
-        found = map(RowError.model_validate_json, self.redis.lrange(keys.errors(run_id), 0, -1))
+        """The first rows of a live run that have no score; at most `jobs.run.MAX_ROW_ERRORS`."""
+        raw = self.redis.lrange(keys.errors(run_id), 0, -1)
+        found = [RowError.read_json(each, f"a row error of run {run_id}") for each in raw]
         return list({error.row: error for error in found}.values())  # told again, if a reply was lost
 
     def find(self, prefix: str) -> list[str]:

@@ -31,7 +31,7 @@ def score_chunk(run_id: str, chunk: int) -> NoReturn:
     store = RunStore(job.connection)
     run = store.load(run_id)
     if run is not None:
-        store.write_result(run, ChunkFailure(chunk, str(error), fatal=True))
+        store.write_result(run, ChunkFailure(chunk=chunk, message=str(error), fatal=True))
     raise error
 
 

@@ -19,9 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs.errors import WireError
-
-FORMAT = 2
-"""Version written into every payload; a reader refuses any other."""
+from jobs.schema import FORMAT
 
 MAX_TEXT_CHARS = 1 << 20
 """Texts are cut here (characters) before they travel. No model reads that far: even at 8,192

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import redis
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from rq import Queue
 from rq.defaults import RQ_KEY_PREFIX
 from rq.worker_registration import get_keys
 
 from jobs import keys
+from jobs.schema import Count, Seconds, WireModel
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ LATENCY_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 """Upper bounds in seconds of the time from a chunk's submission to its result."""
 
 
-class WorkerReport(BaseModel):
+class WorkerReport(WireModel):
     """What a ScoringWorker says of itself with every heartbeat; counts are since its start.
 
     ``started`` and ``beat`` are in seconds since 1970; ``stage_seconds`` has one value for each of
@@ -41,27 +42,25 @@ class WorkerReport(BaseModel):
     ``metrics_url`` is where Prometheus finds it, ``None`` if it serves no metrics.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     device: str
-    started: float
-    beat: float
+    started: Seconds
+    beat: Seconds
     metrics_url: str | None = None
     models: tuple[str, ...] = ()
-    resident_bytes: int = 0
-    claimed_jobs: int = 0
-    claimed_pairs: int = 0
-    chunks: int = 0
-    retried_chunks: int = 0
-    pairs: int = 0
-    row_errors: int = 0
-    batches: int = 0
-    tokens: int = 0
-    padded_tokens: int = 0
-    stage_seconds: tuple[float, ...] = Field(
+    resident_bytes: Count = 0
+    claimed_jobs: Count = 0
+    claimed_pairs: Count = 0
+    chunks: Count = 0
+    retried_chunks: Count = 0
+    pairs: Count = 0
+    row_errors: Count = 0
+    batches: Count = 0
+    tokens: Count = 0
+    padded_tokens: Count = 0
+    stage_seconds: tuple[Seconds, ...] = Field(
         default=(0.0,) * len(STAGES), min_length=len(STAGES), max_length=len(STAGES)
     )
-    latency_counts: tuple[int, ...] = Field(
+    latency_counts: tuple[Count, ...] = Field(
         default=(0,) * (len(LATENCY_BUCKETS) + 1),
         min_length=len(LATENCY_BUCKETS) + 1,
         max_length=len(LATENCY_BUCKETS) + 1,
@@ -101,7 +100,7 @@ def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, Worke
     wanted = list(names)
     raw = cast("list[bytes | None]", client.mget([keys.worker(name) for name in wanted])) if wanted else []
     return {
-        name: WorkerReport.model_validate_json(report)
+        name: WorkerReport.read_json(report, f"the report of worker {name}")
         for name, report in zip(wanted, raw, strict=True)
         if report is not None
     }

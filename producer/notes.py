@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from jobs.progress import MAX_ERROR_CHARS, MAX_ROW_ERRORS, Progress, RowError
 from jobs.results import ChunkResult, ChunkScores
+from jobs.run import MAX_ERROR_CHARS, MAX_ROW_ERRORS, Progress, RowError
 from producer.splitting import scores_and_errors
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -37,15 +37,15 @@ def join(chunk: int, parts: Sequence[tuple[Unit, ChunkResult]]) -> ChunkResult:
     scored = [result for _, result in ordered if isinstance(result, ChunkScores)]
     failed = [result for _, result in ordered if isinstance(result, ChunkFailure)]
     if not scored:
-        return replace(failed[0], chunk=chunk)
-    stats = replace(
-        scored[-1].stats,
-        attempt=max(part.stats.attempt for part in scored),
-        tokens=sum(part.stats.tokens for part in scored),
-        padded_tokens=sum(part.stats.padded_tokens for part in scored),
-        batches=sum(part.stats.batches for part in scored),
-        seconds=sum(part.stats.seconds for part in scored),
-    )
+        return failed[0].model_copy(update={"chunk": chunk})
+    totals = {
+        "attempt": max(part.stats.attempt for part in scored),
+        "tokens": sum(part.stats.tokens for part in scored),
+        "padded_tokens": sum(part.stats.padded_tokens for part in scored),
+        "batches": sum(part.stats.batches for part in scored),
+        "seconds": sum(part.stats.seconds for part in scored),
+    }
+    stats = scored[-1].stats.model_copy(update=totals)
     columns = [scores_and_errors(result, len(unit.table)) for unit, result in ordered]
     scores, errors = (pa.concat_arrays([pair[side] for pair in columns]) for side in (0, 1))
     return ChunkScores(chunk, scores, errors, stats)

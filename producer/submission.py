@@ -273,7 +273,7 @@ class Submission:
     def _checked(self, result: ChunkResult, rows: int) -> ChunkResult:
         if isinstance(result, ChunkScores) and not len(result.scores) == len(result.errors) == rows:
             message = f"chunk {result.chunk} came back with {len(result.scores)} scores for {rows} pairs"
-            return ChunkFailure(result.chunk, message, fatal=True)
+            return ChunkFailure(chunk=result.chunk, message=message, fatal=True)
         return result
 
     def _sweep(self) -> None:
@@ -285,7 +285,8 @@ class Submission:
             if unit.submits > self.run.max_retries:
                 del again[number]
                 message = f"given up after it was lost {unit.submits} times"
-                self._accept([ChunkFailure(number, message, fatal=False, attempts=unit.submits)])
+                failure = ChunkFailure(chunk=number, message=message, fatal=False, attempts=unit.submits)
+                self._accept([failure])
             unit.submits += 1
         if again:
             logger.warning("Redis has lost %d chunks, submitting them again", len(again))

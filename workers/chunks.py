@@ -42,7 +42,7 @@ class ChunkScorer:
         try:
             claim.run = self._store.load(run_id)
         except WireError as error:
-            return ChunkFailure(chunk, str(error), fatal=True)
+            return ChunkFailure(chunk=chunk, message=str(error), fatal=True)
         return None
 
     def evicts(self, run: Run) -> bool:
@@ -66,7 +66,7 @@ class ChunkScorer:
                 queries, passages = decode_pairs(payload)
             claim.engine = self._engines.get(run.spec)
         except (WireError, SpecError) as error:
-            return ChunkFailure(claim.chunk, str(error), fatal=True)
+            return ChunkFailure(chunk=claim.chunk, message=str(error), fatal=True)
         if attempt(run, claim.job) > 1:
             metrics.retries.inc()
         with metrics.stage("tokenize"):

@@ -14,8 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from jobs.errors import InputError
-from jobs.progress import MAX_ROW_ERRORS
-from jobs.run import Run
+from jobs.run import MAX_ROW_ERRORS, Run
 from jobs.runs import RunStore
 from jobs.runtime.connection import connect, mask_passwords
 from jobs.runtime.settings import load_settings

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 import redis
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from rq import Queue
 from rq.defaults import RQ_KEY_PREFIX
 from rq.job import Job
@@ -18,8 +18,7 @@ from rq.worker_registration import REDIS_WORKER_KEYS
 
 from jobs import keys
 from jobs.errors import WireError
-from jobs.progress import Progress
-from jobs.run import read_run
+from jobs.run import Progress, read_run
 from jobs.worker_report import SCORING_FIELD, WorkerReport
 
 PAGE_RUNS = 50
@@ -141,8 +140,8 @@ def _workers(client: redis.Redis, names: list[str], now: float) -> tuple[WorkerS
 def _worker(name: str, known: Mapping[str, bytes | None], raw: bytes | None, now: float) -> WorkerState:
     report = None
     if raw is not None:
-        with suppress(ValidationError):  # of another release
-            report = WorkerReport.model_validate_json(raw)
+        with suppress(WireError):  # of another release
+            report = WorkerReport.read_json(raw, f"the report of worker {name}")
     state: WorkerStateName = "idle"
     if raw is None:
         state = "lost" if known[SCORING_FIELD] else "foreign"
@@ -194,15 +193,15 @@ def _runs(client: redis.Redis, ids: list[str], now: float) -> tuple[RunState, ..
         replies = pipe.execute()
     found = []
     for run_id, raw, progress in zip(ids, replies[::2], replies[1::2], strict=True):
-        with suppress(WireError, ValidationError):  # of another release
+        with suppress(WireError):  # of another release
             if raw:  # not finished just now
-                found.append(_run(run_id, raw, progress or b"{}", now))
+                found.append(_run(run_id, raw, progress, now))
     return tuple(found)
 
 
-def _run(run_id: str, raw: Mapping[bytes, bytes], noted: bytes, now: float) -> RunState:
+def _run(run_id: str, raw: Mapping[bytes, bytes], noted: bytes | None, now: float) -> RunState:
     run = read_run(run_id, raw)
-    progress = Progress.model_validate_json(noted)
+    progress = Progress.read_json(noted, f"the progress of run {run_id}") if noted else Progress()
     speed = progress.rows_per_second()
     left = None if run.rows is None or speed is None else (run.rows - progress.rows) / speed
     return RunState(

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from jobs.progress import RowError
+from jobs.run import RowError
 from jobs.worker_report import WorkerReport
 from rankmill.cluster.snapshot import Cluster, QueueState, RunState, WorkerState
 

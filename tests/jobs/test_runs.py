@@ -11,14 +11,24 @@ from rq.serializers import JSONSerializer
 
 from jobs import keys
 from jobs.job import Payload, attempt
-from jobs.progress import Progress
 from jobs.recovery import enqueue_due
 from jobs.results import ChunkFailure, ChunkScores, ChunkStats
-from jobs.run import Run
+from jobs.run import Progress, Run
 from jobs.runs import RunStore
 from jobs.spec import ScoreSpec
 
-STATS = ChunkStats("w", "cpu", "torch", "fp32", None, 1, 10, 12, 1, 0.5)
+STATS = ChunkStats(
+    worker="w",
+    device="cpu",
+    backend="torch",
+    precision="fp32",
+    revision=None,
+    attempt=1,
+    tokens=10,
+    padded_tokens=12,
+    batches=1,
+    seconds=0.5,
+)
 
 
 @pytest.fixture
@@ -51,7 +61,7 @@ def pause_after_a_failure(store: RunStore, run: Run, chunk: int) -> None:
 def test_results_are_read_once_each_and_then_forgotten(store: RunStore, run: Run) -> None:
     store.enqueue(run, {0: Payload(b"a", 5), 1: Payload(b"b", 5)})
     scored = ChunkScores(1, pa.array([1.5, None], pa.float32()), pa.array([None, "bad"]), STATS)
-    failed = ChunkFailure(0, "broken", fatal=False)
+    failed = ChunkFailure(chunk=0, message="broken", fatal=False)
     add(store, run, scored, failed)
     (first, got), (second, other) = store.results(run, after="0", block_ms=1)
     assert isinstance(got, ChunkScores)
@@ -79,7 +89,7 @@ def test_a_job_is_json_and_names_its_chunk(store: RunStore, run: Run) -> None:
 
 def test_a_result_for_a_run_that_is_gone_is_not_kept(store: RunStore, run: Run) -> None:
     store.delete(run, [])
-    add(store, run, ChunkFailure(0, "late", fatal=False))
+    add(store, run, ChunkFailure(chunk=0, message="late", fatal=False))
     assert not store.redis.keys("*")
 
 
@@ -124,7 +134,7 @@ def test_missing_chunks_are_those_without_a_living_job(store: RunStore, run: Run
 
 
 def test_a_run_can_be_restored_but_is_not_reset(store: RunStore, run: Run) -> None:
-    add(store, run, ChunkFailure(0, "kept", fatal=False))
+    add(store, run, ChunkFailure(chunk=0, message="kept", fatal=False))
     store.restore(run)
     assert len(store.results(run, after="0", block_ms=1)) == 1
     store.redis.flushall()

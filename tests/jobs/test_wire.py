@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from jobs import wire
 from jobs.errors import WireError
+from jobs.schema import FORMAT
 from jobs.wire import decode_pairs, decode_scores, encode_pairs, encode_scores
 
 TEXT = st.one_of(st.none(), st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
@@ -109,7 +110,7 @@ def test_a_bomb_that_lies_about_its_size_is_refused() -> None:
     assert len(packed) < 100_000
     for said in (1, 1000, wire.MAX_CHUNK_BYTES):
         with pytest.raises(WireError):
-            decode_pairs(b"RKML" + (wire.FORMAT).to_bytes(4, "big") + said.to_bytes(8, "big") + packed)
+            decode_pairs(b"RKML" + FORMAT.to_bytes(4, "big") + said.to_bytes(8, "big") + packed)
 
 
 def test_a_query_is_one_object_however_often_it_repeats() -> None:

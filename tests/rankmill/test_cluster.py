@@ -14,7 +14,7 @@ import redis
 
 from jobs import keys
 from jobs.errors import RunCancelled
-from jobs.progress import Progress, RowError
+from jobs.run import Progress, RowError
 from jobs.runs import RunStore
 from jobs.spec import ScoreSpec
 from producer import Client, ScoringRun

@@ -1,0 +1,116 @@
+"""What crosses Redis as text: it comes back as it was, and nothing else is let in."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import fakeredis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rq.job import Job
+
+from jobs.errors import WireError
+from jobs.job import chunk_of
+from jobs.results import ChunkFailure, ChunkStats, from_entry, to_entry
+from jobs.run import Progress, RowError, Run, read_run
+from jobs.schema import WireModel
+from jobs.spec import ScoreSpec
+from jobs.worker_report import WorkerReport
+
+STATS = ChunkStats(
+    worker="w", device="cpu", backend="torch", precision="fp32", revision=None,
+    attempt=1, tokens=10, padded_tokens=12, batches=1, seconds=0.5,
+)  # fmt: skip
+RUN = Run(id="0af", spec=ScoreSpec(model="m"), queue="q", ttl=100, max_retries=2, created=1.5)
+FAILURE = ChunkFailure(chunk=7, message="broken: ä", fatal=True, attempts=3, worker="w", died=True)
+JSON_MODELS: list[WireModel] = [
+    STATS,
+    Progress(rows=3, at=1.5),
+    RowError(row=3, error="passage is null", attempts=1, worker=""),
+    WorkerReport(device="cpu", started=1.0, beat=2.0, models=("m",)),
+]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def as_stored(fields: dict[str, Any]) -> dict[bytes, bytes]:
+    """As Redis gives back what was written."""
+    return {
+        name.encode(): value if isinstance(value, bytes) else str(value).encode()
+        for name, value in fields.items()
+    }
+
+
+@pytest.mark.parametrize("model", JSON_MODELS, ids=lambda model: type(model).__name__)
+def test_json_comes_back_and_no_field_may_be_unknown_or_missing(model: WireModel) -> None:
+    kind, found = type(model), json.loads(model.model_dump_json())
+    assert kind.read_json(json.dumps(found), "it") == model
+    assert kind.read_json(json.dumps({**found, "format": 2}), "it") == model
+    with pytest.raises(WireError, match="it is damaged: new: Extra inputs"):
+        kind.read_json(json.dumps({**found, "new": 1}), "it")
+    with pytest.raises(WireError, match="it has format 3, this release reads 2: run the same rankmill"):
+        kind.read_json(json.dumps({**found, "new": 1, "format": 3}), "it")
+    for name in found:
+        with pytest.raises(WireError, match=f"it is damaged: it has no {name}"):
+            kind.read_json(json.dumps({key: found[key] for key in found if key != name}), "it")
+
+
+@pytest.mark.parametrize("model", JSON_MODELS, ids=lambda model: type(model).__name__)
+@given(data=st.data())
+def test_damaged_json_is_refused_or_still_of_the_right_types(model: WireModel, data: st.DataObject) -> None:
+    kind, found = type(model), json.loads(model.model_dump_json())
+    field = data.draw(st.sampled_from(sorted(found)))
+    raw = json.dumps({**found, field: data.draw(JSON)})
+    try:
+        read = kind.read_json(raw, "it")
+    except WireError:
+        return
+    assert kind.read_json(read.model_dump_json(), "it") == read
+    assert "NaN" not in read.model_dump_json()
+
+
+@given(st.binary(max_size=100) | st.just(b"[" * 100_000) | st.just(b'{"rows": 1' + b"0" * 5000 + b"}"))
+def test_noise_is_no_json(noise: bytes) -> None:
+    with pytest.raises(WireError):
+        Progress.read_json(noise, "it")
+
+
+def test_a_run_comes_back_from_its_hash() -> None:
+    for run in (RUN, RUN.model_copy(update={"rows": 12})):
+        stored = as_stored(run.fields())
+        assert read_run("0af", stored) == run
+        for name in stored:
+            with pytest.raises(WireError, match="run 0af"):
+                read_run("0af", {key: value for key, value in stored.items() if key != name})
+            with pytest.raises(WireError, match="run 0af is damaged: it is not UTF-8"):
+                read_run("0af", {**stored, name: b"\xff"})
+        with pytest.raises(WireError, match="run 0af is damaged: new: Extra"):
+            read_run("0af", {**stored, b"new": b"1"})
+        with pytest.raises(WireError, match="run 0af is damaged: created"):
+            read_run("0af", {**stored, b"created": b"nan"})
+
+
+def test_a_failure_comes_back_from_its_entry() -> None:
+    entry = as_stored(to_entry(FAILURE))
+    assert from_entry(entry) == FAILURE
+    for name in entry:
+        for damaged in ({**entry, name: b"\xff"}, {key: entry[key] for key in entry if key != name}):
+            with pytest.raises(WireError):
+                from_entry(damaged)
+    with pytest.raises(WireError, match="the result of chunk 7 is damaged: new"):
+        from_entry({**entry, b"new": b"1"})
+
+
+@pytest.mark.parametrize("arguments", [(), ("run",), (1, "run"), ("run", -1), ("run", "1"), ("run", 1.5)])
+def test_a_job_has_a_run_and_a_chunk_for_arguments(arguments: tuple[Any, ...]) -> None:
+    def job(*args: Any) -> Job:
+        return Job.create("jobs.score_chunk", args=args, connection=fakeredis.FakeRedis())
+
+    assert chunk_of(job("run", 7)) == ("run", 7)
+    with pytest.raises(WireError, match="the arguments must be a run's id and a chunk's number"):
+        chunk_of(job(*arguments))
