@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from workers.engine.engine import Engine
 from workers.models.loading import load_model
 
 pytest.importorskip("onnxruntime")
+import onnx
+
 from workers.backends.onnx.backend import OnnxBackend
 from workers.backends.onnx.files import onnx_file
 
@@ -52,7 +55,10 @@ def test_each_family_scores_as_in_transformers(family: str, tmp_path: Path) -> N
 
 
 def test_what_a_gpu_would_run_in_fp16_is_the_same_model(tmp_path: Path) -> None:
-    assert worst_difference(*file_of(tmp_path, "bert", "fp16"), "fp16") < 3e-2
+    plain, file = file_of(tmp_path, "bert", "fp16")
+    assert worst_difference(plain, file, "fp16") < 3e-2
+    logits = OnnxBackend(file, "cpu", "fp16").submit(some_batch(17, 33, 2)).result()
+    assert np.any(logits != logits.astype(np.float16))  # the head is fp32
 
 
 def test_int8_ranks_the_example_as_fp32_does() -> None:
@@ -100,6 +106,22 @@ def test_a_file_that_came_with_the_model_is_used(tmp_path: Path) -> None:
     spec = ScoreSpec(model=str(model), precision="fp32", activation="identity")
     scores = Engine(load_model(spec, "cpu", "onnx"), 64).score(["how far"], ["a cat"]).scores
     np.testing.assert_allclose(scores, one_at_a_time(other, ["how far"], ["a cat"]), atol=1e-5)
+
+
+def test_a_file_that_makes_no_scores_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model, other = make_bert(tmp_path / "model"), make_bert(tmp_path / "other", seed=1)
+    cache = str(tmp_path / "cache")
+    load_model(ScoreSpec(model=str(other), precision="fp32"), "cpu", "onnx", cache)
+    (exported,) = tmp_path.glob("cache/onnx/*/model.onnx")
+    graph = onnx.load(exported)
+    graph.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 64  # as hidden states have
+    (model / "onnx").mkdir()
+    onnx.save(graph, model / "onnx" / "model.onnx")
+    spec = ScoreSpec(model=str(model), precision="fp32", activation="identity")
+    with caplog.at_level(logging.WARNING, "workers"):
+        scores = Engine(load_model(spec, "cpu", "onnx", cache), 64).score(["how far"], ["a cat"]).scores
+    assert "which does not make one score of each pair" in caplog.text
+    np.testing.assert_allclose(scores, one_at_a_time(model, ["how far"], ["a cat"]), atol=1e-5)
 
 
 def test_what_it_does_not_run_is_said(tmp_path: Path) -> None:

@@ -7,16 +7,13 @@ import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from workers.backends.families import reads_first_token
 from workers.models.tokens import Batch
-
-if TYPE_CHECKING:
-    import torch
 
 Logits = npt.NDArray[np.float32]
 
@@ -89,11 +86,11 @@ class ModelFiles:
     config: Any
     cache: Path
 
-    def classifier(self, dtype: torch.dtype | None = None) -> Any:
-        """The model as transformers has it, on the CPU, in evaluation mode; in float32 by default."""
+    def classifier(self) -> Any:
+        """The model as transformers has it, on the CPU, in float32, in evaluation mode."""
         from workers.backends.classifier import load_classifier  # torch and transformers take seconds
 
-        return load_classifier(self.source, self.revision, self.config, dtype)
+        return load_classifier(self.source, self.revision, self.config)
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,8 @@ def load_config(source: str | Path, revision: str | None) -> Any:
     return config
 
 
-def load_classifier(
-    source: str | Path, revision: str | None, config: Any, dtype: torch.dtype | None = None
-) -> Any:
-    """The model in evaluation mode, on the CPU.
+def load_classifier(source: str | Path, revision: str | None, config: Any) -> Any:
+    """The model in evaluation mode, in float32, on the CPU.
 
     Parameters
     ----------
@@ -49,8 +47,6 @@ def load_classifier(
         As in `load_config`.
     config
         From `load_config`.
-    dtype
-        Of the weights; default: float32.
 
     Raises
     ------
@@ -61,7 +57,7 @@ def load_classifier(
         source,
         revision=revision or "main",
         config=config,
-        dtype=dtype or torch.float32,
+        dtype=torch.float32,
         # None: what transformers thinks best; some families (DeBERTa) cannot have sdpa
         attn_implementation="sdpa" if reads_first_token(config) else None,
         use_safetensors=True,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from workers.backends.first_token import read_first_token_only
+from workers.backends.head import ExactHead, cast_all_but_head
 from workers.models.tokens import Batch, Ids
 
 _MASKED = -10_000.0
@@ -24,14 +25,16 @@ class Traceable(nn.Module):
     Parameters
     ----------
     classifier
-        From `load_classifier`, in float32, of a family that `reads_first_token`; its last layer is
+        From `load_classifier`, of a family that `reads_first_token`; its last layer is
         replaced.
     """
 
     def __init__(self, classifier: Any) -> None:
         super().__init__()
         read_first_token_only(classifier)
+        cast_all_but_head(classifier, torch.float32)
         self.classifier = classifier
+        self.head = next(name for name, module in self.named_modules() if isinstance(module, ExactHead))
         types = getattr(classifier.config, "type_vocab_size", 0) > 1
         self.inputs = INPUTS if types else INPUTS[:2]
 

@@ -36,7 +36,7 @@ class MlxBackend:
     Parameters
     ----------
     classifier
-        From `load_classifier`, in float32, of a family that `reads_first_token`.
+        From `load_classifier`, of a family that `reads_first_token`.
     device
         ``mps`` or ``cpu``.
     precision
@@ -63,7 +63,9 @@ class MlxBackend:
             model.load_weights(_weights(classifier))
             if precision in _BITS:
                 nn.quantize(model, _GROUP, _BITS[precision], class_predicate=_is_quantized)
+            head = model.out.parameters()
             model.set_dtype(_DTYPES.get(precision, mx.float16 if device == "mps" else mx.float32))
+            model.out.update(head)
             mx.eval(model.parameters())
         self.bytes = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
         self._run: Callable[..., mx.array] = mx.compile(model) if self._compiled else model
@@ -140,6 +142,8 @@ class _Layer(nn.Module):  # type: ignore[misc]
 class _Classifier(nn.Module):  # type: ignore[misc]
     """Ids to logits of shape ``[rows]``; the last layer runs for the first token only.
 
+    The head, ``out``, is float32 in every precision, as `workers.backends.head` says.
+
     Parameters
     ----------
     config
@@ -168,8 +172,8 @@ class _Classifier(nn.Module):  # type: ignore[misc]
     def __call__(self, ids: mx.array, types: mx.array, mask: mx.array | None = None) -> mx.array:
         """``mask`` is false where attention must not go, ``[rows, 1, 1, tokens]``."""
         # Rounding up may lead over the last position, where nothing but padding stands.
-        last = self.positions.weight.shape[0] - 1
-        hidden = self.words(ids) + self.positions(mx.minimum(mx.arange(ids.shape[1]) + self._begin, last))
+        end = self.positions.weight.shape[0] - 1
+        hidden = self.words(ids) + self.positions(mx.minimum(mx.arange(ids.shape[1]) + self._begin, end))
         if "types" in self:
             hidden += self.types(types)
         hidden = self.norm(hidden)
@@ -178,8 +182,9 @@ class _Classifier(nn.Module):  # type: ignore[misc]
         for layer in self.layers[:-1]:
             hidden = layer(hidden, mask, first=False)
         hidden = self.layers[-1](hidden, mask, first=True)
-        logits: mx.array = self.out(self._squash(self.dense(hidden[:, 0])))
-        return logits[:, 0].astype(mx.float32)
+        last = self._squash(self.dense(hidden[:, 0])).astype(mx.float32)
+        logits: mx.array = (last * self.out.weight).sum(-1) + self.out.bias
+        return logits
 
 
 _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {"gelu": nn.gelu, "relu": nn.relu}

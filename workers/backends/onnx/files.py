@@ -16,11 +16,11 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.transformers.float16 import convert_float_to_float16
 from transformers.utils import cached_file
 
-from workers.backends.traceable import Traceable
+from workers.backends.traceable import INPUTS, Traceable
 from workers.device import int8_instructions
 from workers.disk_cache import digest, made_once
 
-_RECIPE = 1
+_RECIPE = 2
 """Changes when the same inputs would make another file."""
 
 _OPSET = 17
@@ -53,7 +53,7 @@ def onnx_file(
         Loads the model, in float32, where it has to be exported.
     """
     kind = f"int8-{int8_instructions()}" if precision == "int8" else precision
-    shipped = _shipped(source, revision, kind)
+    shipped = _shipped(source, revision) if kind == "fp32" else None
     if shipped is not None:
         logger.info("using the model's own %s", shipped.name)
         return shipped
@@ -68,27 +68,30 @@ def onnx_file(
     return made_once(cache / "onnx" / name, export) / _FILE
 
 
-_SHIPPED = {
-    "fp32": ["model.onnx"],
-    "fp16": ["model_fp16.onnx", "model_O4.onnx"],
-    "int8-vnni": ["model_qint8_avx512_vnni.onnx"],
-    "int8-avx2": ["model_quint8_avx2.onnx"],
-    "int8-arm64": ["model_qint8_arm64.onnx"],
-}
-"""Names that sentence-transformers and Optimum give to files in the folder ``onnx`` of a model."""
+_SHIPPED = "onnx/model.onnx"
+"""Where sentence-transformers and Optimum put a model's graph.
+
+Those that they make in fewer bits are not used: they compute the score itself in fewer bits too.
+"""
 
 
-def _shipped(source: str | Path, revision: str | None, kind: str) -> Path | None:
-    for name in _SHIPPED[kind]:
-        found = cached_file(
-            str(source),
-            f"onnx/{name}",
-            revision=revision or "main",
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-        if found:
-            return Path(found)
+def _shipped(source: str | Path, revision: str | None) -> Path | None:
+    found = cached_file(
+        str(source),
+        _SHIPPED,
+        revision=revision or "main",
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if not found:
+        return None
+    graph = onnx.load(found, load_external_data=False).graph
+    inputs = [each.name for each in graph.input]
+    logits = graph.output[0].type.tensor_type
+    shape = [size.dim_value for size in logits.shape.dim]
+    if set(inputs) <= set(INPUTS) and shape[1:] in ([], [1]) and logits.elem_type == onnx.TensorProto.FLOAT:
+        return Path(found)
+    logger.warning("not using %s, which does not make one score of each pair's %s", found, ", ".join(INPUTS))
     return None
 
 
@@ -115,10 +118,28 @@ def _export(scorer: Traceable, kind: str, folder: Path) -> None:
         whole.rename(final)
         return
     if kind == "fp16":
-        onnx.save(convert_float_to_float16(onnx.load(whole), keep_io_types=True), final)
+        _halve(whole, final, scorer.head)
     else:
         _quantize(whole, final, kind)
     whole.unlink()
+
+
+def _halve(whole: Path, final: Path, head: str) -> None:
+    """Everything in fp16 but the module named `head` and what follows it."""
+    model = onnx.load(whole)
+    scope = f"/{head.replace('.', '/')}/"
+    exact = [node.name for node in model.graph.node if node.name.startswith(scope) or "logits" in node.output]
+    half = convert_float_to_float16(model, keep_io_types=True, node_block_list=exact)
+    casts = {node.output[0]: node for node in half.graph.node if node.op_type == "Cast"}
+    for cast in casts.values():  # between nodes that stay it goes to fp16 and back
+        before = casts.get(cast.input[0])
+        if before and (_type(before), _type(cast)) == (onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT):
+            cast.input[0] = before.input[0]
+    onnx.save(half, final)
+
+
+def _type(cast: onnx.NodeProto) -> int:
+    return int(next(each.i for each in cast.attribute if each.name == "to"))
 
 
 def _quantize(whole: Path, final: Path, kind: str) -> None:

@@ -20,7 +20,7 @@ from workers.backends.openvino.silent import openvino
 from workers.backends.traceable import Traceable
 from workers.disk_cache import digest, made_once
 
-_RECIPE = 1
+_RECIPE = 2
 """Changes when the same inputs would make another graph."""
 
 _FILE = "model.xml"
@@ -71,7 +71,7 @@ def _save(graph: Any, folder: Path) -> None:
 
 
 def graph_of(classifier: Any, precision: str) -> Any:
-    """OpenVINO's graph of what `load_classifier` gives in float32, of a family that `reads_first_token`."""
+    """OpenVINO's graph of what `load_classifier` gives, of a family that `reads_first_token`."""
     graph = _convert(Traceable(classifier))
     return _with_small_weights(graph) if precision == "int8" else graph
 
@@ -103,6 +103,4 @@ def _with_small_weights(model: Any) -> Any:
 
     nncf.set_log_level(logging.ERROR)
     with redirect_stdout(StringIO()):  # a progress bar
-        # The head stays: of a matrix with one row, OpenVINO (2026.4) may lose the scale.
-        head = nncf.IgnoredScope(patterns=[r".*classifier\.classifier.*"])
-        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM, ignored_scope=head)
+        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)

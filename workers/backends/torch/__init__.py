@@ -6,9 +6,9 @@ from workers.backends.base import Backend, BackendKind, ModelFiles
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
-    from workers.backends.torch.backend import DTYPES, TorchBackend
+    from workers.backends.torch.backend import TorchBackend
 
-    return TorchBackend(files.classifier(DTYPES[precision]), device, precision)
+    return TorchBackend(files.classifier(), device, precision)
 
 
 KIND = BackendKind(

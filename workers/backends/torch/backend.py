@@ -12,6 +12,7 @@ import torch
 
 from workers.backends.base import DeviceLost, Logits, OutOfMemory
 from workers.backends.first_token import read_first_token_only
+from workers.backends.head import cast_all_but_head
 from workers.device import empty_cache, is_out_of_memory
 from workers.models.tokens import Batch
 
@@ -24,7 +25,7 @@ class TorchBackend:
     Parameters
     ----------
     classifier
-        From `load_classifier`, with the precision's dtype.
+        From `load_classifier`.
     device
         ``cpu``, ``cuda``, ``mps``, as PyTorch names it.
     precision
@@ -38,6 +39,7 @@ class TorchBackend:
         self.precision = precision
         self.depth = 2 if device == "cuda" else 1
         read_first_token_only(classifier)
+        cast_all_but_head(classifier, DTYPES[precision])
         self._model = classifier.to(device)
         self.bytes = sum(tensor.nbytes for tensor in classifier.state_dict().values())
 
@@ -47,7 +49,7 @@ class TorchBackend:
         inputs = {"input_ids": batch.ids, "token_type_ids": batch.types, "attention_mask": batch.mask}
         with _device_errors(self.device):
             tensors = {name: self._put(array) for name, array in inputs.items() if array is not None}
-            logits: torch.Tensor = self._model(**tensors).logits[:, 0].float()
+            logits: torch.Tensor = self._model(**tensors).logits[:, 0]
             return TorchForward(logits.to("cpu", non_blocking=True), self._mark())
 
     def _put(self, array: npt.NDArray[np.int64]) -> torch.Tensor:

@@ -1,0 +1,63 @@
+"""The last projection is float32 whatever the rest is: scores are not rounded into ties."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from jobs.spec import ScoreSpec
+from tests.harness.models import make_bert
+from tests.workers.test_engine import some_pairs
+from tests.workers.test_first_token import FAMILIES, OTHERS, batch, small_model
+from workers.backends.base import Logits
+from workers.backends.head import ExactHead, cast_all_but_head
+from workers.engine.engine import Engine
+from workers.models.loading import load_model
+
+PAIRS = some_pairs(400, longest=30)
+KINDS = [
+    ("torch", "bf16"),
+    ("openvino", "bf16"),
+    ("openvino", "int8"),
+    ("onnx", "int8"),
+    ("mlx", "fp16"),
+    ("mlx", "bf16"),
+    ("mlx", "int8"),
+]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bert(tmp_path_factory.mktemp("small"), hidden=64)
+
+
+def scores_of(model: Path, backend: str, precision: str, cache: Path) -> Logits:
+    spec = ScoreSpec.model_validate({"model": str(model), "precision": precision, "activation": "identity"})
+    return Engine(load_model(spec, "cpu", backend, str(cache)), 2048).score(*PAIRS).scores
+
+
+@pytest.mark.parametrize(("backend", "precision"), KINDS)
+def test_fewer_bits_make_no_ties(backend: str, precision: str, small: Path, tmp_path: Path) -> None:
+    if importlib.util.find_spec({"onnx": "onnxruntime"}.get(backend, backend)) is None:
+        pytest.skip(f"{backend} is not installed")
+    exact, fewer = (scores_of(small, *kind, tmp_path) for kind in (("torch", "fp32"), (backend, precision)))
+    assert np.abs(exact - fewer).max() > 0
+    assert len(np.unique(fewer)) >= 0.99 * len(np.unique(exact)) > 380
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *OTHERS])
+@torch.inference_mode()
+def test_each_family_has_such_a_head(family: str) -> None:
+    """And in bf16 its weights are those of the checkpoint, not what bf16 has left of them."""
+    model = small_model(family, {**FAMILIES, **OTHERS}[family])
+    plain = model(**batch(padded=True)).logits
+    cast_all_but_head(model, torch.bfloat16)
+    (head,) = (module for module in model.modules() if isinstance(module, ExactHead))
+    assert not torch.equal(head.weight, head.weight.bfloat16().float())
+    logits = model(**batch(padded=True)).logits
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, plain, atol=0.3, rtol=0.05)
