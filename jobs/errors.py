@@ -49,6 +49,14 @@ class ConnectionFailed(RankmillError):
     """No Redis or Valkey server answers at the given URL."""
 
 
+class RedisUnavailable(RankmillError):
+    """The server could not serve for as long as was to be waited for it."""
+
+
+class RedisFailed(RankmillError):
+    """The server refused a command for a reason that waiting does not mend."""
+
+
 class WireError(RankmillError):
     """A payload is not in a format this version reads, or is over its limits."""
 

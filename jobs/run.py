@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -78,6 +80,19 @@ class RowError(WireModel):
     error: str
     attempts: Count
     worker: str
+
+
+def new_run(spec: ScoreSpec, *, queue: str, ttl: int, max_retries: int, rows: int | None = None) -> Run:
+    """A run that no server knows yet."""
+    return Run(
+        id=uuid.uuid4().hex,
+        spec=spec,
+        queue=queue,
+        ttl=ttl,
+        max_retries=max_retries,
+        created=time.time(),
+        rows=rows,
+    )
 
 
 def read_run(run_id: str, raw: Mapping[bytes, bytes]) -> Run:

@@ -8,7 +8,6 @@ trims, so that Redis holds no more than the chunks in flight.
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
@@ -21,7 +20,7 @@ from rq.serializers import JSONSerializer
 from jobs import keys
 from jobs.job import Payload, job_data
 from jobs.results import ChunkResult, from_entry, to_entry
-from jobs.run import Progress, RowError, Run, read_run
+from jobs.run import Progress, RowError, Run, new_run, read_run
 from jobs.spec import ScoreSpec
 
 _UNDER_WAY = frozenset(
@@ -49,15 +48,7 @@ class RunStore:
         self, spec: ScoreSpec, *, queue: str, ttl: int, max_retries: int, rows: int | None = None
     ) -> Run:
         """Register a new run; `ttl` is in seconds since it was last worked on."""
-        run = Run(
-            id=uuid.uuid4().hex,
-            spec=spec,
-            queue=queue,
-            ttl=ttl,
-            max_retries=max_retries,
-            created=time.time(),
-            rows=rows,
-        )
+        run = new_run(spec, queue=queue, ttl=ttl, max_retries=max_retries, rows=rows)
         self.restore(run)
         return run
 
@@ -98,6 +89,7 @@ class RunStore:
         queue = self.queue(run.queue)
         with self.redis.pipeline() as pipe:
             for chunk, payload in payloads.items():
+                pipe.unlink(Job.key_for(keys.job_id(run.id, chunk)))  # of a lost job, pieces may be left
                 pipe.set(keys.pairs(run.id, chunk), payload.pairs, ex=run.ttl)
             self._touch(pipe, run)
             pipe.expire(keys.results(run.id), run.ttl)

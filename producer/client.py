@@ -24,12 +24,14 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from jobs.errors import ConfigError, InputError
+from jobs.run import new_run
 from jobs.runs import RunStore
 from jobs.runtime.connection import connect
 from jobs.runtime.logs import about
 from jobs.runtime.settings import Settings, load_settings
 from jobs.spec import ScoreSpec
 from producer.journal import Journal
+from producer.leftovers import Leftovers
 from producer.submission import ScoredTable, Submission
 
 if TYPE_CHECKING:
@@ -77,7 +79,8 @@ class Client:
         url = redis_url or self.settings.redis_url
         if not url:
             raise ConfigError("no Redis server is named: give redis_url or set REDIS_URL")
-        self.store = RunStore(connect(url))
+        self.store = RunStore(connect(url, self.settings.redis_wait_seconds))
+        self._leftovers = Leftovers(self.store)
 
     def submit(self, pairs: Pairs, *, columns: tuple[str, str] = COLUMNS, **spec: Any) -> ScoringRun:
         """Start scoring; the first chunks are in the queue when this returns.
@@ -100,8 +103,7 @@ class Client:
         ConfigError
             A part of the spec is unknown or bad.
         """
-        rows = len(pairs) if isinstance(pairs, Sized) else None
-        return self.start(_tables(pairs, columns, self.settings.chunk_size), columns, rows=rows, **spec)
+        return self._submit(pairs, columns, math.inf, spec)
 
     def start(
         self,
@@ -111,16 +113,18 @@ class Client:
         rows: int | None = None,
         on_wait: Callable[[], None] = lambda: None,
         journal: Journal | None = None,
+        deadline: float = math.inf,
         **spec: Any,
     ) -> ScoringRun:
         """Like `submit`, for tables that are cut into chunks already.
 
-        `rows` are in all tables, if that is known. `on_wait` is called at least every second while
+        `rows` are in all tables, if that is known; `deadline` is when to give up waiting for the server,
+        in `time.monotonic` seconds. `on_wait` is called at least every second while
         the run's results are waited for. What is in `journal` is not scored again, and what is
         scored is kept there.
         """
         settings = self.settings
-        run = self.store.create(
+        run = new_run(
             _spec(settings, spec),
             queue=settings.queue,
             ttl=settings.run_ttl,
@@ -130,22 +134,31 @@ class Client:
         with about(run=run.id):
             size = "rows as they come" if rows is None else f"{rows} rows"
             logger.info("run begins: %s on queue %r, model %s", size, run.queue, run.spec.model)
-        submission = Submission(self.store, run, tables, columns, settings.window, journal)
-        submission.on_wait = on_wait
+        submission = Submission(self.store, run, self._leftovers, tables, columns, settings.window, journal)
+        submission.on_wait, submission.deadline = on_wait, deadline
         try:
             if journal:
                 journal.begin(run.id)
+            submission.begin()
             submission.fill()
         except BaseException:
-            submission.cancel()  # something in the input is no pair of texts, say
+            submission.cancel()  # something in the input is no pair of texts, or the server is away
             raise
         return ScoringRun(submission)
 
-    def score(self, pairs: Pairs, *, timeout: float | None = None, **options: Any) -> npt.NDArray[np.float32]:
-        """Score pairs and wait: `submit` and `ScoringRun.scores` in one."""
-        run = self.submit(pairs, **options)
+    def score(
+        self,
+        pairs: Pairs,
+        *,
+        timeout: float | None = None,
+        columns: tuple[str, str] = COLUMNS,
+        **spec: Any,
+    ) -> npt.NDArray[np.float32]:
+        """Score pairs and wait, `timeout` seconds at most: `submit` and `ScoringRun.scores` in one."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        run = self._submit(pairs, columns, deadline, spec)
         try:
-            return run.scores(timeout)
+            return run.scores(None if timeout is None else deadline - time.monotonic())
         except BaseException:
             run.cancel()
             raise
@@ -163,6 +176,13 @@ class Client:
         scores = self.score([(query, passage) for passage in passages], timeout=timeout, **spec)
         order = np.argsort(-scores, kind="stable")[:top_k]
         return [Ranked(int(index), float(scores[index])) for index in order]
+
+    def _submit(
+        self, pairs: Pairs, columns: tuple[str, str], deadline: float, spec: dict[str, Any]
+    ) -> ScoringRun:
+        rows = len(pairs) if isinstance(pairs, Sized) else None
+        tables = _tables(pairs, columns, self.settings.chunk_size)
+        return self.start(tables, columns, rows=rows, deadline=deadline, **spec)
 
 
 class ScoringRun:

@@ -6,12 +6,11 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TypeVar
 
 import pyarrow as pa
-import redis
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from jobs import keys
@@ -22,8 +21,10 @@ from jobs.run import Run
 from jobs.runs import RunStore
 from jobs.runtime import tracing
 from jobs.runtime.logs import about
+from jobs.runtime.patience import redis_errors, waiting
 from jobs.wire import encode_pairs
 from producer.journal import Journal
+from producer.leftovers import Leftovers
 from producer.notes import Notes
 from producer.splitting import Unit, join, scores_and_errors
 
@@ -33,12 +34,8 @@ _POLL_SECONDS = 0.5
 _SWEEP_SECONDS = 10
 """After this long without any result, ask what has become of the chunks in flight."""
 
-_MAX_RECONNECT_SECONDS = 5.0
-
 FIRST_PIECE = 1 << 40
 """Pieces of chunks are numbered from here: no run has so many chunks."""
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +76,9 @@ class Submission:
     Parameters
     ----------
     store, run
-        The run, already created.
+        The run, which `begin` tells the server of.
+    leftovers
+        Removes the run when it is over.
     source
         Tables to score, one chunk each.
     columns
@@ -95,6 +94,7 @@ class Submission:
         self,
         store: RunStore,
         run: Run,
+        leftovers: Leftovers,
         source: Iterator[pa.Table],
         columns: tuple[str, str],
         window: int,
@@ -106,6 +106,7 @@ class Submission:
         self.deadline = math.inf
         """When to give up waiting, in `time.monotonic` seconds."""
         self._store = store
+        self._leftovers = leftovers
         self._source = source
         self._columns = columns
         self._window = window
@@ -125,6 +126,11 @@ class Submission:
         self._cancelled = False
         self._last_entry = "0"
 
+    def begin(self) -> None:
+        """Let the server know the run."""
+        with self._at_redis():
+            self._store.restore(self.run)
+
     def tables(self) -> Iterator[ScoredTable]:
         """Yield every table of the source with its scores, in order.
 
@@ -134,13 +140,15 @@ class Submission:
             The run cannot be scored (its model cannot be loaded, say).
         RunCancelled
             `cancel` was called, or somebody else has cancelled the run.
+        RedisUnavailable, RedisFailed
+            The server could not serve for as long as was to be waited for it, or refuses a command.
         TimeoutError
             `deadline` has passed; call again to go on.
         """
         while True:
             self.fill()
             if not self._in_flight:
-                self._store.delete(self.run, self._held.values())
+                self._leftovers.remove(self.run, self._held.values())
                 self._span.end()
                 with about(run=self.run.id):
                     done = self._notes.progress
@@ -169,7 +177,8 @@ class Submission:
             self._submitted += 1
             self._submitted_rows += len(table)
         if fresh:
-            self._patiently(lambda: self._send(fresh))
+            with self._at_redis():
+                self._send(fresh)
 
     def cancel(self) -> None:
         """Drop the run and take its waiting chunks off the queue."""
@@ -177,18 +186,19 @@ class Submission:
             self._span.add_event("cancelled")
             self._span.end()
         self._cancelled = True
-        self._store.delete(self.run, {*self._units, *self._held.values()})
+        self._leftovers.remove(self.run, {*self._units, *self._held.values()})
 
     def _next_result(self) -> _InFlight:
         chunk = self._in_flight[self._taken]
         quiet_since = time.monotonic()
         while chunk.result is None:
             self._look_around()
-            if self._patiently(self._collect):
-                quiet_since = time.monotonic()
-            elif time.monotonic() - quiet_since > _SWEEP_SECONDS:
-                self._patiently(self._sweep)
-                quiet_since = time.monotonic()
+            with self._at_redis():
+                if self._collect():
+                    quiet_since = time.monotonic()
+                elif time.monotonic() - quiet_since > _SWEEP_SECONDS:
+                    self._sweep()
+                    quiet_since = time.monotonic()
         return chunk
 
     def _take(self, chunk: _InFlight) -> ScoredTable:
@@ -295,12 +305,15 @@ class Submission:
 
     def _send(self, units: dict[int, Unit]) -> None:
         self._units |= units
-        self._store.enqueue(self.run, {number: self._payload(unit) for number, unit in units.items()})
+        payloads = {number: self._payload(unit) for number, unit in units.items()}
+        try:
+            self._store.enqueue(self.run, payloads)
+        finally:
+            if self._cancelled:  # meanwhile, by another thread
+                self.cancel()
         for number, unit in units.items():
             with about(chunk=unit.chunk, job=keys.job_id(self.run.id, number)):
                 logger.debug("submitted %d rows", len(unit.table))
-        if self._cancelled:  # meanwhile, by another thread
-            self.cancel()
 
     def _payload(self, unit: Unit) -> Payload:
         queries, passages = (unit.table[name] for name in self._columns)
@@ -317,16 +330,8 @@ class Submission:
         if time.monotonic() > self.deadline:
             raise TimeoutError(f"run {self.run.id}: not all scores came in time; ask again to go on waiting")
 
-    def _patiently(self, action: Callable[[], T]) -> T:
-        """Do `action`, and again with growing pauses while the server cannot be reached."""
-        pause = 0.1
-        while True:
-            try:
-                with about(run=self.run.id):
-                    return action()
-            except (redis.ConnectionError, redis.TimeoutError) as error:
-                with about(run=self.run.id):
-                    logger.warning("Redis does not answer (%s), trying again", error)
-                self._look_around()
-                time.sleep(pause)
-                pause = min(2 * pause, _MAX_RECONNECT_SECONDS)
+    @contextmanager
+    def _at_redis(self) -> Iterator[None]:
+        """Commands within the ``with`` block wait for the server, and this looks around meanwhile."""
+        with about(run=self.run.id), redis_errors(), waiting(look=self._look_around):
+            yield

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-import redis
-
-from jobs.errors import InputError, RunFailed, WireError
+from jobs.errors import InputError, RankmillError, RunFailed, WireError
 from jobs.results import ChunkScores
 from jobs.runs import RunStore
 from jobs.runtime.settings import Settings
@@ -168,7 +166,7 @@ def _score(
             raise
         raise InputError(str(error)) from None  # not one chunk: the model, most likely
     except BaseException:
-        with suppress(redis.RedisError):  # an embedded server may be what has failed
+        with suppress(RankmillError):  # that the server refuses it is no news now
             run.cancel()
         raise
 

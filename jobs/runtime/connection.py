@@ -3,51 +3,103 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import redis
-from redis.backoff import ExponentialWithJitterBackoff, NoBackoff
+from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from jobs.errors import ConnectionFailed
-
-_RETRIES = 5
+from jobs.runtime.patience import Patience, cannot_serve
 
 _PROBE_SECONDS = 2
 
+_SILENCE_SECONDS = 15
+"""A server that answers nothing for so long is taken to be away; the longest command blocks for a second."""
 
-def connect(url: str) -> redis.Redis:
-    """A client for `url` that has answered once.
+_CONNECTIONS = 256
+"""Connections of one client, at most; more threads than that take turns."""
 
-    Commands retry dropped connections with exponential backoff and jitter (about 5 s in all).
 
-    Parameters
-    ----------
-    url
-        ``redis://``, ``rediss://`` (TLS) or ``unix://``, with user, password and database if any.
+class WaitingPool(redis.BlockingConnectionPool):
+    """Connections for any number of threads: those that find none free wait for one, as for the server."""
+
+    def get_connection(self, *args: Any, **options: Any) -> Any:
+        """A connection that is free, or will be."""
+        retry: Retry = self.connection_kwargs["retry"]
+        return retry.call_with_retry(self._take, lambda error: None)
+
+    def _take(self) -> Any:
+        try:
+            return super().get_connection()  # type: ignore[no-untyped-call]
+        except redis.ConnectionError as error:
+            if str(error) != "No connection available.":
+                raise
+            raise redis.MaxConnectionsError("all connections of this process are in use") from None
+
+
+def connect(url: str, wait_seconds: float) -> redis.Redis:
+    """A client for `url`, where a server has answered; parameters as `client_for`.
 
     Raises
     ------
     ConnectionFailed
         The URL is malformed, nobody answers there, or the credentials are refused.
     """
+    client = client_for(url, wait_seconds)
+    probe = impatient(client)
     try:
-        client = redis.Redis.from_url(
+        probe.ping()
+    except (redis.RedisError, OSError) as error:
+        if not (cannot_serve(error) and _is_a_reply(error)):  # else it is there, and will serve: loading, say
+            raise _failed(url, error) from None
+    finally:
+        probe.close()
+    return client
+
+
+def client_for(url: str, wait_seconds: float) -> redis.Redis:
+    """A client for `url`, whoever answers there.
+
+    Parameters
+    ----------
+    url
+        ``redis://``, ``rediss://`` (TLS) or ``unix://``, with user, password and database if any.
+    wait_seconds
+        How long each command waits, at most, while the server cannot serve (`Patience`).
+
+    Raises
+    ------
+    ConnectionFailed
+        The URL is malformed.
+    """
+    try:
+        pool = WaitingPool.from_url(
             url,
-            retry=Retry(ExponentialWithJitterBackoff(base=0.1, cap=2.0), _RETRIES),
+            max_connections=_CONNECTIONS,
+            timeout=1,  # seconds; then it looks around, and waits on
+            retry=Patience(wait_seconds),
             socket_connect_timeout=5,
+            socket_timeout=_SILENCE_SECONDS,
             health_check_interval=30,
         )
-        probe = redis.Redis.from_url(
-            url, retry=Retry(ExponentialWithJitterBackoff(), 0), socket_connect_timeout=5
-        )
-        probe.ping()
-        probe.close()
-    except (redis.RedisError, ValueError, OSError) as error:
-        reason = mask_passwords(" ".join(str(error).split()))
-        raise ConnectionFailed(
-            f"no usable Redis at {mask_passwords(url)}: {reason} (check --redis or REDIS_URL)"
-        ) from None
-    return client
+    except ValueError as error:
+        raise _failed(url, error) from None
+    return redis.Redis.from_pool(pool)
+
+
+def _failed(url: str, error: Exception) -> ConnectionFailed:
+    reason = mask_passwords(" ".join(str(error).split()))
+    return ConnectionFailed(
+        f"no usable Redis at {mask_passwords(url)}: {reason} (check --redis or REDIS_URL)"
+    )
+
+
+def _is_a_reply(error: BaseException) -> bool:
+    """Whether a server has said so, and not about the credentials."""
+    if isinstance(error, redis.BusyLoadingError):
+        return True
+    return not isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError)
 
 
 def impatient(client: redis.Redis) -> redis.Redis:

@@ -62,6 +62,7 @@ class Settings(BaseModel):
     window: int = Field(ge=1)
     run_ttl: int = Field(ge=60)
     max_retries: int = Field(ge=0)
+    redis_wait_seconds: float = Field(gt=0)
     workers: Count
     device: Device
     backend: Backend

@@ -13,7 +13,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from jobs.errors import InputError
+from jobs.errors import InputError, RedisUnavailable
 from jobs.run import MAX_ROW_ERRORS, Run
 from jobs.runs import RunStore
 from jobs.runtime.connection import connect, mask_passwords
@@ -24,6 +24,7 @@ from rankmill.cluster.snapshot import PAGE_RUNS, Cluster, read_cluster
 
 _LOOK_SECONDS = 2.0
 _STATUS_RUNS = 10
+_WAIT_SECONDS = 5
 
 
 @options.command("status")
@@ -102,7 +103,7 @@ def errors(run_id: str, redis_url: str | None, config: str | None, as_json: bool
 
 def _store(redis_url: str | None, config: str | None) -> RunStore:
     """The runs of the server that is asked for."""
-    return RunStore(connect(options.server(load_settings({"redis_url": redis_url}, config))))
+    return RunStore(connect(options.server(load_settings({"redis_url": redis_url}, config)), _WAIT_SECONDS))
 
 
 def _watch(store: RunStore, as_json: bool) -> None:
@@ -121,8 +122,8 @@ def _look(store: RunStore) -> Cluster | str:
     """The cluster, or why it cannot be seen just now."""
     try:
         return read_cluster(store.redis)
-    except redis.RedisError as error:
-        return f"Redis does not answer, trying again: {_line(error)}"
+    except (redis.RedisError, RedisUnavailable) as error:
+        return f"trying again: {_line(error)}"
 
 
 def _status(found: Cluster | str) -> RenderableType:

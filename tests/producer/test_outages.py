@@ -1,0 +1,80 @@
+"""Producers whose server cannot serve, and many threads over one client."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobs.errors import RankmillError, RedisUnavailable
+from jobs.runtime import connection
+from producer import Client
+from tests.conftest import Server, wait_for
+from tests.harness.outages import OUTAGES, full
+
+PAIRS = [("big cat", f"moon river {number}") for number in range(40)]
+
+
+def test_threads_take_turns_with_a_client_s_connections(
+    shared_queue: Server, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_CONNECTIONS", 8)
+    client = Client(shared_queue.url, model=str(tiny_model))
+    scores: list[np.ndarray] = []
+    threads = [
+        threading.Thread(target=lambda: scores.append(client.score(PAIRS[:2], timeout=100)))
+        for _ in range(60)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(scores) == 60
+    assert np.isfinite(scores).all()
+    assert not list(shared_queue.client.scan_iter("rankmill:run:*"))
+    assert len([c for c in shared_queue.client.client_list() if c["cmd"] == "xread"]) <= 8
+
+
+def test_a_run_that_cannot_be_submitted_leaves_nothing(server: Server, tiny_model: Path) -> None:
+    client = Client(server.url, model=str(tiny_model), chunk_size=4, redis_wait_seconds=0.5)
+    with contextlib.ExitStack() as outage:
+
+        def pairs() -> Iterator[tuple[str, str]]:  # read when the server knows the run already
+            assert list(server.client.scan_iter("rankmill:run:*"))
+            outage.enter_context(full(server.client))
+            yield from PAIRS
+
+        with pytest.raises(RedisUnavailable, match="Redis cannot serve: OOM command not allowed"):
+            client.submit(pairs())
+        assert not list(server.client.scan_iter("rankmill:run:*"))
+    assert not list(server.client.scan_iter("rq:job:*"))
+
+
+def test_what_is_given_up_without_a_server_is_removed_later(server: Server, tiny_model: Path) -> None:
+    client = Client(server.url, model=str(tiny_model), chunk_size=4, redis_wait_seconds=30)
+    run = client.submit(PAIRS)
+    with OUTAGES["replica"](server.client):
+        started = time.monotonic()
+        run.cancel()
+        assert time.monotonic() - started < 5
+        assert list(server.client.scan_iter("rankmill:run:*"))
+    wait_for(lambda: not list(server.client.scan_iter("rankmill:run:*")))
+    wait_for(lambda: not list(server.client.scan_iter("rq:job:*")))
+
+
+def test_a_timeout_holds_without_a_server(server: Server, tiny_model: Path) -> None:
+    client = Client(server.url, model=str(tiny_model))
+    with full(server.client), pytest.raises(TimeoutError):
+        client.score(PAIRS, timeout=1)
+
+
+def test_what_a_server_refuses_is_an_error_of_ours(server: Server, tiny_model: Path) -> None:
+    client = Client(server.url, model=str(tiny_model))
+    server.client.set("rankmill:runs", "no sorted set")
+    with pytest.raises(RankmillError, match="Redis has refused a command: WRONGTYPE"):
+        client.submit(PAIRS)
