@@ -41,6 +41,10 @@ class InputError(RankmillError):
     exit_code = ExitCode.USAGE
 
 
+class InputChanged(RankmillError):
+    """The input is not what it was when its scoring began, so that no output can be made of it."""
+
+
 class OutputError(RankmillError):
     """The output, or what is kept beside it until it is there, cannot be written."""
 

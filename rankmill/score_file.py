@@ -15,10 +15,11 @@ from jobs.results import ChunkScores
 from jobs.runs import RunStore
 from jobs.runtime.settings import Settings
 from producer.client import Client
-from producer.files.manifest import manifest
+from producer.files.inputs import InputFile, find_files, stem
+from producer.files.manifest import fingerprint, manifest
 from producer.files.readers import TextColumns
 from producer.files.sink import ScoredFile, check_target
-from producer.files.source import Source, find_files, open_source, stem
+from producer.files.source import Source, open_source
 from producer.files.workspace import Workspace
 from producer.submission import FIRST_PIECE, ScoredTable
 from rankmill.local.embedded import EmbeddedCluster
@@ -36,6 +37,7 @@ class Request:
     output: str | None
     columns: TextColumns
     score_column: str
+    text_columns: Sequence[str]
     allow_nulls: bool
     force: bool
     restart: bool
@@ -79,20 +81,29 @@ def score_file(request: Request, settings: Settings) -> Summary:
     RunFailed, EmbeddedError, OutputError
         The run cannot be finished; no output was written. What was scored is kept, and the same
         request goes on from there.
+    InputChanged
+        The input is not what it was; no output was written, and what was scored is dropped.
     """
     started = time.monotonic()
-    paths = find_files(request.inputs)
-    target = output_path(request, paths)
+    files = find_files(request.inputs, request.output)
+    target = output_path(request, files)
     check_target(target)
-    if target.resolve() in {path.resolve() for path in paths}:
+    if target.resolve() in {file.path.resolve() for file in files}:
         raise InputError(f"{target} is the input itself; name another output with -o")
-    made_from = manifest(paths, settings.model, _options(request, settings))
+    fingerprints = [fingerprint(file.path) for file in files]
+    made_from = manifest(files, fingerprints, settings.model, _options(request, settings))
     with ExitStack() as stack:
         work = stack.enter_context(Workspace(target, made_from, restart=request.restart, force=request.force))
         # The workers start while the files are looked at.
         cluster = None if settings.redis_url else stack.enter_context(EmbeddedCluster(settings))
-        source = open_source(paths, request.columns, allow_nulls=request.allow_nulls)
-        logger.debug("%s rows in %d files", f"{source.rows:,}", len(paths))
+        source = open_source(
+            files,
+            request.columns,
+            allow_nulls=request.allow_nulls,
+            as_text=request.text_columns,
+            fingerprints=fingerprints,
+        )
+        logger.debug("%s rows in %d files", f"{source.rows:,}", len(files))
         output = stack.enter_context(ScoredFile(target, work.folder, source.schema, request.score_column))
         client = Client(cluster.url() if cluster else None, settings=settings)
         logger.debug("run on queue %r of %s", settings.queue, "an embedded server" if cluster else "--redis")
@@ -102,6 +113,7 @@ def score_file(request: Request, settings: Settings) -> Summary:
             with progress_view(source.rows, quiet=request.quiet) as view:
                 _score(client, source, output, work, view, watch, tally)
         output.finish(_metadata(settings, tally))
+        source.check_unchanged()
         work.journal.seal(output.partial)
         output.publish()
     return _summary(output, settings, watch.since(started), tally, time.monotonic() - started)
@@ -116,18 +128,19 @@ def _options(request: Request, settings: Settings) -> dict[str, object]:
         "passage_column": request.columns.passage,
         "score_column": request.score_column,
         "on_null": "error" if request.allow_nulls else "fail",
+        **({"text_columns": ", ".join(sorted(request.text_columns))} if request.text_columns else {}),
     }
 
 
-def output_path(request: Request, paths: Sequence[Path]) -> Path:
+def output_path(request: Request, files: Sequence[InputFile]) -> Path:
     """The output asked for, else ``<input stem>.scored.parquet`` beside the input."""
     if request.output:
         return Path(request.output)
-    if len(request.inputs) > 1 or (len(paths) > 1 and not Path(request.inputs[0]).is_dir()):
+    if len(request.inputs) > 1 or (len(files) > 1 and not Path(request.inputs[0]).is_dir()):
         raise InputError("several inputs make one output; name it with -o")
     whole = Path(request.inputs[0])
-    name = whole.resolve().name if whole.is_dir() else stem(paths[0])
-    return (whole if whole.is_dir() else paths[0]).resolve().parent / f"{name}.scored.parquet"
+    name = whole.resolve().name if whole.is_dir() else stem(files[0].path)
+    return (whole if whole.is_dir() else files[0].path).resolve().parent / f"{name}.scored.parquet"
 
 
 def _score(

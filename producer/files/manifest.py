@@ -10,11 +10,12 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 from jobs.errors import InputError
+from producer.files.inputs import InputFile
 
 _DIGESTED_BYTES = 64 << 10
 
@@ -22,13 +23,15 @@ _SHOWN = 3
 """Differences to name, at most; a folder of a thousand files may have moved."""
 
 
-def manifest(paths: Iterable[Path], model: str, options: Mapping[str, object]) -> dict[str, str]:
+def manifest(
+    files: Sequence[InputFile], fingerprints: Sequence[str], model: str, options: Mapping[str, object]
+) -> dict[str, str]:
     """Everything the output depends on, each with a value for a person to read.
 
     Parameters
     ----------
-    paths
-        The input's files, in order.
+    files, fingerprints
+        The input's files, in order, and what `fingerprint` says of each.
     model
         The model; the files of a local directory count.
     options
@@ -37,14 +40,15 @@ def manifest(paths: Iterable[Path], model: str, options: Mapping[str, object]) -
     Raises
     ------
     InputError
-        A file cannot be read.
+        A file of the model cannot be read.
     """
     found = {"rankmill": version("rankmill")}
     found |= {f"--{name.replace('_', '-')}": str(value) for name, value in options.items()}
-    files = sorted(path for path in Path(model).glob("*") if path.is_file()) if Path(model).is_dir() else []
-    found |= {f"model file {path.resolve()}": _fingerprint(path) for path in files}
+    weights = sorted(path for path in Path(model).glob("*") if path.is_file()) if Path(model).is_dir() else []
+    found |= {f"model file {path.resolve()}": fingerprint(path) for path in weights}
     found |= {
-        f"input {number} ({path.resolve()})": _fingerprint(path) for number, path in enumerate(paths, 1)
+        f"input {number} ({file.path.resolve()})": found
+        for number, (file, found) in enumerate(zip(files, fingerprints, strict=True), 1)
     }
     return found
 
@@ -62,7 +66,8 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     return ", ".join(changed[:_SHOWN]) + more
 
 
-def _fingerprint(path: Path) -> str:
+def fingerprint(path: Path) -> str:
+    """What tells a file from another, and from what it was; raises `InputError` if it cannot be read."""
     try:
         with path.open("rb") as file:
             about = os.fstat(file.fileno())

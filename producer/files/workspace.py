@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from jobs.errors import InputError
+from jobs.errors import InputChanged, InputError
+from producer.files.inputs import WORKSPACE
 from producer.files.manifest import differences
 from producer.journal import Journal
 
@@ -47,7 +48,7 @@ class Workspace:
         self._manifest = manifest
         self._restart = restart
         self._force = force
-        self.folder = target.with_name(target.name + ".rankmill")
+        self.folder = target.with_name(target.name + WORKSPACE)
         self.resumes = False
         """Whether an earlier run into the same folder was made from the same."""
 
@@ -70,7 +71,8 @@ class Workspace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._held:
-            kept = self.journal.rows if error else 0
+            # What was scored of an input that then changed may be of either state.
+            kept = self.journal.rows if error and not isinstance(error, InputChanged) else 0
             if not kept:
                 shutil.rmtree(self.folder)  # while the lock is held
             elif error:

@@ -35,6 +35,11 @@ own settings. Every setting of configs/base.yaml can be set in a file
 (--config), by RANKMILL_<NAME> in the environment, or by its flag; the flag wins."""
 
 
+def _names(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Names with commas between them, in any number of options."""
+    return tuple(name for names in given for name in names.split(",") if name)
+
+
 @options.command("score-file", epilog=_EPILOG, interrupted="no output was written")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.option(
@@ -42,6 +47,8 @@ own settings. Every setting of configs/base.yaml can be set in a file
 )
 @options.columns()
 @click.option("--score-column", default="score", show_default=True, metavar="NAME", help="Column to add.")
+@click.option("--text-columns", multiple=True, metavar="NAME,...", callback=_names,
+              help="Columns that are text, whatever their values look like.")  # fmt: skip
 @click.option("--on-null", type=click.Choice(["error", "fail"]), default="error", show_default=True,
               help="A null text is that row's error, or stops before any work.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing output.")
@@ -60,6 +67,7 @@ def score_file(
     query_column: str,
     passage_column: str,
     score_column: str,
+    text_columns: tuple[str, ...],
     on_null: str,
     force: bool,
     restart: bool,
@@ -80,6 +88,7 @@ def score_file(
         output=output,
         columns=TextColumns(query_column, passage_column),
         score_column=score_column,
+        text_columns=text_columns,
         allow_nulls=on_null == "error",
         force=force,
         restart=restart,

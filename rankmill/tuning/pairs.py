@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from jobs.errors import InputError
+from producer.files.inputs import find_files
 from producer.files.readers import TextColumns
-from producer.files.source import find_files, open_source
+from producer.files.source import open_source
 
 BUILT_IN = ("varied", "example")
 COLUMNS = ("query", "passage")

@@ -14,8 +14,9 @@ import pyarrow as pa
 from jobs.errors import InputError, RunFailed
 from jobs.runtime.settings import Settings
 from producer.client import Client
+from producer.files.inputs import find_files
 from producer.files.readers import TextColumns
-from producer.files.source import find_files, open_source
+from producer.files.source import open_source
 from rankmill.local.embedded import EmbeddedCluster
 from rankmill.local.worker_watch import WorkerWatch
 from rankmill.tuning.quality import Qrels, ndcg, spearman_within

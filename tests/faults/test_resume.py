@@ -206,6 +206,53 @@ def test_a_damaged_journal_is_told(command: list[object], output: Path) -> None:
     assert score_file(*command, "--restart").code == 0
 
 
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_an_input_that_changes_while_it_is_scored_makes_no_output(
+    kind: str, command: list[object], source: Path, output: Path
+) -> None:
+    if kind == "jsonl":
+        rows = pq.read_table(source).to_pylist()
+        source = source.with_suffix(".jsonl")
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    process = start(source, *command[1:], environ=ENVIRON_WINDOW)
+    wait_for((folder_of(output) / "output.parquet").exists, process)  # the input has been looked at
+    if kind == "jsonl":
+        source.write_text("".join(json.dumps({**row, "query": "other"}) + "\n" for row in rows[1:]))
+    else:
+        write_pairs(source, NULLS)
+    out, err = process.communicate()
+    done = Outcome(process.returncode, out, err)
+    (line,) = done.complaints
+    assert (done.code, f"{source} has changed while it was read" in line) == (1, True), line
+    assert "kept" not in line
+    assert not output.exists()
+    assert not folder_of(output).exists()
+    again = score_file(source, *command[1:], "--json")  # nothing of what was scored before is used
+    assert (again.code, again.summary["resumed_rows"]) == (0 if kind == "jsonl" else 3, 0)
+
+
+@pytest.mark.parametrize("how", ["directory", "glob"])
+def test_an_output_inside_the_inputs_folder_is_taken_up_again(
+    how: str, command: list[object], source: Path, undisturbed: Path
+) -> None:
+    folder = source.parent / "in"
+    folder.mkdir()
+    source.rename(folder / "a.parquet")
+    output = folder / "out.parquet"
+    named = folder if how == "directory" else f"{folder}/**/*.parquet"
+    command = [named, *command[1:], "-o", output]
+    interrupt(command, output)
+    assert (folder_of(output) / "output.parquet").exists()
+    done = score_file(*command, "--json")
+    assert (done.code, 0 < done.summary["resumed_rows"] < ROWS) == (0, True), done.err
+    assert damage(output, undisturbed) == UNHARMED
+    again = score_file(*command, "--json", "--force")  # the output is not scored as well
+    assert (again.code, again.summary["rows"]) == (0, ROWS), again.err
+    output.unlink()
+    interrupt(command, output)
+    assert score_file(*command, "--restart", "--json").summary["resumed_rows"] == 0
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     directory = tmp_path / "disk"

@@ -6,6 +6,7 @@ import datetime as dt
 import decimal
 import gzip
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs.errors import InputError
+from jobs.errors import InputChanged, InputError
 from producer.files import source as source_module
+from producer.files.inputs import find_files, stem
 from producer.files.readers import TextColumns, delimited, jsonl
-from producer.files.source import Source, find_files, open_source, stem
+from producer.files.source import Source, open_source
 
 COLUMNS = TextColumns("query", "passage")
 ROWS = [{"query": f"q{n}", "passage": f'p, "{n}"', "n": n} for n in range(10)]
@@ -119,7 +121,7 @@ def test_directories_globs_and_lists(tmp_path: Path) -> None:
     )
     (tmp_path / "in" / "notes.txt").write_text("not data")
     assert read(tmp_path / "in").to_pylist() == ROWS
-    assert find_files([f"{tmp_path}/in/**/*.csv"]) == (second,)
+    assert [file.path for file in find_files([f"{tmp_path}/in/**/*.csv"])] == [second]
     assert read(second, first).to_pylist() == ROWS[3:] + ROWS[:3]
 
 
@@ -277,3 +279,72 @@ def test_inputs_that_are_not_there(
     (tmp_path / "a.txt").write_text("x")
     with pytest.raises(InputError, match=message):
         find_files([name])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("rows", [ROWS[:5], ROWS + ROWS, [{**row, "n": 7} for row in ROWS]])
+def test_a_file_that_changes_while_it_is_read_is_told(
+    tmp_path: Path, name: str, rows: list[dict[str, Any]]
+) -> None:
+    source = opened(write(tmp_path / name, ROWS))
+    source.check_unchanged()
+    write(tmp_path / name, rows)
+    with pytest.raises(InputChanged, match=r"has changed while it was read \(it was .* and is"):
+        list(source.tables(4))
+    with pytest.raises(InputChanged, match="give the same command again"):
+        source.check_unchanged()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("content", [None, b"noise", b"query,passage,n\nq,p,x\n"])
+def test_a_file_that_goes_or_is_damaged_while_it_is_read_is_told(
+    tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    path = write(tmp_path / name, ROWS)
+    source = opened(path)
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputChanged, match="has changed while it was read"):
+        list(source.tables(4))
+
+
+def test_a_file_system_that_hides_the_change_is_caught_by_the_count_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_module, "fingerprint", lambda path: "the same")
+    source = opened(write(tmp_path / "a.csv", ROWS))
+    write(tmp_path / "a.csv", ROWS[:7])
+    with pytest.raises(InputChanged, match="it was 10 rows and is 7 rows"):
+        list(source.tables(4))
+
+
+@pytest.mark.parametrize("how", ["directory", "glob", "every file"])
+def test_what_rankmill_has_left_is_never_input(tmp_path: Path, how: str) -> None:
+    folder = tmp_path / "in"
+    work = folder / "deep" / "out.parquet.rankmill"
+    work.mkdir(parents=True)
+    mine = write(folder / "a.parquet", ROWS)
+    write(work / "output.parquet", ROWS)
+    (work / "errors.jsonl").write_text('{"row": 1}')
+    (folder / "out.parquet.errors.jsonl").write_text('{"row": 1}')
+    (folder / "tuned.yaml.tuning.jsonl").write_text("{}")
+    output = folder / "deep" / "out.parquet"
+    pq.write_table(pa.table({"score": [1.0]}, metadata={"rankmill.version": "1"}), output)
+    inputs = {
+        "directory": [folder],
+        "glob": [folder / "**" / "*"],
+        "every file": [file for file in sorted(folder.rglob("*")) if file.is_file() and file != output],
+    }[how]
+    names = [str(name) for name in inputs]
+    assert [file.path for file in find_files(names, str(output))] == [mine]
+    assert [file.path for file in find_files(names)] == [mine]  # its folder is there: not finished
+    shutil.rmtree(work)
+    assert len(find_files([str(folder)])) == 2  # an output of an earlier run may be scored again
+    with pytest.raises(InputError, match="holds only what rankmill itself has left"):
+        find_files([str(folder / "out.parquet.errors.jsonl")])
+
+
+def test_a_file_of_the_users_where_the_output_would_be_is_not_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", ROWS)
+    assert [file.path for file in find_files([str(tmp_path)], str(path))] == [path]

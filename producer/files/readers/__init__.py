@@ -6,12 +6,14 @@ known while nothing is lost, and its schema holds for every row; `Reader.batches
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import pyarrow as pa
+
+from producer.files.readers.forms import Forms
 
 
 @dataclass(frozen=True)
@@ -29,11 +31,15 @@ class TextColumns:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a file holds. ``first_null`` is the first row (from 0) with a null in a text column."""
+    """What a file holds. ``first_null`` is the first row (from 0) with a null in a text column.
+
+    Columns of files without types are text in ``schema``; ``forms`` says what else they could be.
+    """
 
     schema: pa.Schema
     rows: int
     first_null: int | None
+    forms: Mapping[str, Forms] = field(default_factory=dict)
 
 
 class Reader(Protocol):

@@ -1,8 +1,8 @@
 """CSV and TSV files, plain or compressed with gzip or zstd.
 
-The first line names the columns. Types are inferred over the whole file, so that one word in a
-column of numbers makes it a column of text, not an error in the middle of a run. An empty field
-without quotes is null. TSV knows no quoting: a quote is a character like any other.
+The first line names the columns. What a column could be besides text is found over the whole file, so
+that one word in a column of numbers makes it a column of text, not an error in the middle of a run. An
+empty field without quotes is null. TSV knows no quoting: a quote is a character like any other.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ import pyarrow.csv as pcsv
 
 from jobs.errors import InputError
 from producer.files.readers import Survey, TextColumns, first_null
+from producer.files.readers.forms import ALL_FORMS, Forms, forms_of
 
 _BLOCK_BYTES = 16 << 20
 """How much is parsed at a time; a row must fit into it."""
 
-_WIDER = {"int64": pa.float64(), "string": pa.binary()}
-"""What a column becomes when a later value does not fit its type; any other becomes text."""
+_HEADER_BYTES = 1 << 20
+"""Longest header."""
+
+_MAX_COLUMNS = 10_000
 
 _Types = dict[str, pa.DataType]
 
@@ -41,33 +44,48 @@ class DelimitedReader:
         self._delimiter = delimiter
 
     def survey(self, path: Path, columns: TextColumns, *, find_nulls: bool) -> Survey:
-        """See `Reader.survey`; reads the file once, and again for each column that proves wider."""
-        types: _Types = dict.fromkeys(columns.names, pa.string())
+        """See `Reader.survey`; reads the file once, and again for each column that is not UTF-8."""
+        types: _Types = dict.fromkeys([*self._header(path), *columns.names], pa.string())
         while True:
             try:
                 return self._scan(path, columns, types)
-            except _TooNarrow as error:
+            except _Unfit as error:
                 if error.column in columns.names:
                     raise InputError(
                         f"{path}: column {error.column!r}, row {error.row} (the header is row 1) is not "
                         "valid UTF-8; convert the file first, for example: iconv -f latin1 -t utf-8"
                     ) from None
-                types[error.column] = _WIDER.get(error.type, pa.string())
+                types[error.column] = pa.binary()
 
     def batches(self, path: Path, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
         """See `Reader.batches`; a batch is a block of the file."""
-        if schema.names:
+        if not schema.names:
+            return
+        try:
             yield from self._stream(path, {field.name: field.type for field in schema})
+        except _Unfit as error:
+            raise InputError(
+                f"{path}: column {error.column!r}, row {error.row} (the header is row 1) does not hold "
+                f"{error.type}; read it as text with --text-columns"
+            ) from None
 
     def _scan(self, path: Path, columns: TextColumns, types: _Types) -> Survey:
         rows, null, schema = 0, None, pa.schema([])
+        forms: dict[str, Forms] = {
+            name: ALL_FORMS
+            for name, kind in types.items()
+            if kind == pa.string() and name not in columns.names
+        }
         for batch in self._stream(path, types):
             schema = batch.schema
             if null is None:
                 found = first_null(batch, columns)
                 null = None if found is None else rows + found
+            for name, column in zip(schema.names, batch.columns, strict=True):
+                if forms.get(name):
+                    forms[name] = forms_of(column, forms[name])
             rows += batch.num_rows
-        return Survey(schema, rows, null)
+        return Survey(schema, rows, null, forms)
 
     def _stream(self, path: Path, types: _Types) -> Iterator[pa.RecordBatch]:
         is_tsv = self._delimiter == "\t"
@@ -99,14 +117,22 @@ class DelimitedReader:
         """Column names; none for an empty file. Arrow's errors give only a column's number."""
         try:
             with pa.input_stream(path, compression="detect") as stream:
-                text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="replace", newline="")
-                quoting = csv.QUOTE_NONE if self._delimiter == "\t" else csv.QUOTE_MINIMAL
-                return next(csv.reader(text, delimiter=self._delimiter, quoting=quoting), [])  # type: ignore[arg-type]
-        except (OSError, csv.Error) as error:
+                raw = stream.read(_HEADER_BYTES)
+            lines = io.StringIO(raw.decode("utf-8-sig", errors="replace"), newline="")
+            quoting = csv.QUOTE_NONE if self._delimiter == "\t" else csv.QUOTE_MINIMAL
+            names = next(csv.reader(lines, delimiter=self._delimiter, quoting=quoting), [])  # type: ignore[arg-type]
+        except (OSError, csv.Error, pa.ArrowException) as error:
             raise InputError(f"{path}: cannot be read: {error}") from None
+        if len(raw) == _HEADER_BYTES and not lines.read(1):
+            raise InputError(f"{path}: its first line, the header, is longer than {_HEADER_BYTES >> 20} MiB")
+        if len(names) > _MAX_COLUMNS:
+            raise InputError(
+                f"{path}: {len(names):,} columns are more than the {_MAX_COLUMNS:,} that can be read"
+            )
+        return names
 
 
-class _TooNarrow(Exception):
+class _Unfit(Exception):
     """A value does not fit the type of its column."""
 
     def __init__(self, column: str, row: int, kind: str) -> None:
@@ -121,7 +147,7 @@ def _explain(path: Path, error: Exception, names: list[str]) -> Exception:
     text = " ".join(str(error).split())
     narrow = re.search(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (\w+)", text)
     if narrow:
-        return _TooNarrow(names[int(narrow[1])], int(narrow[2]), narrow[3])
+        return _Unfit(names[int(narrow[1])], int(narrow[2]), narrow[3])
     if "straddling object" in text:
         return InputError(
             f"{path}: a row is longer than {_BLOCK_BYTES >> 20} MiB; is a closing quote missing before it?"

@@ -33,7 +33,7 @@ class JsonlReader:
         schema, rows, null, seen = pa.schema([]), 0, None, set[str]()
         for line, block in _blocks(path):
             table = _parse(path, line, block, texts, "infer")
-            schema = _unify(path, schema, table.schema)
+            schema = _unify(path, schema, _without_times(table.schema))
             seen.update(name for name in columns.names if table[name].null_count < len(table))
             if null is None:
                 found = first_null(table, columns)
@@ -129,18 +129,22 @@ def _reason(error: Exception) -> str:
 
 
 def _unify(path: Path, known: pa.Schema, found: pa.Schema) -> pa.Schema:
-    """One schema for both; what is text in one block and looked like a date in the other is text."""
-    fields = {field.name: field for field in known}
-    texts = [
-        pa.field(field.name, pa.string())
-        for field in found
-        if field.name in fields
-        and {str(field.type)[:4], str(fields[field.name].type)[:4]} == {"stri", "time"}
-    ]
-    for field in texts:
-        known = known.set(known.get_field_index(field.name), field)
-        found = found.set(found.get_field_index(field.name), field)
     try:
         return pa.unify_schemas([known, found], promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise InputError(f"{path}: a column holds values of different types: {error}") from None
+
+
+def _without_times(schema: pa.Schema) -> pa.Schema:
+    """With text where Arrow takes a string for a time, which would be written in another way than it was."""
+    return pa.schema([field.with_type(_without_time(field.type)) for field in schema])
+
+
+def _without_time(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_without_time(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_time(field.type)) for field in kind])
+    return kind

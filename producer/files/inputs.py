@@ -1,0 +1,150 @@
+"""Which files are the input: paths, directories and globs, without what rankmill itself has left."""
+
+from __future__ import annotations
+
+import glob
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.errors import InputError
+
+KINDS = (".parquet", ".csv", ".tsv", ".jsonl", ".ndjson")
+_COMPRESSED = (".gz", ".zst")
+
+WORKSPACE = ".rankmill"
+"""What the folder is called that keeps a run's work: as its output, with this after it."""
+
+_LEFT_BESIDE = (".parquet.errors.jsonl", ".yaml.tuning.jsonl", ".yml.tuning.jsonl")
+"""How lists are called that commands leave beside their output."""
+
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file to read; ``partition`` has the ``(column, text)`` of folders such as ``date=2026-11-01``."""
+
+    path: Path
+    partition: tuple[tuple[str, str | None], ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The ending that says what is in the file: that before ``.gz`` or ``.zst``."""
+        suffixes = [suffix.lower() for suffix in self.path.suffixes]
+        if suffixes and suffixes[-1] in _COMPRESSED and suffixes[-2:-1] != [".parquet"]:
+            suffixes.pop()
+        return suffixes[-1] if suffixes else ""
+
+
+def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputFile, ...]:
+    """The files that paths, directories (searched through) and globs stand for, each in order.
+
+    What rankmill has left is never among them: folders of interrupted runs, lists of row errors, records
+    of `rankmill tune`, and, where directory or glob lead to it, an earlier `output` of the same command.
+
+    Raises
+    ------
+    InputError
+        Nothing is there, or a file is of no kind that can be read.
+    """
+    found = [file for name in inputs for file in _found(name, inputs)]
+    files = [file for file in found if not _is_left_behind(file.path)]
+    named = {Path(name) for name in inputs}
+    kept = [file for file in files if file.path in named or not _is_output(file.path, output)]
+    if not kept:
+        raise InputError(f"{', '.join(inputs)}: holds only what rankmill itself has left there")
+    if len(kept) < len(found):
+        logger.info("left out of the input: %d files that rankmill itself has left", len(found) - len(kept))
+    for file in kept:
+        if file.kind not in KINDS:
+            raise InputError(f"{file.path}: cannot tell what is in it; its name must end in {_endings()}")
+    return tuple(kept)
+
+
+def stem(path: Path) -> str:
+    """The file's name without the endings that say what is in it: ``a.b`` for ``a.b.csv.gz``."""
+    return (path.with_suffix("") if path.suffix.lower() in _COMPRESSED else path).stem
+
+
+def _found(name: str, inputs: Sequence[str]) -> Iterator[InputFile]:
+    path = Path(name)
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if InputFile(file).kind in KINDS and file.is_file())
+        if not files:
+            raise InputError(f"{name}: no file with one of the endings {_endings()} in this directory")
+        root = path
+    elif path.exists():
+        files, root = [path], _common_folder(inputs)
+    elif matches := sorted(glob.glob(name, recursive=True)):  # noqa: PTH207
+        files, root = [Path(match) for match in matches if not Path(match).is_dir()], _fixed_part(path)
+        if not files:
+            raise InputError(f"{name}: there are only directories of that name; add /*")
+    else:
+        raise InputError(f"{name}: no such file")
+    for file in files:
+        yield InputFile(file, _partition(file, root))
+
+
+def _common_folder(inputs: Sequence[str]) -> Path:
+    """The folder that has all files that are named; a shell may have made them of a glob."""
+    folders = [str(Path(name).parent) for name in inputs if Path(name).is_file()]
+    try:
+        return Path(os.path.commonpath(folders))
+    except ValueError:  # absolute and relative ones
+        return Path()
+
+
+def _fixed_part(pattern: Path) -> Path:
+    """The folder of a glob above its first wildcard."""
+    parts = list(pattern.parent.parts)
+    wild = [number for number, part in enumerate(parts) if glob.has_magic(part)]
+    return Path(*parts[: wild[0]]) if wild else pattern.parent
+
+
+def _partition(path: Path, root: Path) -> tuple[tuple[str, str | None], ...]:
+    """The columns that folders between `root` and the file stand for, as Hive writes them."""
+    try:
+        folders = path.parent.relative_to(root).parts
+    except ValueError:
+        return ()
+    pairs = [_printable(folder).partition("=") for folder in folders if "=" in folder.strip("=")]
+    return tuple(
+        (unquote(name), None if text == _NULL_PARTITION else unquote(text)) for name, _, text in pairs
+    )
+
+
+def _printable(name: str) -> str:
+    """A file's name as text that UTF-8 can hold."""
+    return os.fsencode(name).decode(errors="replace")
+
+
+def _is_left_behind(path: Path) -> bool:
+    folders = any(parent.name.lower().endswith(f".parquet{WORKSPACE}") for parent in path.parents)
+    return folders or path.name.lower().endswith(_LEFT_BESIDE)
+
+
+def _is_output(path: Path, output: str | None) -> bool:
+    """Whether rankmill made the file, as `output` or for a run whose folder is still there.
+
+    A file of the user's at the same place is not meant: that is an input, and an error.
+    """
+    asked = output is not None and path.resolve() == Path(output).resolve()
+    if not (asked or path.with_name(path.name + WORKSPACE).is_dir()):
+        return False
+    try:
+        return b"rankmill.version" in (pq.read_metadata(path).metadata or {})
+    except (pa.ArrowException, OSError):
+        return False
+
+
+def _endings() -> str:
+    return ", ".join(KINDS) + " (all but Parquet also with .gz or .zst after it)"

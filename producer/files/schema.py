@@ -1,0 +1,135 @@
+"""One schema for all files of an input."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from jobs.errors import InputError
+from jobs.wire import is_text
+from producer.files.inputs import InputFile
+from producer.files.readers import Survey
+from producer.files.readers.forms import ALL_FORMS, Form, Forms, fits, forms_of, type_of
+
+
+def with_partition(file: InputFile, survey: Survey) -> Survey:
+    """The survey with the columns that the file's folders stand for: integers, or else text.
+
+    Raises
+    ------
+    InputError
+        The file has such a column itself.
+    """
+    schema, forms = survey.schema, dict(survey.forms)
+    for name, text in file.partition:
+        if name in schema.names:
+            raise InputError(
+                f"{file.path}: column {name!r} is in the file and in its folder's name, {name}={text}; "
+                "rename one"
+            )
+        schema = schema.append(pa.field(name, pa.string()))
+        known = forms_of(pa.array([text], pa.string()))
+        forms[name] = known if text is None else known & {Form.INT}
+    return replace(survey, schema=schema, forms=forms)
+
+
+def unify(
+    files: Sequence[InputFile],
+    surveys: Sequence[Survey],
+    query_and_passage: Sequence[str],
+    as_text: Collection[str],
+) -> pa.Schema:
+    """The columns of all files. One whose values would not come back as they are written is text.
+
+    Raises
+    ------
+    InputError
+        A column of `as_text` is in none of the files or cannot be text, or files do not fit together.
+    """
+    unknown = set(as_text) - {name for survey in surveys for name in survey.schema.names}
+    if unknown and any(survey.schema.names for survey in surveys):
+        raise InputError(f"--text-columns: no column {min(unknown)!r} in the input")
+    forms = _common_forms(surveys)
+    texts = {*as_text, *(name for name, known in forms.items() if not _typed(name, known, surveys))}
+    merged = pa.schema([])
+    for file, survey in zip(files, surveys, strict=True):
+        own = pa.schema([_chosen(file, field, survey, forms, texts, as_text) for field in survey.schema])
+        try:
+            options = "permissive" if merged.names else "default"
+            merged = pa.unify_schemas([merged, own], promote_options=options)
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise InputError(
+                f"{file.path}: its columns do not fit those of the files before it: {error} "
+                "(--text-columns NAME reads a column as text)"
+            ) from None
+        if survey.schema.metadata and not merged.metadata:
+            merged = merged.with_metadata(survey.schema.metadata)
+    return merged if merged.names else pa.schema([(name, pa.string()) for name in query_and_passage])
+
+
+def to_ask_for(survey: Survey, schema: pa.Schema) -> pa.Schema:
+    """What the file's reader is to make of the columns: a number in JSON has to be read as one first."""
+    fields = []
+    for field in schema:
+        place = survey.schema.get_field_index(field.name)
+        if place >= 0 and field.name not in survey.forms and is_text(field.type):
+            own = survey.schema.field(place)
+            field = field if is_text(own.type) else own  # noqa: PLW2901
+        fields.append(field)
+    return pa.schema(fields)
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema, file: InputFile) -> pa.RecordBatch:
+    """The batch with the columns of `schema`; a file may lack some or have narrower types."""
+    if batch.schema.equals(schema):
+        return batch
+    constant = dict(file.partition)
+    columns = []
+    for field in schema:
+        if field.name in constant:
+            column = pa.repeat(pa.scalar(constant[field.name], pa.string()), len(batch)).cast(field.type)
+        elif field.name in batch.schema.names:
+            column = batch[field.name].cast(field.type)
+        else:
+            column = pa.nulls(len(batch), field.type)
+        columns.append(column)
+    return pa.record_batch(columns, schema=schema)
+
+
+def _common_forms(surveys: Sequence[Survey]) -> dict[str, Forms]:
+    names = {name for survey in surveys for name in survey.forms}
+    return {
+        name: ALL_FORMS.intersection(*(survey.forms.get(name, ALL_FORMS) for survey in surveys))
+        for name in names
+    }
+
+
+def _typed(name: str, forms: Forms, surveys: Sequence[Survey]) -> bool:
+    """Whether a column of text files can have another type than text, by its values and the other files."""
+    declared = [
+        survey.schema.field(name).type
+        for survey in surveys
+        if name in survey.schema.names and name not in survey.forms
+    ]
+    return bool(forms) and all(fits(forms, kind) for kind in declared)
+
+
+def _chosen(
+    file: InputFile,
+    field: pa.Field,
+    survey: Survey,
+    forms: Mapping[str, Forms],
+    texts: Collection[str],
+    as_text: Collection[str],
+) -> pa.Field:
+    if field.name not in texts:
+        return field.with_type(type_of(forms[field.name])) if field.name in survey.forms else field
+    if is_text(field.type):
+        return field.with_type(pa.string()) if pa.types.is_null(field.type) else field
+    if pa.types.is_primitive(field.type) or pa.types.is_decimal(field.type):
+        return field.with_type(pa.string())
+    if field.name in as_text:
+        raise InputError(f"--text-columns: column {field.name!r} of {file.path} holds {field.type}")
+    return field
