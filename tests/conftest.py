@@ -41,6 +41,8 @@ ENVIRON = {
     "HF_HUB_OFFLINE": "1",
 }
 
+QUICK_LEASE = {"RANKMILL_HEARTBEAT_SECONDS": "0.5", "RANKMILL_LEASE_SECONDS": "3"}
+"""For workers whose death is to be noticed soon; longer than a busy machine keeps a thread waiting."""
 
 settings.register_profile("suite", deadline=None)  # a busy machine is no failure
 settings.load_profile("suite")
@@ -120,10 +122,10 @@ def workers(server: Server, tmp_path: Path) -> Iterator[StartWorker]:
     started: list[subprocess.Popen[bytes]] = []
 
     def start(queue: str = "rankmill", *, ready: bool = True, **options: Any) -> subprocess.Popen[bytes]:
-        before = len(queue_workers(server.client, queue).scoring)
+        before = queue_workers(server.client, queue).scoring
         started.append(start_worker(server, queue, tmp_path, **options))
         if ready:
-            wait_for(lambda: len(queue_workers(server.client, queue).scoring) > before, started[-1])
+            wait_for(lambda: queue_workers(server.client, queue).scoring - before, started[-1])
         return started[-1]
 
     yield start

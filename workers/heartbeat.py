@@ -15,10 +15,6 @@ from rq.worker.base import BaseWorker
 from jobs.recovery import enqueue_due, rescue_unbegun
 from jobs.worker_report import WorkerReport, announce_worker
 
-HEARTBEAT_SECONDS = 5
-LEASE_SECONDS = 15
-"""A job whose worker has not beaten for this long is taken to be abandoned and runs elsewhere."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -29,6 +25,10 @@ class Heartbeat:
     ----------
     worker
         Whose jobs to keep.
+    seconds
+        From one beat to the next.
+    lease_seconds
+        A job whose worker has not beaten for this long counts as abandoned and runs elsewhere.
     report
         What to announce of it.
     wedged
@@ -40,11 +40,15 @@ class Heartbeat:
     def __init__(
         self,
         worker: BaseWorker,
+        seconds: float,
+        lease_seconds: int,
         report: Callable[[], WorkerReport],
         wedged: Callable[[], bool],
         on_beat: Callable[[], None],
     ) -> None:
+        self.lease_seconds = lease_seconds
         self._worker = worker
+        self._seconds = seconds
         self._report = report
         self._wedged = wedged
         self._on_beat = on_beat
@@ -59,21 +63,21 @@ class Heartbeat:
     def stop(self) -> None:
         """Beat no more."""
         self._stopped.set()
-        self._thread.join(timeout=HEARTBEAT_SECONDS)
+        self._thread.join(timeout=5)
 
     def announce(self) -> None:
         """Say that the worker is there."""
         # Again: the server may have lost its data.
         self._worker.connection.hset(self._worker.key, mapping=self._worker.serialize())
         worker_registration.register(self._worker)
-        announce_worker(self._worker.connection, self._worker.name, self._report(), LEASE_SECONDS)
+        announce_worker(self._worker.connection, self._worker.name, self._report(), self.lease_seconds)
 
     def age(self) -> float:
         """Seconds since the last beat that went through."""
         return time.monotonic() - self._last
 
     def _run(self) -> None:
-        while not self._stopped.wait(HEARTBEAT_SECONDS):
+        while not self._stopped.wait(self._seconds):
             self._end_if_wedged()
             try:
                 self.announce()
@@ -94,11 +98,11 @@ class Heartbeat:
 
     def _clean_queues(self) -> None:
         """Hand on the jobs of dead workers, one worker at a time."""
-        worker = self._worker
+        worker, lock_ms = self._worker, int(self._seconds * 1000)
         for queue in worker.queues:
             # RQ's own lock lasts 15 minutes and would outlive a worker killed in here.
-            if worker.connection.set(queue.registry_cleaning_key, os.getpid(), nx=True, ex=HEARTBEAT_SECONDS):
+            if worker.connection.set(queue.registry_cleaning_key, os.getpid(), nx=True, px=lock_ms):
                 clean_registries(queue, worker._exc_handlers)
                 worker_registration.clean_worker_registry(queue)
-                rescue_unbegun(queue, LEASE_SECONDS)
+                rescue_unbegun(queue, self.lease_seconds)
                 enqueue_due(queue)

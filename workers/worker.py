@@ -33,7 +33,7 @@ from jobs.runtime.settings import Settings, load_settings
 from jobs.worker_report import SCORING_FIELD, withdraw_worker
 from workers import metrics
 from workers.claims import Claim, ModelQueue
-from workers.heartbeat import LEASE_SECONDS, Heartbeat
+from workers.heartbeat import Heartbeat
 from workers.rq_job import ScoringJob
 
 if TYPE_CHECKING:
@@ -59,9 +59,9 @@ class ScoringWorker(SimpleWorker):
     It differs from RQ's SimpleWorker in four things: jobs are JSON and can be nothing but
     `jobs.score_chunk`, whatever the command line or the queue says; the next jobs are claimed,
     fetched and tokenized while others are scored, and share batches with them (`Pipeline`); a
-    thread beats for all claimed jobs, so that a dead worker's jobs move on within 20 s and a long
-    job is not taken for dead; and a chunk's scores are written in the transaction that finishes
-    its job.
+    thread beats for all claimed jobs, so that a dead worker's jobs move on when their lease
+    (``lease_seconds``) ends and a long job is not taken for dead; and a chunk's scores are
+    written in the transaction that finishes its job.
 
     SIGTERM lets the batch in progress be finished, answers what is complete with it and puts the
     other claimed jobs back at the front of their queue; a second SIGTERM does the latter at once.
@@ -91,7 +91,7 @@ class ScoringWorker(SimpleWorker):
 
     def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
         """Seconds until a job counts as abandoned; the heartbeat thread renews it."""
-        return LEASE_SECONDS
+        return self._heartbeat.lease_seconds
 
     def work(self, *args: Any, **options: Any) -> bool:
         """Prepare the device, then take jobs until told to stop."""
@@ -226,8 +226,8 @@ class ScoringWorker(SimpleWorker):
     def prepare_job_execution(self, job: Job, remove_from_intermediate_queue: bool = False) -> None:
         """What RQ does, but for the job's expiry, which RQ takes off."""
         with self.connection.pipeline() as pipe:
-            self.heartbeat(LEASE_SECONDS, pipeline=pipe)
-            job.heartbeat(now(), LEASE_SECONDS, pipeline=pipe)
+            self.heartbeat(self._heartbeat.lease_seconds, pipeline=pipe)
+            job.heartbeat(now(), self._heartbeat.lease_seconds, pipeline=pipe)
             job.prepare_for_execution(self.name, pipeline=pipe)
             pipe.expire(job.key, _run_ttl(job))
             if remove_from_intermediate_queue:
@@ -258,7 +258,14 @@ class ScoringWorker(SimpleWorker):
         self._parts = parts = assemble(settings, self.store, self.name, self._wait_until_idle)
         url = serve_health(settings.metrics_address, self.connection, self._obstacle)
         report = partial(metrics.report, device=parts.device, started=time.time(), metrics_url=url)
-        self._heartbeat = Heartbeat(self, report, parts.pipeline.wedged, self._drop_cancelled)
+        self._heartbeat = Heartbeat(
+            self,
+            settings.heartbeat_seconds,
+            settings.lease_seconds,
+            report,
+            parts.pipeline.wedged,
+            self._drop_cancelled,
+        )
         metrics.worker.info({"worker": self.name, "device": parts.device})
         metrics.heartbeat_age.set_function(self._heartbeat.age)
         metrics.claimed_jobs.set_function(lambda: len(self._claims))

@@ -14,7 +14,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
+from pydantic_core.core_schema import ValidationInfo
 
 from jobs.errors import ConfigError
 from jobs.runtime.yaml_files import read_yaml, shown
@@ -72,6 +74,8 @@ class Settings(BaseModel):
     length_aware: bool
     claim_ahead: Count
     batch_wait_ms: float = Field(ge=0, le=1000)
+    heartbeat_seconds: float = Field(ge=0.1, le=60)
+    lease_seconds: int = Field(ge=2, le=3600)
     model_cache_size: int = Field(ge=1)
     model_cache_gib: float | None = Field(gt=0)
     model_idle_seconds: float | None = Field(gt=0)
@@ -81,6 +85,15 @@ class Settings(BaseModel):
     log_format: LogFormat
     metrics_address: str = Field(min_length=1)
     exporter_address: str = Field(min_length=1)
+
+    @field_validator("lease_seconds")
+    @classmethod
+    def _outlasts_a_lost_heartbeat(cls, lease: int, info: ValidationInfo) -> int:
+        heartbeat = info.data.get("heartbeat_seconds")  # not there if it is bad itself
+        if heartbeat is not None and lease < 2 * heartbeat:
+            message = "must be at least twice heartbeat_seconds, which is {heartbeat}"
+            raise PydanticCustomError("lease_too_short", message, {"heartbeat": heartbeat})
+        return lease
 
     def spec(self, model: str | None = None) -> ScoreSpec:
         """The part of the settings that a run carries to its workers, or what it is for another model."""

@@ -147,7 +147,10 @@ class ClusterMetrics(Collector):
 
 def _fill(families: dict[str, GaugeMetricFamily | CounterMetricFamily], cluster: Cluster) -> None:
     beats: dict[str, float] = {}
+    lost = Counter[str]()
     for worker in cluster.workers:
+        if worker.state == "lost":
+            lost.update(worker.queues)
         if worker.state in {"idle", "busy", "lost"} and worker.beat_seconds is not None:
             for name in worker.queues:
                 beats[name] = max(beats.get(name, 0.0), worker.beat_seconds)
@@ -156,6 +159,7 @@ def _fill(families: dict[str, GaugeMetricFamily | CounterMetricFamily], cluster:
             families["rankmill_queue_jobs"].add_metric([queue.name, state], jobs)
         families["rankmill_queue_oldest_job_age_seconds"].add_metric([queue.name], queue.oldest_seconds or 0)
         families["rankmill_queue_workers"].add_metric([queue.name], queue.workers)
+        families["rankmill_queue_lost_workers"].add_metric([queue.name], lost[queue.name])
         families["rankmill_queue_heartbeat_age_seconds"].add_metric([queue.name], beats.get(queue.name, 0))
     states = Counter[str](worker.state for worker in cluster.workers)
     for state in _STATES:
@@ -176,12 +180,16 @@ def _families() -> dict[str, GaugeMetricFamily | CounterMetricFamily]:
             ("queue",),
         ),
         "rankmill_queue_workers": ("Live ScoringWorkers that listen on the queue.", ("queue",)),
+        "rankmill_queue_lost_workers": (
+            "ScoringWorkers of the queue that have not beaten for their lease (lease_seconds).",
+            ("queue",),
+        ),
         "rankmill_queue_heartbeat_age_seconds": (
             "The longest that any ScoringWorker of the queue has not beaten, 0 without workers.",
             ("queue",),
         ),
         "rankmill_workers": (
-            "Workers by state: idle, busy, lost (a ScoringWorker that has not beaten for 15 s), "
+            "Workers by state: idle, busy, lost (a ScoringWorker that has not beaten for its lease), "
             "foreign (an RQ worker that cannot score).",
             ("state",),
         ),

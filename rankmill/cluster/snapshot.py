@@ -28,7 +28,7 @@ _WORKER_PREFIX = f"{RQ_KEY_PREFIX}:worker:"
 _WORKER_FIELDS = ("queues", "state", "birth", "death", "last_heartbeat", SCORING_FIELD)
 
 WorkerStateName = Literal["idle", "busy", "lost", "foreign"]
-"""``lost``: a ScoringWorker that has not beaten for 15 s; ``foreign``: an RQ worker of another kind."""
+"""``lost``: a ScoringWorker that has not beaten for its lease; ``foreign``: an RQ worker of another kind."""
 
 
 class _Frozen(BaseModel):

@@ -28,6 +28,8 @@ _WORKER_SETTINGS = (
     "length_aware",
     "claim_ahead",
     "batch_wait_ms",
+    "heartbeat_seconds",
+    "lease_seconds",
     "model_cache_size",
     "metrics_address",
     "log_level",

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.worker_report import queue_workers
 from producer import Client
-from tests.conftest import Server, StartWorker, wait_for
+from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.models import make_bert
 
 LONG = "the moon over the river " * 20
@@ -29,13 +29,13 @@ def test_a_zombie_changes_nothing(
 ) -> None:
     pairs = [(f"big cat {n}", LONG) for n in range(300)]
     client = Client(server.url, model=str(slow_model), chunk_size=100)
-    zombie = workers()
+    zombie = workers(environ=QUICK_LEASE)
     expected = client.score(pairs)
     run = client.submit(pairs)
     wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
     zombie.send_signal(signal.SIGSTOP)
     try:
-        workers(ready=False)
+        workers(ready=False, environ=QUICK_LEASE)
         scores = run.scores(timeout=120)
         time.sleep(stopped)  # on top of the time that the others took
     finally:
@@ -49,7 +49,6 @@ def test_a_zombie_changes_nothing(
     np.testing.assert_allclose(client.score(pairs), expected, atol=1e-5)
 
 
-@pytest.mark.long
 def test_kills_one_after_the_other_lose_nothing(
     server: Server, workers: StartWorker, slow_model: Path
 ) -> None:
@@ -57,10 +56,10 @@ def test_kills_one_after_the_other_lose_nothing(
     client = Client(server.url, model=str(slow_model), chunk_size=60)
     run = client.submit(pairs)
     for _ in range(2):
-        worker = workers()
+        worker = workers(environ=QUICK_LEASE)
         wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
         worker.kill()
-    workers()
+    workers(environ=QUICK_LEASE)
     assert np.isfinite(run.scores(timeout=280)).all()
     assert not run.errors
 
@@ -78,7 +77,7 @@ def test_every_key_expires_while_chunks_are_scored(
 
 
 def test_a_cancelled_run_is_scored_no_further(server: Server, workers: StartWorker, slow_model: Path) -> None:
-    workers()
+    workers(environ=QUICK_LEASE)
     client = Client(server.url, model=str(slow_model), chunk_size=10_000)
     run = client.submit([("big cat", LONG)] * 10_000)  # a minute's work and more
     wait_for(lambda: server.client.zcard("rq:wip:rankmill"))

@@ -71,6 +71,12 @@ def test_a_bad_file_is_named_with_its_key(tmp_path: Path, text: str, message: st
 def test_a_bad_value_is_traced_to_the_environment_or_the_options() -> None:
     with pytest.raises(ConfigError, match="set in the environment"):
         load_settings(environ={"RANKMILL_WINDOW": "0"})
+    with pytest.raises(ConfigError, match=r"lease_seconds: must be at least twice .* 8.0, got '9'"):
+        load_settings(environ={"RANKMILL_HEARTBEAT_SECONDS": "8", "RANKMILL_LEASE_SECONDS": "9"})
+    with pytest.raises(ConfigError, match=r"lease_seconds: .* which is 9.0, got 15 \(set in base"):
+        load_settings(environ={"RANKMILL_HEARTBEAT_SECONDS": "9"})
+    with pytest.raises(ConfigError, match=r"heartbeat_seconds: .* greater than or equal to 0.1"):
+        load_settings(environ={"RANKMILL_HEARTBEAT_SECONDS": "0"})
     with pytest.raises(ConfigError, match="set in the options given"):
         load_settings({"max_length": 1}, environ={})
 

@@ -19,7 +19,7 @@ from jobs.runs import RunStore
 from jobs.spec import ScoreSpec
 from producer import Client, ScoringRun
 from rankmill.cluster.snapshot import Cluster, WorkerState, read_cluster
-from tests.conftest import Server, StartWorker, wait_for
+from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.models import make_bert
 
 
@@ -82,7 +82,7 @@ def test_a_cluster_at_work_is_seen_as_it_is(server: Server, workers: StartWorker
 def test_a_killed_worker_is_lost_then_gone_and_others_are_foreign(
     server: Server, workers: StartWorker
 ) -> None:
-    killed = workers(name="mine")
+    killed = workers(name="mine", environ=QUICK_LEASE)
     workers(name="other", worker_class="rq.SimpleWorker", ready=False)
     stopped = workers(name="stopped")
     wait_for(lambda: worker_named(read_cluster(server.client), "other"))
@@ -105,7 +105,7 @@ def test_a_killed_worker_is_lost_then_gone_and_others_are_foreign(
 def test_workers_are_whole_again_after_the_server_has_lost_its_data(
     server: Server, workers: StartWorker
 ) -> None:
-    workers(name="mine")
+    workers(name="mine", environ=QUICK_LEASE)
     server.client.flushall()
     wait_for(lambda: worker_named(read_cluster(server.client), "mine"))
     found = worker_named(read_cluster(server.client), "mine")

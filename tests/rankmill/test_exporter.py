@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from producer import Client
-from tests.conftest import BIN, ENVIRON, Server, StartExporter, StartWorker, wait_for
+from tests.conftest import BIN, ENVIRON, QUICK_LEASE, Server, StartExporter, StartWorker, wait_for
 from tests.workers.test_metrics import PAIRS, check_metrics, get
 
 
@@ -35,7 +35,7 @@ def test_the_exporter_shows_the_cluster(
     age = value(url, 'rankmill_queue_oldest_job_age_seconds{queue="rankmill"}')
     assert age is not None
     wait_for(lambda: (value(url, 'rankmill_queue_oldest_job_age_seconds{queue="rankmill"}') or 0) > age)
-    worker = workers()
+    worker = workers(environ=QUICK_LEASE)
     run.scores(timeout=60)
     wait_for(lambda: value(url, "rankmill_cluster_chunks_total") == 10)
     assert value(url, "rankmill_cluster_pairs_total") == 99
@@ -43,11 +43,13 @@ def test_the_exporter_shows_the_cluster(
     assert value(url, 'rankmill_workers{state="idle"}') == 1
     assert value(url, 'rankmill_queue_workers{queue="rankmill"}') == 1
     assert value(url, 'rankmill_queue_oldest_job_age_seconds{queue="rankmill"}') == 0
+    assert value(url, 'rankmill_queue_lost_workers{queue="rankmill"}') == 0
     page = get(f"{url}/metrics")[1]
     worker.kill()
     wait_for(lambda: value(url, 'rankmill_workers{state="lost"}') == 1)
     assert value(url, "rankmill_cluster_chunks_total") == 10  # what it did stays done
-    assert (value(url, 'rankmill_queue_heartbeat_age_seconds{queue="rankmill"}') or 0) > 10
+    assert value(url, 'rankmill_queue_lost_workers{queue="rankmill"}') == 1
+    assert (value(url, 'rankmill_queue_heartbeat_age_seconds{queue="rankmill"}') or 0) > 2
     check_metrics(page)
 
 

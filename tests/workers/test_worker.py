@@ -25,7 +25,7 @@ from jobs.errors import RunFailed
 from jobs.spec import ScoreSpec
 from jobs.worker_report import queue_workers
 from producer import Client
-from tests.conftest import BIN, ENVIRON, Server, StartWorker, score_file, start_worker, wait_for
+from tests.conftest import BIN, ENVIRON, QUICK_LEASE, Server, StartWorker, score_file, start_worker, wait_for
 from tests.harness.models import make_bert
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(200)]
@@ -47,8 +47,11 @@ def test_a_worker_says_that_it_is_there_and_takes_it_back(server: Server, worker
 
 
 def test_a_worker_that_vanishes_is_forgotten(server: Server, workers: StartWorker) -> None:
-    workers().kill()
-    wait_for(lambda: not queue_workers(server.client, "rankmill").scoring, seconds=40)
+    worker = workers(environ=QUICK_LEASE)
+    (name,) = queue_workers(server.client, "rankmill").scoring
+    assert 0 < server.client.ttl(keys.worker(name)) <= 3
+    worker.kill()
+    wait_for(lambda: not queue_workers(server.client, "rankmill").scoring)
 
 
 @pytest.mark.parametrize("serializer", ["json", "pickle"])
@@ -103,11 +106,11 @@ def test_a_chunk_of_a_killed_worker_is_scored_elsewhere(
 ) -> None:
     slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
     client = Client(server.url, model=str(slow), chunk_size=1000, max_retries=max_retries)
-    first = workers()
+    first = workers(environ=QUICK_LEASE)
     run = client.submit([("big cat", "the moon over the river " * 20)] * 1000)
     wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
     first.kill()
-    workers()
+    workers(environ=QUICK_LEASE)
     scores = run.scores(timeout=100)
     assert np.isfinite(scores).all()
     assert not run.errors
