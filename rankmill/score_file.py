@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
-from jobs.errors import InputError, RankmillError, RunFailed, WireError
+from jobs.errors import InputError, RunFailed, WireError
 from jobs.results import ChunkScores
 from jobs.runs import RunStore
 from jobs.runtime.settings import Settings
-from producer.client import Client
 from producer.files.inputs import InputFile, find_files, stem
 from producer.files.manifest import fingerprint, manifest
 from producer.files.readers import TextColumns
@@ -22,9 +22,8 @@ from producer.files.sink import ScoredFile, check_target
 from producer.files.source import Source, open_source
 from producer.files.workspace import Workspace
 from producer.submission import FIRST_PIECE, ScoredTable
-from rankmill.local.embedded import EmbeddedCluster
-from rankmill.local.worker_watch import WorkerWatch
 from rankmill.progress import ProgressView, progress_view
+from rankmill.session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -94,8 +93,7 @@ def score_file(request: Request, settings: Settings) -> Summary:
     made_from = manifest(files, fingerprints, settings.model, _options(request, settings))
     with ExitStack() as stack:
         work = stack.enter_context(Workspace(target, made_from, restart=request.restart, force=request.force))
-        # The workers start while the files are looked at.
-        cluster = None if settings.redis_url else stack.enter_context(EmbeddedCluster(settings))
+        session = stack.enter_context(Session(settings))  # workers start while the files are looked at
         source = open_source(
             files,
             request.columns,
@@ -105,18 +103,19 @@ def score_file(request: Request, settings: Settings) -> Summary:
         )
         logger.debug("%s rows in %d files", f"{source.rows:,}", len(files))
         output = stack.enter_context(ScoredFile(target, work.folder, source.schema, request.score_column))
-        client = Client(cluster.url() if cluster else None, settings=settings)
-        logger.debug("run on queue %r of %s", settings.queue, "an embedded server" if cluster else "--redis")
-        watch = WorkerWatch(client.store.redis, settings.queue, cluster)
+        where = "an embedded server" if session.embedded else "--redis"
+        logger.debug("run on queue %r of %s", settings.queue, where)
         tally = _Tally()
+        startup = 0.0
         if source.rows:
             with progress_view(source.rows, quiet=request.quiet) as view:
-                _score(client, source, output, work, view, watch, tally)
+                _score(session, source, output, work, view, tally)
+            startup = session.watch.since(started)
         output.finish(_metadata(settings, tally))
         source.check_unchanged()
         work.journal.seal(output.partial)
         output.publish()
-    return _summary(output, settings, watch.since(started), tally, time.monotonic() - started)
+    return _summary(output, settings, startup, tally, time.monotonic() - started)
 
 
 def _options(request: Request, settings: Settings) -> dict[str, object]:
@@ -144,15 +143,14 @@ def output_path(request: Request, files: Sequence[InputFile]) -> Path:
 
 
 def _score(
-    client: Client,
+    session: Session,
     source: Source,
     output: ScoredFile,
     work: Workspace,
     view: ProgressView,
-    watch: WorkerWatch,
     tally: _Tally,
 ) -> None:
-    watch.check_queue()
+    client, watch = session.client, session.watch
     _settle_last_run(client.store, work)
     journal = work.journal
     tally.resumed_rows = journal.rows
@@ -160,28 +158,23 @@ def _score(
         logger.info("continuing: %s rows are scored already (%s)", f"{tally.resumed_rows:,}", work.folder)
 
     def look() -> None:
-        watch.look()
         view.update(output.rows, watch.speed(output.rows - tally.resumed_rows), watch.workers)
 
     tables = source.tables(client.settings.chunk_size)
     # A branch may have moved since: the rest is scored by the commit that scored the first chunk.
     revision = journal.revision or client.settings.revision
-    run = client.start(
-        tables, source.columns.names, rows=source.rows, on_wait=look, journal=journal, revision=revision
-    )
+    options: dict[str, Any] = {"rows": source.rows, "journal": journal, "revision": revision}
     try:
-        for part in run.tables():
-            output.write(part)
-            tally.add(part)
-            look()
+        with session.run(tables, source.columns.names, on_wait=look, **options) as run:
+            for part in run.tables():
+                output.write(part)
+                tally.add(part)
+                watch.look()
+                look()
     except RunFailed as error:
         if output.rows:
             raise
         raise InputError(str(error)) from None  # not one chunk: the model, most likely
-    except BaseException:
-        with suppress(RankmillError):  # that the server refuses it is no news now
-            run.cancel()
-        raise
 
 
 def _settle_last_run(store: RunStore, work: Workspace) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from jobs.errors import ConnectionFailed, ExitCode
+from jobs.errors import ExitCode
 from jobs.runtime.logs import set_up
 from jobs.runtime.settings import load_settings
 from producer.files.readers import TextColumns
@@ -97,11 +97,7 @@ def score_file(
     flags["log_level"] = "error" if quiet else "debug" if verbose else None
     settings = load_settings(flags, config)
     set_up(settings.log_level, settings.log_format)
-    try:
-        summary = run_score_file(request, settings)
-    except ConnectionFailed as error:
-        error.add_note("leave --redis and REDIS_URL out to start an embedded server")
-        raise
+    summary = run_score_file(request, settings)
     if as_json:
         click.echo(json.dumps(asdict(summary)))
     elif not quiet:

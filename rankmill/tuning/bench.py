@@ -5,24 +5,20 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import psutil
 import pyarrow as pa
 
 from jobs.errors import RankmillError
-from jobs.results import ChunkStats
 from jobs.runtime.settings import Settings
 from jobs.worker_report import STAGES, queue_workers, worker_reports
-from producer.client import Client
-from producer.submission import ScoredTable
-from rankmill.local.embedded import EmbeddedCluster, worker_environs
+from rankmill.local.embedded import worker_environs
+from rankmill.session import Scored, Session
 from rankmill.tuning.pairs import COLUMNS
 
 _LOOK_SECONDS = 0.1
@@ -31,15 +27,6 @@ _REPORT_SECONDS = 30
 
 class BenchFailed(RankmillError):
     """Workers died, or took too long: what was to be measured cannot be on this machine."""
-
-
-@dataclass(frozen=True)
-class Scored:
-    """Pairs that were scored together: ``scores`` (NaN where a row has none), and what it took."""
-
-    scores: npt.NDArray[np.float32]
-    seconds: float
-    stats: tuple[ChunkStats, ...]
 
 
 class Bench:
@@ -66,7 +53,7 @@ class Bench:
     """
 
     def __init__(self, settings: Settings, timeout: float) -> None:
-        self.settings = settings
+        self.settings = settings.model_copy(update={"redis_url": None})
         self.workers = len(worker_environs(settings))
         self._started = time.monotonic()
         self._deadline = self._started + timeout
@@ -75,9 +62,11 @@ class Bench:
 
     def __enter__(self) -> Bench:
         with contextlib.ExitStack() as stack:
-            self._cluster = stack.enter_context(EmbeddedCluster(self.settings))
-            self._memory = stack.enter_context(_PeakMemory(self._cluster.pid))
-            self._client = Client(self._cluster.url(), settings=self.settings)
+            self._session = stack.enter_context(Session(self.settings))
+            assert self._session.embedded is not None
+            self._embedded = self._session.embedded
+            self._memory = stack.enter_context(_PeakMemory(self._embedded.pid))
+            self._redis = self._session.client.store.redis  # once the server is up
             self._stack = stack.pop_all()
         return self
 
@@ -102,20 +91,18 @@ class Bench:
         seen: set[str] = set()
         rows = max(len(pairs) // (2 * self.workers), 1)
         while len(seen) < self.workers:
-            parts = (pairs.slice(start, rows) for start in range(0, len(pairs), rows))
-            seen |= {part.worker for part in self._run(parts, **spec)}
+            seen |= self._score(pairs, chunk_size=rows, **spec).workers
         return time.monotonic() - self._started
 
     def bulk(self, pairs: pa.Table, **spec: Any) -> Scored:
         """Score `pairs` as one run, in chunks of the settings' size."""
-        size = self.settings.chunk_size
-        return self._timed((pairs.slice(start, size) for start in range(0, len(pairs), size)), **spec)
+        return self._score(pairs, **spec)
 
     def requests(self, pairs: Iterable[pa.Table], concurrency: int) -> list[Scored]:
         """Score each table as a run of its own, so many of them at a time."""
         with ThreadPoolExecutor(concurrency) as threads:
             try:
-                return list(threads.map(lambda table: self._timed(iter([table])), pairs))
+                return list(threads.map(lambda table: self._score(table, chunk_size=len(table)), pairs))
             except BaseException:
                 threads.shutdown(wait=False, cancel_futures=True)
                 raise
@@ -124,35 +111,23 @@ class Bench:
         """What the workers' time since their start went into, by what they next say of themselves."""
         asked = time.time()
         deadline = time.monotonic() + _REPORT_SECONDS
-        names = queue_workers(self._client.store.redis, self.settings.queue).scoring
+        names = queue_workers(self._redis, self.settings.queue).scoring
         while time.monotonic() < deadline:
+            self._embedded.check()
             self._look()
-            found = worker_reports(self._client.store.redis, names).values()
+            found = worker_reports(self._redis, names).values()
             if len(found) == len(names) and all(report.beat > asked for report in found):
                 totals = np.sum([report.stage_seconds for report in found], axis=0)
                 return dict(zip(STAGES, totals.tolist(), strict=True))
             time.sleep(_LOOK_SECONDS)
         raise BenchFailed(f"the workers have not reported for {_REPORT_SECONDS} s")
 
-    def _timed(self, tables: Iterator[pa.Table], **spec: Any) -> Scored:
-        started = time.perf_counter()
-        parts = self._run(tables, **spec)
-        seconds = time.perf_counter() - started
-        scores = np.concatenate([part.scores.to_numpy(zero_copy_only=False) for part in parts])
-        return Scored(scores.astype(np.float32), seconds, tuple(part.stats for part in parts if part.stats))
-
-    def _run(self, tables: Iterator[pa.Table], **spec: Any) -> list[ScoredTable]:
-        run = self._client.start(tables, COLUMNS, on_wait=self._look, **spec)
-        try:
-            return list(run.tables())
-        except BaseException:
-            run.cancel()
-            raise
+    def _score(self, pairs: pa.Table, *, chunk_size: int | None = None, **spec: Any) -> Scored:
+        return self._session.score(pairs, COLUMNS, chunk_size=chunk_size, on_wait=self._look, **spec)
 
     def _look(self) -> None:
-        self._cluster.check()
-        if self._cluster.worker_deaths:
-            raise BenchFailed(self._cluster.last_death)
+        if self._embedded.worker_deaths:
+            raise BenchFailed(self._embedded.last_death)
         if time.monotonic() > self._deadline:
             raise BenchFailed(f"not done after {self._timeout:,.0f} s")
 

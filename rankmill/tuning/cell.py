@@ -12,7 +12,8 @@ from pydantic import BaseModel
 from jobs.errors import EmbeddedError, RunFailed
 from jobs.results import ChunkStats
 from jobs.runtime.settings import Settings
-from rankmill.tuning.bench import Bench, BenchFailed, Scored, cut
+from rankmill.session import Scored
+from rankmill.tuning.bench import Bench, BenchFailed, cut
 from rankmill.tuning.experiment import Measure, Value
 
 

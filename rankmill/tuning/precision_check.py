@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from jobs.errors import InputError, RunFailed
 from jobs.runtime.settings import Settings
-from producer.client import Client
 from producer.files.inputs import find_files
 from producer.files.readers import TextColumns
 from producer.files.source import open_source
-from rankmill.local.embedded import EmbeddedCluster
-from rankmill.local.worker_watch import WorkerWatch
+from rankmill.session import Scored, Session
 from rankmill.tuning.quality import Qrels, ndcg, spearman_within
 
 REFERENCE = "fp32"
@@ -48,14 +44,6 @@ class Measured:
     spearman: float
     ndcg: float | None
     lost: int
-
-
-@dataclass(frozen=True)
-class _Scored:
-    scores: npt.NDArray[np.float32]
-    backend: str
-    device: str
-    precision: str
 
 
 def check_precisions(
@@ -88,14 +76,10 @@ def check_precisions(
     InputError
         The rows cannot be compared, or a precision cannot be run.
     """
-    with ExitStack() as stack:
-        cluster = None if settings.redis_url else stack.enter_context(EmbeddedCluster(settings))
+    with Session(settings) as session:  # workers start while the files are looked at
         table = _sample(inputs, columns, label_column, sample)
-        client = Client(cluster.url() if cluster else None, settings=settings)
-        watch = WorkerWatch(client.store.redis, settings.queue, cluster)
-        watch.check_queue()
         scored = [
-            _score(client, table, columns, precision, watch.look)
+            _score(session, table, columns, precision)
             for precision in dict.fromkeys([REFERENCE, *precisions])
         ]
     queries = table[columns.query].to_pylist()
@@ -120,28 +104,18 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
-def _score(
-    client: Client, table: pa.Table, columns: TextColumns, precision: str, look: Callable[[], None]
-) -> _Scored:
-    rows = client.settings.chunk_size
-    tables = (table.slice(start, rows) for start in range(0, len(table), rows))
-    run = client.start(tables, columns.names, on_wait=look, precision=precision)
+def _score(session: Session, table: pa.Table, columns: TextColumns, precision: str) -> Scored:
     try:
-        parts = list(run.tables())
+        scored = session.score(table, columns.names, precision=precision)
     except RunFailed as error:
         raise InputError(str(error)) from None
-    except BaseException:
-        run.cancel()
-        raise
-    stats = next((part.stats for part in parts if part.stats), None)
-    if stats is None:
+    if not scored.stats:
         raise InputError(f"no row has a score in {precision}")
-    scores = [part.scores.to_numpy(zero_copy_only=False).astype(np.float32) for part in parts]
-    return _Scored(np.concatenate(scores), stats.backend, stats.device, stats.precision)
+    return scored
 
 
 def _measured(
-    scored: _Scored, reference: _Scored, queries: list[str], labels: list[float | None] | None
+    scored: Scored, reference: Scored, queries: list[str], labels: list[float | None] | None
 ) -> Measured:
     has_reference = np.isfinite(reference.scores)
     both = np.flatnonzero(has_reference & np.isfinite(scored.scores))
@@ -154,7 +128,8 @@ def _measured(
         rows = [f"{row:09}" for row in both]
         quality = ndcg(names, rows, scored.scores[both], _qrels(queries, labels))
     lost = int(has_reference.sum() - len(both))
-    return Measured(scored.precision, scored.backend, scored.device, spearman, quality, lost)
+    how = scored.stats[0]
+    return Measured(how.precision, how.backend, how.device, spearman, quality, lost)
 
 
 def _qrels(queries: list[str], labels: list[float | None]) -> Qrels:

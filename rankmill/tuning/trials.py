@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -15,7 +16,8 @@ from pydantic import BaseModel
 from jobs.errors import EmbeddedError, RunFailed
 from jobs.runtime.settings import Settings
 from rankmill.local.embedded import worker_environs
-from rankmill.tuning.bench import Bench, BenchFailed, Scored, cut
+from rankmill.session import Scored
+from rankmill.tuning.bench import Bench, BenchFailed, cut
 from rankmill.tuning.experiment import Value
 from rankmill.tuning.quality import spearman_within
 
@@ -171,7 +173,8 @@ class Trials:
         rows that little could be sorted by length.
         """
         scored = bench.bulk(pa.concat_tables([self.pairs] * bench.workers), **spec)
-        return Scored(scored.scores[: len(self.pairs)], scored.seconds / bench.workers, scored.stats)
+        once = scored.scores[: len(self.pairs)]
+        return dataclasses.replace(scored, scores=once, seconds=scored.seconds / bench.workers)
 
     def keep(self, winner: Changes | None) -> None:
         """End all workers but those of `winner`."""

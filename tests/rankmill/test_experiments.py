@@ -19,7 +19,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from jobs.errors import InputError, OutputError
+from jobs.errors import InputError
 from rankmill.cli.experiment import experiment
 from rankmill.tuning.experiment import Finding, load_experiment, shipped
 from rankmill.tuning.pairs import sample
@@ -211,7 +211,7 @@ def test_records_are_those_of_one_matter_and_of_whole_lines(tmp_path: Path) -> N
     assert (Records(path, "one").get("a"), Records(path, "one").get("b")) == (1, [2])
     assert Records(path, "two").get("a") is None
     path.write_text("something else\n")
-    with pytest.raises(OutputError, match="these are no measurements of rankmill"):
+    with pytest.raises(InputError, match="these are no measurements of rankmill"):
         Records(path)
 
 

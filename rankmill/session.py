@@ -1,0 +1,157 @@
+"""Somewhere to score: a server and its workers, or embedded ones for as long as a command runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from jobs.errors import ConnectionFailed, RankmillError
+from jobs.results import ChunkStats
+from jobs.runtime.settings import Settings
+from producer.client import Client, ScoringRun
+from rankmill.local.embedded import EmbeddedCluster
+from rankmill.local.worker_watch import WorkerWatch
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A table's scores: float32 of shape ``[n]``, NaN where a row has none, and what they took."""
+
+    scores: npt.NDArray[np.float32]
+    seconds: float
+    stats: tuple[ChunkStats, ...]
+    workers: frozenset[str]
+    """Names of those that have scored some of it."""
+
+
+class Session:
+    """The settings' server if they name one, else an embedded server and embedded workers.
+
+    Use as a context manager; starting takes no time, `client` waits for the server.
+
+    Parameters
+    ----------
+    settings
+        Where to score, what with, and what embedded workers read.
+
+    Attributes
+    ----------
+    embedded
+        The embedded server and workers, if there are any.
+
+    Raises
+    ------
+    EmbeddedError
+        From all that waits: the embedded server or its workers cannot be kept alive.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.embedded = None if settings.redis_url else EmbeddedCluster(settings)
+
+    def __enter__(self) -> Session:
+        if self.embedded:
+            self.embedded.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.embedded:
+            self.embedded.__exit__(kind, error, trace)
+
+    @cached_property
+    def client(self) -> Client:
+        """A client of the server.
+
+        Raises
+        ------
+        ConnectionFailed
+            No server answers.
+        """
+        if self.embedded:
+            return Client(self.embedded.url(), settings=self._settings)
+        try:
+            return Client(settings=self._settings)
+        except ConnectionFailed as error:
+            error.add_note("leave --redis and REDIS_URL out to start an embedded server")
+            raise
+
+    @cached_property
+    def watch(self) -> WorkerWatch:
+        """What is known of the workers."""
+        return WorkerWatch(self.client.store.redis, self._settings.queue, self.embedded)
+
+    @contextmanager
+    def run(
+        self,
+        tables: Iterator[pa.Table],
+        columns: tuple[str, str],
+        *,
+        on_wait: Callable[[], None] = lambda: None,
+        **options: Any,
+    ) -> Iterator[ScoringRun]:
+        """Start a run; leaving the ``with`` block by an error cancels it.
+
+        Parameters are those of `Client.start`. While results are waited for, the workers are watched.
+
+        Raises
+        ------
+        InputError
+            The queue has only workers that cannot score.
+        """
+        self.watch.check_queue()
+
+        def look() -> None:
+            self.watch.look()
+            on_wait()
+
+        run = self.client.start(tables, columns, on_wait=look, **options)
+        try:
+            yield run
+        except BaseException:
+            with suppress(RankmillError):  # the server may be what has failed
+                run.cancel()
+            raise
+
+    def score(
+        self, table: pa.Table, columns: tuple[str, str], *, chunk_size: int | None = None, **options: Any
+    ) -> Scored:
+        """Score a table as one run, and wait.
+
+        Parameters
+        ----------
+        table, columns
+            The pairs, and where they are.
+        chunk_size
+            Rows in a chunk, at most; default: the settings'.
+        options
+            As of `run`.
+
+        Raises
+        ------
+        RunFailed
+            The workers refuse the model, the precision, the backend.
+        """
+        started = time.perf_counter()
+        rows = chunk_size or self._settings.chunk_size
+        tables = (table.slice(start, rows) for start in range(0, len(table), rows))
+        with self.run(tables, columns, rows=len(table), **options) as run:
+            parts = list(run.tables())
+        seconds = time.perf_counter() - started
+        scores = [part.scores.to_numpy(zero_copy_only=False) for part in parts]
+        return Scored(
+            np.concatenate(scores).astype(np.float32) if scores else np.zeros(0, np.float32),
+            seconds,
+            tuple(part.stats for part in parts if part.stats),
+            frozenset(part.worker for part in parts),
+        )
