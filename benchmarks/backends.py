@@ -24,8 +24,8 @@ import torch
 
 from jobs.errors import SpecError
 from jobs.spec import ScoreSpec
+from rankmill.tuning.agreement import agreement
 from rankmill.tuning.machine import markdown_table
-from rankmill.tuning.quality import spearman_within
 from workers.backends.registry import BACKENDS
 from workers.device import resolve_device, resolve_token_budget, use_threads
 from workers.engine.cache import EngineCache, Limits
@@ -121,10 +121,11 @@ def table(
     rows = []
     for name, engine in engines.items():
         ratio = base / statistics.median(seconds[name])
-        agreement = spearman_within(queries, scores[name], scores[first])
+        found = agreement(queries, scores[name], scores[first])
+        spearman = f"{found.spearman:.4f}" if found else "-"
         difference = float(np.abs(scores[name] - scores[first]).max())
         size = engine.model.backend.bytes / 2**20
-        rows.append((*name, f"{ratio:.2f}", f"{agreement:.4f}", f"{difference:.1e}", f"{size:.0f}"))
+        rows.append((*name, f"{ratio:.2f}", spearman, f"{difference:.1e}", f"{size:.0f}"))
     headings = ("backend", "precision", "speed", "Spearman", "largest difference", "weights, MiB")
     return markdown_table(headings, rows)
 

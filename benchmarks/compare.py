@@ -28,7 +28,8 @@ from benchmarks.contenders import CONTENDERS, FP32, Contender, run
 from benchmarks.environments import HOME, ROOT
 from benchmarks.report import bar_chart, machine
 from benchmarks.standings import Results, from_json, standings
-from rankmill.tuning.quality import ndcg, read_qrels, spearman_within
+from rankmill.tuning.agreement import agreement
+from rankmill.tuning.quality import ndcg, read_qrels
 
 
 def main() -> None:
@@ -141,8 +142,9 @@ def quality(results: Results, pairs: Path, qrels: Path | None) -> dict[str, dict
     found: dict[str, dict[str, float]] = {}
     for name, mine in scores.items():
         found[name] = {}
-        if FP32.name in scores:
-            found[name]["spearman"] = spearman_within(list(table["query"]), mine, scores[FP32.name])
+        if FP32.name in scores and (ranks := agreement(list(table["query"]), mine, scores[FP32.name])):
+            found[name] |= {"spearman": ranks.spearman, "low": ranks.low, "high": ranks.high}
+            found[name] |= {} if ranks.top_overlap is None else {"top_overlap": ranks.top_overlap}
         if judged is not None:
             names = list(table["qid"].astype(str)), list(table["docid"].astype(str))
             found[name]["ndcg"] = ndcg(*names, mine, judged)

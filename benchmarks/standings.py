@@ -32,7 +32,8 @@ EXACT_SPEARMAN = 0.999
 class Results:
     """Everything a comparison measured; `asked` says of what, and two with the same `asked` can be joined.
 
-    ``quality`` holds for each contender ``spearman`` (against fp32) and, with judgments, ``ndcg``.
+    ``quality`` holds for each contender ``spearman`` (against fp32), its interval (``low``, ``high``),
+    ``top_overlap``, and, with judgments, ``ndcg``.
     """
 
     asked: dict[str, str]
@@ -146,17 +147,20 @@ def speed_table(results: Results) -> str:
 
 
 def quality_table(results: Results) -> str:
-    """Agreement with fp32, and nDCG@10 where there are judgments."""
+    """Agreement with fp32 (`rankmill.tuning.agreement`), and nDCG@10 where there are judgments."""
     base = results.quality.get(FP32.name, {})
     rows = []
     for contender in CONTENDERS:
         found = results.quality.get(contender.name)
         if found is None:
             continue
-        row = [contender.title, number(found.get("spearman"), ".5f"), number(found.get("ndcg"), ".4f")]
+        interval = f"{found['low']:.5f}-{found['high']:.5f}" if "low" in found else NOTHING
+        row = [contender.title, number(found.get("spearman"), ".5f"), interval]
+        row += [number(found.get("top_overlap"), ".1%"), number(found.get("ndcg"), ".4f")]
         both = "ndcg" in found and "ndcg" in base
         rows.append([*row, number(found["ndcg"] - base["ndcg"], "+.4f") if both else NOTHING])
-    return markdown_table(["", "Spearman with fp32", "nDCG@10", "less fp32's"], rows)
+    header = ["", "Spearman with fp32", "95% interval", "first 10 shared", "nDCG@10", "less fp32's"]
+    return markdown_table(header, rows)
 
 
 def settings_table(results: Results) -> str:

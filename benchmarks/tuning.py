@@ -25,6 +25,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, get_args
 
+import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel
 
 from benchmarks.environments import HOME
@@ -38,7 +40,7 @@ from rankmill.tuning.grid import label
 from rankmill.tuning.machine import markdown_table
 from rankmill.tuning.pairs import fingerprint, sample
 from rankmill.tuning.records import Records
-from rankmill.tuning.trials import MAX_ROWS, Changes, Reference, Trials, agreement
+from rankmill.tuning.trials import MAX_ROWS, Changes, Reference, Trials, ranks_kept
 from rankmill.tuning.tune import Tuner
 
 MIN_SPEARMAN = 0.999
@@ -156,7 +158,7 @@ def measure(trials: Trials, changes: Changes, reference: Reference) -> Kept:
         workers = trials.warm(changes)
         runs = [trials.bulk(workers) for _ in range(REPEATS)]
         cell.seconds = [run.seconds for run in runs]
-        cell.spearman = agreement(trials.pairs, runs[0].scores, reference.scores)
+        cell.spearman = spearman(trials, runs[0].scores, reference)
     except RankmillError as error:
         cell.reason = " ".join(str(error).split())
     trials.keep(None)
@@ -164,12 +166,18 @@ def measure(trials: Trials, changes: Changes, reference: Reference) -> Kept:
     return cell.model_dump()
 
 
+def spearman(trials: Trials, scores: npt.NDArray[np.float32], reference: Reference) -> float:
+    """Rank correlation with the reference; 0 where there are no ranks."""
+    found = ranks_kept(trials.pairs, scores, reference.scores)
+    return found.spearman if found else 0.0
+
+
 def meet(trials: Trials, rivals: Mapping[str, Changes], reference: Reference, rounds: int) -> Kept:
     """Settings that score the sample in turn, the order turned round each time."""
     cells = {name: Cell(changes=dict(changes)) for name, changes in rivals.items()}
     live = {name: trials.warm(changes) for name, changes in rivals.items()}
     for name, cell in cells.items():
-        cell.spearman = agreement(trials.pairs, trials.bulk(live[name]).scores, reference.scores)
+        cell.spearman = spearman(trials, trials.bulk(live[name]).scores, reference)
     for number in range(rounds):
         for name in list(live)[:: -1 if number % 2 else 1]:
             cells[name].seconds.append(trials.bulk(live[name]).seconds)

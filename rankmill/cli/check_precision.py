@@ -16,6 +16,7 @@ from jobs.errors import RankmillError
 from jobs.runtime.settings import load_settings
 from producer.files.readers import TextColumns
 from rankmill.cli import options
+from rankmill.tuning.agreement import TOP
 from rankmill.tuning.precision_check import REFERENCE, Measured, check_precisions
 
 
@@ -32,7 +33,7 @@ class PrecisionRefused(RankmillError):
 @click.option("--report-only", is_flag=True, help="Exit with 0 whatever is found.")
 @click.option("--label-column", metavar="NAME", help="Relevance as a number; also report nDCG@10.")
 @click.option("--sample", type=click.IntRange(min=2), default=2000, show_default=True,
-              help="Rows to score, from the beginning.")  # fmt: skip
+              help="Rows to score: random ones, up to 50 of a query at first.")  # fmt: skip
 @options.columns()
 @options.settings(
     "model", "revision", "max_length", "queue", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED
@@ -54,38 +55,62 @@ def check_precision(
     """Compare the rankings of precisions with those of fp32.
 
     Scores FILE in fp32 and in the others, and compares how they rank the passages of a query.
-    Exits with 1 where a precision stays below the threshold or loses rows, with 2 where nothing could
-    be compared.
+    Exits with 1 where a precision stays below the threshold, may be below it, or loses rows; with 2 where
+    nothing could be compared.
     """
     columns = TextColumns(query_column, passage_column)
     settings = load_settings(flags, config)
     asked = [load_settings({**flags, "precision": each}, config).precision for each in precisions]
     found = check_precisions(inputs, columns, label_column, sample, asked or [settings.precision], settings)
     if as_json:
-        click.echo(json.dumps([asdict(each) for each in found]))
+        click.echo(json.dumps([_as_json(each, threshold) for each in found]))
     else:
         Console().print(_table(found))
-    bad = [each for each in found[1:] if each.spearman < threshold or each.lost]
+    bad = [each for each in found[1:] if each.agreement.verdict(threshold) != "kept" or each.lost]
     if bad and not report_only:
         raise PrecisionRefused(_refusal(bad, threshold))
 
 
+def _as_json(measured: Measured, threshold: float) -> dict[str, Any]:
+    found = asdict(measured)
+    ranks = found.pop("agreement")
+    return {**found, **ranks, "verdict": measured.agreement.verdict(threshold)}
+
+
 def _table(found: Sequence[Measured]) -> Table:
     table = Table(box=SIMPLE_HEAD)
-    for heading in ("precision", "runs on", f"Spearman with {REFERENCE}", "nDCG@10", "rows lost"):
+    spearman = f"Spearman with {REFERENCE} (95% interval)"
+    for heading in ("precision", "runs on", spearman, f"same top {TOP}", f"top {TOP} shared", "nDCG@10",
+                    "rows lost"):  # fmt: skip
         table.add_column(heading)
     for each in found:
+        ranks = each.agreement
         quality = "" if each.ndcg is None else f"{each.ndcg:.4f}"
         where = f"{each.backend}, {each.device}"
-        table.add_row(each.precision, where, f"{each.spearman:.5f}", quality, f"{each.lost:,}")
+        tops = [_share(ranks.same_top), _share(ranks.top_overlap)]
+        table.add_row(each.precision, where, str(ranks), *tops, quality, f"{each.lost:,}")
+    ranks = found[0].agreement
+    table.caption = f"{ranks.rows:,} rows of {ranks.queries:,} queries"
     return table
 
 
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
 def _refusal(bad: Sequence[Measured], threshold: float) -> str:
-    reasons = [
-        f"{each.precision} ranks as {REFERENCE} does to {each.spearman:.5f}, below {threshold:g}"
-        if each.spearman < threshold
-        else f"{each.precision} gives no score for {each.lost:,} rows that have one in {REFERENCE}"
-        for each in bad
-    ]
+    reasons = [_reason(each, threshold) for each in bad]
     return f"{'; '.join(reasons)}: use another precision, or --threshold or --report-only if that will do"
+
+
+def _reason(measured: Measured, threshold: float) -> str:
+    ranks, name = measured.agreement, measured.precision
+    match ranks.verdict(threshold):
+        case "lost":
+            return f"{name} ranks as {REFERENCE} does to {ranks}, below {threshold:g}"
+        case "undecided":
+            return (
+                f"{name} is undecided: it ranks as {REFERENCE} does to {ranks}, which may be below "
+                f"{threshold:g}; sample more, about --sample {ranks.rows_wanted(threshold)}"
+            )
+    return f"{name} gives no score for {measured.lost:,} rows that have one in {REFERENCE}"

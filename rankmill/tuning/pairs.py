@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import cache
+from collections.abc import Sequence
+from functools import cache, reduce
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from jobs.errors import InputError
 from producer.files.inputs import find_files
@@ -23,7 +25,7 @@ _EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pairs.jsonl"
 _LOOK_ROWS = 100_000
 """Rows at the beginning of a file that a sample is taken from."""
 _OF_A_QUERY = 50
-"""Rows of one query in a sample, at most, one after the other.
+"""Rows of one query in a sample, at most, as long as there are other queries.
 
 Among few, any change of rank is a great one; many leave room for few queries, which differ. Of 100 pairs of
 MS MARCO with 25, 50 and 74 of a query, 92%, 100% and 100% of the samples pass bf16 (0.9998 by all 4,000
@@ -40,7 +42,8 @@ def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Tabl
         ``example``: the shipped pairs, in random order. ``varied``: those cut, or
         filled up with others, to 4 to 400 words, distributed as passages of web pages are. Else
         a file, of which queries are taken in random order, with up to 50 of their pairs, as ranks within
-        a query are compared: at random, as the first ones may be the best ones. Always the same ones.
+        a query are compared: at random, as the first ones may be the best ones (`draw`). Always the
+        same ones.
     rows
         How many.
     columns
@@ -57,10 +60,69 @@ def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Tabl
     elif pairs == "varied":
         found = _varied(rows, random)
     else:
-        found = _of_file(pairs, rows, columns, random)
-    if not len(found):
-        raise InputError(f"{pairs}: there are no pairs in it")
+        found = file_sample([pairs], rows, TextColumns(*columns)).rename_columns(list(COLUMNS))
     return found.take(np.arange(rows) % len(found))
+
+
+def file_sample(inputs: Sequence[str], rows: int, columns: TextColumns, label: str | None = None) -> pa.Table:
+    """Up to `rows` pairs of files, chosen by `draw`; always the same ones.
+
+    Parameters
+    ----------
+    inputs
+        Files, directories or globs; the first 100,000 rows are drawn from.
+    rows
+        How many, at most. Rows with a null text are not among them.
+    columns
+        Where the texts are.
+    label
+        Another column to keep, which must hold numbers.
+
+    Raises
+    ------
+    InputError
+        The files cannot be read, have no pairs, or no such column.
+    """
+    source = open_source(find_files(inputs), columns, allow_nulls=True)
+    if label is not None:
+        _check_label(source.schema, label)
+    wanted = [*columns.names, *([label] if label else [])]
+    parts = [table.select(wanted) for table in islice(source.tables(1000), _LOOK_ROWS // 1000)]
+    table = pa.concat_tables(parts) if parts else None
+    if table is not None:
+        whole = (pc.is_valid(table[name]) for name in columns.names)
+        table = table.filter(reduce(pc.and_, whole))
+    if table is None or not len(table):
+        raise InputError(f"{', '.join(inputs)}: there are no pairs in it")
+    return table.take(draw(table[columns.query].to_pylist(), rows))
+
+
+def draw(queries: Sequence[str], rows: int) -> list[int]:
+    """Places of up to `rows` of the rows whose queries these are: the sample that rankings are compared on.
+
+    Queries come in random order, each with up to 50 of its rows, at random; if that is not enough, each
+    with up to 50 more, and so on.
+    """
+    random = np.random.default_rng(0)
+    places: dict[str, list[int]] = {}
+    for place, query in enumerate(queries):
+        places.setdefault(query, []).append(place)
+    mine = list(places.values())
+    shuffled = [random.permutation(mine[number]).tolist() for number in random.permutation(len(mine))]
+    taken: list[int] = []
+    for start in range(0, max(map(len, mine), default=0), _OF_A_QUERY):
+        if len(taken) >= rows:
+            break
+        taken += [place for each in shuffled for place in each[start : start + _OF_A_QUERY]]
+    return taken[:rows]
+
+
+def _check_label(schema: pa.Schema, label: str) -> None:
+    if label not in schema.names:
+        raise InputError(f"no column {label!r} in the input; choose another with --label-column")
+    kind = schema.field(label).type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise InputError(f"column {label!r} holds {kind}, not numbers; choose another with --label-column")
 
 
 def fingerprint(table: pa.Table) -> str:
@@ -90,18 +152,3 @@ def _varied(rows: int, random: np.random.Generator) -> pa.Table:
             words += every[random.integers(len(every))].split()
         found.append({"query": query, "passage": " ".join(words[:length])})
     return pa.Table.from_pylist(found)
-
-
-def _of_file(file: str, rows: int, columns: tuple[str, str], random: np.random.Generator) -> pa.Table:
-    source = open_source(find_files([file]), TextColumns(*columns), allow_nulls=True)
-    parts = [table.select(list(columns)) for table in islice(source.tables(1000), _LOOK_ROWS // 1000)]
-    if not parts:
-        return pa.table([[], []], names=list(COLUMNS))
-    table = pa.concat_tables(parts).rename_columns(list(COLUMNS)).drop_null()
-    places: dict[str, list[int]] = {}
-    for place, query in enumerate(table["query"].to_pylist()):
-        places.setdefault(query, []).append(place)
-    order = random.permutation(len(places))
-    mine = list(places.values())
-    taken = [place for number in order for place in random.permutation(mine[number])[:_OF_A_QUERY]][:rows]
-    return table.take(taken)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,11 +10,11 @@ import pyarrow as pa
 
 from jobs.errors import InputError, RunFailed
 from jobs.runtime.settings import Settings
-from producer.files.inputs import find_files
 from producer.files.readers import TextColumns
-from producer.files.source import open_source
 from rankmill.session import Scored, Session
-from rankmill.tuning.quality import Qrels, ndcg, spearman_within
+from rankmill.tuning.agreement import Agreement, agreement
+from rankmill.tuning.pairs import file_sample
+from rankmill.tuning.quality import Qrels, ndcg
 
 REFERENCE = "fp32"
 
@@ -30,8 +29,8 @@ class Measured:
         The one asked for, or what ``auto`` meant.
     backend, device
         What ran it.
-    spearman
-        Rank correlation with fp32 within a query, the mean over the queries.
+    agreement
+        How it ranks the passages of a query, beside fp32.
     ndcg
         nDCG@10 by the labels, where there are any.
     lost
@@ -41,7 +40,7 @@ class Measured:
     precision: str
     backend: str
     device: str
-    spearman: float
+    agreement: Agreement
     ndcg: float | None
     lost: int
 
@@ -54,7 +53,7 @@ def check_precisions(
     precisions: Sequence[str],
     settings: Settings,
 ) -> list[Measured]:
-    """Score the first rows of the input in fp32 and in each precision: fp32 first, then those asked for.
+    """Score a sample of the input in fp32 and in each precision: fp32 first, then those asked for.
 
     Parameters
     ----------
@@ -65,7 +64,7 @@ def check_precisions(
     label_column
         Where relevance is, as a number; without it there is no nDCG.
     sample
-        Rows to score, at most.
+        Rows to score, at most; which ones: `rankmill.tuning.pairs.draw`.
     precisions
         What to compare with fp32.
     settings
@@ -77,7 +76,7 @@ def check_precisions(
         The rows cannot be compared, or a precision cannot be run.
     """
     with Session(settings) as session:  # workers start while the files are looked at
-        table = _sample(inputs, columns, label_column, sample)
+        table = file_sample(inputs, sample, columns, label_column)
         scored = [
             _score(session, table, columns, precision)
             for precision in dict.fromkeys([REFERENCE, *precisions])
@@ -85,23 +84,6 @@ def check_precisions(
     queries = table[columns.query].to_pylist()
     labels = None if label_column is None else table[label_column].to_pylist()
     return [_measured(each, scored[0], queries, labels) for each in scored]
-
-
-def _sample(inputs: Sequence[str], columns: TextColumns, label: str | None, rows: int) -> pa.Table:
-    source = open_source(find_files(inputs), columns, allow_nulls=True)
-    if label is not None and label not in source.schema.names:
-        raise InputError(f"no column {label!r} in the input; choose another with --label-column")
-    if label is not None and not _is_number(source.schema.field(label).type):
-        kind = source.schema.field(label).type
-        raise InputError(f"column {label!r} holds {kind}, not numbers; choose another with --label-column")
-    table = next(source.tables(rows), None)
-    if table is None:
-        raise InputError("the input has no rows")
-    return table
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def _score(session: Session, table: pa.Table, columns: TextColumns, precision: str) -> Scored:
@@ -120,8 +102,8 @@ def _measured(
     has_reference = np.isfinite(reference.scores)
     both = np.flatnonzero(has_reference & np.isfinite(scored.scores))
     names = [queries[row] for row in both]
-    spearman = spearman_within(names, scored.scores[both], reference.scores[both])
-    if math.isnan(spearman):
+    found = agreement(names, scored.scores[both], reference.scores[both])
+    if found is None:
         raise InputError("no query has two passages with different scores, so there are no ranks to compare")
     quality = None
     if labels is not None:
@@ -129,7 +111,7 @@ def _measured(
         quality = ndcg(names, rows, scored.scores[both], _qrels(queries, labels))
     lost = int(has_reference.sum() - len(both))
     how = scored.stats[0]
-    return Measured(how.precision, how.backend, how.device, spearman, quality, lost)
+    return Measured(how.precision, how.backend, how.device, found, quality, lost)
 
 
 def _qrels(queries: list[str], labels: list[float | None]) -> Qrels:

@@ -1,4 +1,4 @@
-"""How good scores are: nDCG as trec_eval computes it, and agreement with other scores query by query."""
+"""How good scores are by labels: nDCG as trec_eval computes it."""
 
 from __future__ import annotations
 
@@ -42,17 +42,6 @@ def ndcg(
         ideal = _dcg(sorted(grades.values(), reverse=True), k)
         values.append(_dcg([grades.get(name, 0) for name in ranked], k) / ideal if ideal else 0.0)
     return float(np.mean(values))
-
-
-def spearman_within(queries: Sequence[str], scores: Scores, reference: Scores) -> float:
-    """Mean rank correlation with `reference` over the queries; those without two ranks are left out."""
-    both = pd.DataFrame({"query": queries, "score": scores, "reference": reference})
-    values = []
-    for _, rows in both.groupby("query"):
-        ranks = rows[["score", "reference"]].rank().to_numpy()
-        if (ranks.std(axis=0) > 0).all():
-            values.append(np.corrcoef(ranks.T)[0, 1])
-    return float(np.mean(values)) if values else math.nan
 
 
 def _dcg(grades: Sequence[float], k: int) -> float:

@@ -161,13 +161,23 @@ class Tuner:
             name = f"{probe.backend}, {probe.precision}"
             if probe.reason:
                 self._tell(f"{name}: not here: {probe.reason}")
-            elif probe.spearman < self._min_spearman:
-                self._tell(
-                    f"{name}: refused, rank correlation {probe.spearman:.5f} is below {self._min_spearman}"
-                )
-            else:
-                self._tell(f"{name}: {probe.seconds:.2f} s, rank correlation {probe.spearman:.5f}")
+                continue
+            found_ranks = probe.agreement
+            if found_ranks is None:
+                self._tell(f"{name}: refused, all its scores are the same")
+                continue
+            verdict = found_ranks.verdict(self._min_spearman)
+            ranks = f"rank correlation {found_ranks}"
+            if verdict == "kept":
+                self._tell(f"{name}: {probe.seconds:.2f} s, {ranks}")
                 good.append(probe)
+            elif verdict == "lost":
+                self._tell(f"{name}: refused, {ranks} is below {self._min_spearman}")
+            else:
+                self._tell(
+                    f"{name}: not taken, {ranks} may be below {self._min_spearman}; a larger --budget "
+                    "has a larger sample, and rankmill check-precision a larger one still"
+                )
         return sorted(good, key=lambda probe: probe.seconds)
 
     def _climb(self, device: str) -> None:

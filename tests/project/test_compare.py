@@ -15,7 +15,7 @@ from benchmarks.environments import ROOT, dependencies
 from benchmarks.report import bar_chart
 from benchmarks.standings import from_json, goals, speed_table, standings
 from rankmill.tuning.machine import markdown_table
-from rankmill.tuning.quality import ndcg, read_qrels, spearman_within
+from rankmill.tuning.quality import ndcg, read_qrels
 
 RESULTS = from_json(
     {
@@ -64,14 +64,6 @@ def test_ndcg_is_the_one_of_trec_eval(tmp_path: Path) -> None:
     tied = np.zeros(4, np.float32)  # the larger id comes first: "never judged", "b", "a"
     assert ndcg(queries, documents, tied, qrels) == pytest.approx(3 / 2 / (3 + 1 / math.log2(3)))
     assert ndcg([*queries, "2"], [*documents, "a"], np.append(scores, 1), qrels) == pytest.approx(second / 2)
-
-
-def test_spearman_is_the_mean_over_queries() -> None:
-    queries = ["a", "a", "a", "b", "b", "alone"]
-    reference = np.array([1, 2, 3, 1, 2, 5], np.float32)
-    assert spearman_within(queries, reference * 10, reference) == pytest.approx(1)
-    other = np.array([2, 1, 3, 2, 1, 5], np.float32)  # 0.5 in a, -1 in b; nothing to rank in the last
-    assert spearman_within(queries, other, reference) == pytest.approx(-0.25)
 
 
 def test_table_has_medians_and_ratios() -> None:

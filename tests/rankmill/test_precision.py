@@ -33,7 +33,9 @@ def test_it_tells_how_a_precision_ranks_and_what_that_does_to_ndcg(shared_queue:
     measured: list[dict[str, Any]] = json.loads(found.stdout)
     assert [each["precision"] for each in measured] == ["fp32", "bf16"]
     assert measured[0]["spearman"] == pytest.approx(1)
-    assert 0.95 < measured[1]["spearman"] < 1.0001
+    assert 0.95 < measured[1]["low"] <= measured[1]["spearman"] <= measured[1]["high"] < 1.0001
+    assert (measured[1]["verdict"], measured[1]["rows"]) == ("kept", 60)
+    assert measured[1]["top_overlap"] is None  # no query of the example has more than ten passages
     assert all(0.5 < each["ndcg"] <= 1 and each["lost"] == 0 for each in measured)
 
 
@@ -46,9 +48,13 @@ def test_a_precision_below_the_threshold_is_refused_in_one_line(
     refused = run(shared_queue, *options, "--threshold", "0.99999")
     assert refused.exit_code == 1
     (line,) = refused.stderr.splitlines()
-    assert re.match(r"check-precision: bf16 ranks as fp32 does to 0\.\d+, below 0\.99999: use another", line)
+    ranks = r"0\.\d+ \(0\.\d+ to [01]\.\d+\)"
+    assert re.match(
+        rf"check-precision: bf16 ranks as fp32 does to {ranks}, below 0\.99999: use another", line
+    )
     assert "--threshold or --report-only" in line
     assert "bf16" in refused.stdout
+    assert "100 rows of 1 queries" in refused.stdout
     allowed = run(shared_queue, *options, "--threshold", "0.99999", "--report-only")
     assert (allowed.exit_code, allowed.stderr) == (0, "")
 

@@ -15,9 +15,10 @@ from click.testing import CliRunner
 
 from jobs.runtime.settings import load_settings
 from rankmill.cli.tune import tune
+from rankmill.tuning.agreement import Agreement
 from rankmill.tuning.pairs import sample
 from rankmill.tuning.records import Records
-from rankmill.tuning.trials import Changes, Duel, Probe, Probes, Reference, Trials, agreement
+from rankmill.tuning.trials import Changes, Duel, Probe, Probes, Reference, Trials, ranks_kept
 from rankmill.tuning.tune import NothingWorks, Tuner
 from tests.conftest import BIN, ENVIRON, wait_for
 
@@ -83,6 +84,9 @@ def test_every_worker_has_the_sample_to_score_however_small_it_is(tiny_model: Pa
     assert len(scored.stats) == 2  # chunks, and a worker claims one at a time
 
 
+SAME = Agreement(1.0, 1.0, 1.0, queries=2, rows=4, same_top=None, top_overlap=None)
+
+
 class Asked(Trials):
     """Trials of a CPU that cannot do anything, and note what they are asked for."""
 
@@ -121,7 +125,7 @@ def test_what_is_no_better_in_the_end_does_not_win(tmp_path: Path, seconds: floa
 
         def probe(self, backend: str, precisions: Iterable[str], reference: Reference) -> Probes:
             time.sleep(0.2)
-            return Probes(probes=[Probe(backend=backend, precision="fp32", seconds=0.1, spearman=1.0)])
+            return Probes(probes=[Probe(backend=backend, precision="fp32", seconds=0.1, agreement=SAME)])
 
         def duel(self, first: Changes, second: Changes) -> Duel:
             return Duel(first=[1.0], second=[seconds])
@@ -164,8 +168,14 @@ def test_a_budget_is_a_time(text: str) -> None:
 def test_ranks_are_compared_within_a_query_and_else_over_all() -> None:
     scores = np.asarray([1, 2, 3, 4], np.float32)
     two = pa.table({"query": ["a", "a", "b", "b"]})
-    assert agreement(two, scores, [10, 20, 1, 2]) == pytest.approx(1.0)
-    assert agreement(two, scores, [20, 10, 1, 2]) == pytest.approx(0.0)
+
+    def spearman(pairs: pa.Table, reference: list[float]) -> float:
+        found = ranks_kept(pairs, scores, reference)
+        assert found
+        return found.spearman
+
+    assert spearman(two, [10, 20, 1, 2]) == pytest.approx(1.0)
+    assert spearman(two, [20, 10, 1, 2]) == pytest.approx(0.0)
     lone = pa.table({"query": ["a", "b", "c", "d"]})
-    assert agreement(lone, scores, [1, 2, 3, 4]) == pytest.approx(1.0)
-    assert agreement(lone, scores, [7, 7, 7, 7]) == 0.0
+    assert spearman(lone, [1, 2, 3, 4]) == pytest.approx(1.0)
+    assert ranks_kept(lone, scores, [7, 7, 7, 7]) is None

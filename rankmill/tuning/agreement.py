@@ -1,0 +1,125 @@
+"""How well scores rank the passages of a query as others do, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+Scores = npt.NDArray[np.float32]
+Verdict = Literal["kept", "lost", "undecided"]
+
+TOP = 10
+"""Places of a ranking that people look at."""
+
+_DRAWS = 1000
+_INTERVAL = (2.5, 97.5)
+"""Percentiles of the bootstrap draws."""
+
+_MANY_QUERIES = 20
+"""With fewer, what a draw of queries shows of the variance is too little: their rows are drawn as well."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Two rankings of the same rows, compared query by query.
+
+    Attributes
+    ----------
+    spearman
+        Rank correlation, the mean over the queries.
+    low, high
+        Where it lies for queries and rows like these, with 95% confidence (bootstrap).
+    queries, rows
+        How many were compared: queries that have two ranks, and their rows.
+    same_top
+        Share of the queries whose first `TOP` are the same set; ``None`` where no query has more than `TOP`.
+    top_overlap
+        Mean share of the first `TOP` that both have.
+    """
+
+    spearman: float
+    low: float
+    high: float
+    queries: int
+    rows: int
+    same_top: float | None
+    top_overlap: float | None
+
+    def __str__(self) -> str:
+        return f"{self.spearman:.5f} ({self.low:.5f} to {self.high:.5f})"
+
+    def verdict(self, threshold: float) -> Verdict:
+        """Whether `spearman` is at least `threshold`, as far as these rows can tell."""
+        if self.low >= threshold:
+            return "kept"
+        return "lost" if self.high < threshold else "undecided"
+
+    def rows_wanted(self, threshold: float) -> int:
+        """About how many rows would decide: an interval narrows with the root of their number."""
+        margin = max(abs(self.spearman - threshold), 1e-5)
+        return math.ceil(self.rows * ((self.high - self.low) / 2 / margin) ** 2 / 1000) * 1000
+
+
+def agreement(queries: Sequence[str], scores: Scores, reference: Scores) -> Agreement | None:
+    """Compare `scores` with `reference`, both ``[n]``; ``None`` where no query has two ranks in both."""
+    table = pd.DataFrame({"query": queries, "score": scores, "reference": reference})
+    ranks, overlaps = [], []
+    for _, rows in table.groupby("query", sort=False):
+        both = rows[["score", "reference"]].rank().to_numpy()
+        if (both.std(axis=0) > 0).all():
+            ranks.append(both)
+        if len(rows) > TOP:
+            overlaps.append(_overlap(rows["score"].to_numpy(), rows["reference"].to_numpy()))
+    if not ranks:
+        return None
+    values = np.array([_correlation(each[None])[0] for each in ranks])
+    low, high = _interval(ranks, values)
+    return Agreement(
+        spearman=float(values.mean()),
+        low=low,
+        high=high,
+        queries=len(ranks),
+        rows=sum(map(len, ranks)),
+        same_top=float(np.mean([each == 1 for each in overlaps])) if overlaps else None,
+        top_overlap=float(np.mean(overlaps)) if overlaps else None,
+    )
+
+
+def _overlap(scores: Scores, reference: Scores) -> float:
+    """Share of the first `TOP` that both have; of equal scores the first row comes first."""
+    first = [set(np.argsort(-each, kind="stable")[:TOP].tolist()) for each in (scores, reference)]
+    return len(first[0] & first[1]) / TOP
+
+
+def _interval(ranks: list[npt.NDArray[np.float64]], values: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Bootstrap interval of the mean of `values`, which are those of `ranks`; the same one each time."""
+    random = np.random.default_rng(0)
+    picked = random.integers(len(values), size=(_DRAWS, len(values)))
+    if len(values) >= _MANY_QUERIES:
+        means = values[picked].mean(axis=1)
+    else:
+        within = np.stack([_drawn(each, random) for each in ranks], axis=1)  # [draws, queries]
+        means = np.take_along_axis(within, picked, axis=1).mean(axis=1)
+    low, high = np.percentile(means, _INTERVAL)
+    return float(min(low, values.mean())), float(max(high, values.mean()))
+
+
+def _drawn(ranks: npt.NDArray[np.float64], random: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Correlations ``[draws]`` of a query whose rows are drawn with replacement."""
+    found = _correlation(ranks[random.integers(len(ranks), size=(_DRAWS, len(ranks)))])
+    return np.where(np.isfinite(found), found, _correlation(ranks[None])[0])
+
+
+def _correlation(pairs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Pearson's correlation of ``[..., n, 2]``; not a number where one side does not vary."""
+    centred = pairs - pairs.mean(axis=-2, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        both = (centred[..., 0] * centred[..., 1]).sum(axis=-1)
+        found: npt.NDArray[np.float64] = both / np.sqrt((centred**2).sum(axis=-2).prod(axis=-1))
+    return found
