@@ -28,7 +28,7 @@ import redis
 from prometheus_client import generate_latest
 
 from benchmarks.cluster import cluster
-from jobs.runtime.settings import Settings
+from jobs.runtime.settings import WorkerSettings
 from jobs.worker_report import STAGES, WorkerReport, queue_workers, worker_reports
 from producer import Client
 from workers.worker import ScoringWorker
@@ -39,7 +39,7 @@ Pairs = list[tuple[str, str]]
 class UncountedWorker(ScoringWorker):
     """A ScoringWorker that counts nothing and serves nothing."""
 
-    def _prepare(self, settings: Settings) -> None:
+    def _prepare(self, settings: WorkerSettings) -> None:
         from prometheus_client import Counter, Histogram
 
         from workers import metrics

@@ -23,7 +23,7 @@ from benchmarks.cluster import cluster
 from jobs.results import ChunkScores, ChunkStats
 from jobs.run import Run
 from jobs.runs import RunStore
-from jobs.runtime.settings import Settings
+from jobs.runtime.settings import WorkerSettings
 from jobs.wire import decode_pairs
 from producer import Client
 from workers.claims import Claim
@@ -62,7 +62,7 @@ class _NoScorer:
 class IdleWorker(ScoringWorker):
     """A ScoringWorker without a model."""
 
-    def _prepare(self, settings: Settings) -> None:
+    def _prepare(self, settings: WorkerSettings) -> None:
         super()._prepare(settings)
         scorer = _NoScorer(self.store, self.name)
         self._parts = replace(self._parts, scorer=scorer)  # type: ignore[arg-type]

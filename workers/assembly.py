@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from jobs.runs import RunStore
-from jobs.runtime.settings import Settings
+from jobs.runtime.settings import WorkerSettings
 from workers.backends.registry import choose_device
 from workers.chunks import ChunkScorer
 from workers.device import resolve_claim_ahead, resolve_token_budget, use_threads
@@ -33,7 +33,7 @@ class Parts:
     pipeline: Pipeline
 
 
-def assemble(settings: Settings, store: RunStore, worker: str, drain: Callable[[], None]) -> Parts:
+def assemble(settings: WorkerSettings, store: RunStore, worker: str, drain: Callable[[], None]) -> Parts:
     """Take possession of the device and make the parts of the worker of that name.
 
     Parameters
@@ -66,7 +66,7 @@ def assemble(settings: Settings, store: RunStore, worker: str, drain: Callable[[
     )
 
 
-def _engine(settings: Settings, model: Model) -> Engine:
+def _engine(settings: WorkerSettings, model: Model) -> Engine:
     """An engine that finds its token budget by itself, where the settings do not say how batches are cut."""
     token_budget = resolve_token_budget(settings.token_budget, model.backend.device)
     max_batch = settings.max_batch if isinstance(settings.max_batch, int) else None

@@ -29,7 +29,7 @@ from jobs.results import ChunkResult, ChunkScores
 from jobs.runs import RunStore
 from jobs.runtime import tracing
 from jobs.runtime.logs import about_job, set_up
-from jobs.runtime.settings import Settings, load_settings
+from jobs.runtime.settings import WorkerSettings, load_settings
 from jobs.worker_report import SCORING_FIELD, withdraw_worker
 from workers import metrics
 from workers.claims import Claim, ModelQueue
@@ -250,7 +250,7 @@ class ScoringWorker(SimpleWorker):
         """Nothing here: the heartbeat thread does it, also while a job runs."""
         self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ declares it None
 
-    def _prepare(self, settings: Settings) -> None:
+    def _prepare(self, settings: WorkerSettings) -> None:
         # Imported here, in the process that will use the device, and not with the class.
         from workers.assembly import assemble
         from workers.health import serve_health

@@ -48,8 +48,8 @@ def _names(value: Any) -> Any:
     return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
-class Settings(BaseModel):
-    """All settings, validated; see ``configs/base.yaml`` for what each one means."""
+class WorkerSettings(BaseModel):
+    """What a worker reads; the model and what follows it, up to the activation, to warm up with."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -58,14 +58,7 @@ class Settings(BaseModel):
     precision: Precision
     max_length: int | None = Field(ge=4)
     activation: Activation
-    redis_url: str | None
-    queue: str = Field(min_length=1)
-    chunk_size: int = Field(ge=1, le=MAX_CHUNK_ROWS)
-    window: int = Field(ge=1)
-    run_ttl: int = Field(ge=60)
-    max_retries: int = Field(ge=0)
     redis_wait_seconds: float = Field(gt=0)
-    workers: Count
     device: Device
     backend: Backend
     threads: Count
@@ -84,7 +77,6 @@ class Settings(BaseModel):
     log_level: LogLevel
     log_format: LogFormat
     metrics_address: str = Field(min_length=1)
-    exporter_address: str = Field(min_length=1)
 
     @field_validator("lease_seconds")
     @classmethod
@@ -103,8 +95,21 @@ class Settings(BaseModel):
 
     @property
     def model_cache_bytes(self) -> int | None:
-        """Of weights that a worker keeps."""
+        """Bytes of weights a worker keeps, at most."""
         return None if self.model_cache_gib is None else int(self.model_cache_gib * 2**30)
+
+
+class Settings(WorkerSettings):
+    """All settings, validated; see ``configs/base.yaml`` for what each one means."""
+
+    redis_url: str | None
+    queue: str = Field(min_length=1)
+    chunk_size: int = Field(ge=1, le=MAX_CHUNK_ROWS)
+    window: int = Field(ge=1)
+    run_ttl: int = Field(ge=60)
+    max_retries: int = Field(ge=0)
+    workers: Count
+    exporter_address: str = Field(min_length=1)
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ def show(config: str | None) -> None:
     """
     merged = merge_settings(config=config)
     settings = validate(merged)
-    lines = [yaml.safe_dump({key: getattr(settings, key)}).strip() for key in Settings.model_fields]
+    lines = [yaml.safe_dump({key: getattr(settings, key)}).strip() for key in merged]
     width = max(map(len, lines))
-    for key, line in zip(Settings.model_fields, lines, strict=True):
+    for key, line in zip(merged, lines, strict=True):
         click.echo(mask_passwords(f"{line:<{width}}  # {merged[key].source}"))
 
 

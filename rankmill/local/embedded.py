@@ -16,33 +16,9 @@ from typing import Any
 
 from jobs.errors import EmbeddedError
 from jobs.runtime import hosts
-from jobs.runtime.settings import Settings
+from jobs.runtime.settings import Settings, WorkerSettings
 
 _START_SECONDS = 30
-
-_WORKER_SETTINGS = (
-    "device",
-    "backend",
-    "token_budget",
-    "max_batch",
-    "length_aware",
-    "claim_ahead",
-    "batch_wait_ms",
-    "heartbeat_seconds",
-    "lease_seconds",
-    "model_cache_size",
-    "metrics_address",
-    "log_level",
-    "log_format",
-    "model_cache_gib",
-    "model_idle_seconds",
-    "warm",
-    "model",  # this and the next two: what to warm up as
-    "revision",
-    "precision",
-    "cache_dir",
-    "redis_wait_seconds",
-)
 
 
 class EmbeddedCluster:
@@ -142,7 +118,11 @@ def worker_environs(settings: Settings) -> list[dict[str, str]]:
     environs = []
     for number in range(count):
         environ = {
-            **{f"RANKMILL_{key.upper()}": _text(getattr(settings, key)) for key in _WORKER_SETTINGS},
+            **{
+                f"RANKMILL_{key.upper()}": _text(getattr(settings, key))
+                for key in WorkerSettings.model_fields
+            },
+            "RANKMILL_CONFIG": "",  # has been read
             "RANKMILL_THREADS": str(threads),
             "OMP_NUM_THREADS": str(threads),
             "RAYON_NUM_THREADS": str(threads),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jobs.runtime.settings import Settings
+from jobs.runtime.settings import WorkerSettings
 from workers.backends.base import Backend, OutOfMemory, Pending
 from workers.engine import pipeline
 from workers.models.tokens import Batch
@@ -47,7 +47,7 @@ class MisbehavingBackend:
 class MisbehavingWorker(ScoringWorker):
     """Loads models as ever, and wraps their backends."""
 
-    def _prepare(self, settings: Settings) -> None:
+    def _prepare(self, settings: WorkerSettings) -> None:
         from workers.models import loading as models
 
         load = models.load
@@ -69,7 +69,7 @@ class MisbehavingWorker(ScoringWorker):
 class PatientWorker(ScoringWorker):
     """Loads no model before the file that ``LOAD`` names is there."""
 
-    def _prepare(self, settings: Settings) -> None:
+    def _prepare(self, settings: WorkerSettings) -> None:
         from workers.models import loading as models
 
         load = models.load

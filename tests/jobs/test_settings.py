@@ -14,6 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jobs.errors import ConfigError
+from jobs.runtime.hosts import CLAIM_AHEAD, TOKEN_BUDGETS
 from jobs.runtime.settings import BASE, Settings, load_settings
 from rankmill.cli.config import config, config_schema
 
@@ -191,3 +192,11 @@ def test_the_schema_is_that_of_the_settings() -> None:
     assert json.loads(BASE.with_name("schema.json").read_text()) == config_schema(), (
         "run: rankmill config schema > configs/schema.json"
     )
+
+
+def test_base_yaml_names_the_numbers_that_auto_stands_for() -> None:
+    lines = BASE.read_text().splitlines()
+    for name, numbers in (("token_budget", TOKEN_BUDGETS), ("claim_ahead", CLAIM_AHEAD)):
+        (line,) = [line for line in lines if line.startswith(f"{name}:")]
+        named = "{cpu} on CPUs, {cuda} on CUDA, {mps} on MPS".format(**numbers)
+        assert f"auto: {named}" in line

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.runtime.settings import load_settings
+from jobs.runtime.settings import WorkerSettings, load_settings
 from jobs.tasks import worker_command as command_for_people
 from rankmill.local import supervisor
 from rankmill.local.embedded import worker_environs
@@ -225,3 +225,25 @@ def test_each_gpu_gets_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
     environs = worker_environs(load_settings(environ={}))
     assert [environ["CUDA_VISIBLE_DEVICES"] for environ in environs] == ["2", "5"]
+
+
+def test_embedded_workers_get_every_setting_that_workers_read(tmp_path: Path) -> None:
+    other = {
+        "model": "some/model", "revision": "abc", "precision": "int8", "max_length": 77,
+        "activation": "sigmoid", "redis_wait_seconds": 7.5, "device": "cpu", "backend": "onnx",
+        "token_budget": 99, "max_batch": 3, "length_aware": False, "claim_ahead": 5, "batch_wait_ms": 1.5,
+        "heartbeat_seconds": 0.5, "lease_seconds": 3, "model_cache_size": 9, "model_cache_gib": 0.25,
+        "model_idle_seconds": 12.0, "warm": ("a", "b"), "cache_dir": "/elsewhere", "log_level": "debug",
+        "log_format": "json", "metrics_address": "none", "threads": 3,
+    }  # fmt: skip
+    assert other.keys() == WorkerSettings.model_fields.keys()
+    ours = load_settings(other, environ={})
+    defaults = load_settings(environ={})
+    (tmp_path / "stray.yaml").write_text("model_cache_gib: 1\nmax_length: 9\n")
+    for settings in (ours, defaults):  # the parent has read its config file, so that no worker reads another
+        environ = {"RANKMILL_CONFIG": str(tmp_path / "stray.yaml"), **worker_environs(settings)[0]}
+        got = load_settings(environ=environ)
+        for name in WorkerSettings.model_fields.keys() - {"threads"}:
+            assert getattr(got, name) == getattr(settings, name), name
+            assert getattr(ours, name) != getattr(defaults, name), name
+    assert load_settings(environ=worker_environs(ours)[0]).threads == 3
