@@ -59,6 +59,14 @@ class ChunkFailure(WireModel):
 ChunkResult = ChunkScores | ChunkFailure
 
 
+@dataclass(frozen=True)
+class BadResult:
+    """What came for a result and is none; ``chunk`` is known if nothing but the rest was damaged."""
+
+    chunk: int | None
+    reason: str
+
+
 def to_entry(result: ChunkResult) -> dict[str, str | int | bytes]:
     """The stream entry of a result."""
     if isinstance(result, ChunkFailure):
@@ -85,7 +93,7 @@ def from_entry(entry: Mapping[bytes, bytes]) -> ChunkResult:
     WireError
         Anything in it is not as `to_entry` writes it.
     """
-    chunk = chunk_number(entry)
+    chunk = _chunk_number(entry)
     if chunk is None:
         raise WireError("a result does not say which chunk it is of")
     what = f"the result of chunk {chunk}"
@@ -99,7 +107,15 @@ def from_entry(entry: Mapping[bytes, bytes]) -> ChunkResult:
     return ChunkScores(chunk, scores, errors, ChunkStats.read_json(entry[b"stats"], what))
 
 
-def chunk_number(entry: Mapping[bytes, bytes]) -> int | None:
+def read_entry(entry: Mapping[bytes, bytes]) -> ChunkResult | BadResult:
+    """Like `from_entry`, for entries that anybody may have written."""
+    try:
+        return from_entry(entry)
+    except WireError as error:
+        return BadResult(_chunk_number(entry), str(error))
+
+
+def _chunk_number(entry: Mapping[bytes, bytes]) -> int | None:
     """The number of the chunk that a stream entry is of, where it can be read."""
     raw = entry.get(b"chunk", b"")
     return int(raw) if raw.isdigit() and len(raw) < 19 else None

@@ -19,7 +19,7 @@ from rq.serializers import JSONSerializer
 
 from jobs import keys
 from jobs.job import Payload, job_data
-from jobs.results import ChunkResult, from_entry, to_entry
+from jobs.results import BadResult, ChunkResult, read_entry, to_entry
 from jobs.run import Progress, RowError, Run, new_run, read_run
 from jobs.spec import ScoreSpec
 
@@ -115,11 +115,15 @@ class RunStore:
             self.add_result(pipe, run.id, result, run.ttl)
             pipe.execute()
 
-    def results(self, run: Run, *, after: str, block_ms: int) -> list[tuple[str, ChunkResult]]:
-        """Results that came since entry `after` (``"0"``: all), waiting up to `block_ms` for one."""
+    def results(self, run: Run, *, after: str, block_ms: int) -> list[tuple[str, ChunkResult | BadResult]]:
+        """Results that came since entry `after` (``"0"``: all), waiting up to `block_ms` for one.
+
+        Each is whole and of the right types, or a `BadResult`; whether the run has such a chunk, and
+        so many rows in it, is for the caller to check.
+        """
         reply = self.redis.xread({keys.results(run.id): after}, block=block_ms)
         return [
-            (entry.decode(), from_entry(fields))
+            (entry.decode(), read_entry(fields))
             for _, entries in _streams(reply)
             for entry, fields in entries
         ]
@@ -137,7 +141,8 @@ class RunStore:
         Note how far the run has come with them, and the rows that have no score.
         """
         with self.redis.pipeline() as pipe:
-            pipe.unlink(*(keys.pairs(run.id, chunk) for chunk in chunks))
+            for chunk in chunks:
+                pipe.unlink(keys.pairs(run.id, chunk))
             pipe.xdel(keys.results(run.id), *entries)
             # Only if it is there: the run may have been cancelled meanwhile.
             pipe.set(keys.progress(run.id), progress.model_dump_json(), ex=run.ttl, xx=True)

@@ -76,9 +76,21 @@ def encode_scores(scores: pa.Array, errors: pa.Array) -> bytes:
 
 
 def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array]:
-    """Decode and validate ``(scores, errors)``; raises `WireError` as `decode_pairs` does."""
+    """Decode and validate ``(scores, errors)``.
+
+    Raises
+    ------
+    WireError
+        As by `decode_pairs`; also if a row has both of score and error, or none, or a score is no
+        finite number.
+    """
     batch = _read(payload, _SCORES)
-    return batch["score"], batch["error"]
+    scores, errors = batch["score"], batch["error"]
+    if not pc.all(pc.xor(pc.is_valid(scores), pc.is_valid(errors)), min_count=0).as_py():
+        raise WireError("a row has both a score and an error, or none of them")
+    if not pc.all(pc.is_finite(scores), min_count=0).as_py():
+        raise WireError("a score is not a finite number")
+    return scores, errors
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -9,14 +9,19 @@ columns can be read again from the input.
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import InputError, OutputError
+from pydantic_core import from_json
+
+from jobs.errors import InputError, OutputError, WireError
 from jobs.results import ChunkFailure, ChunkResult, ChunkScores, from_entry, to_entry
+
+logger = logging.getLogger(__name__)
 
 _TABLES = """
 PRAGMA locking_mode = EXCLUSIVE;
@@ -58,7 +63,7 @@ class Journal:
     @property
     def rows(self) -> int:
         """Rows of the chunks that are done."""
-        return int(self._one("SELECT coalesce(sum(rows), 0) FROM chunks"))
+        return int(self._one("SELECT coalesce(sum(rows), 0) FROM chunks WHERE rows BETWEEN 0 AND 1 << 20"))
 
     @property
     def manifest(self) -> dict[str, str]:
@@ -74,9 +79,12 @@ class Journal:
     @property
     def revision(self) -> str | None:
         """The model's commit that made the first result, if the model has commits."""
-        first = self._one("SELECT min(chunk) FROM chunks WHERE scores IS NOT NULL")
-        result = None if first is None else self.get(int(first))
-        return result.stats.revision if isinstance(result, ChunkScores) else None
+        with self._at_work():
+            found = self._db.execute("SELECT chunk FROM chunks WHERE scores IS NOT NULL ORDER BY chunk")
+            chunks = [int(chunk) for (chunk,) in found]
+        results = (self.get(chunk) for chunk in chunks)
+        first = next((result for result in results if isinstance(result, ChunkScores)), None)
+        return first.stats.revision if first else None
 
     def restart(self, manifest: Mapping[str, str]) -> None:
         """Forget all results and begin with `manifest`; the last run's id stays known."""
@@ -89,15 +97,24 @@ class Journal:
         """Note a run's id before anything of it is in the queue."""
         self._set_state("run", run)
 
-    def get(self, chunk: int) -> ChunkResult | None:
-        """The result of a chunk, if it is done."""
+    def get(self, chunk: int, rows: int | None = None) -> ChunkResult | None:
+        """The result of a chunk, if it is done; of one that has so many rows, where that is known.
+
+        One that is damaged is dropped, so that the chunk is scored again.
+        """
         with self._at_work():
-            row = self._db.execute("SELECT scores, about FROM chunks WHERE chunk = ?", (chunk,)).fetchone()
+            row = self._db.execute(
+                "SELECT scores, CAST(about AS BLOB) FROM chunks WHERE chunk = ?", (chunk,)
+            ).fetchone()
         if row is None:
             return None
-        scores, about = row
-        entry = {name.encode(): str(value).encode() for name, value in json.loads(about).items()}
-        return from_entry(entry if scores is None else {**entry, b"scores": scores})
+        try:
+            return _result(chunk, rows, *row)
+        except WireError as error:
+            logger.warning("chunk %d is scored again, %s has it damaged: %s", chunk, self._path, error)
+            with self._at_work():
+                self._db.execute("DELETE FROM chunks WHERE chunk = ?", (chunk,))
+            return None
 
     def add(self, results: Mapping[int, tuple[int, ChunkResult]]) -> None:
         """Keep ``{chunk: (rows, result)}``; on disk when this returns. Fatal failures are no results."""
@@ -147,6 +164,25 @@ def _records(
         scores = entry.pop("scores", None)
         assert scores is None or isinstance(scores, bytes)
         yield chunk, rows, scores, json.dumps(entry)
+
+
+def _result(chunk: int, rows: int | None, scores: object, about: bytes) -> ChunkResult:
+    """A result from its record; raises `WireError`, whatever is damaged."""
+    try:
+        found = from_json(about)
+        entry = {name.encode(): str(value).encode() for name, value in found.items()}
+    except (AttributeError, ValueError) as error:
+        raise WireError(str(error)) from None
+    if scores is not None:
+        if not isinstance(scores, bytes):
+            raise WireError("the scores are text")
+        entry[b"scores"] = scores
+    result = from_entry(entry)
+    if result.chunk != chunk or (isinstance(result, ChunkFailure) and result.fatal):
+        raise WireError("it is not the result of this chunk")
+    if isinstance(result, ChunkScores) and rows not in {None, len(result.scores)}:
+        raise WireError(f"it has {len(result.scores)} scores for {rows} rows")
+    return result
 
 
 def _identity(path: Path) -> str:

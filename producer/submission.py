@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -16,7 +16,7 @@ from opentelemetry.trace import INVALID_SPAN, Span
 from jobs import keys
 from jobs.errors import RunCancelled, RunFailed
 from jobs.job import Payload
-from jobs.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
+from jobs.results import BadResult, ChunkFailure, ChunkResult, ChunkScores, ChunkStats
 from jobs.run import Run
 from jobs.runs import RunStore
 from jobs.runtime import tracing
@@ -114,8 +114,10 @@ class Submission:
         self._in_flight: dict[int, _InFlight] = {}
         self._units: dict[int, Unit] = {}
         """What jobs are there for and has no result yet, by the chunk number in the job."""
-        self._held: dict[str, int] = {}
-        """Results that were taken in and that Redis is yet to forget: stream entry to chunk number."""
+        self._entries: list[str] = []
+        """Stream entries that were taken in and that Redis is yet to forget."""
+        self._answered: list[int] = []
+        """Numbers of units that have their result, whose pairs Redis is yet to forget."""
         self._notes = Notes()
         self._span = tracing.begin("run", run=run.id, model=run.spec.model, queue=run.queue)
         self._piece_numbers = count(FIRST_PIECE)
@@ -148,7 +150,7 @@ class Submission:
         while True:
             self.fill()
             if not self._in_flight:
-                self._leftovers.remove(self.run, self._held.values())
+                self._leftovers.remove(self.run, self._answered)
                 self._span.end()
                 with about(run=self.run.id):
                     done = self._notes.progress
@@ -165,11 +167,11 @@ class Submission:
             if table is None:
                 self._exhausted = True
                 break
-            known = self._journal.get(self._submitted) if self._journal else None
+            known = self._journal.get(self._submitted, len(table)) if self._journal else None
             chunk = _InFlight(table, self._submitted_rows)
             self._in_flight[self._submitted] = chunk
             if known:
-                chunk.result = self._checked(known, len(table))
+                chunk.result = known
                 self._notes.add(chunk.start, len(table), chunk.result, fresh=False)
             else:
                 chunk.span = tracing.begin("chunk", self._span, chunk=self._submitted, rows=len(table))
@@ -186,7 +188,7 @@ class Submission:
             self._span.add_event("cancelled")
             self._span.end()
         self._cancelled = True
-        self._leftovers.remove(self.run, {*self._units, *self._held.values()})
+        self._leftovers.remove(self.run, {*self._units, *self._answered})
 
     def _next_result(self) -> _InFlight:
         chunk = self._in_flight[self._taken]
@@ -225,19 +227,31 @@ class Submission:
                 self.cancel()
             self._check_cancelled()
             return False
-        self._held |= {entry: result.chunk for entry, result in entries}
-        halves = self._accept([result for _, result in entries])
+        found = [self._vetted(result) for _, result in entries]
+        bad = [result for result in found if isinstance(result, BadResult)]
+        halves = self._accept([result for result in found if not isinstance(result, BadResult)])
+        self._entries += [entry for entry, _ in entries]
         self._last_entry = entries[-1][0]
         self._forget()
         if halves:
             self._send(halves)
+        if bad:
+            self._refuse(bad)
         return True
+
+    def _vetted(self, result: ChunkResult | BadResult) -> ChunkResult | BadResult:
+        """A result that has a score or an error for each row of its chunk, or why it is none."""
+        unit = None if result.chunk is None else self._units.get(result.chunk)
+        if unit and isinstance(result, ChunkScores) and len(result.scores) != len(unit.table):
+            message = f"{len(result.scores)} scores for {len(unit.table)} pairs"
+            return BadResult(result.chunk, message)
+        return result
 
     def _forget(self) -> None:
         """Let Redis drop what was taken in, and tell it how far the run has come."""
         notes = self._notes
-        self._store.forget(self.run, self._held.values(), self._held, notes.progress, notes.errors)
-        self._held, notes.errors = {}, []
+        self._store.forget(self.run, self._answered, self._entries, notes.progress, notes.errors)
+        self._answered, self._entries, notes.errors = [], [], []
         if self._cancelled:  # meanwhile, by another thread
             self.cancel()
 
@@ -246,18 +260,19 @@ class Submission:
         finished: dict[int, tuple[int, ChunkResult]] = {}
         halves: dict[int, Unit] = {}
         for result in results:
+            unit = self._units.pop(result.chunk, None)
+            if unit is None:
+                continue  # done twice, with the same scores, or no chunk of this run
+            self._answered.append(result.chunk)
             if isinstance(result, ChunkFailure) and result.fatal:
                 self._in_flight[self._taken].result = result  # no need to wait for those before it
                 continue
-            unit = self._units.pop(result.chunk, None)
-            if unit is None:
-                continue  # done twice, with the same scores
             self._tell(result, unit)
             if isinstance(result, ChunkFailure) and result.died and len(unit.table) > 1:
                 halves |= {next(self._piece_numbers): half for half in unit.halves()}
                 continue
             chunk = self._in_flight[unit.chunk]
-            chunk.parts.append((unit, self._checked(result, len(unit.table))))
+            chunk.parts.append((unit, result))
             if sum(len(part.table) for part, _ in chunk.parts) == len(chunk.table):
                 chunk.result = join(unit.chunk, chunk.parts)
                 self._notes.add(chunk.start, len(chunk.table), chunk.result)
@@ -280,26 +295,39 @@ class Submission:
             else:
                 logger.warning("%d rows are given up after %d attempts", rows, result.attempts)
 
-    def _checked(self, result: ChunkResult, rows: int) -> ChunkResult:
-        if isinstance(result, ChunkScores) and not len(result.scores) == len(result.errors) == rows:
-            message = f"chunk {result.chunk} came back with {len(result.scores)} scores for {rows} pairs"
-            return ChunkFailure(chunk=result.chunk, message=message, fatal=True)
-        return result
+    def _refuse(self, bad: list[BadResult]) -> None:
+        """Let chunks whose result cannot be used be scored again: it was an attempt that failed."""
+        reasons: dict[int, str] = {}
+        for result in bad:
+            with about(chunk="unknown" if result.chunk is None else result.chunk):
+                logger.warning("a result cannot be used: %s", result.reason)
+            if result.chunk in self._units:
+                reasons[result.chunk] = result.reason
+        lost = self._store.missing(self.run, reasons)  # others have a job that is yet to answer
+        self._submit_again({number: f"its result cannot be used: {reasons[number]}" for number in lost})
 
     def _sweep(self) -> None:
         """Submit again what Redis has forgotten, and give up on what fails without a word."""
         lost = self._store.missing(self.run, list(self._units))
         self._collect()  # a job may have finished, and so be gone, since it was last asked for
-        again = {number: self._units[number] for number in lost if number in self._units}
-        for number, unit in list(again.items()):
+        if lost := [number for number in lost if number in self._units]:
+            logger.warning("Redis has lost %d chunks", len(lost))
+        self._submit_again(dict.fromkeys(lost, "it was lost"))
+
+    def _submit_again(self, reasons: Mapping[int, str]) -> None:
+        """Make another attempt at units, by number; for those without one left the reason is the result."""
+        again: dict[int, Unit] = {}
+        for number, reason in reasons.items():
+            unit = self._units[number]
             if unit.submits > self.run.max_retries:
-                del again[number]
-                message = f"given up after it was lost {unit.submits} times"
+                message = f"given up after attempt {unit.submits}: {reason}"
                 failure = ChunkFailure(chunk=number, message=message, fatal=False, attempts=unit.submits)
                 self._accept([failure])
-            unit.submits += 1
+            else:
+                unit.submits += 1
+                again[number] = unit
         if again:
-            logger.warning("Redis has lost %d chunks, submitting them again", len(again))
+            logger.warning("submitting %d chunks again", len(again))
             self._store.restore(self.run)
             self._send(again)
 

@@ -13,8 +13,10 @@ from typing import Any
 
 from jobs.errors import InputError, RunFailed, WireError
 from jobs.results import ChunkScores
+from jobs.run import Run
 from jobs.runs import RunStore
 from jobs.runtime.settings import Settings
+from jobs.wire import decode_pairs
 from producer.files.inputs import InputFile, find_files, stem
 from producer.files.manifest import fingerprint, manifest
 from producer.files.readers import TextColumns
@@ -185,13 +187,19 @@ def _settle_last_run(store: RunStore, work: Workspace) -> None:
         if left and work.resumes:
             results = [result for _, result in store.results(left, after="0", block_ms=1)]
             scored = [result for result in results if isinstance(result, ChunkScores)]
-            whole = [result for result in scored if result.chunk < FIRST_PIECE]
+            whole = [result for result in scored if len(result.scores) == _rows_of(store, left, result.chunk)]
             journal.add({result.chunk: (len(result.scores), result) for result in whole})
     except WireError as error:
         logger.warning("what the last run has left in Redis cannot be used: %s", error)
         return
     if left:
         store.delete(left, store.chunks(left))
+
+
+def _rows_of(store: RunStore, run: Run, chunk: int) -> int | None:
+    """Rows of a chunk whose pairs are still in Redis; none of a piece of one."""
+    payload = store.payload(run, chunk)
+    return len(decode_pairs(payload)[0]) if payload and chunk < FIRST_PIECE else None
 
 
 @dataclass

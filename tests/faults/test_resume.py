@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -119,6 +120,20 @@ def test_after_ctrl_c_the_same_command_continues(command: list[object], output: 
     assert again.code == 0
     assert f"continuing: {again.summary['resumed_rows']:,} rows are scored already" in again.err
     assert 0 < again.summary["resumed_rows"] < again.summary["rows"] == ROWS
+
+
+def test_what_is_damaged_in_the_journal_is_scored_again(
+    command: list[object], output: Path, undisturbed: Path
+) -> None:
+    interrupt(command, output)
+    with sqlite3.connect(folder_of(output) / "journal.db") as journal:
+        journal.execute("UPDATE chunks SET scores = x'00' WHERE chunk = 0")
+        journal.execute("UPDATE chunks SET about = replace(about, 'tokens', 'tokuns') WHERE chunk = 1")
+    journal.close()
+    again = score_file(*command)
+    assert again.code == 0, again.err
+    assert again.err.count("is scored again, ") == 2
+    assert damage(output, undisturbed) == UNHARMED
 
 
 def test_another_command_is_refused_and_restart_starts_over(
