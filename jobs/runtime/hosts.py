@@ -16,6 +16,9 @@ CLAIM_AHEAD = {"cpu": 1024, "cuda": 32_768, "mps": 8_192}
 FOR_TESTS = frozenset({("mlx", "cpu")})
 """Backends that run on a device only so that they can be tested there: far slower than the others."""
 
+_GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
+"""What Linux has where a program can reach a GPU: of NVIDIA, on Jetson, in WSL, of AMD."""
+
 
 def cores() -> int:
     """CPU cores available to this process."""
@@ -29,6 +32,13 @@ def visible_gpus() -> list[str]:
         return [name for name in visible.split(",") if name.strip()]
     devices = Path("/proc/driver/nvidia/gpus")
     return [str(number) for number in range(len(list(devices.iterdir())))] if devices.is_dir() else []
+
+
+def may_have_gpu() -> bool:
+    """Whether PyTorch may find a GPU here; where it cannot, nobody has to import it to know."""
+    if platform.system() != "Linux":
+        return True
+    return any(Path(path).exists() for path in _GPU_DRIVERS)
 
 
 def cpu_name() -> str:

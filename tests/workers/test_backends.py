@@ -22,9 +22,14 @@ from tests.workers.test_first_token import FAMILIES, OTHERS, small_model
 from workers.backends.base import OutOfMemory
 from workers.backends.registry import Choice, choose_backend
 from workers.backends.torch import backend as torch_backend
+from workers.device import use_threads
+from workers.disk_cache import cache_folder
 from workers.engine.engine import Engine
 from workers.models.loading import load_model
 from workers.models.tokens import Batch
+
+CACHE = cache_folder("auto")
+"""The suite's own."""
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "pairs.jsonl"
 
@@ -69,11 +74,11 @@ def test_openvino_scores_as_transformers_does(family: str, openvino_backend: Any
 def test_openvino_with_small_weights_and_several_threads(family: str, openvino_backend: Any) -> None:
     """OpenVINO loses the scale of a head with 8-bit weights, with two threads and not with one."""
     plain = small_model(family, FAMILIES[family])
-    torch.set_num_threads(2)
+    use_threads(2)
     try:
         backend = openvino_backend(copy.deepcopy(plain), "int8")
     finally:
-        torch.set_num_threads(1)
+        use_threads(1)
     batch = some_batch(17, 33, getattr(plain.config, "type_vocab_size", 0))
     logits, expected = backend.submit(batch).result(), plain_logits(plain, batch)
     assert np.abs(logits - expected).max() < 0.3 * np.abs(expected).max()
@@ -95,7 +100,9 @@ def test_openvino_ranks_the_example_as_fp32_does(precision: str, openvino_backen
 
 def test_auto_is_openvino_for_the_families_it_is_known_to_score(openvino_backend: Any) -> None:
     for family in FAMILIES:
-        assert choose_backend("auto", "auto", AutoConfig.for_model(family), "cpu").backend == "openvino"
+        assert (
+            choose_backend("auto", "auto", AutoConfig.for_model(family), "cpu", CACHE).backend == "openvino"
+        )
 
 
 @pytest.mark.parametrize("family", OTHERS)
@@ -104,10 +111,10 @@ def test_other_families_stay_with_pytorch_and_the_log_says_why(
 ) -> None:
     config = AutoConfig.for_model(family)
     with caplog.at_level(logging.INFO, "workers"):
-        assert choose_backend("auto", "auto", config, "cpu").backend == "torch"
+        assert choose_backend("auto", "auto", config, "cpu", CACHE).backend == "torch"
     assert f"backend torch, not openvino: it is not known to score {family} models" in caplog.text
     with pytest.raises(SpecError, match=f"openvino cannot be used: .* {family} models .*--backend torch"):
-        choose_backend("openvino", "auto", config, "cpu")
+        choose_backend("openvino", "auto", config, "cpu", CACHE)
 
 
 def test_a_deberta_is_scored_all_the_same(tmp_path: Path, tiny_model: Path) -> None:
@@ -125,9 +132,9 @@ def test_a_deberta_is_scored_all_the_same(tmp_path: Path, tiny_model: Path) -> N
 
 def test_a_gpu_is_pytorch_s() -> None:
     config = AutoConfig.for_model("bert")
-    assert choose_backend("auto", "fp16", config, "cuda") == Choice("torch", "fp16")
+    assert choose_backend("auto", "fp16", config, "cuda", CACHE) == Choice("torch", "fp16")
     with pytest.raises(SpecError, match="it runs on CPUs, not on cuda"):
-        choose_backend("openvino", "auto", config, "cuda")
+        choose_backend("openvino", "auto", config, "cuda", CACHE)
 
 
 def test_without_openvino_auto_is_pytorch_and_asking_says_what_to_install(
@@ -142,14 +149,14 @@ def test_without_openvino_auto_is_pytorch_and_asking_says_what_to_install(
 
 def test_fewer_bits_without_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
     config = AutoConfig.for_model("bert")
-    assert choose_backend("auto", "int8", config, "cpu") == Choice("openvino", "int8")
+    assert choose_backend("auto", "int8", config, "cpu", CACHE) == Choice("openvino", "int8")
     monkeypatch.setitem(sys.modules, "nncf", None)
-    assert choose_backend("auto", "int8", config, "cpu") == Choice("onnx", "int8")
+    assert choose_backend("auto", "int8", config, "cpu", CACHE) == Choice("onnx", "int8")
     with pytest.raises(SpecError, match=r"int8 needs NNCF \(pip install rankmill\[openvino-int8\]\)"):
-        choose_backend("openvino", "int8", config, "cpu")
+        choose_backend("openvino", "int8", config, "cpu", CACHE)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(SpecError, match=r"no backend here: openvino .* NNCF .*; onnx .*rankmill\[onnx\]"):
-        choose_backend("auto", "int8", config, "cpu")
+        choose_backend("auto", "int8", config, "cpu", CACHE)
 
 
 def test_what_apple_s_gpu_runs_out_of_is_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:

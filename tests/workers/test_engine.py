@@ -17,7 +17,7 @@ from jobs.spec import ScoreSpec
 from tests.harness.models import make_bert
 from workers.backends.base import Logits, OutOfMemory
 from workers.backends.torch.backend import TorchForward
-from workers.device import native_precision, resolve_device
+from workers.device import resolve_device
 from workers.engine.engine import Engine
 from workers.models.loading import DEMO_MODEL, load_model
 from workers.models.tokens import Batch
@@ -234,7 +234,6 @@ def test_the_model_s_own_limits_are_kept(tiny_model: Path) -> None:
 
 def test_auto_chooses_what_is_there() -> None:
     assert resolve_device("auto") in {"cpu", "cuda", "mps"}
-    assert native_precision("cpu", ("fp32", "bf16")) in {"fp32", "bf16"}
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="device cuda is not available on this machine; use one of"):
             resolve_device("cuda")

@@ -17,7 +17,7 @@ from jobs.spec import ScoreSpec
 from producer import Client
 from tests.conftest import Server, StartWorker
 from tests.harness.models import make_bert
-from tests.workers.test_backends import EXAMPLES, plain_logits, some_batch
+from tests.workers.test_backends import CACHE, EXAMPLES, plain_logits, some_batch
 from tests.workers.test_engine import one_at_a_time, some_pairs
 from tests.workers.test_first_token import FAMILIES, SMALL, small_model
 from workers.backends.registry import Choice, choose_backend
@@ -85,15 +85,15 @@ def test_each_precision_ranks_as_fp32_does(
 
 def test_fewer_bits_are_there_only_where_they_are_asked_for(mlx_backend: Any) -> None:
     config = AutoConfig.for_model("bert")
-    assert choose_backend("mlx", "auto", config, "mps") == Choice("mlx", "fp16")
-    assert choose_backend("auto", "auto", config, "mps") == Choice("torch", "fp16")
-    assert choose_backend("auto", "int4", config, "mps") == Choice("mlx", "int4")
+    assert choose_backend("mlx", "auto", config, "mps", CACHE) == Choice("mlx", "fp16")
+    assert choose_backend("auto", "auto", config, "mps", CACHE) == Choice("torch", "fp16")
+    assert choose_backend("auto", "int4", config, "mps", CACHE) == Choice("mlx", "int4")
     with pytest.raises(SpecError, match="precision int4 is not supported on cuda; use fp32, fp16 or bf16"):
-        choose_backend("auto", "int4", config, "cuda")
+        choose_backend("auto", "int4", config, "cuda", CACHE)
     with pytest.raises(SpecError, match="mlx cannot be used: it runs on CPUs and Apple GPUs, not on cuda"):
-        choose_backend("mlx", "fp16", config, "cuda")
+        choose_backend("mlx", "fp16", config, "cuda", CACHE)
     with pytest.raises(SpecError, match="mlx cannot be used: it is not known to score albert models"):
-        choose_backend("mlx", "auto", AutoConfig.for_model("albert"), "cpu")
+        choose_backend("mlx", "auto", AutoConfig.for_model("albert"), "cpu", CACHE)
 
 
 def test_an_activation_function_it_does_not_have(mlx_backend: Any, tmp_path: Path) -> None:

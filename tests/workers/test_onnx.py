@@ -17,7 +17,7 @@ from jobs.spec import ScoreSpec
 from producer import Client
 from tests.conftest import Server, StartWorker
 from tests.harness.models import make_bert
-from tests.workers.test_backends import EXAMPLES, plain_logits, some_batch
+from tests.workers.test_backends import CACHE, EXAMPLES, plain_logits, some_batch
 from tests.workers.test_engine import one_at_a_time
 from tests.workers.test_first_token import FAMILIES, small_model
 from workers.backends.registry import choose_backend
@@ -127,11 +127,11 @@ def test_a_file_that_makes_no_scores_is_not_used(tmp_path: Path, caplog: pytest.
 def test_what_it_does_not_run_is_said(tmp_path: Path) -> None:
     config = AutoConfig.for_model("bert")
     with pytest.raises(SpecError, match="bf16 is not supported on cpu by backend onnx; use fp32 or int8"):
-        choose_backend("onnx", "bf16", config, "cpu")
+        choose_backend("onnx", "bf16", config, "cpu", CACHE)
     with pytest.raises(SpecError, match="onnx cannot be used: it is ONNX Runtime's build for CPUs"):
-        choose_backend("onnx", "fp16", config, "cuda")
+        choose_backend("onnx", "fp16", config, "cuda", CACHE)
     with pytest.raises(SpecError, match="onnx cannot be used: it runs on CPUs and NVIDIA GPUs, not on mps"):
-        choose_backend("onnx", "fp16", config, "mps")
+        choose_backend("onnx", "fp16", config, "mps", CACHE)
     file = tmp_path / "a-file"
     file.write_text("")
     with pytest.raises(SpecError, match="cannot load the model in"):

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from workers.backends.families import reads_first_token
+from workers.backends.layer import LayerShape
 from workers.models.tokens import Batch
 
 Logits = npt.NDArray[np.float32]
@@ -113,6 +114,9 @@ class BackendKind:
         Whether it runs every classifier of transformers, and not only families that `reads_first_token`.
     machines
         Those it runs on, by the names of `platform.machine`; none: on any.
+    probe
+        Makes something that runs a layer of a shape on the CPU in fp32 or bf16, in the backend's own
+        arithmetic and on the worker's threads; without one, ``auto`` takes the backend only as a last resort.
     lacks
         What else this machine lacks for it on a device in a precision; asked when `packages` are there.
     """
@@ -123,6 +127,7 @@ class BackendKind:
     packages: tuple[str, ...] = ()
     any_model: bool = False
     machines: tuple[str, ...] = ()
+    probe: Callable[[LayerShape, str], Callable[[], object]] | None = None
     lacks: Callable[[str, str], str | None] = lambda device, precision: None
 
     def obstacle(self, config: Any, device: str, precision: str) -> str | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from jobs.errors import ConfigError, SpecError
 from jobs.runtime.hosts import FOR_TESTS
 from workers.backends.base import DEVICES, BackendKind
-from workers.device import native_precision, resolve_device
+from workers.backends.speed import CPU_PRECISIONS, Combination, cpu_speeds
+from workers.device import gpu_precision, resolve_device
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +50,10 @@ def choose_device(setting: str, backend: str) -> str:
     return device
 
 
-def choose_backend(setting: str, precision: str, config: Any, device: str) -> Choice:
-    """The backend and precision for a model; where ``auto`` is asked for, the first that can run it.
+def choose_backend(setting: str, precision: str, config: Any, device: str, cache: Path) -> Choice:
+    """The backend and precision for a model; where ``auto`` is asked for, the fastest that can run it.
+
+    On a CPU that is measured, and int8 is never chosen unasked; on a GPU it is the first of `BACKENDS`.
 
     Parameters
     ----------
@@ -61,6 +65,8 @@ def choose_backend(setting: str, precision: str, config: Any, device: str) -> Ch
         The model's, from transformers.
     device
         ``cpu``, ``cuda`` or ``mps``.
+    cache
+        Folder for what is measured.
 
     Raises
     ------
@@ -69,18 +75,22 @@ def choose_backend(setting: str, precision: str, config: Any, device: str) -> Ch
     """
     kinds = _automatic(device) if setting == "auto" else [BACKENDS[setting]]
     obstacles: dict[str, str] = {}
+    able: list[Combination] = []
     for kind in kinds:
         supported = kind.precisions.get(device, ())
         if precision not in {"auto", *supported} and (supported or setting == "auto"):
             continue
         obstacle = kind.obstacle(config, device, precision)
         if obstacle is None:
-            if obstacles:
-                logger.info("backend %s, not %s", kind.name, _listed(obstacles))
-            return Choice(
-                kind.name, native_precision(device, supported) if precision == "auto" else precision
-            )
-        obstacles[kind.name] = obstacle
+            able += [(kind.name, each) for each in _precisions(precision, device, supported)]
+        else:
+            obstacles[kind.name] = obstacle
+    if able:
+        backend, chosen = _fastest(able, config, device, cache)
+        better = {name: obstacles[name] for name in _NAMES[: _NAMES.index(backend)] if name in obstacles}
+        if better:
+            logger.info("backend %s, not %s", backend, _listed(better))
+        return Choice(backend, chosen)
     if not obstacles:
         known = dict.fromkeys(each for kind in kinds for each in kind.precisions[device])
         by = "" if setting == "auto" else f" by backend {setting}"
@@ -88,6 +98,23 @@ def choose_backend(setting: str, precision: str, config: Any, device: str) -> Ch
     way_out = "--backend torch does without it" if setting != "auto" else "use another precision"
     what = "backend" if setting != "auto" else f"precision {precision} has no backend here:"
     raise SpecError(f"{what} {_listed(obstacles, ' cannot be used')}; {way_out}")
+
+
+def _precisions(precision: str, device: str, supported: tuple[str, ...]) -> list[str]:
+    """What a precision may mean for a backend on a device."""
+    if precision != "auto":
+        return [precision]
+    if device != "cpu":
+        return [gpu_precision(device, supported)]
+    return [each for each in CPU_PRECISIONS if each in supported]
+
+
+def _fastest(able: list[Combination], config: Any, device: str, cache: Path) -> Combination:
+    """The fastest of what can run a model, as far as that can be measured; else the first."""
+    if device != "cpu" or len(able) == 1 or any(each not in CPU_PRECISIONS for _, each in able):
+        return able[0]
+    speeds = cpu_speeds([BACKENDS[name] for name in dict.fromkeys(name for name, _ in able)], config, cache)
+    return speeds.fastest(able) or able[0]
 
 
 def _automatic(device: str) -> list[BackendKind]:

@@ -6,16 +6,15 @@ import hashlib
 import json
 import logging
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from workers.backends.base import Backend, OutOfMemory
-from workers.device import device_name, empty_cache
+from workers.device import device_name, empty_cache, threads
+from workers.disk_cache import keep_json, kept_json
 from workers.models.tokens import Batch
 
 AFTER_SECONDS = 60.0
@@ -61,7 +60,7 @@ class BudgetSearch:
             "backend": backend.name,
             "precision": backend.precision,
             "device": device_name(backend.device),
-            "threads": torch.get_num_threads(),
+            "threads": threads(),
         }
         name = hashlib.blake2b(json.dumps(self._about).encode(), digest_size=16).hexdigest()
         self._file = folder / "token-budgets" / f"{name}.json"
@@ -135,19 +134,14 @@ class BudgetSearch:
 
     def _read(self) -> int | None:
         try:
-            return int(json.loads(self._file.read_text(encoding="utf-8"))["token_budget"])
-        except (OSError, ValueError, KeyError, TypeError):  # none, or none of ours
+            return int(kept_json(self._file)["token_budget"])
+        except (KeyError, ValueError, TypeError):  # none, or none of ours
             return None
 
     def _write(self, found: dict[str, Any]) -> None:
-        """Whole or not at all; a folder that cannot be written to costs only the next search."""
+        """A folder that cannot be written to costs only the next search."""
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", dir=self._file.parent, prefix=".", delete=False, encoding="utf-8"
-            ) as file:
-                json.dump(found, file, indent=1)
-            Path(file.name).replace(self._file)
+            keep_json(self._file, found)
         except OSError as error:
             logger.warning("the token budget cannot be remembered: %s", error)
 

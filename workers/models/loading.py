@@ -98,8 +98,8 @@ def load(spec: ScoreSpec, device: str, backend: str, cache_dir: str) -> Loaded:
     source = _locate(spec.model)
     try:
         config = load_config(source, spec.revision)
-        choice = choose_backend(backend, spec.precision, config, device)
         files = ModelFiles(source, spec.revision, config, cache_folder(cache_dir))
+        choice = choose_backend(backend, spec.precision, config, device, files.cache)
         runner = _load_backend(choice, files, device)
         tokenizer = AutoTokenizer.from_pretrained(
             source, revision=spec.revision or "main", trust_remote_code=False

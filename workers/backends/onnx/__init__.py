@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from workers.backends.base import Backend, BackendKind, ModelFiles
+from workers.backends.layer import LayerShape
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
@@ -11,6 +14,12 @@ def _load(files: ModelFiles, device: str, precision: str) -> Backend:
 
     file = onnx_file(files.source, files.revision, files.config, precision, files.cache, files.classifier)
     return OnnxBackend(file, device, precision)
+
+
+def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
+    from workers.backends.onnx.probe import probe
+
+    return probe(shape)
 
 
 def _lacks(device: str, precision: str) -> str | None:
@@ -30,5 +39,6 @@ KIND = BackendKind(
     packages=("onnx", "onnxruntime"),
     precisions={"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")},
     load=_load,
+    probe=_probe,
     lacks=_lacks,
 )

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
-import torch
 
 from workers.backends.base import Logits, OutOfMemory
 from workers.backends.traceable import inputs_of
+from workers.device import threads
 from workers.models.tokens import Batch
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
@@ -18,8 +18,6 @@ _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 class OnnxBackend:
     """A sequence classifier from an ONNX file.
-
-    It uses as many threads as PyTorch does.
 
     Parameters
     ----------
@@ -38,13 +36,7 @@ class OnnxBackend:
         self.device = device
         self.precision = precision
         self.bytes = path.stat().st_size + sum(each.stat().st_size for each in path.parent.glob("*data"))
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = torch.get_num_threads()
-        options.enable_mem_pattern = False  # which is for inputs of one shape
-        options.log_severity_level = 3
-        # Threads that spin while they wait take the cores of other workers.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self._session = onnxruntime.InferenceSession(path, options, providers=[_PROVIDERS[device]])
+        self._session = session(path, device)
         self._inputs = [each.name for each in self._session.get_inputs()]
 
     def submit(self, batch: Batch) -> OnnxForward:
@@ -57,6 +49,17 @@ class OnnxBackend:
                 raise OutOfMemory(str(error)) from error
             raise
         return OnnxForward(logits)
+
+
+def session(model: Path, device: str) -> Any:
+    """ONNX Runtime's session for a file, on the worker's threads."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads()
+    options.enable_mem_pattern = False  # which is for inputs of one shape
+    options.log_severity_level = 3
+    # Threads that spin while they wait take the cores of other workers.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(model, options, providers=[_PROVIDERS[device]])
 
 
 class OnnxForward:

@@ -23,7 +23,7 @@ from workers.disk_cache import digest, made_once
 _RECIPE = 2
 """Changes when the same inputs would make another file."""
 
-_OPSET = 17
+OPSET = 17
 _FILE = "model.onnx"
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ def onnx_file(
         logger.info("using the model's own %s", shipped.name)
         return shipped
     versions = [version(name) for name in ("torch", "transformers", "onnx", "onnxruntime")]
-    name = digest(source, config, str(_RECIPE), str(_OPSET), kind, *versions)
+    name = digest(source, config, str(_RECIPE), str(OPSET), kind, *versions)
 
     def export(folder: Path) -> None:
         started = time.monotonic()
@@ -111,7 +111,7 @@ def _export(scorer: Traceable, kind: str, folder: Path) -> None:
             input_names=list(scorer.inputs),
             output_names=["logits"],
             dynamic_axes={name: {0: "rows", 1: "tokens"} for name in scorer.inputs} | {"logits": {0: "rows"}},
-            opset_version=_OPSET,
+            opset_version=OPSET,
             dynamo=False,
         )
     if kind == "fp32":

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
-
-import torch
 
 from workers.backends.base import Logits, OutOfMemory
 from workers.backends.openvino.silent import openvino
 from workers.backends.traceable import INPUTS, inputs_of
-from workers.device import native_precision
+from workers.device import threads
 from workers.models.tokens import Batch
 
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
@@ -22,33 +21,26 @@ _GROUP = 128
 class OpenVinoBackend:
     """A sequence classifier, compiled for the CPU in this process.
 
-    It uses as many threads as PyTorch does.
-
     Parameters
     ----------
     graph
         From `workers.backends.openvino.graph.openvino_graph`.
     precision
         ``fp32``, ``bf16``, or ``int8``: the graph's weights in 8 bits, what meets them quantized as it
-        comes, and the rest in the CPU's native precision. `precision` says what the CPU made of it.
+        comes. `precision` says what the CPU made of it.
+    rest
+        Precision of what is not in 8 bits.
     """
 
     name = "openvino"
     device = "cpu"
 
-    def __init__(self, graph: Any, precision: str) -> None:
+    def __init__(self, graph: Any, precision: str, rest: str = "fp32") -> None:
         self._inputs = INPUTS[: len(graph.inputs)]
-        options: dict[str, Any] = {
-            "PERFORMANCE_HINT": "THROUGHPUT",
-            "INFERENCE_PRECISION_HINT": _PRECISIONS[
-                native_precision("cpu", list(_PRECISIONS)) if precision == "int8" else precision
-            ],
-            "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-            "ENABLE_CPU_PINNING": False,  # or every worker of a host would pin itself to the same cores
-        }
         if precision == "int8":
-            options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = _GROUP
-        self._compiled = openvino.Core().compile_model(graph, "CPU", options)
+            self._compiled = compile_graph(graph, rest, {"DYNAMIC_QUANTIZATION_GROUP_SIZE": _GROUP})
+        else:
+            self._compiled = compile_graph(graph, precision)
         used = self._compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
         native = next((ours for ours, theirs in _PRECISIONS.items() if theirs == used), used)
         self.precision = "int8 weights" if precision == "int8" else native
@@ -85,6 +77,17 @@ class OpenVinoForward:
         logits: Logits = self._request.get_output_tensor(0).data.copy()
         self._idle.append(self._request)
         return logits
+
+
+def compile_graph(graph: Any, precision: str, options: Mapping[str, Any] | None = None) -> Any:
+    """The graph, compiled for the CPU on the worker's threads, with arithmetic in fp32 or bf16."""
+    ours = {
+        "PERFORMANCE_HINT": "THROUGHPUT",
+        "INFERENCE_PRECISION_HINT": _PRECISIONS[precision],
+        "INFERENCE_NUM_THREADS": threads(),
+        "ENABLE_CPU_PINNING": False,  # or every worker of a host would pin itself to the same cores
+    }
+    return openvino.Core().compile_model(graph, "CPU", {**ours, **(options or {})})
 
 
 def _explained(error: RuntimeError) -> Exception:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from workers.backends.base import Backend, BackendKind, ModelFiles
+from workers.backends.layer import LayerShape
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
@@ -11,9 +14,17 @@ def _load(files: ModelFiles, device: str, precision: str) -> Backend:
     return TorchBackend(files.classifier(), device, precision)
 
 
+def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
+    from workers.backends.torch.probe import probe
+
+    return probe(shape, precision)
+
+
 KIND = BackendKind(
     name="torch",
+    packages=("torch", "transformers"),
     precisions={"cpu": ("fp32", "bf16"), "cuda": ("fp32", "fp16", "bf16"), "mps": ("fp32", "fp16")},
     load=_load,
+    probe=_probe,
     any_model=True,
 )

@@ -13,7 +13,7 @@ import torch
 from workers.backends.base import DeviceLost, Logits, OutOfMemory
 from workers.backends.first_token import read_first_token_only
 from workers.backends.head import cast_all_but_head
-from workers.device import empty_cache, is_out_of_memory
+from workers.device import empty_cache
 from workers.models.tokens import Batch
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -92,7 +92,14 @@ def _device_errors(device: str) -> Iterator[None]:
     except torch.AcceleratorError as error:  # the CUDA context is broken, and every call will say so
         raise DeviceLost(str(error)) from error
     except RuntimeError as error:
-        if not is_out_of_memory(error):
+        if not _is_out_of_memory(error):
             raise
         empty_cache(device)
         raise OutOfMemory(str(error)) from error
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether that is what an error of PyTorch says; only CUDA has an error type for it."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return any(sign in str(error) for sign in ("can't allocate memory", "MPS backend out of memory"))

@@ -1,0 +1,198 @@
+"""How fast this CPU is in each backend and precision: measured, as flags do not tell, and kept.
+
+What is timed is a layer of the model's shape, in the backend's own arithmetic, on as many threads as the
+worker has. Nothing here keeps a worker from scoring: what cannot be measured is not chosen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from jobs.runtime.hosts import cpu_flags, cpu_name
+from workers.backends.base import BackendKind
+from workers.backends.layer import LayerShape
+from workers.device import threads
+from workers.disk_cache import keep_json, kept_json
+
+CPU_PRECISIONS = ("fp32", "bf16")
+"""What ``auto`` chooses from on a CPU, the more exact first."""
+
+_RECIPE = 1
+"""Changes when the same machine would give other figures."""
+
+_SECONDS = 0.2
+_ROUNDS = 3
+_MOST_ROUNDS = 20
+"""Each layer runs once in a round: so many rounds at least, then as many as there is time for."""
+
+_PAUSE = 0.001
+"""Seconds before each: threads of the one before that spin for more work must not count."""
+
+_TIE = 1.05
+"""What is slower by less than this factor is as fast."""
+
+_STEADY = 1.2
+"""Where the second-best round took longer than the best by this factor, something was in the way."""
+
+Combination = tuple[str, str]
+"""Backend and precision."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Billions of operations a second and thread of each combination; ``steady`` if rounds agreed."""
+
+    gflops: Mapping[Combination, float]
+    steady: bool = True
+
+    def fastest(self, among: Iterable[Combination]) -> Combination | None:
+        """The fastest of some that were measured; of those as fast as it the most exact, then the first."""
+        known = [each for each in among if each in self.gflops]
+        enough = max((self.gflops[each] for each in known), default=0.0) / _TIE
+        good = [each for each in known if self.gflops[each] >= enough]
+        return min(good, key=lambda each: CPU_PRECISIONS.index(each[1]), default=None)
+
+    def __str__(self) -> str:
+        told = [f"{name} {precision} {speed:.0f}" for (name, precision), speed in self.gflops.items()]
+        return f"{', '.join(told) or 'none'} GFLOP/s a thread"
+
+
+_known: dict[Path, Speeds] = {}
+
+
+def cpu_speeds(kinds: Iterable[BackendKind], config: Any, cache: Path) -> Speeds:
+    """The speeds of backends on this CPU for a model: known from before, or measured now.
+
+    Parameters
+    ----------
+    kinds
+        Those that are installed; one without a probe is left out.
+    config
+        The model's.
+    cache
+        Folder for what is kept; where it cannot be written to, each worker measures for itself.
+    """
+    kinds = [kind for kind in kinds if kind.probe]
+    shape = LayerShape.of(config, threads())
+    about = _about(kinds, shape)
+    name = hashlib.blake2b(json.dumps(about).encode(), digest_size=16).hexdigest()
+    file = cache / "speeds" / f"{name}.json"
+    if file not in _known:
+        _known[file] = _kept(file) or _measured(kinds, shape, about, file)
+    return _known[file]
+
+
+def _about(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[str, Any]:
+    """All that the figures depend on, so that those of another machine are not found."""
+    flags = hashlib.blake2b(" ".join(sorted(cpu_flags())).encode(), digest_size=8)
+    return {
+        "recipe": _RECIPE,
+        "cpu": cpu_name(),
+        "flags": flags.hexdigest(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "threads": threads(),
+        "packages": {kind.name: [f"{each} {_version(each)}" for each in kind.packages] for kind in kinds},
+        "layer": asdict(shape),
+    }
+
+
+def _kept(file: Path) -> Speeds | None:
+    try:
+        gflops = kept_json(file)["gflops"]
+        found = {
+            (name, precision): float(speed)
+            for name, by_precision in gflops.items()
+            for precision, speed in by_precision.items()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError):  # none, or none of ours
+        return None
+    logger.info("speed of this CPU, as measured before: %s", Speeds(found))
+    return Speeds(found)
+
+
+def _measured(kinds: Iterable[BackendKind], shape: LayerShape, about: dict[str, Any], file: Path) -> Speeds:
+    started = time.monotonic()
+    found = measure(_layers(kinds, shape), shape.operations)
+    logger.info(
+        "speed of this CPU, measured in %.1f s with %d threads and layers of %d and %d: %s%s",
+        time.monotonic() - started, threads(), shape.hidden, shape.inner, found,
+        "" if found.steady else "; not kept, as the machine is busy",
+    )  # fmt: skip
+    if found.steady and found.gflops:
+        gflops: dict[str, dict[str, float]] = {}
+        for (name, precision), speed in found.gflops.items():
+            gflops.setdefault(name, {})[precision] = round(speed, 1)
+        try:
+            keep_json(file, {**about, "gflops": gflops})
+        except OSError as error:
+            logger.warning("the speed of this CPU cannot be kept: %s", error)
+    return found
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # of another name, such as onnxruntime-gpu
+        return "?"
+
+
+def _layers(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[Combination, Callable[[], object]]:
+    layers = {}
+    for kind in kinds:
+        for precision in CPU_PRECISIONS:
+            if kind.probe is not None and precision in kind.precisions["cpu"]:
+                try:
+                    layers[kind.name, precision] = kind.probe(shape, precision)
+                except Exception as error:
+                    logger.warning("cannot measure %s in %s: %s", kind.name, precision, error)
+    return layers
+
+
+def measure(
+    layers: Mapping[Combination, Callable[[], object]],
+    operations: float,
+    clock: Callable[[], float] = time.process_time,
+) -> Speeds:
+    """Run layers in turn, round by round; the best of each counts, as what is in the way only slows down.
+
+    Parameters
+    ----------
+    layers
+        What runs a layer, for each combination; one that raises is left out.
+    operations
+        Floating-point operations of a layer.
+    clock
+        Seconds; by default CPU time of all threads, so that a busy machine or a CPU quota hardly matters.
+    """
+    seconds: dict[Combination, list[float]] = {each: [] for each in layers}
+    deadline = time.monotonic() + _SECONDS
+    for number in range(_MOST_ROUNDS + 1):  # the first is for what is slow only once
+        for each in list(seconds):
+            time.sleep(_PAUSE)
+            started = clock()
+            try:
+                layers[each]()
+            except Exception as error:
+                logger.warning("cannot measure %s in %s: %s", *each, error)
+                del seconds[each]
+                continue
+            if number:
+                seconds[each].append(clock() - started)
+        if number >= _ROUNDS and time.monotonic() > deadline:
+            break
+    best = {each: sorted(taken)[:2] for each, taken in seconds.items()}
+    return Speeds(
+        {each: operations / max(first, 1e-9) / 1e9 for each, (first, _) in best.items()},
+        steady=all(second <= _STEADY * first for first, second in best.values()),
+    )

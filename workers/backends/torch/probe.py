@@ -1,0 +1,51 @@
+"""A layer as PyTorch runs it, to be timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn.functional import gelu, scaled_dot_product_attention
+
+from workers.backends.layer import HEAD_WIDTH, ROW_TOKENS, LayerShape
+from workers.backends.torch.backend import DTYPES
+
+
+def probe(shape: LayerShape, precision: str) -> Callable[[], object]:
+    """What runs a layer with random weights once."""
+    layer = Layer(shape).to(DTYPES[precision])
+    hidden = example(shape).to(DTYPES[precision])
+
+    @torch.inference_mode()
+    def run() -> object:
+        return layer(hidden)
+
+    return run
+
+
+def example(shape: LayerShape) -> torch.Tensor:
+    """Hidden states to run it with, ``[rows, tokens, width]``."""
+    return torch.randn(shape.rows, ROW_TOKENS, shape.hidden)
+
+
+class Layer(nn.Module):
+    """A layer of the BERT family, as transformers computes it."""
+
+    def __init__(self, shape: LayerShape) -> None:
+        super().__init__()
+        width = shape.hidden
+        self.query, self.key, self.value, self.attended = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, shape.inner), nn.Linear(shape.inner, width)
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states ``[rows, tokens, width]`` to the next."""
+        heads = [
+            matrix(hidden).view(*hidden.shape[:2], -1, HEAD_WIDTH).transpose(1, 2)
+            for matrix in (self.query, self.key, self.value)
+        ]
+        context = scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+        attended: torch.Tensor = self.norms[0](hidden + self.attended(context))
+        output: torch.Tensor = self.norms[1](attended + self.down(gelu(self.up(attended))))
+        return output
