@@ -33,6 +33,12 @@ MAX_CHUNK_ROWS = 1 << 20
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 _PAIRS = pa.schema([("query", _TEXT), ("passage", pa.string())])
 _SCORES = pa.schema([("score", pa.float32()), ("error", pa.string())])
+_MAX_METADATA = 64 << 10
+"""Bytes that describe a message of an Arrow stream, at most; ours take some 200."""
+
+_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
+"""Kinds of messages in an Arrow stream."""
+
 _HEADER = struct.Struct(">4sIQ")
 _MAGIC = b"RKML"
 
@@ -132,13 +138,12 @@ def _read(payload: bytes, schema: pa.Schema) -> pa.RecordBatch:
     size = _unpacked_size(payload)
     try:
         raw = pa.decompress(memoryview(payload)[_HEADER.size :], decompressed_size=size, codec="zstd")
+        _check_messages(memoryview(raw).cast("B"), sum(map(pa.types.is_dictionary, schema.types)))
         with pa.ipc.open_stream(raw) as reader:
             _check_schema(reader.schema, schema)
             batch = reader.read_next_batch()
-            if batch.num_rows > MAX_CHUNK_ROWS:
-                raise WireError(f"a chunk of {batch.num_rows:,} rows is over the limit of {MAX_CHUNK_ROWS:,}")
             batch.validate(full=True)
-    except (pa.ArrowException, StopIteration, OSError) as error:
+    except (pa.ArrowException, StopIteration, OSError, ValueError, struct.error) as error:
         raise WireError(f"a payload is damaged or not Arrow: {error}") from error
     return batch
 
@@ -157,6 +162,79 @@ def _unpacked_size(payload: bytes) -> int:
     if largest > MAX_CHUNK_BYTES:
         raise WireError(f"a payload of {largest:,} bytes is over the limit of {MAX_CHUNK_BYTES:,}")
     return int(size)
+
+
+def _check_messages(stream: memoryview, dictionaries: int) -> None:
+    """Refuse what would take more memory than its bytes, before Arrow unpacks anything.
+
+    The stream is a schema, so many dictionaries and one batch, none of them compressed by itself. A
+    message is framed by a marker and the size of its metadata, a flatbuffer that tells the body's.
+    """
+    kinds, at = [], 0
+    while True:
+        marker, size = struct.unpack_from("<Ii", stream, at)
+        at += 8
+        if marker != 0xFFFFFFFF or not 0 <= size <= _MAX_METADATA:
+            raise WireError(
+                "a payload is damaged: a message of its Arrow stream has no size, or is too large"
+            )
+        if not size:
+            break
+        metadata = stream[at : at + size]
+        kind, body = _check_message(metadata)
+        kinds.append(kind)
+        at += size + body
+        if at > len(stream):
+            raise WireError("a payload is damaged: its Arrow stream has an end that is missing")
+    if at != len(stream) or kinds not in (
+        [_SCHEMA, _BATCH],
+        [_SCHEMA, *[_DICTIONARY] * dictionaries, _BATCH],
+    ):
+        raise WireError("a payload is no Arrow stream of a single batch")
+
+
+def _check_message(metadata: memoryview) -> tuple[int, int]:
+    """Kind and size of body (bytes) of a message, whose batch is neither compressed nor too long."""
+    message = _number("<I", metadata, 0)
+    kind = _number("<B", metadata, _field(metadata, message, 1))
+    header = _table(metadata, _field(metadata, message, 2))
+    body = _number("<q", metadata, _field(metadata, message, 3))
+    if kind == _DICTIONARY:
+        if _number("<B", metadata, _field(metadata, header, 2)):
+            raise WireError("a payload has a dictionary in pieces")
+        header = _table(metadata, _field(metadata, header, 1))
+    if kind in {_DICTIONARY, _BATCH}:
+        rows = _number("<q", metadata, _field(metadata, header, 0))
+        if not 0 <= rows <= MAX_CHUNK_ROWS:
+            raise WireError(f"a chunk of {rows:,} rows is over the limit of {MAX_CHUNK_ROWS:,}")
+        if _field(metadata, header, 3) is not None:
+            raise WireError("a payload is compressed within its Arrow stream, too")
+    if body < 0:
+        raise WireError("a payload is damaged: a message of its Arrow stream has no size")
+    return kind, body
+
+
+def _field(flatbuffer: memoryview, table: int, number: int) -> int | None:
+    """Where a field of a flatbuffer's table is; ``None`` if it has its default, which is 0."""
+    fields = table - _number("<i", flatbuffer, table)
+    place = 4 + 2 * number
+    if place >= _number("<H", flatbuffer, fields):
+        return None
+    offset = _number("<H", flatbuffer, fields + place)
+    return table + offset if offset else None
+
+
+def _table(flatbuffer: memoryview, field: int | None) -> int:
+    """Where the table is that a field refers to."""
+    return (field or 0) + _number("<I", flatbuffer, field)
+
+
+def _number(form: str, flatbuffer: memoryview, at: int | None) -> int:
+    if at is None:
+        return 0
+    if at < 0:  # which would count from the end
+        raise WireError("a payload is damaged: its Arrow stream refers to what is not there")
+    return int(struct.unpack_from(form, flatbuffer, at)[0])
 
 
 def _check_schema(found: pa.Schema, expected: pa.Schema) -> None:

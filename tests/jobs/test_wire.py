@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs import wire
@@ -34,7 +41,10 @@ def test_pairs_come_back_as_they_were(
 
 @given(
     st.lists(
-        st.one_of(st.floats(width=32, allow_nan=False), st.text(st.characters(exclude_categories=["Cs"])))
+        st.one_of(
+            st.floats(width=32, allow_nan=False, allow_infinity=False),
+            st.text(st.characters(exclude_categories=["Cs"])),
+        )
     )
 )
 def test_scores_and_errors_come_back_as_they_were(results: list[float | str]) -> None:
@@ -116,3 +126,124 @@ def test_a_bomb_that_lies_about_its_size_is_refused() -> None:
 def test_a_query_is_one_object_however_often_it_repeats() -> None:
     queries, _ = decode_pairs(encode_pairs(pa.array(["q" * 1000] * 500), pa.array(["p"] * 500)))
     assert len({id(query) for query in queries}) == 1
+
+
+def packed(raw: bytes | pa.Buffer) -> bytes:
+    """An Arrow stream as a payload, whatever is in it."""
+    size = len(raw).to_bytes(8, "big")
+    return b"RKML" + FORMAT.to_bytes(4, "big") + size + bytes(pa.compress(raw, codec="zstd", asbytes=True))
+
+
+def unpacked(payload: bytes) -> bytes:
+    """The Arrow stream of a payload."""
+    size = int.from_bytes(payload[8:16], "big")
+    return bytes(pa.decompress(payload[16:], decompressed_size=size, codec="zstd", asbytes=True))
+
+
+def stream(*batches: pa.RecordBatch, **options: Any) -> bytes:
+    """What would be as large as its batches, if somebody unpacked it."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return packed(sink.getvalue())
+
+
+def pairs(queries: list[str | None], passages: list[str | None]) -> pa.RecordBatch:
+    return pa.record_batch(
+        [pa.array(queries).cast(wire._TEXT), pa.array(passages, pa.string())], schema=wire._PAIRS
+    )
+
+
+def bombs() -> Iterator[tuple[str, bytes]]:
+    """Small payloads that some way of reading makes large."""
+    large = pa.array(["a" * (300 << 20)])
+    large_query = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()), large)
+    one = pairs(["q"], ["p"])
+    for codec in ("zstd", "lz4"):
+        batch = pa.record_batch([one["query"], large], schema=wire._PAIRS)
+        yield f"body in {codec}", stream(batch, compression=codec)
+        batch = pa.record_batch([large_query, one["passage"]], schema=wire._PAIRS)
+        yield f"dictionary in {codec}", stream(batch, compression=codec)
+        batch = pa.record_batch([pa.nulls(1, pa.float32()), large], schema=wire._SCORES)
+        yield f"errors in {codec}", stream(batch, compression=codec)
+    yield "batches", stream(*[one] * 1000)
+    yield "dictionaries", stream(*(pairs([f"q{number}"], ["p"]) for number in range(100)))
+    grows = [pairs([f"q{number}" for number in range(end)], ["p"] * end) for end in range(1, 50)]
+    yield "dictionary in pieces", stream(*grows, emit_dictionary_deltas=True)
+    rows = wire.MAX_CHUNK_ROWS + 1
+    yield "rows", stream(pairs(["q"] * rows, [None] * rows))
+    nothing = [pa.nulls(rows, kind) for kind in wire._SCORES.types]
+    yield "rows of scores", stream(pa.record_batch(nothing, schema=wire._SCORES))
+    many = pa.schema([(f"column {number}", pa.string()) for number in range(100_000)])
+    yield "columns", stream(pa.record_batch([pa.nulls(0, pa.string())] * len(many), schema=many))
+    yield "metadata", stream(one.replace_schema_metadata({"note": "n" * (50 << 20)}))
+
+
+def test_small_payloads_stay_small(tmp_path: Path) -> None:
+    files = []
+    for name, payload in bombs():
+        assert len(payload) < 5 << 20, name
+        file = tmp_path / name
+        file.write_bytes(payload)
+        files.append(file)
+    code = """
+import resource, sys
+from jobs.errors import WireError
+from jobs.wire import decode_pairs, decode_scores
+for file in sys.argv[1:]:
+    payload = open(file, "rb").read()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for decode in decode_pairs, decode_scores:
+        try:
+            decode(payload)
+            print(file, "was read")
+        except WireError:
+            pass
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    if grown > 150 << 10:
+        print(file, "took", grown >> 10, "MiB")
+"""
+    done = subprocess.run([sys.executable, "-c", code, *files], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_the_largest_payload_takes_no_more_than_its_texts() -> None:
+    rows = wire.MAX_CHUNK_ROWS
+    queries = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["q" * (1 << 20)]))
+    payload = stream(pa.record_batch([queries, pa.nulls(rows, pa.string())], schema=wire._PAIRS))
+    assert len(payload) < 10_000
+    tracemalloc.start()
+    found, passages = decode_pairs(payload)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found) == len(passages) == rows
+    assert most < 100 << 20  # two lists, and the numbers of one
+
+
+PLAIN = [
+    unpacked(encode_pairs(pa.array(["q", "q", None, "other"]), pa.array(["a", None, "b", "cä"]))),
+    unpacked(encode_scores(pa.array([1.5, None], pa.float32()), pa.array([None, "bad"]))),
+]
+BYTES = st.sampled_from([b"\0", b"\1", b"\x7f", b"\xff", b"\x80"]) | st.binary(max_size=4)
+CHANGES = st.lists(st.tuples(st.integers(0, 2000), BYTES), max_size=4)
+
+
+@settings(max_examples=500)
+@given(st.sampled_from(PLAIN), CHANGES, st.sampled_from([0, 0, 0, -8, -1, 8]))
+def test_a_damaged_stream_is_refused_or_still_of_pairs_or_scores(
+    raw: bytes, changes: list[tuple[int, bytes]], longer: int
+) -> None:
+    changed = bytearray(raw[:longer] if longer < 0 else raw + b"\0" * longer)
+    for where, new in changes:
+        place = where % len(changed)
+        changed[place : place + len(new)] = new[: len(changed) - place]
+    with suppress(WireError):
+        queries, passages = decode_pairs(packed(bytes(changed)))
+        assert len(queries) == len(passages) <= wire.MAX_CHUNK_ROWS
+        assert all(text is None or isinstance(text, str) for text in (*queries, *passages))
+    with suppress(WireError):
+        scores, errors = decode_scores(packed(bytes(changed)))
+        assert len(scores) == len(errors) <= wire.MAX_CHUNK_ROWS
+        rows = zip(scores.to_pylist(), errors.to_pylist(), strict=True)
+        assert all((score is None) != (error is None) for score, error in rows)
