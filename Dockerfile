@@ -3,14 +3,14 @@ FROM python:3.11-slim
 
 # PyTorch for CPUs has an index of its own and is a tenth of the size of the CUDA build on PyPI.
 ARG VARIANT=cpu
-ARG EXTRAS=openvino
+ARG EXTRAS=worker
 WORKDIR /opt/rankmill
 
 # What changes seldom comes first: the dependencies, of which torch is gigabytes.
 COPY pyproject.toml constraints.txt ./
 RUN python -c "import sys, tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 extras = [e for e in sys.argv[1].split(',') if e]; \
-print(*project['dependencies'], *(r for e in extras for r in project['optional-dependencies'][e]), sep='\n')" \
+print(*project['dependencies'], *(r for e in extras for r in project['optional-dependencies'][e] if not r.startswith('rankmill[')), sep='\n')" \
         "$EXTRAS" > requirements.txt \
     && if [ "$VARIANT" = cpu ]; then set -- --extra-index-url https://download.pytorch.org/whl/cpu; fi \
     && pip install --no-cache-dir --constraint constraints.txt --requirement requirements.txt "$@"

@@ -28,6 +28,7 @@ from jobs.recovery import failure_handler
 from jobs.results import ChunkResult, ChunkScores
 from jobs.runs import RunStore
 from jobs.runtime import tracing
+from jobs.runtime.hosts import require_worker_packages
 from jobs.runtime.logs import about_job, set_up
 from jobs.runtime.settings import WorkerSettings, load_settings
 from jobs.worker_report import SCORING_FIELD, withdraw_worker
@@ -99,6 +100,7 @@ class ScoringWorker(SimpleWorker):
         try:
             settings = load_settings({"log_level": level and str(level).lower()})
             set_up(settings.log_level, settings.log_format, worker=self.name)
+            require_worker_packages()
             self._prepare(settings)
         except RankmillError as error:
             print(f"worker {self.name} cannot start: {error}", file=sys.stderr)

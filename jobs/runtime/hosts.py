@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 from functools import cache
 from pathlib import Path
+
+from jobs.errors import ConfigError
 
 TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
 """Padded tokens in a batch by device: enough to keep it busy, few enough to pad little and to fit caches."""
@@ -18,6 +21,31 @@ FOR_TESTS = frozenset({("mlx", "cpu")})
 
 _GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
 """What Linux has where a program can reach a GPU: of NVIDIA, on Jetson, in WSL, of AMD."""
+
+
+WORKER_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
+"""What workers import and the extra ``worker`` installs."""
+
+
+def require_worker_packages(*more: str) -> None:
+    """Check that this installation can score.
+
+    Parameters
+    ----------
+    more
+        Packages that are needed beside `WORKER_PACKAGES`.
+
+    Raises
+    ------
+    ConfigError
+        It was made without the extra ``worker``.
+    """
+    missing = [name for name in (*WORKER_PACKAGES, *more) if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"this installation cannot score by itself ({', '.join(missing)} missing): "
+            "pip install 'rankmill[worker]', or use workers elsewhere with --redis URL"
+        )
 
 
 def cores() -> int:

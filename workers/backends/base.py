@@ -103,7 +103,9 @@ class BackendKind:
     Attributes
     ----------
     name
-        By which settings ask for it; also the extra that installs it.
+        By which settings ask for it.
+    extra
+        The extra of rankmill that installs it; default: its name.
     precisions
         What it runs, by device.
     load
@@ -125,10 +127,16 @@ class BackendKind:
     precisions: Mapping[str, tuple[str, ...]]
     load: Callable[[ModelFiles, str, str], Backend]
     packages: tuple[str, ...] = ()
+    extra: str = ""
     any_model: bool = False
     machines: tuple[str, ...] = ()
     probe: Callable[[LayerShape, str], Callable[[], object]] | None = None
     lacks: Callable[[str, str], str | None] = lambda device, precision: None
+
+    @property
+    def installed_by(self) -> str:
+        """The command that installs it."""
+        return f"pip install 'rankmill[{self.extra or self.name}]'"
 
     def obstacle(self, config: Any, device: str, precision: str) -> str | None:
         """What keeps it from running a model in this precision on this device."""
@@ -138,7 +146,7 @@ class BackendKind:
         if self.machines and platform.machine() not in self.machines:
             return f"it does not run on {platform.machine()} machines"
         if not all(map(is_installed, self.packages)):
-            return f"it is not installed (pip install rankmill[{self.name}])"
+            return f"it is not installed ({self.installed_by})"
         lacking = self.lacks(device, precision)
         if lacking is None and not (self.any_model or reads_first_token(config)):
             return f"it is not known to score {config.model_type} models as PyTorch does"

@@ -116,7 +116,7 @@ def _load_backend(choice: Choice, files: ModelFiles, device: str) -> Backend:
         return BACKENDS[choice.backend].load(files, device, choice.precision)
     except ImportError as error:
         raise SpecError(
-            f"backend {choice.backend} cannot be imported ({error}); pip install rankmill[{choice.backend}]"
+            f"backend {choice.backend} cannot be imported ({error}); {BACKENDS[choice.backend].installed_by}"
         ) from error
 
 

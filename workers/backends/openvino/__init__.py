@@ -28,12 +28,13 @@ def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
 
 def _lacks(device: str, precision: str) -> str | None:
     if precision == "int8" and not is_installed("nncf"):
-        return "int8 needs NNCF (pip install rankmill[openvino-int8])"
+        return "int8 needs NNCF (pip install 'rankmill[openvino-int8]')"
     return None
 
 
 KIND = BackendKind(
     name="openvino",
+    extra="worker",
     packages=("openvino",),
     machines=("x86_64", "AMD64"),
     precisions={"cpu": ("fp32", "bf16", "int8")},

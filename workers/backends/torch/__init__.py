@@ -22,6 +22,7 @@ def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
 
 KIND = BackendKind(
     name="torch",
+    extra="worker",
     packages=("torch", "transformers"),
     precisions={"cpu": ("fp32", "bf16"), "cuda": ("fp32", "fp16", "bf16"), "mps": ("fp32", "fp16")},
     load=_load,
