@@ -1,17 +1,25 @@
-"""Small models for tests, made on the spot: real architectures and tokenizers, random weights."""
+"""Small models for tests, made on the spot: real architectures, random weights. Fixture `tiny_model`."""
 
 from __future__ import annotations
 
 import string
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+import pytest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _WORDS = ["what", "how", "why", "moon", "cat", "dog", "tea", "bread", "river", "king", "far", "big"]
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer BERT: fast, and its scores differ from pair to pair."""
+    return make_bert(tmp_path_factory.mktemp("tiny-model"))
 
 
 def make_bert(
@@ -27,6 +35,9 @@ def make_bert(
     extra_words: Sequence[str] = (),
 ) -> Path:
     """A random BERT cross-encoder in `directory`, with a WordPiece tokenizer that knows letters."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification
+
     letters = list(string.ascii_lowercase + string.digits + string.punctuation)
     vocab = [*_SPECIAL, *letters, *(f"##{letter}" for letter in letters), *_WORDS, *extra_words]
     tokenizer = _tokenizer({token: number for number, token in enumerate(dict.fromkeys(vocab))}, positions)
@@ -49,6 +60,9 @@ def make_bert(
 
 
 def _tokenizer(vocab: dict[str, int], positions: int) -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
     tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

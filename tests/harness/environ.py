@@ -1,0 +1,24 @@
+"""What processes that tests start are given: the commands' folder, the environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    # What is made from models goes where it is gone afterwards; processes of pytest-xdist share it.
+    _CACHE = tempfile.TemporaryDirectory(prefix="rankmill-cache-")
+    os.environ["XDG_CACHE_HOME"] = _CACHE.name
+
+BIN = Path(sys.executable).parent
+
+ENVIRON = {
+    **{name: value for name, value in os.environ.items() if not name.startswith(("RANKMILL_", "REDIS_URL"))},
+    "RANKMILL_THREADS": "1",  # the suite's workers are processes; more threads would fight them
+    "HF_HUB_OFFLINE": "1",
+}
+
+QUICK_LEASE = {"RANKMILL_HEARTBEAT_SECONDS": "0.5", "RANKMILL_LEASE_SECONDS": "3"}
+"""For workers whose death is to be noticed soon; longer than a busy machine keeps a thread waiting."""
