@@ -83,6 +83,7 @@ class Source:
             try:
                 for batch in _READERS[file.kind].batches(file.path, asked, rows):
                     found += batch.num_rows
+                    self._check_texts(file.path, batch, found)
                     yield conform(batch, self.schema, file)
             except (InputError, pa.ArrowException) as error:
                 _check_unchanged(file.path, before)
@@ -92,6 +93,17 @@ class Source:
             _check_unchanged(file.path, before)
             if found != survey.rows:
                 raise _changed(file.path, f"{survey.rows:,} rows", f"{found:,} rows")
+
+    def _check_texts(self, path: Path, batch: pa.RecordBatch, rows: int) -> None:
+        for name in self.columns.names:
+            try:
+                if name in batch.schema.names:
+                    batch[name].validate(full=True)
+            except pa.ArrowInvalid:
+                raise InputError(
+                    f"{path}: column {name!r} is not valid UTF-8 in one of the rows "
+                    f"{rows - len(batch)} to {rows - 1} (counted from 0)"
+                ) from None
 
     def _split(self, table: pa.Table) -> Iterator[pa.Table]:
         size = sum(_text_bytes(table[name]) for name in self.columns.names)

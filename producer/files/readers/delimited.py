@@ -118,17 +118,20 @@ class DelimitedReader:
         try:
             with pa.input_stream(path, compression="detect") as stream:
                 raw = stream.read(_HEADER_BYTES)
-            lines = io.StringIO(raw.decode("utf-8-sig", errors="replace"), newline="")
+            lines = io.StringIO(raw.decode("utf-8-sig", errors="surrogateescape"), newline="")
             quoting = csv.QUOTE_NONE if self._delimiter == "\t" else csv.QUOTE_MINIMAL
             names = next(csv.reader(lines, delimiter=self._delimiter, quoting=quoting), [])  # type: ignore[arg-type]
         except (OSError, csv.Error, pa.ArrowException) as error:
             raise InputError(f"{path}: cannot be read: {error}") from None
         if len(raw) == _HEADER_BYTES and not lines.read(1):
             raise InputError(f"{path}: its first line, the header, is longer than {_HEADER_BYTES >> 20} MiB")
-        if len(names) > _MAX_COLUMNS:
+        if any("\udc80" <= char <= "\udcff" for name in names for char in name):
             raise InputError(
-                f"{path}: {len(names):,} columns are more than the {_MAX_COLUMNS:,} that can be read"
+                f"{path}: the header is not valid UTF-8; "
+                "convert the file first, for example: iconv -f latin1 -t utf-8"
             )
+        if len(names) > _MAX_COLUMNS:
+            raise InputError(f"{path}: {len(names):,} columns; at most {_MAX_COLUMNS:,} can be read")
         return names
 
 

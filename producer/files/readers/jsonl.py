@@ -18,8 +18,20 @@ import pyarrow.json as pajson
 
 from jobs.errors import InputError
 from producer.files.readers import Survey, TextColumns, first_null
+from producer.files.readers.json_bounds import (
+    MAX_KEYS,
+    MAX_LINE_BYTES,
+    check_depth,
+    check_integers,
+    cut,
+    is_plain,
+    slices,
+)
 
 _BLOCK_BYTES = 16 << 20
+
+_FIRST_BYTES = 1 << 20
+"""Size of the first block, in which all columns are new and have to be counted."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -31,9 +43,10 @@ class JsonlReader:
         """See `Reader.survey`; parses the file once."""
         texts = pa.schema([(name, pa.string()) for name in columns.names])
         schema, rows, null, seen = pa.schema([]), 0, None, set[str]()
-        for line, block in _blocks(path):
-            table = _parse(path, line, block, texts, "infer")
+        for table in _infer(path, texts):
             schema = _unify(path, schema, _without_times(table.schema))
+            if len(schema) > MAX_KEYS:
+                raise InputError(f"{path}: more than {MAX_KEYS:,} columns; are some of the keys data?")
             seen.update(name for name in columns.names if table[name].null_count < len(table))
             if null is None:
                 found = first_null(table, columns)
@@ -47,8 +60,38 @@ class JsonlReader:
 
     def batches(self, path: Path, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
         """See `Reader.batches`; a batch is a block of the file."""
-        for line, block in _blocks(path):
-            yield from _parse(path, line, block, schema, "ignore").to_batches()
+        for first, whole in _blocks(path):
+            for line, block in cut(first, whole, len(schema)):
+                yield from _parse(path, line, block, schema, "ignore").to_batches()
+
+
+def _infer(path: Path, texts: pa.Schema) -> Iterator[pa.Table]:
+    """The file in blocks, with the types that their values have; those of `texts` are known.
+
+    A block that brings no new column or type is parsed with those of the one before it: so the keys, of
+    which a hostile file could have millions, are counted only where there are new ones.
+    """
+    known: pa.Schema | None = None
+    for first, whole in _blocks(path):
+        table = None if known is None else _same(path, first, whole, known)
+        if table is not None:
+            yield table
+            continue
+        for line, block in slices(path, first, whole):
+            table = _parse(path, line, block, texts, "infer")
+            known = _without_times(table.schema)
+            check_integers(path, line, block, known)
+            yield table
+
+
+def _same(path: Path, line: int, block: bytes, schema: pa.Schema) -> pa.Table | None:
+    """The block with these columns, if it has no others and their types are these."""
+    if len(schema) * block.count(b"\n") > len(block):
+        return None  # rows with few of the keys: to be cut
+    try:
+        return _read_json(block, schema, "error") if line > 1 and is_plain(path, line, block) else None
+    except pa.ArrowInvalid:
+        return None
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -56,15 +99,21 @@ def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     line, rest = 1, b""
     try:
         with pa.input_stream(path, compression="detect") as stream:
-            while data := stream.read(_BLOCK_BYTES):
+            size = _FIRST_BYTES
+            while data := stream.read(min(size, _BLOCK_BYTES)):
+                size = _BLOCK_BYTES
                 end = data.rfind(b"\n") + 1
+                if len(rest) + (data.find(b"\n") if end else len(data)) > MAX_LINE_BYTES:
+                    raise InputError(f"{path}, line {line}: longer than {MAX_LINE_BYTES >> 20} MiB")
                 if end == 0:
                     rest += data
                     continue
-                yield line, rest + data[:end]
+                block = rest + data[:end]
+                if not block.isspace():
+                    yield line, block
                 line += rest.count(b"\n") + data.count(b"\n", 0, end)
                 rest = data[end:]
-    except OSError as error:
+    except (OSError, pa.ArrowException) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
     if rest.strip():
         yield line, rest
@@ -75,10 +124,12 @@ def _parse(path: Path, line: int, block: bytes, schema: pa.Schema, others: str) 
         block = block.removeprefix(b"\xef\xbb\xbf")
     try:
         block.decode()
-        return _read_json(block, schema, others)
+        if is_plain(path, line, block):
+            return _read_json(block, schema, others)
     except (UnicodeDecodeError, pa.ArrowInvalid):
-        lines = enumerate(block.split(b"\n"), line)
-        records = [_record(path, number, text) for number, text in lines if text.strip()]
+        pass
+    lines = enumerate(block.split(b"\n"), line)
+    records = [_record(path, number, text) for number, text in lines if text.strip()]
     try:
         return _read_json("\n".join(map(json.dumps, records)).encode(), schema, others)
     except pa.ArrowInvalid as error:
@@ -97,6 +148,7 @@ def _read_json(block: bytes, schema: pa.Schema, others: str) -> pa.Table:
 
 def _record(path: Path, number: int, text: bytes) -> Any:
     """One line parsed by Python, slowly, to say which line is wrong or to mend its surrogates."""
+    check_depth(path, number, text)
     try:
         record = json.loads(text, strict=False)
     except UnicodeDecodeError:
@@ -106,6 +158,8 @@ def _record(path: Path, number: int, text: bytes) -> Any:
         ) from None
     except json.JSONDecodeError as error:
         raise InputError(f"{path}, line {number}: not JSON: {error.msg} at column {error.colno}") from None
+    except ValueError as error:  # an integer of thousands of digits
+        raise InputError(f"{path}, line {number}: {error}") from None
     if not isinstance(record, dict):
         raise InputError(f"{path}, line {number}: not a JSON object but {type(record).__name__}")
     return _mended(record)

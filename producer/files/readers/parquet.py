@@ -38,13 +38,15 @@ class ParquetReader:
         with _open(path) as file:
             try:
                 yield from file.iter_batches(batch_size=rows)
-            except (pa.ArrowException, OSError) as error:
+            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise InputError(f"{path}: damaged Parquet data: {error}") from None
 
 
 def _open(path: Path) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
-    except (pa.ArrowException, OSError) as error:
+        file = pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+        _ = file.schema_arrow.names
+        return file
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{path}: not a whole Parquet file (truncated or damaged?): {reason}") from None

@@ -1,0 +1,132 @@
+"""What score-file itself costs: CPU seconds for a million pairs, with workers that have their scores at once.
+
+    python -m benchmarks.producer                                   # shipped pairs, filled up, repeated
+    python -m benchmarks.producer --pairs FILE --rows 200000 --format csv --runs 3 --profile producer.prof
+
+The input is made of the pairs, repeated. score-file scores it over the queue as always; the workers do
+everything but the forward pass. Reported is the CPU time of score-file's process (start-up apart), all of its
+threads together and its busiest one, which bounds how fast one producer is on a machine with cores enough.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import multiprocessing
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pcsv
+import pyarrow.parquet as pq
+
+from benchmarks.cluster import cluster
+from rankmill.tuning.pairs import sample
+
+
+def main() -> None:
+    """Measure, and print a line for each run."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument(
+        "--pairs", default="varied", help="a file, or pairs that rankmill ships: varied, example"
+    )
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--format", choices=["parquet", "csv"], default="parquet")
+    parser.add_argument("--chunk-size", type=int, default=1024)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--profile", type=Path, help="also write a profile of the last run's Python code")
+    args = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as name,
+        cluster(args.workers, 1, "benchmarks.queue.IdleWorker") as place,
+    ):
+        source = write_input(Path(name), args.pairs, args.rows, args.format)
+        for run in range(args.runs):
+            profile = args.profile if run == args.runs - 1 else None
+            print(json.dumps(measure(source, place.url, args, profile)), flush=True)
+
+
+def write_input(folder: Path, pairs: str, rows: int, kind: str) -> Path:
+    """A file of `rows` rows, the pairs repeated."""
+    part = sample(pairs, min(rows, 10_000)).cast(
+        pa.schema([("query", pa.string()), ("passage", pa.string())])
+    )
+    path = folder / f"input.{kind}"
+    schema = part.schema.append(pa.field("id", pa.int64()))
+    writer = pq.ParquetWriter(path, schema) if kind == "parquet" else pcsv.CSVWriter(path, schema)
+    with writer:
+        for start in range(0, rows, len(part)):
+            ids = pa.array(range(start, min(start + len(part), rows)))
+            block = part.slice(0, len(ids))
+            # No two passages are the same: a dictionary of them would be no help in real files either.
+            passages = pc.binary_join_element_wise(ids.cast(pa.string()), block["passage"], " ")
+            writer.write_table(pa.table([block["query"], passages, ids], schema=schema))
+    return path
+
+
+def measure(source: Path, url: str, args: argparse.Namespace, profile: Path | None) -> dict[str, Any]:
+    """One run in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_score, args=(there, source, url, args.chunk_size, profile))
+    process.start()
+    found: dict[str, Any] = here.recv()
+    process.join()
+    million = 1_000_000 / args.rows
+    return {
+        "rows": args.rows,
+        "seconds": round(found["seconds"], 2),
+        "cpu_seconds": round(found["cpu"], 2),
+        "cpu_seconds_per_million": round(found["cpu"] * million, 2),
+        "busiest_thread_per_million": round(found["busiest"] * million, 2),
+        "peak_mib": round(found["peak"] / 2**20),
+    }
+
+
+def _score(out: Any, source: Path, url: str, chunk_size: int, profile: Path | None) -> None:
+    from jobs.runtime.settings import load_settings
+    from producer.files.readers import TextColumns
+    from rankmill.score_file import Request, score_file
+
+    settings = load_settings({"redis_url": url, "model": "demo", "chunk_size": chunk_size})
+    request = Request(
+        inputs=[str(source)],
+        output=str(source.with_suffix(".scored.parquet")),
+        columns=TextColumns("query", "passage"),
+        score_column="score",
+        text_columns=(),
+        allow_nulls=True,
+        force=True,
+        restart=True,
+        quiet=True,
+    )
+    me = psutil.Process()
+    before = {thread.id: thread.user_time + thread.system_time for thread in me.threads()}
+    started, cpu = time.perf_counter(), time.process_time()
+    recorder = cProfile.Profile(time.process_time)
+    if profile:
+        recorder.enable()
+    score_file(request, settings)
+    recorder.disable()
+    used, seconds = time.process_time() - cpu, time.perf_counter() - started
+    threads = [thread.user_time + thread.system_time - before.get(thread.id, 0) for thread in me.threads()]
+    peak = max(getattr(me.memory_info(), "peak_wset", 0), _peak())
+    if profile:
+        recorder.dump_stats(profile)
+    out.send({"seconds": seconds, "cpu": used, "busiest": max(threads), "peak": peak})
+
+
+def _peak() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    main()

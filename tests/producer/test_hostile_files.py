@@ -1,0 +1,246 @@
+"""Damaged and hostile files: one line that names the file, in bounded memory, and never a traceback."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as pcsv
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs.errors import InputChanged, InputError
+from producer.files.inputs import find_files
+from producer.files.readers import TextColumns
+from producer.files.source import open_source
+
+COLUMNS = TextColumns("query", "passage")
+MIB = 1 << 20
+
+_READ = """
+import resource, sys
+from pathlib import Path
+from jobs.errors import InputError
+from producer.files.inputs import find_files
+from producer.files.readers import TextColumns
+from producer.files.source import open_source
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    source = open_source(find_files([sys.argv[1]]), TextColumns("query", "passage"), allow_nulls=True)
+    print(sum(map(len, source.tables(1024))), "rows")
+except InputError as error:
+    print(error)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before >> 10)
+"""
+
+
+def read_elsewhere(path: Path) -> tuple[str, int]:
+    """What comes of reading the file in a process of its own, and the MiB that it took."""
+    done = subprocess.run(
+        [sys.executable, "-c", _READ, str(path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    said, _, memory = done.stdout.strip().rpartition("\n")
+    return said, int(memory)
+
+
+def repeated(head: bytes, unit: bytes, mebibytes: int, tail: bytes = b"") -> Callable[[pa.NativeFile], None]:
+    """Writes `unit` until there are so many MiB."""
+
+    def write(stream: pa.NativeFile) -> None:
+        stream.write(head)
+        block = unit * (MIB // len(unit))
+        for _ in range(mebibytes):
+            stream.write(block)
+        stream.write(tail)
+
+    return write
+
+
+def text(content: str) -> Callable[[pa.NativeFile], None]:
+    return lambda stream: stream.write(content.encode()) and None
+
+
+def nested(opens: str, depth: int, inside: str, closes: str) -> str:
+    return f'{{"query": "q", "passage": "p", "x": {opens * depth}{inside}{closes * depth}}}\n'
+
+
+ROW = '{"query": "q", "passage": "p"}\n'
+HOSTILE: dict[str, tuple[str, Callable[[pa.NativeFile], None], str]] = {
+    "lists 200,000 deep": (
+        "a.jsonl",
+        text(ROW + nested("[", 200_000, "", "]")),
+        "line 2: .* deeper than 32",
+    ),
+    "objects 200,000 deep": (
+        "a.jsonl",
+        text(nested('{"a":', 200_000, "1", "}")),
+        "line 1: .* deeper than 32",
+    ),
+    "never closed": ("a.jsonl", text(nested("[", 200_000, "", "")), "line 1: .* nested deeper"),
+    "3,000 deep with a lone surrogate": (
+        "a.jsonl",
+        text(nested("[", 3000, '"\\ud800"', "]")),
+        "line 1: .* nested deeper",
+    ),
+    "deep over many lines": (
+        "a.jsonl",
+        text('{"query": "q", "passage": "p", "x":\n' + ("[" * 30 + "\n") * 7000),
+        "line 1: not JSON",
+    ),
+    "deep after a hidden end of line": (
+        "a.jsonl",
+        text('{"a": "\r' + "[" * 200_000 + '"}'),
+        "no column 'query'",
+    ),
+    "deep inside of a text": (
+        "a.jsonl",
+        text(json.dumps({"query": "q", "passage": "[{" * 100_000 + '"\\' * 10}) + "\n"),
+        "^1 rows$",
+    ),
+    "deep, but not too deep": ("a.jsonl", text(nested("[", 31, "1", "]") + ROW), "^2 rows$"),
+    "a line of 1 GiB": (
+        "a.jsonl.zst",
+        repeated(b'{"query": "', b"x", 1024, b'"}'),
+        "line 1: longer than 16 MiB",
+    ),
+    "a line of 1 GiB after others": (
+        "a.jsonl.zst",
+        repeated(ROW.encode() * 1000 + b'{"query": "', b"x", 1024),
+        "line 1001: longer than 16 MiB",
+    ),
+    "256 MiB of nothing": ("a.jsonl.zst", repeated(b"", b"\n", 256), "^0 rows$"),
+    "lists in a line of 2 MiB": (
+        "a.jsonl",
+        repeated(b'{"query": "q\\ud800", "passage": "p", "x": [', b"[],", 2, b"[]]}"),
+        "^1 rows$",
+    ),
+    "a million keys": (
+        "a.jsonl",
+        text("".join(f'{{"k{n}": 1}}\n' for n in range(500_000))),
+        "different keys; at most 10,000",
+    ),
+    "a million keys in a line": (
+        "a.jsonl",
+        text("{" + ",".join(f'"k{n}":1' for n in range(1_000_000)) + "}"),
+        "1,000,000 different keys",
+    ),
+    "2,000 keys, one in each line": (
+        "a.jsonl",
+        text("".join(f'{{"query": "q", "passage": "p", "k{n % 2000}": {n}}}\n' for n in range(6000))),
+        "^6000 rows$",
+    ),
+    "an integer of 5,000 digits": (
+        "a.jsonl",
+        text(nested("", 0, "9" * 5000, "")),
+        "line 1: Exceeds the limit",
+    ),
+    "an integer of 20 digits": (
+        "a.jsonl",
+        text(ROW + nested("", 0, "12345678901234567890", "")),
+        "line 2: column 'x' holds 12345678901234567890, of which .* write it as a string",
+    ),
+    "a header of 1 GiB": (
+        "a.csv.zst",
+        repeated(b"query,passage,", b"x", 1024),
+        "cannot be read|longer than 1 MiB",
+    ),
+    "a million columns": (
+        "a.csv",
+        text("query,passage" + ",x" * 200_000 + "\n"),
+        "200,002 columns; at most 10,000",
+    ),
+    "a quote that is never closed": (
+        "a.csv.zst",
+        repeated(b'query,passage\nq,p\nq,"', b"x\n", 1024),
+        "a row is longer than 16 MiB; is a closing quote missing",
+    ),
+    "a row of 1 GiB": (
+        "a.tsv.zst",
+        repeated(b"query\tpassage\nq\t", b"x", 1024),
+        "a row is longer than 16 MiB",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_one_line_in_bounded_memory(tmp_path: Path, name: str) -> None:
+    file, write, message = HOSTILE[name]
+    with pa.output_stream(tmp_path / file, compression="detect") as stream:
+        write(stream)
+    said, memory = read_elsewhere(tmp_path / file)
+    with pytest.raises(InputError, match=message):
+        raise InputError(said)
+    assert "\n" not in said
+    assert len(said) < 1000
+    assert memory < 800, f"{memory} MiB"
+
+
+def test_texts_of_parquet_files_that_are_not_utf_8_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    bad = pa.array([b"caf\xe9"], pa.binary()).cast(pa.string(), safe=False)
+    pq.write_table(pa.table({"query": ["q"], "passage": bad}), path)
+    said, _ = read_elsewhere(path)
+    assert "column 'passage' is not valid UTF-8" in said
+
+
+def good_files() -> dict[str, bytes]:
+    """A small file of each kind."""
+    rows = [{"query": f"q{n}", "passage": f'é "{n}", [x]', "n": n / 2, "deep": {"a": [n]}} for n in range(30)]
+    table = pa.Table.from_pylist(rows)
+    parquet, csv = io.BytesIO(), io.BytesIO()
+    pq.write_table(table, parquet, row_group_size=10)
+    pcsv.write_csv(table.drop_columns(["deep"]), csv)
+    jsonl = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    tsv = csv.getvalue().replace(b",", b"\t")
+    return {
+        "a.parquet": parquet.getvalue(),
+        "a.csv": csv.getvalue(),
+        "a.tsv": tsv,
+        "a.jsonl": jsonl,
+        "a.jsonl.gz": gzip.compress(jsonl),
+        "a.csv.zst": pa.compress(csv.getvalue(), codec="zstd", asbytes=True),
+    }
+
+
+GOOD = good_files()
+damage = st.lists(
+    st.tuples(
+        st.integers(0, 10_000),
+        st.sampled_from(
+            [b"", b"\x00", b"\xff", b'"', b"\n", b"\r", b"[", b"{", b",", b"9" * 20, b"\\ud800", b"e"]
+        )
+        | st.binary(min_size=1, max_size=8),
+        st.integers(0, 20),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=150)
+@given(name=st.sampled_from(sorted(GOOD)), changes=damage)
+def test_whatever_is_damaged_in_a_file_it_is_read_or_refused(
+    name: str, changes: list[tuple[int, bytes, int]]
+) -> None:
+    content = GOOD[name]
+    for place, inserted, removed in changes:
+        at = place % (len(content) + 1)
+        content = content[:at] + inserted + content[at + removed :]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_bytes(content)
+        with suppress(InputError, InputChanged):
+            source = open_source(find_files([str(path)]), COLUMNS, allow_nulls=True)
+            for table in source.tables(7):
+                table.validate(full=True)
