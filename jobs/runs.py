@@ -18,6 +18,7 @@ from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 
 from jobs import keys
+from jobs.errors import WireError
 from jobs.job import Payload, job_data
 from jobs.results import BadResult, ChunkResult, read_entry, to_entry
 from jobs.run import Progress, RowError, Run, new_run, read_run
@@ -152,18 +153,28 @@ class RunStore:
             self._touch(pipe, run)
             pipe.execute()
 
-    def row_errors(self, run_id: str) -> list[RowError]:
-        """The first rows of a live run that have no score; at most `jobs.run.MAX_ROW_ERRORS`."""
-        raw = self.redis.lrange(keys.errors(run_id), 0, -1)
-        found = [RowError.read_json(each, f"a row error of run {run_id}") for each in raw]
-        return list({error.row: error for error in found}.values())  # told again, if a reply was lost
+    def row_errors(self, run_id: str) -> tuple[list[RowError], int]:
+        """The first rows of a live run that have no score, and how many more are damaged.
+
+        Together they are at most `jobs.run.MAX_ROW_ERRORS`.
+        """
+        found: dict[int, RowError] = {}
+        damaged = 0
+        for raw in self.redis.lrange(keys.errors(run_id), 0, -1):
+            try:
+                error = RowError.read_json(raw, "a row error")
+            except WireError:
+                damaged += 1
+            else:
+                found[error.row] = error  # again, if a reply was lost
+        return list(found.values()), damaged
 
     def find(self, prefix: str) -> list[str]:
         """Ids of the runs that begin so."""
         if not prefix.isalnum():
             return []
         found = self.redis.zscan_iter(keys.runs(), match=f"{prefix}*", count=1000)
-        return sorted({run_id.decode() for run_id, _ in found})
+        return sorted({run_id.decode() for run_id, _ in found if run_id.isalnum()})  # others are none of ours
 
     def missing(self, run: Run, chunks: Iterable[int]) -> list[int]:
         """Chunks in flight that no job will ever answer: their job failed or Redis forgot it."""
@@ -218,7 +229,7 @@ class RunStore:
     def chunks(self, run: Run) -> list[int]:
         """Chunks of the run whose pairs are there, by a look at all of the server's keys."""
         found = self.redis.scan_iter(keys.pairs(run.id, "*"), count=1000)
-        return [int(key.rpartition(b":")[2]) for key in found]
+        return [int(number) for key in found if (number := key.rpartition(b":")[2]).isdigit()]
 
     def queue(self, name: str) -> Queue:
         """RQ's queue of that name on this server, with JSON jobs."""

@@ -107,4 +107,4 @@ def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, Worke
 
 
 def _text(value: bytes | str) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value

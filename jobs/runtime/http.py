@@ -6,8 +6,9 @@ import errno
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from http import HTTPStatus
+from ipaddress import ip_address
 from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -24,8 +25,13 @@ _SUCCESSIVE = 100
 logger = logging.getLogger(__name__)
 
 
-def serve(app: WSGIApplication, setting: str, address: str) -> tuple[str, int]:
+def serve(
+    app: WSGIApplication, setting: str, address: str, names: Collection[str] | None = None
+) -> tuple[str, int]:
     """Serve `app` from a daemon thread, on the first free port from that of `address` on.
+
+    What a request asks for by the name of another host is refused, or a web page could have a
+    browser on this network read all of it, by letting its own name mean this address.
 
     Parameters
     ----------
@@ -35,6 +41,9 @@ def serve(app: WSGIApplication, setting: str, address: str) -> tuple[str, int]:
         Name of the setting, for errors and the log.
     address
         ``HOST:PORT``; port 0 is any free one.
+    names
+        Of this host, beside ``localhost``, all IP addresses and that of `address`; ``None``: any
+        name will do unless `address` is a loopback one, as others can ask there anyway.
 
     Returns
     -------
@@ -46,6 +55,8 @@ def serve(app: WSGIApplication, setting: str, address: str) -> tuple[str, int]:
         It is not possible to listen there.
     """
     host, first = _split(setting, address)
+    if names is not None or _is_loopback(host):
+        app = _known_hosts_only(app, {"localhost", host, *(names or ())})
     for port in range(first, min(first + _SUCCESSIVE, 65536)):
         try:
             server = _server(host, port)
@@ -55,7 +66,7 @@ def serve(app: WSGIApplication, setting: str, address: str) -> tuple[str, int]:
             continue
         if port != first:
             logger.warning("%s: port %d is in use, using %d", setting, first, port)
-        server.set_app(app)
+        server.set_app(_whatever_happens(app))
         threading.Thread(target=server.serve_forever, name=setting, daemon=True).start()
         return host, server.server_port
     raise ConfigError(f"{setting}: no port from {first} to {port} is free on {host}")
@@ -84,6 +95,55 @@ def answer(
         return [body]
 
     return app
+
+
+def _known_hosts_only(app: WSGIApplication, names: Collection[str]) -> WSGIApplication:
+    """The app for requests whose Host is an IP address or one of `names`."""
+    known = {name.lower().rstrip(".") for name in names}
+
+    def check(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        asked = environ.get("HTTP_HOST")
+        if asked is None or _host(asked) in known or _is_address(_host(asked)):
+            return app(environ, start)
+        return refusal(environ, start)
+
+    reason = "ask by localhost, by an IP address, or by a name that the settings give this host"
+    refusal = answer(lambda: (HTTPStatus.FORBIDDEN, reason))
+    return check
+
+
+def _host(header: str) -> str:
+    """The host of a Host header, without its port; empty for what is none."""
+    try:
+        return (urlsplit(f"//{header}").hostname or "").rstrip(".")
+    except ValueError:
+        return ""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
+
+
+def _whatever_happens(app: WSGIApplication) -> WSGIApplication:
+    """The app; an error in it is logged, and answered without its traceback."""
+
+    def guarded(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        try:
+            return app(environ, start)
+        except Exception:
+            logger.exception("%s cannot be answered", environ.get("PATH_INFO"))
+            return failed(environ, start)
+
+    failed = answer(lambda: (HTTPStatus.INTERNAL_SERVER_ERROR, "this cannot be answered; the log says why"))
+    return guarded
 
 
 class _Handler(WSGIRequestHandler):

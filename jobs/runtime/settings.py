@@ -48,6 +48,9 @@ def _names(value: Any) -> Any:
     return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
+Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+
+
 class WorkerSettings(BaseModel):
     """What a worker reads; the model and what follows it, up to the activation, to warm up with."""
 
@@ -72,7 +75,7 @@ class WorkerSettings(BaseModel):
     model_cache_size: int = Field(ge=1)
     model_cache_gib: float | None = Field(gt=0)
     model_idle_seconds: float | None = Field(gt=0)
-    warm: Annotated[tuple[str, ...], BeforeValidator(_names)]
+    warm: Names
     cache_dir: str = Field(min_length=1)
     log_level: LogLevel
     log_format: LogFormat
@@ -110,6 +113,7 @@ class Settings(WorkerSettings):
     max_retries: int = Field(ge=0)
     workers: Count
     exporter_address: str = Field(min_length=1)
+    exporter_hosts: Names
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from rankmill.cluster.exporter import exporter_app
 
 
 @options.command("exporter")
-@options.settings("redis_url", "exporter_address")
+@options.settings("redis_url", "exporter_address", "exporter_hosts")
 def exporter(config: str | None, **flags: Any) -> None:
     """Serve the live page, and metrics to Prometheus.
 
@@ -31,7 +31,7 @@ def exporter(config: str | None, **flags: Any) -> None:
     set_up(settings.log_level, settings.log_format)
     server = options.server(settings)
     app = exporter_app(impatient(_client(server)))
-    host, port = serve(app, "exporter_address", settings.exporter_address)
+    host, port = serve(app, "exporter_address", settings.exporter_address, settings.exporter_hosts)
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())

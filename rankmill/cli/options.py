@@ -35,16 +35,18 @@ _HELP = {
     "warm": "Models to load at the start, with commas between them.",
     "log_level": "Least severe messages to show; debug: a line for each chunk.",
     "exporter_address": "HOST:PORT to listen on; if the port is in use, the next free one.",
+    "exporter_hosts": "Names to be asked by, with commas between them, beside localhost and IP addresses.",
 }
 _NONE = {
     "revision": "the hub's default branch",
     "max_length": "the model's limit",
     "redis_url": "REDIS_URL",
     "warm": "none",
+    "exporter_hosts": "none",
 }
 """What it means that a setting has no value, where `None` or nothing is the default."""
 
-_FLAGS = {"redis_url": "--redis", "exporter_address": "--address"}
+_FLAGS = {"redis_url": "--redis", "exporter_address": "--address", "exporter_hosts": "--hosts"}
 
 _DEFAULTS = {name: found.value for name, found in merge_settings(environ={}).items()}
 

@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from jobs import keys
 from jobs.errors import InputError, RedisUnavailable
 from jobs.run import MAX_ROW_ERRORS, Run
 from jobs.runs import RunStore
@@ -88,12 +89,14 @@ def errors(run_id: str, redis_url: str | None, config: str | None, as_json: bool
     """
     store = _store(redis_url, config)
     run = _find(store, run_id)
-    found = store.row_errors(run.id)
+    found, damaged = store.row_errors(run.id)
+    if damaged:
+        click.echo(f"{damaged} entries of {keys.errors(run.id)} are damaged and left out", err=True)
     if as_json:
         for error in found:
             click.echo(error.model_dump_json())
         return
-    if not found:
+    if not found and not damaged:
         click.echo(f"run {run.id}: every row that is done has a score")
         return
     _console().print(tables.errors_table(found))

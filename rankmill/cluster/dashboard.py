@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Iterable
@@ -19,6 +20,8 @@ from rankmill.cluster.snapshot import read_cluster
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+logger = logging.getLogger(__name__)
 
 _PAGE = Path(__file__).resolve().parent / "page"
 
@@ -57,11 +60,15 @@ def page_apps(client: redis.Redis) -> dict[str, WSGIApplication]:
 
 
 def _watch(client: redis.Redis, history: History) -> None:
-    """Look at the cluster for as long as the process lives."""
+    """Look at the cluster for as long as the process lives, whatever there is to be seen."""
+    told = ""
     while True:
         try:
             history.add(read_cluster(client))
-        except (redis.RedisError, OSError):
+        except Exception as error:
+            if not isinstance(error, redis.RedisError | OSError) and told != repr(error):
+                told = repr(error)
+                logger.exception("the last minutes cannot be told; trying again every %g s", _LOOK_SECONDS)
             history.add_gap(time.time())
         time.sleep(_LOOK_SECONDS)
 
@@ -71,7 +78,7 @@ def _figures(client: redis.Redis, history: History) -> WSGIApplication:
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         asked = parse_qs(environ.get("QUERY_STRING", "")).get("page", ["0"])[0]
-        page = min(int(asked), _MAX_PAGE) if asked.isdecimal() else 0
+        page = min(int(asked), _MAX_PAGE) if asked.isdecimal() and len(asked) < 10 else 0
         found: dict[str, object] = {"series": history.series(), "rates": history.rates.model_dump()}
         status = HTTPStatus.OK
         try:
@@ -79,7 +86,7 @@ def _figures(client: redis.Redis, history: History) -> WSGIApplication:
         except (redis.RedisError, OSError) as error:
             status = HTTPStatus.SERVICE_UNAVAILABLE
             found["error"] = mask_passwords(" ".join(str(error).split()))
-        return _respond(start, status, "application/json", json.dumps(found).encode())
+        return _respond(start, status, "application/json", json.dumps(found, allow_nan=False).encode())
 
     return app
 

@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -75,8 +76,11 @@ def exporter_registry(view: ClusterView) -> CollectorRegistry:
 
 def discovery(cluster: Cluster) -> list[dict[str, list[str]]]:
     """Where the live workers serve their metrics, as Prometheus wants to be told."""
-    urls = [worker.report.metrics_url for worker in cluster.workers if worker.report]
-    return [{"targets": sorted(urlsplit(url).netloc for url in urls if url)}]
+    found = []
+    for worker in cluster.workers:
+        with suppress(ValueError):  # a damaged report may have anything there
+            found.append(urlsplit(worker.report.metrics_url or "").netloc if worker.report else "")
+    return [{"targets": sorted(filter(None, found))}]
 
 
 class ClusterView:
@@ -141,7 +145,8 @@ class ClusterMetrics(Collector):
             for name, report in reports.items():
                 before = self._reports.get(name)
                 for field in _COUNTED:
-                    self._total[field] += getattr(report, field) - (getattr(before, field) if before else 0)
+                    done, known = getattr(report, field), getattr(before, field) if before else 0
+                    self._total[field] += done - known if done >= known else done  # less: begun anew
             self._reports = reports
 
 

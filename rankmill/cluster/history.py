@@ -17,6 +17,8 @@ WINDOW_SECONDS = 30
 
 KEPT_POINTS = 300
 
+_GROWING = ("beat", "pairs", "tokens", "padded_tokens", "row_errors", "retried_chunks")
+
 
 class Rates(BaseModel):
     """What the workers did in the last `WINDOW_SECONDS`; ``None`` where they did nothing of the kind.
@@ -26,7 +28,7 @@ class Rates(BaseModel):
     chunk's submission to its result, ``speeds`` are pairs a second by worker.
     """
 
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
     pairs_per_second: float | None = None
     row_errors: int = 0
@@ -68,12 +70,19 @@ class History:
         return {name: [point[place] for point in self._points] for place, name in enumerate(names)}
 
     def _note(self, seen: deque[WorkerReport], report: WorkerReport) -> None:
-        if seen and seen[-1].started != report.started:
+        if seen and (seen[-1].started != report.started or _went_back(seen[-1], report)):
             seen.clear()  # another process under the same name
         if not seen or seen[-1].beat != report.beat:
             seen.append(report)
         while len(seen) > 2 and report.beat - seen[0].beat > WINDOW_SECONDS:
             seen.popleft()
+
+
+def _went_back(old: WorkerReport, new: WorkerReport) -> bool:
+    """Whether something is less than it was, that only grows as long as a process lives."""
+    before = [getattr(old, name) for name in _GROWING] + [*old.stage_seconds, *old.latency_counts]
+    after = [getattr(new, name) for name in _GROWING] + [*new.stage_seconds, *new.latency_counts]
+    return any(late < early for early, late in zip(before, after, strict=True))
 
 
 def quantile(counts: Sequence[int], share: float) -> float | None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Any, Literal
 
 import redis
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 from rq import Queue
 from rq.defaults import RQ_KEY_PREFIX
 from rq.job import Job
@@ -20,6 +19,7 @@ from jobs import keys
 from jobs.errors import WireError
 from jobs.run import Progress, read_run
 from jobs.worker_report import SCORING_FIELD, WorkerReport
+from rankmill.cluster.damage import Damage, Damaged
 
 PAGE_RUNS = 50
 """Runs on a page."""
@@ -32,7 +32,7 @@ WorkerStateName = Literal["idle", "busy", "lost", "foreign"]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
 
 
 class QueueState(_Frozen):
@@ -80,7 +80,7 @@ class RunState(_Frozen):
 class Cluster(_Frozen):
     """All queues and workers, and one page of the runs, those last worked on first.
 
-    ``at`` is in seconds since 1970; ``page`` counts from 0.
+    ``at`` is in seconds since 1970; ``page`` counts from 0; ``damaged`` is what could not be read.
     """
 
     at: float
@@ -90,6 +90,7 @@ class Cluster(_Frozen):
     runs_total: int
     page: int
     page_size: int
+    damaged: tuple[Damaged, ...] = ()
 
 
 def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RUNS) -> Cluster:
@@ -101,54 +102,73 @@ def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RU
         The server; responses as bytes.
     page, page_size
         Which runs: those from ``page * page_size`` on.
+
+    Raises
+    ------
+    redis.RedisError
+        The server cannot serve.
     """
+    damage = Damage()
     now = time.time()
     with client.pipeline(transaction=False) as pipe:
         pipe.smembers(Queue.redis_queues_keys)
         pipe.smembers(REDIS_WORKER_KEYS)
         pipe.zcount(keys.runs(), now, "+inf")
         pipe.zrange(keys.runs(), "+inf", now, desc=True, byscore=True, offset=page * page_size, num=page_size)
-        queue_keys, worker_keys, total, run_ids = pipe.execute()
-    workers = _workers(client, _names(worker_keys, _WORKER_PREFIX), now)
-    queues = {*_names(queue_keys, Queue.redis_queue_namespace_prefix), *_queues_of(workers)}
+        queue_keys, worker_keys, total, run_ids = damage.replies(
+            pipe,
+            [(Queue.redis_queues_keys, ()), (REDIS_WORKER_KEYS, ()), (keys.runs(), 0), (keys.runs(), ())],
+        )
+    names = _names(damage.texts(worker_keys, REDIS_WORKER_KEYS), _WORKER_PREFIX)
+    workers = _workers(client, names, now, damage)
+    queues = _names(damage.texts(queue_keys, Queue.redis_queues_keys), Queue.redis_queue_namespace_prefix)
     return Cluster(
         at=now,
-        queues=_queues(client, sorted(queues), workers, now),
+        queues=_queues(client, sorted({*queues, *_queues_of(workers)}), workers, now, damage),
         workers=workers,
-        runs=_runs(client, [run_id.decode() for run_id in run_ids], now),
+        runs=_runs(client, damage.texts(run_ids, keys.runs()), now, damage),
         runs_total=total,
         page=page,
         page_size=page_size,
+        damaged=damage.found(),
     )
 
 
-def _workers(client: redis.Redis, names: list[str], now: float) -> tuple[WorkerState, ...]:
+def _workers(client: redis.Redis, names: list[str], now: float, damage: Damage) -> tuple[WorkerState, ...]:
+    nothing = [None] * len(_WORKER_FIELDS)
+    expected: list[tuple[str, Any]] = []
     with client.pipeline(transaction=False) as pipe:
         for name in names:
             pipe.hmget(_WORKER_PREFIX + name, *_WORKER_FIELDS)
             pipe.get(keys.worker(name))
-        replies = pipe.execute()
+            expected += [(_WORKER_PREFIX + name, nothing), (keys.worker(name), None)]
+        replies = damage.replies(pipe, expected)
     found = []
     for name, fields, raw in zip(names, replies[::2], replies[1::2], strict=True):
         known = dict(zip(_WORKER_FIELDS, fields, strict=True))
         # Of one that is gone for long, RQ's list has but the name.
         if (raw or known["birth"]) and not known["death"]:
-            found.append(_worker(name, known, raw, now))
+            found.append(_worker(name, known, raw, now, damage))
     return tuple(found)
 
 
-def _worker(name: str, known: Mapping[str, bytes | None], raw: bytes | None, now: float) -> WorkerState:
+def _worker(
+    name: str, known: Mapping[str, bytes | None], raw: bytes | None, now: float, damage: Damage
+) -> WorkerState:
     report = None
     if raw is not None:
-        with suppress(WireError):  # of another release
-            report = WorkerReport.read_json(raw, f"the report of worker {name}")
+        try:
+            report = WorkerReport.read_json(raw, "the report")
+        except WireError as error:
+            damage.note(keys.worker(name), error)
     state: WorkerStateName = "idle"
     if raw is None:
         state = "lost" if known[SCORING_FIELD] else "foreign"
     elif known["state"] == b"busy":
         state = "busy"
-    queues = (known["queues"] or b"").decode()
-    beat = report.beat if report else _seconds(known["last_heartbeat"])
+    key = _WORKER_PREFIX + name
+    queues = damage.text(known["queues"] or b"", key) or ""
+    beat = report.beat if report else _seconds(known["last_heartbeat"], key, damage)
     age = None if beat is None else max(now - beat, 0.0)
     return WorkerState(
         name=name, queues=tuple(filter(None, queues.split(","))), state=state, beat_seconds=age, report=report
@@ -156,22 +176,31 @@ def _worker(name: str, known: Mapping[str, bytes | None], raw: bytes | None, now
 
 
 def _queues(
-    client: redis.Redis, names: list[str], workers: Iterable[WorkerState], now: float
+    client: redis.Redis, names: list[str], workers: Iterable[WorkerState], now: float, damage: Damage
 ) -> tuple[QueueState, ...]:
     connection: Any = client
     with connection.pipeline(transaction=False) as pipe:
+        expected: list[tuple[str, Any]] = []
         for name in names:
             queue = Queue(name, connection=connection)
+            started = StartedJobRegistry.key_template.format(name)
+            failed = FailedJobRegistry.key_template.format(name)
             pipe.llen(queue.key)
             pipe.lindex(queue.key, 0)
-            pipe.zcard(StartedJobRegistry.key_template.format(name))
-            pipe.zcard(FailedJobRegistry.key_template.format(name))
-        replies = pipe.execute()
+            pipe.zcard(started)
+            pipe.zcard(failed)
+            expected += [(queue.key, 0), (queue.key, None), (started, 0), (failed, 0)]
+        replies = damage.replies(pipe, expected)
         counts = [replies[at : at + 4] for at in range(0, len(replies), 4)]
-        for _, first, *_ in counts:
-            pipe.hget(Job.key_for((first or b"").decode()), "created_at")
-        created = [_seconds(raw) for raw in pipe.execute()]
+        firsts = [
+            Job.key_for(damage.text(first or b"", f"{Queue.redis_queue_namespace_prefix}{name}") or "")
+            for name, (_, first, *_) in zip(names, counts, strict=True)
+        ]
+        for job in firsts:
+            pipe.hget(job, "created_at")
+        created = damage.replies(pipe, [(job, None) for job in firsts])
     live = [name for worker in workers if worker.state in {"idle", "busy"} for name in worker.queues]
+    ages = [_seconds(raw, job, damage) for job, raw in zip(firsts, created, strict=True)]
     return tuple(
         QueueState(
             name=name,
@@ -181,29 +210,42 @@ def _queues(
             failed=failed,
             workers=live.count(name),
         )
-        for name, (waiting, _, started, failed), since in zip(names, counts, created, strict=True)
+        for name, (waiting, _, started, failed), since in zip(names, counts, ages, strict=True)
     )
 
 
-def _runs(client: redis.Redis, ids: list[str], now: float) -> tuple[RunState, ...]:
+def _runs(client: redis.Redis, ids: list[str], now: float, damage: Damage) -> tuple[RunState, ...]:
+    expected: list[tuple[str, Any]] = []
     with client.pipeline(transaction=False) as pipe:
         for run_id in ids:
             pipe.hgetall(keys.run(run_id))
             pipe.get(keys.progress(run_id))
-        replies = pipe.execute()
+            expected += [(keys.run(run_id), {}), (keys.progress(run_id), None)]
+        replies = damage.replies(pipe, expected)
     found = []
     for run_id, raw, progress in zip(ids, replies[::2], replies[1::2], strict=True):
-        with suppress(WireError):  # of another release
-            if raw:  # not finished just now
-                found.append(_run(run_id, raw, progress, now))
+        if not raw:
+            continue  # finished just now
+        try:
+            found.append(_run(run_id, raw, _progress(run_id, progress, damage), now))
+        except (WireError, ArithmeticError, ValidationError) as error:
+            damage.note(keys.run(run_id), error)
     return tuple(found)
 
 
-def _run(run_id: str, raw: Mapping[bytes, bytes], noted: bytes | None, now: float) -> RunState:
+def _progress(run_id: str, raw: bytes | None, damage: Damage) -> Progress:
+    if raw is not None:
+        try:
+            return Progress.read_json(raw, "the progress")
+        except WireError as error:
+            damage.note(keys.progress(run_id), error)
+    return Progress()
+
+
+def _run(run_id: str, raw: Mapping[bytes, bytes], progress: Progress, now: float) -> RunState:
     run = read_run(run_id, raw)
-    progress = Progress.read_json(noted, f"the progress of run {run_id}") if noted else Progress()
     speed = progress.rows_per_second()
-    left = None if run.rows is None or speed is None else (run.rows - progress.rows) / speed
+    left = None if run.rows is None or speed is None else max(run.rows - progress.rows, 0) / speed
     return RunState(
         id=run.id,
         queue=run.queue,
@@ -218,14 +260,18 @@ def _run(run_id: str, raw: Mapping[bytes, bytes], noted: bytes | None, now: floa
     )
 
 
-def _names(found: Iterable[bytes], prefix: str) -> list[str]:
-    return sorted(name.decode().removeprefix(prefix) for name in found)
+def _names(found: Iterable[str], prefix: str) -> list[str]:
+    return sorted(name.removeprefix(prefix) for name in found)
 
 
 def _queues_of(workers: Iterable[WorkerState]) -> set[str]:
     return {name for worker in workers for name in worker.queues}
 
 
-def _seconds(raw: bytes | None) -> float | None:
-    """RQ's way to write a time, in seconds since 1970."""
-    return None if raw is None else str_to_date(raw).timestamp()
+def _seconds(raw: bytes | None, key: str, damage: Damage) -> float | None:
+    """A time as RQ writes it, in seconds since 1970; ``None`` if it is none."""
+    try:
+        return None if raw is None else str_to_date(raw).timestamp()
+    except (ValueError, ArithmeticError):
+        damage.note(key, f"{raw!r:.60} is no time")
+        return None

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from jobs.run import RowError
 from jobs.worker_report import WorkerReport
+from rankmill.cluster.damage import Damaged
 from rankmill.cluster.snapshot import Cluster, QueueState, RunState, WorkerState
 
 ID_CHARS = 12
@@ -32,6 +33,11 @@ def overview(cluster: Cluster, most_runs: int) -> RenderableType:
         for queue in cluster.queues
         if queue.waiting and not queue.workers
     ]
+    if cluster.damaged:
+        parts += [
+            Text("\nThese keys in Redis are damaged:", style="bold red"),
+            damaged_table(cluster.damaged),
+        ]
     return Group(*parts)
 
 
@@ -92,6 +98,14 @@ def errors_table(errors: Iterable[RowError]) -> RenderableType:
     table.columns[2].justify = table.columns[3].justify = "left"
     for error in errors:
         table.add_row(f"{error.row:,}", str(error.attempts), plain(error.worker), plain(error.error))
+    return table
+
+
+def damaged_table(damaged: Iterable[Damaged]) -> RenderableType:
+    """One line for each key that cannot be read."""
+    table = _table("key", "reason", left=2)
+    for each in damaged:
+        table.add_row(plain(each.key), plain(each.reason))
     return table
 
 

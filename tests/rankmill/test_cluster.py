@@ -62,7 +62,8 @@ def test_a_cluster_at_work_is_seen_as_it_is(server: Server, workers: StartWorker
         return worker.state == "busy" and found[-1].queues[0].started > 0 and under_way
 
     wait_for(at_work)
-    errors = client.store.row_errors(run.id)
+    errors, damaged = client.store.row_errors(run.id)
+    assert damaged == 0
     unkept = [key for key in server.client.scan_iter("rankmill:*") if server.client.ttl(key) == -1]
     (worker,) = found[-1].workers
     assert (worker.name, worker.queues, found[-1].queues[0].workers) == ("w1", ("rankmill",), 1)

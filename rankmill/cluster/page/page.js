@@ -184,6 +184,12 @@ function showQueues(cluster) {
   table("queues", names("Queue", "#Waiting", "#Oldest", "#Running", "#Failed", "#Workers"), rows, "No queues yet.");
 }
 
+function showDamaged(cluster) {
+  byId("damaged-section").hidden = !cluster.damaged.length;
+  const rows = cluster.damaged.map(({key, reason}) => ({cells: [key, {text: reason, className: "long", title: reason}]}));
+  table("damaged", names("Key", "Reason"), rows, "");
+}
+
 // --- figures
 
 function showNow(cluster, rates) {
@@ -299,6 +305,7 @@ async function look() {
       showRuns(cluster);
       showWorkers(cluster, rates);
       showQueues(cluster);
+      showDamaged(cluster);
       notice("");
     } else {
       notice(`Redis is away: ${error.replace(/\.$/, "")}. Workers and producers wait and go on when it is back.`);

@@ -1,0 +1,78 @@
+"""Keys in Redis that cannot be read: they are noted, and all others shown as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import redis
+from pydantic import BaseModel, ConfigDict
+from redis.client import Pipeline
+
+MAX_DAMAGED = 100
+"""So many damaged keys are told of in a look at the cluster."""
+
+_REASON_CHARS = 300
+
+
+class Damaged(BaseModel):
+    """A key that cannot be read, or not in whole, and why."""
+
+    model_config = ConfigDict(frozen=True)
+
+    key: str
+    reason: str
+
+
+class Damage:
+    """Takes note of what cannot be read in a look at the cluster."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, str] = {}
+
+    def note(self, key: str, reason: object) -> None:
+        """Note a key; the first reason counts."""
+        if len(self._reasons) < MAX_DAMAGED:
+            self._reasons.setdefault(key, " ".join(str(reason).split())[:_REASON_CHARS])
+
+    def found(self) -> tuple[Damaged, ...]:
+        """What was noted."""
+        return tuple(Damaged(key=key, reason=reason) for key, reason in self._reasons.items())
+
+    def replies(self, pipe: Pipeline, expected: Sequence[tuple[str, Any]]) -> list[Any]:
+        """What the commands in `pipe` answer.
+
+        Parameters
+        ----------
+        pipe
+            Commands that only read.
+        expected
+            For each command its key, and what to take where that holds a value of another type.
+
+        Raises
+        ------
+        redis.RedisError
+            The server cannot serve.
+        """
+        replies = []
+        for (key, default), reply in zip(expected, pipe.execute(raise_on_error=False), strict=True):
+            if isinstance(reply, redis.ResponseError) and "WRONGTYPE" in str(reply):
+                self.note(key, "holds a value of another type")
+                replies.append(default)
+            elif isinstance(reply, Exception):
+                raise reply
+            else:
+                replies.append(reply)
+        return replies
+
+    def text(self, raw: bytes, key: str) -> str | None:
+        """A value or member as text, ``None`` if it is none."""
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            self.note(key, f"{raw[:40]!r} is not UTF-8")
+            return None
+
+    def texts(self, raws: Iterable[bytes], key: str) -> list[str]:
+        """Those that are text."""
+        return [text for text in (self.text(raw, key) for raw in raws) if text is not None]
