@@ -153,9 +153,9 @@ def test_a_look_takes_the_same_round_trips_however_much_there_is(monkeypatch: py
     sent: list[object] = []
     execute = redis.client.Pipeline.execute
 
-    def counted(pipe: redis.client.Pipeline, *_: object) -> object:
+    def counted(pipe: redis.client.Pipeline, raise_on_error: bool = True) -> object:
         sent.append(pipe)
-        return execute(pipe)
+        return execute(pipe, raise_on_error)
 
     monkeypatch.setattr(redis.client.Pipeline, "execute", counted)
     for runs in (1, 40):
