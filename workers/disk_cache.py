@@ -65,22 +65,21 @@ def kept_json(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def digest(source: str | Path, config: Any, *made_with: str) -> str:
+def digest(source: str | Path, revision: str | None, *made_with: str) -> str:
     """A name for what is made from a model: of its commit on the hub, or of what its files hold.
 
     Parameters
     ----------
-    source, config
-        As in `workers.backends.classifier`.
+    source, revision
+        As in `workers.backends.base.ModelFiles`.
     made_with
         What else it depends on.
     """
     made_from = list(made_with)
-    commit = getattr(config, "_commit_hash", None)
-    if commit:
-        made_from += [str(source), commit]
+    if isinstance(source, str):
+        made_from += [source, str(revision)]
     else:
-        for path in sorted([Path(source) / "config.json", *Path(source).glob("*.safetensors")]):
+        for path in sorted([source / "config.json", *source.glob("*.safetensors")]):
             with path.open("rb") as file:
                 made_from += [path.name, hashlib.file_digest(file, "blake2b").hexdigest()]
     return hashlib.blake2b("\n".join(made_from).encode(), digest_size=16).hexdigest()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from tests.harness.models import make_bert
 from tests.workers.test_backends import CACHE, EXAMPLES, plain_logits, some_batch
 from tests.workers.test_engine import one_at_a_time
 from tests.workers.test_first_token import FAMILIES, small_model
+from workers.backends.base import ModelFiles
 from workers.backends.registry import choose_backend
 from workers.engine.engine import Engine
 from workers.models.loading import load_model
@@ -36,8 +36,7 @@ SHAPES = [(5, 20), (1, 2), (3, 61), (17, 33), (2, 16)]
 def file_of(folder: Path, family: str, precision: str) -> tuple[Any, Path]:
     plain = small_model(family, FAMILIES[family])
     plain.save_pretrained(folder / "model")
-    load: Callable[[], Any] = lambda: small_model(family, FAMILIES[family])  # noqa: E731
-    return plain, onnx_file(folder / "model", None, plain.config, precision, folder / "cache", load)
+    return plain, onnx_file(ModelFiles(folder / "model", None, plain.config, folder / "cache"), precision)
 
 
 def worst_difference(plain: Any, file: Path, precision: str) -> float:

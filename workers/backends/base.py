@@ -75,7 +75,7 @@ class ModelFiles:
     source
         Directory or hub id.
     revision
-        Branch, tag or commit on the hub; ``None`` is the default branch.
+        Commit on the hub.
     config
         The model's, from transformers.
     cache

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
 
 from jobs.errors import SpecError
 from workers.backends.families import reads_first_token
+from workers.backends.weights import check_names, check_size
+
+logging.getLogger("transformers.modeling_utils").addFilter(
+    lambda record: "LOAD REPORT" not in record.getMessage()  # `check_names` says what matters of it
+)
 
 
 def load_config(source: str | Path, revision: str | None) -> Any:
@@ -25,7 +35,8 @@ def load_config(source: str | Path, revision: str | None) -> Any:
     Raises
     ------
     SpecError
-        The model has another number of outputs than one.
+        The model has another number of outputs than one, or transformers computes something else
+        than the config says.
     OSError, ValueError
         From transformers, when there is no such model.
     """
@@ -35,7 +46,37 @@ def load_config(source: str | Path, revision: str | None) -> Any:
             f"model {source} has {config.num_labels} outputs, but a score needs exactly one: "
             "use a cross-encoder with num_labels=1"
         )
+    if getattr(config, "num_hidden_layers", 0) > _MOST_LAYERS:
+        raise SpecError(f"model {source} has {config.num_hidden_layers:,} layers, says its config.json")
+    other = _other_architecture(config)
+    if other:
+        raise SpecError(
+            f"model {source} is no {config.model_type} as transformers has it ({other} in its config.json), "
+            "and code from model repositories is never run"
+        )
     return config
+
+
+_MOST_LAYERS = 1000
+
+
+def _other_architecture(config: Any) -> str | None:
+    """What in a config says that the model is not what transformers makes of it."""
+    kind = config.model_type
+    native = {
+        "AutoConfig": type(config).__name__,
+        "AutoModel": MODEL_MAPPING_NAMES.get(kind),
+        "AutoModelForSequenceClassification": MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(kind),
+    }
+    for name, code in (getattr(config, "auto_map", None) or {}).items():
+        if name in native and str(code).rpartition(".")[2] != native[name]:
+            return f"auto_map: {code}"
+    positions = getattr(config, "position_embedding_type", None) or "absolute"
+    if positions != "absolute" and not hasattr(type(config)(), "position_embedding_type"):
+        return f"position_embedding_type: {positions}"
+    if getattr(config, "is_decoder", False) and reads_first_token(config):
+        return "is_decoder: true"
+    return None
 
 
 def load_classifier(source: str | Path, revision: str | None, config: Any) -> Any:
@@ -50,10 +91,27 @@ def load_classifier(source: str | Path, revision: str | None, config: Any) -> An
 
     Raises
     ------
+    SpecError
+        The weights are not those of a model with this config.
+    MemoryError
+        This machine has not enough.
     OSError, ValueError
         From transformers, when the weights are not safetensors or cannot be read.
     """
-    model = AutoModelForSequenceClassification.from_pretrained(
+    check_size(source, revision, config)
+    try:
+        model, report = _load(source, revision, config)
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error):
+            raise MemoryError(str(error)) from error
+        raise
+    check_names(source, model, report)
+    return model.eval()
+
+
+def _load(source: str | Path, revision: str | None, config: Any) -> tuple[Any, dict[str, Any]]:
+    """The model, and what transformers says of its weights."""
+    found: tuple[Any, dict[str, Any]] = AutoModelForSequenceClassification.from_pretrained(
         source,
         revision=revision or "main",
         config=config,
@@ -62,5 +120,7 @@ def load_classifier(source: str | Path, revision: str | None, config: Any) -> An
         attn_implementation="sdpa" if reads_first_token(config) else None,
         use_safetensors=True,
         trust_remote_code=False,
+        ignore_mismatched_sizes=True,  # and reported
+        output_loading_info=True,
     )
-    return model.eval()
+    return found

@@ -55,6 +55,9 @@ class LayerShape:
 
 
 def _rounded(width: int) -> int:
-    """The nearest of 64, 128, 192, 256, 384, 512, 768, 1024, 1536 and so on."""
-    steps = [64, *(base << power for power in range(10) for base in (128, 192))]
+    """The nearest of 64, 128, 192, 256, 384, 512, 768, 1024, 1536 and so on, up to 6144.
+
+    Wider layers are no other case, and a config may say anything.
+    """
+    steps = [64, *(base << power for power in range(6) for base in (128, 192))]
     return min(steps, key=lambda step: abs(step - width))

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
+import numpy as np
 from transformers import AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
-from jobs.errors import SpecError
+from jobs.errors import RankmillError, SpecError
 from jobs.spec import ScoreSpec
-from workers.backends.base import Backend, Logits, ModelFiles
+from workers.backends.base import Backend, DeviceLost, ModelFiles, OutOfMemory
 from workers.backends.classifier import load_config
 from workers.backends.families import first_position
+from workers.backends.model_file import commit_of
 from workers.backends.registry import BACKENDS, Choice, choose_backend
 from workers.disk_cache import cache_folder
-from workers.models.tokenizer import PairTokenizer
+from workers.models.activation import Activation, activation, saved_activation
+from workers.models.tokenizer import PairTokenizer, tokenize_pairs
+from workers.models.tokens import pad
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo-model"
 
@@ -39,7 +42,7 @@ class Model:
     name: str
     tokenizer: PairTokenizer
     backend: Backend
-    activation: Callable[[Logits], Logits]
+    activation: Activation
     revision: str | None
 
 
@@ -50,6 +53,7 @@ class Loaded:
     config: Any
     tokenizer: Any
     backend: Backend
+    activation: str
     revision: str | None
 
     def model(self, spec: ScoreSpec) -> Model:
@@ -60,13 +64,14 @@ class Loaded:
         SpecError
             The length or the activation cannot be had of this model.
         """
-        return Model(
-            name=spec.model,
-            tokenizer=PairTokenizer(self.tokenizer, _max_length(spec, self.config, self.tokenizer)),
-            backend=self.backend,
-            activation=_activation(spec, self.config),
-            revision=self.revision,
-        )
+        with _one_line(spec):
+            return Model(
+                name=spec.model,
+                tokenizer=PairTokenizer(self.tokenizer, _max_length(spec, self.config, self.tokenizer)),
+                backend=self.backend,
+                activation=activation(spec.activation, self.activation, spec.model),
+                revision=self.revision,
+            )
 
 
 def load_model(spec: ScoreSpec, device: str, backend: str = "auto", cache_dir: str = "auto") -> Model:
@@ -91,24 +96,33 @@ def load(spec: ScoreSpec, device: str, backend: str, cache_dir: str) -> Loaded:
     Raises
     ------
     SpecError
-        There is no such model, it is no cross-encoder, it has no safetensors, or it cannot run
-        with the precision or backend asked for.
+        There is no such model, it is no cross-encoder, it has no safetensors, it is damaged, or it
+        cannot run with the precision or backend asked for.
     """
     started = time.monotonic()
     source = _locate(spec.model)
-    try:
-        config = load_config(source, spec.revision)
-        files = ModelFiles(source, spec.revision, config, cache_folder(cache_dir))
+    with _one_line(spec):
+        revision = commit_of(source, spec.revision)
+        config = load_config(source, revision)
+        files = ModelFiles(source, revision, config, cache_folder(cache_dir))
         choice = choose_backend(backend, spec.precision, config, device, files.cache)
-        runner = _load_backend(choice, files, device)
+        saved = saved_activation(files)
         tokenizer = AutoTokenizer.from_pretrained(
-            source, revision=spec.revision or "main", trust_remote_code=False
+            source, revision=revision or "main", trust_remote_code=False
         )
-    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise SpecError(_cannot_load(spec, error)) from error
+        runner = _load_backend(choice, files, device)
+        _score_a_pair(tokenizer, runner)
     seconds = time.monotonic() - started
     logger.info("loaded %s in %.1f s: %s, %s, %s", spec.model, seconds, runner.name, device, runner.precision)
-    return Loaded(config, tokenizer, runner, getattr(config, "_commit_hash", None) or spec.revision)
+    return Loaded(config, tokenizer, runner, saved, revision)
+
+
+def _score_a_pair(tokenizer: Any, backend: Backend) -> None:
+    """What is wrong with tokenizer or graph is seen now, and not with each row."""
+    tokens = tokenize_pairs(tokenizer, ["a"], ["b"], max_length=16)
+    logits = backend.submit(pad([(tokens, np.zeros(1, np.intp))], tokenizer.pad_token_id or 0)).result()
+    if logits.shape != (1,):
+        raise ValueError(f"its output for one pair has the shape {list(logits.shape)}")
 
 
 def _load_backend(choice: Choice, files: ModelFiles, device: str) -> Backend:
@@ -134,14 +148,38 @@ def _locate(name: str) -> str | Path:
     return path
 
 
-def _cannot_load(spec: ScoreSpec, error: Exception) -> str:
-    first_line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+@contextmanager
+def _one_line(spec: ScoreSpec) -> Iterator[None]:
+    """Whatever is wrong with a model is one `SpecError`: it would meet every chunk alike.
+
+    Where the memory does not suffice, the model may be well.
+    """
+    try:
+        yield
+    except (RankmillError, OutOfMemory, DeviceLost, MemoryError):
+        raise
+    except BaseException as error:
+        of_rust = type(error).__name__ == "PanicException"  # from tokenizers and safetensors
+        if not (isinstance(error, Exception) or of_rust):
+            raise
+        raise SpecError(_cannot_load(spec, error)) from error
+
+
+def _cannot_load(spec: ScoreSpec, error: BaseException) -> str:
+    told = " ".join(str(error).split())[:_LONGEST] or "no reason given"
+    reason = told if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {told}"
     if spec.model == "demo" or Path(spec.model).expanduser().is_dir():
-        return f"cannot load the model in {spec.model}: {first_line}"
-    return (
-        f"cannot get model {spec.model} from the Hugging Face hub ({first_line}); "
-        "use --model demo, or a local directory that holds the model"
-    )
+        return f"cannot load the model in {spec.model}: {reason}"
+    if isinstance(error, OSError):
+        return (
+            f"cannot get model {spec.model} from the Hugging Face hub ({reason}); "
+            "use --model demo, or a local directory that holds the model"
+        )
+    return f"cannot load model {spec.model}: {reason}"
+
+
+_LONGEST = 300
+"""Characters of an error to show."""
 
 
 def _max_length(spec: ScoreSpec, config: Any, tokenizer: Any) -> int:
@@ -155,23 +193,3 @@ def _max_length(spec: ScoreSpec, config: Any, tokenizer: Any) -> int:
             f"max_length {spec.max_length} is over the {positions} positions model {spec.model} has"
         )
     return spec.max_length
-
-
-def _activation(spec: ScoreSpec, config: Any) -> Callable[[Logits], Logits]:
-    """What `CrossEncoder` would apply: the config's own function, else the sigmoid."""
-    path = {"identity": "torch.nn.Identity", "sigmoid": "torch.nn.Sigmoid"}.get(spec.activation)
-    if path is None:
-        path = (getattr(config, "sentence_transformers", None) or {}).get("activation_fn")
-    path = path or getattr(config, "sbert_ce_default_activation_function", None) or "torch.nn.Sigmoid"
-    function = getattr(torch.nn, path.rpartition(".")[2], None) if path.startswith("torch.nn.") else None
-    if function is None:
-        raise SpecError(
-            f"model {spec.model} names activation {path}, which is not in torch.nn; set --activation"
-        )
-    module: torch.nn.Module = function()
-
-    def apply(logits: Logits) -> Logits:
-        scores: Logits = module(torch.from_numpy(logits)).numpy()
-        return scores
-
-    return apply

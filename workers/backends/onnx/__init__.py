@@ -12,7 +12,7 @@ def _load(files: ModelFiles, device: str, precision: str) -> Backend:
     from workers.backends.onnx.backend import OnnxBackend
     from workers.backends.onnx.files import onnx_file
 
-    file = onnx_file(files.source, files.revision, files.config, precision, files.cache, files.classifier)
+    file = onnx_file(files, precision)
     return OnnxBackend(file, device, precision)
 
 

@@ -5,22 +5,21 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import onnx
 import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
 from onnxruntime.transformers.float16 import convert_float_to_float16
-from transformers.utils import cached_file
 
+from workers.backends.base import ModelFiles
+from workers.backends.model_file import model_file
 from workers.backends.traceable import INPUTS, Traceable
 from workers.device import int8_instructions
 from workers.disk_cache import digest, made_once
 
-_RECIPE = 2
+_RECIPE = 3
 """Changes when the same inputs would make another file."""
 
 OPSET = 17
@@ -29,43 +28,30 @@ _FILE = "model.onnx"
 logger = logging.getLogger(__name__)
 
 
-def onnx_file(
-    source: str | Path,
-    revision: str | None,
-    config: Any,
-    precision: str,
-    cache: Path,
-    classifier: Callable[[], Any],
-) -> Path:
+def onnx_file(files: ModelFiles, precision: str) -> Path:
     """The file to run, made now if need be.
 
     Parameters
     ----------
-    source, revision
-        As in `load_config`.
-    config
-        From `load_config`.
+    files
+        Of the model.
     precision
         ``fp32``, ``fp16`` or ``int8``, whose kind follows the CPU's instructions.
-    cache
-        Folder for exported files.
-    classifier
-        Loads the model, in float32, where it has to be exported.
     """
     kind = f"int8-{int8_instructions()}" if precision == "int8" else precision
-    shipped = _shipped(source, revision) if kind == "fp32" else None
+    shipped = _shipped(files) if kind == "fp32" else None
     if shipped is not None:
         logger.info("using the model's own %s", shipped.name)
         return shipped
     versions = [version(name) for name in ("torch", "transformers", "onnx", "onnxruntime")]
-    name = digest(source, config, str(_RECIPE), str(OPSET), kind, *versions)
+    name = digest(files.source, files.revision, str(_RECIPE), str(OPSET), kind, *versions)
 
     def export(folder: Path) -> None:
         started = time.monotonic()
-        _export(Traceable(classifier()), kind, folder)
-        logger.info("exported %s as %s in %.1f s", source, kind, time.monotonic() - started)
+        _export(Traceable(files.classifier()), kind, folder)
+        logger.info("exported %s as %s in %.1f s", files.source, kind, time.monotonic() - started)
 
-    return made_once(cache / "onnx" / name, export) / _FILE
+    return made_once(files.cache / "onnx" / name, export) / _FILE
 
 
 _SHIPPED = "onnx/model.onnx"
@@ -75,22 +61,16 @@ Those that they make in fewer bits are not used: they compute the score itself i
 """
 
 
-def _shipped(source: str | Path, revision: str | None) -> Path | None:
-    found = cached_file(
-        str(source),
-        _SHIPPED,
-        revision=revision or "main",
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    if not found:
+def _shipped(files: ModelFiles) -> Path | None:
+    found = model_file(files.source, files.revision, _SHIPPED)
+    if found is None:
         return None
     graph = onnx.load(found, load_external_data=False).graph
     inputs = [each.name for each in graph.input]
     logits = graph.output[0].type.tensor_type
     shape = [size.dim_value for size in logits.shape.dim]
     if set(inputs) <= set(INPUTS) and shape[1:] in ([], [1]) and logits.elem_type == onnx.TensorProto.FLOAT:
-        return Path(found)
+        return found
     logger.warning("not using %s, which does not make one score of each pair's %s", found, ", ".join(INPUTS))
     return None
 

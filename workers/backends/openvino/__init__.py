@@ -13,7 +13,7 @@ def _load(files: ModelFiles, device: str, precision: str) -> Backend:
     from workers.backends.openvino.backend import OpenVinoBackend
     from workers.backends.openvino.graph import openvino_graph
 
-    graph = openvino_graph(files.source, files.config, precision, files.cache, files.classifier)
+    graph = openvino_graph(files, precision)
     if precision != "int8":
         return OpenVinoBackend(graph, precision)
     faster = cpu_speeds([KIND], files.config, files.cache).fastest([(KIND.name, "fp32"), (KIND.name, "bf16")])

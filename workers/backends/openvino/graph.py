@@ -6,7 +6,6 @@ import logging
 import shutil
 import time
 import warnings
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
 from importlib.metadata import version
@@ -16,11 +15,12 @@ from typing import Any
 
 import torch
 
+from workers.backends.base import ModelFiles
 from workers.backends.openvino.silent import openvino
 from workers.backends.traceable import Traceable
 from workers.disk_cache import digest, made_once
 
-_RECIPE = 2
+_RECIPE = 3
 """Changes when the same inputs would make another graph."""
 
 _FILE = "model.xml"
@@ -28,27 +28,20 @@ _FILE = "model.xml"
 logger = logging.getLogger(__name__)
 
 
-def openvino_graph(
-    source: str | Path, config: Any, precision: str, cache: Path, classifier: Callable[[], Any]
-) -> Any:
+def openvino_graph(files: ModelFiles, precision: str) -> Any:
     """The graph to compile, made now if need be.
 
     Parameters
     ----------
-    source
-        As in `load_config`.
-    config
-        From `load_config`.
+    files
+        Of the model. Where their cache cannot be written to, every worker makes its own graph.
     precision
         ``int8``: weights in 8 bits; else they are in float32, for any precision.
-    cache
-        Folder for graphs; where it cannot be written to, every worker makes its own.
-    classifier
-        Loads the model, in float32, where it has to be converted.
     """
     kind = "int8" if precision == "int8" else "fp32"
     packages = ("torch", "transformers", "openvino", *(["nncf"] if kind == "int8" else []))
-    folder = cache / "openvino" / digest(source, config, str(_RECIPE), kind, *map(version, packages))
+    made_from = digest(files.source, files.revision, str(_RECIPE), kind, *map(version, packages))
+    folder = files.cache / "openvino" / made_from
     if folder.is_dir():
         try:
             return openvino.Core().read_model(folder / _FILE)
@@ -56,12 +49,12 @@ def openvino_graph(
             logger.warning("%s is damaged and will be made again: %s", folder, error)
             shutil.rmtree(folder, ignore_errors=True)
     started = time.monotonic()
-    graph = graph_of(classifier(), precision)
-    logger.info("converted %s for OpenVINO in %.1f s", source, time.monotonic() - started)
+    graph = graph_of(files.classifier(), precision)
+    logger.info("converted %s for OpenVINO in %.1f s", files.source, time.monotonic() - started)
     try:
         made_once(folder, partial(_save, graph))
     except (OSError, RuntimeError) as error:
-        logger.warning("cannot keep the OpenVINO graph of %s: %s", source, error)
+        logger.warning("cannot keep the OpenVINO graph of %s: %s", files.source, error)
     return graph
 
 

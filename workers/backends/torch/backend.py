@@ -40,7 +40,8 @@ class TorchBackend:
         self.depth = 2 if device == "cuda" else 1
         read_first_token_only(classifier)
         cast_all_but_head(classifier, DTYPES[precision])
-        self._model = classifier.to(device)
+        with _device_errors(device):
+            self._model = classifier.to(device)
         self.bytes = sum(tensor.nbytes for tensor in classifier.state_dict().values())
 
     @torch.inference_mode()

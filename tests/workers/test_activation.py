@@ -1,0 +1,151 @@
+"""The function from logit to score is the one that `CrossEncoder` would apply, wherever it was saved."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder
+
+from jobs.errors import SpecError
+from jobs.spec import ScoreSpec
+from producer.files.manifest import differences, manifest
+from tests.conftest import ENVIRON
+from tests.harness.models import make_bert
+from tests.workers.test_cache import cache_of
+from tests.workers.test_engine import engine, some_pairs
+from workers.engine.cache import Limits
+
+QUERIES, PASSAGES = some_pairs(12)
+PAIRS = list(zip(QUERIES, PASSAGES, strict=True))
+ABOUT = "config_sentence_transformers.json"
+TANH, SIGMOID = "torch.nn.modules.activation.Tanh", "torch.nn.modules.activation.Sigmoid"
+
+
+def edit(file: Path, **entries: object) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
+
+
+def saved_with(folder: Path, activation: torch.nn.Module) -> Path:
+    """A model as sentence-transformers saves it."""
+    plain = make_bert(folder / "plain")
+    CrossEncoder(str(plain), device="cpu", activation_fn=activation).save_pretrained(str(folder / "saved"))
+    return folder / "saved"
+
+
+def check(model: Path) -> None:
+    """Scores are those of `CrossEncoder`, and by another function they would not be."""
+    expected = CrossEncoder(str(model), device="cpu").predict(PAIRS)
+    np.testing.assert_allclose(engine(model).score(QUERIES, PASSAGES).scores, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "function", [torch.nn.Identity(), torch.nn.Sigmoid(), torch.nn.Tanh(), torch.nn.Softsign()]
+)
+def test_as_sentence_transformers_saves_it(function: torch.nn.Module, tmp_path: Path) -> None:
+    model = saved_with(tmp_path, function)
+    check(model)
+    other = "torch.nn.modules.activation.ReLU"
+    edit(model / "config.json", sentence_transformers={"activation_fn": other})
+    edit(model / "config.json", sbert_ce_default_activation_function=other)
+    check(model)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {},
+        {"sentence_transformers": {"activation_fn": TANH}},
+        {"sbert_ce_default_activation_function": TANH},
+        {"sentence_transformers": {"activation_fn": TANH}, "sbert_ce_default_activation_function": SIGMOID},
+        {"sentence_transformers": {"activation_fn": None}, "sbert_ce_default_activation_function": TANH},
+        {"sentence_transformers": {"version": "4.0"}, "sbert_ce_default_activation_function": TANH},
+    ],
+)
+def test_as_config_json_has_it(entries: dict[str, object], tmp_path: Path) -> None:
+    edit(make_bert(tmp_path) / "config.json", **entries)
+    check(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["no modules.json", "another model_type", "no activation_fn"])
+def test_a_file_that_sentence_transformers_does_not_go_by(change: str, tmp_path: Path) -> None:
+    model = saved_with(tmp_path, torch.nn.Tanh())
+    if change == "no modules.json":
+        (model / "modules.json").unlink()
+    else:
+        edit(
+            model / ABOUT, **({"activation_fn": None} if change.startswith("no") else {"model_type": "Other"})
+        )
+    edit(model / "config.json", sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"})
+    check(model)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["some.module.Function", "torch.nn.Linear", "torch.nn.GLU", "torch.load", "torch.nn.functional.relu", ""],
+)
+def test_what_is_no_activation_is_one_line(path: str, tmp_path: Path) -> None:
+    model = saved_with(tmp_path, torch.nn.Tanh())
+    edit(model / ABOUT, activation_fn=path)
+    with pytest.raises(SpecError, match=r"names activation .* which is none in torch\.nn; set --activation$"):
+        engine(model)
+    assert engine(model, activation="sigmoid").score(QUERIES, PASSAGES).errors == {}
+
+
+def test_more_than_a_classifier_is_refused(tmp_path: Path) -> None:
+    model = saved_with(tmp_path, torch.nn.Identity())
+    edit(model / ABOUT, default_prompt_name="query", prompts={"query": "Represent this: "})
+    with pytest.raises(SpecError, match=r"has a default prompt \(query\)"):
+        engine(model)
+    edit(model / ABOUT, default_prompt_name=None)
+    modules = json.loads((model / "modules.json").read_text())
+    modules.append(
+        {"idx": 1, "name": "1", "path": "1_Dense", "type": "sentence_transformers.base.modules.Dense"}
+    )
+    (model / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(SpecError, match=r"made of modules that only sentence-transformers runs \(.*Dense\)"):
+        engine(model)
+
+
+def test_a_model_of_the_hub_has_the_file_from_there(tmp_path: Path) -> None:
+    """By what huggingface_hub keeps of a model: refs to commits, and a folder for each."""
+    kept, commit = tmp_path / "hub" / "models--some--model", "0123456789abcdef" * 2 + "01234567"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text(commit)
+    shutil.copytree(saved_with(tmp_path, torch.nn.Tanh()), kept / "snapshots" / commit)
+    code = """
+from tests.workers.test_activation import PASSAGES, QUERIES, engine
+real = engine("some/model")
+print(real.model.revision, *real.score(QUERIES, PASSAGES).scores)
+"""
+    environ = {**ENVIRON, "HF_HUB_CACHE": str(tmp_path / "hub")}
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False
+        )
+
+    done = run()
+    assert done.returncode == 0, done.stderr
+    expected = engine(tmp_path / "saved").score(QUERIES, PASSAGES).scores
+    revision, *scores = done.stdout.split()
+    np.testing.assert_allclose(np.array(scores, np.float32), expected, atol=1e-5)
+    assert revision == commit
+    (kept / "snapshots" / commit / ABOUT).unlink()
+    assert f"{ABOUT} of some/model was never fetched: going on as without it" in run().stderr
+
+
+def test_a_change_of_the_file_is_noticed(tmp_path: Path) -> None:
+    model = saved_with(tmp_path, torch.nn.Tanh())
+    cache, spec = cache_of(Limits(models=1)), ScoreSpec(model=str(model), precision="fp32")
+    before, files = cache.get(spec).score(QUERIES, PASSAGES).scores, manifest([], [], str(model), {})
+    edit(model / ABOUT, activation_fn="torch.nn.modules.linear.Identity")
+    after = cache.get(spec).score(QUERIES, PASSAGES).scores
+    np.testing.assert_allclose(np.tanh(after), before, atol=1e-6)
+    assert ABOUT in differences(files, manifest([], [], str(model), {}))

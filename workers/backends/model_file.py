@@ -1,0 +1,65 @@
+"""Single files of a model, in its directory or on the hub."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from huggingface_hub import try_to_load_from_cache
+from transformers.utils import cached_file
+
+logger = logging.getLogger(__name__)
+
+
+def commit_of(source: str | Path, revision: str | None) -> str | None:
+    """The commit that a revision on the hub is now; so that all files come from the same.
+
+    Where there is no such model, and for one in a directory, it is the revision itself.
+    """
+    if isinstance(source, Path):
+        return revision
+    config = cached_file(
+        source,
+        "config.json",
+        revision=revision or "main",
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_gated_repo=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return Path(config).parent.name if config else revision
+
+
+def model_file(source: str | Path, revision: str | None, name: str) -> Path | None:
+    """Where a file of a model lies on this disk, fetched if need be; none if the model has no such file.
+
+    Parameters
+    ----------
+    source
+        Directory or hub id.
+    revision
+        Branch, tag or commit on the hub.
+    name
+        Path of the file in the model.
+
+    Raises
+    ------
+    OSError
+        From transformers, when there is no such model or it cannot be read.
+    """
+    if isinstance(source, Path):
+        return source / name if (source / name).is_file() else None
+    revision = revision or "main"
+    found = cached_file(
+        source,
+        name,
+        revision=revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if found:
+        return Path(found)
+    if try_to_load_from_cache(source, name, revision=revision) is None:
+        logger.warning(
+            "the hub does not answer, and %s of %s was never fetched: going on as without it", name, source
+        )
+    return None

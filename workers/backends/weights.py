@@ -1,0 +1,105 @@
+"""Whether the weights of a checkpoint are those of the model that its config describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForSequenceClassification
+
+from jobs.errors import SpecError
+from workers.backends.model_file import model_file
+
+_BUFFERS = ("position_ids", "token_type_ids")
+"""Saved by old releases of transformers, which computed them."""
+
+
+def check_size(source: str | Path, revision: str | None, config: Any) -> None:
+    """Refuse a config of many more parameters than there are, before memory is taken for them.
+
+    Raises
+    ------
+    SpecError
+        The config describes a model of more than twice the parameters.
+    """
+    there = sum(map(_parameters, _checkpoint(source, revision)))
+    if not there or getattr(config, "quantization_config", None):
+        return
+    with torch.device("meta"):
+        wanted = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
+    described = sum(parameter.numel() for parameter in wanted.parameters())
+    if described > 2 * there:
+        raise SpecError(
+            f"model {source} has {there:,} parameters, but its config.json describes one of {described:,}"
+        )
+
+
+def check_names(source: str | Path, model: Any, report: dict[str, Any]) -> None:
+    """Refuse a checkpoint that lacks weights of the model, or has some of another architecture.
+
+    Parameters
+    ----------
+    source
+        As in `load_config`.
+    model
+        From transformers, which makes up at random what a checkpoint lacks.
+    report
+        What it says of the weights (``output_loading_info``).
+
+    Raises
+    ------
+    SpecError
+        Names such a weight.
+    """
+    if report["missing_keys"]:
+        raise SpecError(
+            f"model {source} has no {_listed(report['missing_keys'])}: it is no cross-encoder, "
+            f"or no {model.config.model_type} as its config.json says"
+        )
+    if report["mismatched_keys"]:
+        name, there, wanted = min(report["mismatched_keys"])
+        raise SpecError(
+            f"model {source} has a weight {name} of shape {list(there)}, "
+            f"where its config.json wants {list(wanted)}"
+        )
+    foreign = [name for name in report["unexpected_keys"] if _is_foreign(name, model)]
+    if foreign:
+        raise SpecError(
+            f"model {source} has {_listed(foreign)}, which a {model.config.model_type} as in its config.json "
+            "does not have: it is of another architecture, and its scores would be wrong"
+        )
+
+
+def _is_foreign(name: str, model: Any) -> bool:
+    """Whether a weight that the model does not know belongs to its body or its head.
+
+    Heads for other tasks stand beside these, and a pooler that this head does not read may be there.
+    """
+    modules = {path for path, _ in model.named_modules()}
+    parent, body = name, model.base_model_prefix
+    while parent not in modules:
+        parent = parent.rpartition(".")[0]
+    unused = name.startswith(f"{body}.pooler.") and parent == body
+    return parent != "" and not unused and name.rpartition(".")[2] not in _BUFFERS
+
+
+def _checkpoint(source: str | Path, revision: str | None) -> Iterable[Path]:
+    """The files with weights, as far as they are easily found: not those of a large model on the hub."""
+    if isinstance(source, Path):
+        return source.glob("*.safetensors")
+    file = model_file(source, revision, "model.safetensors")
+    return [] if file is None else [file]
+
+
+def _parameters(file: Path) -> int:
+    with safe_open(file, "pt") as tensors:
+        return sum(prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+
+
+def _listed(names: Iterable[str]) -> str:
+    first, *others = sorted(names)
+    return f"{first} and {len(others)} more weights" if others else f"weight {first}"
