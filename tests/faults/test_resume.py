@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.kills import Damage, damage, finished_jobs, folder_of, run_under_kills, start, stop
 from jobs.worker_report import queue_workers
 from tests.conftest import ENVIRON, Outcome, Server, score_file, serve, start_worker, wait_for
-from tests.harness.kills import Damage, damage, finished_jobs, folder_of, run_under_kills, start, stop
 from tests.harness.models import make_bert
 
 ROWS, CHUNK, WINDOW = 3000, 16, 4
@@ -83,14 +83,14 @@ def interrupt(command: list[object], output: Path, sent: signal.Signals = signal
 def test_killed_many_times_it_loses_and_repeats_nothing_but_what_was_in_flight(
     command: list[object], output: Path, undisturbed: Path, queue: Server
 ) -> None:
-    before = finished_jobs(queue)
+    before = finished_jobs(queue.client)
     end = run_under_kills([*command, "--json"], output, kills=6, writes=15, seed=1, environ=ENVIRON_WINDOW)
     assert (end.kills, end.code) == (6, 0), end.err
     assert damage(output, undisturbed) == UNHARMED
     assert json.loads(end.out)["resumed_rows"] > 0
     wait_for(lambda: queue.client.llen("rq:queue:rankmill") == 0)
     chunks = -(-ROWS // CHUNK)
-    assert chunks <= finished_jobs(queue) - before <= chunks + end.kills * WINDOW
+    assert chunks <= finished_jobs(queue.client) - before <= chunks + end.kills * WINDOW
     assert not folder_of(output).exists()
     assert not list(queue.client.scan_iter("rankmill:run:*"))
     assert not list(queue.client.scan_iter("rq:job:*"))

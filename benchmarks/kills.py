@@ -1,7 +1,8 @@
-"""score-file, killed again and again: for the tests here and for `benchmarks.chaos`."""
+"""score-file, killed again and again, and what became of its rows: for `benchmarks.chaos` and tests."""
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -12,9 +13,16 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
+import redis
 
+from benchmarks.cluster import BIN
 from jobs.worker_report import queue_workers
-from tests.conftest import BIN, ENVIRON, Server
+
+
+def environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's, without settings of rankmill's but one thread for a worker, and `environ`."""
+    own = {key: value for key, value in os.environ.items() if not key.startswith(("RANKMILL_", "REDIS_URL"))}
+    return {**own, "RANKMILL_THREADS": "1", **(environ or {})}
 
 
 def folder_of(output: Path) -> Path:
@@ -29,7 +37,7 @@ def start(*arguments: object, environ: Mapping[str, str] | None = None) -> subpr
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**ENVIRON, **(environ or {})},
+        env=environment(environ),
         # A suite that runs in the background ignores SIGINT, and its children would inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,  # noqa: PLW1509
     )
@@ -127,7 +135,7 @@ def damage(output: Path, undisturbed: Path) -> Damage:
     )
 
 
-def finished_jobs(server: Server) -> int:
+def finished_jobs(client: redis.Redis) -> int:
     """Chunks that the workers of the queue have ever ended, whatever became of the scores."""
-    names = queue_workers(server.client, "rankmill").scoring
-    return sum(int(server.client.hget(f"rq:worker:{name}", "successful_job_count") or 0) for name in names)
+    names = queue_workers(client, "rankmill").scoring
+    return sum(int(client.hget(f"rq:worker:{name}", "successful_job_count") or 0) for name in names)
