@@ -30,6 +30,7 @@ from jobs.runs import RunStore
 from jobs.runtime import tracing
 from jobs.runtime.hosts import require_worker_packages
 from jobs.runtime.logs import about_job, set_up
+from jobs.runtime.passwords import mask_passwords, remember_password
 from jobs.runtime.settings import WorkerSettings, load_settings
 from jobs.worker_report import SCORING_FIELD, withdraw_worker
 from workers import metrics
@@ -98,12 +99,13 @@ class ScoringWorker(SimpleWorker):
         """Prepare the device, then take jobs until told to stop."""
         level = options.pop("logging_level", None)  # of RQ's -v, -q and --logging_level
         try:
+            remember_password(self.connection.connection_pool.connection_kwargs.get("password"))
             settings = load_settings({"log_level": level and str(level).lower()})
             set_up(settings.log_level, settings.log_format, worker=self.name)
             require_worker_packages()
             self._prepare(settings)
         except RankmillError as error:
-            print(f"worker {self.name} cannot start: {error}", file=sys.stderr)
+            print(mask_passwords(f"worker {self.name} cannot start: {error}"), file=sys.stderr)
             raise SystemExit(os.EX_CONFIG if isinstance(error, ConfigError) else 1) from None
         # RQ does so only after it has said that the worker is there.
         self._install_signal_handlers()  # type: ignore[no-untyped-call]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
+from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from jobs.errors import ConnectionFailed
+from jobs.errors import ConfigError, ConnectionFailed
+from jobs.runtime.passwords import mask_passwords, mask_url, remember_password, remember_url
 from jobs.runtime.patience import Patience, cannot_serve
 
 _PROBE_SECONDS = 2
@@ -43,8 +44,10 @@ def connect(url: str, wait_seconds: float) -> redis.Redis:
 
     Raises
     ------
+    ConfigError
+        The URL is malformed.
     ConnectionFailed
-        The URL is malformed, nobody answers there, or the credentials are refused.
+        Nobody answers there, or the credentials are refused.
     """
     client = client_for(url, wait_seconds)
     probe = impatient(client)
@@ -52,7 +55,10 @@ def connect(url: str, wait_seconds: float) -> redis.Redis:
         probe.ping()
     except (redis.RedisError, OSError) as error:
         if not (cannot_serve(error) and _is_a_reply(error)):  # else it is there, and will serve: loading, say
-            raise _failed(url, error) from None
+            reason = mask_passwords(" ".join(str(error).split()))
+            raise ConnectionFailed(
+                f"no usable Redis at {mask_url(url)}: {reason} (check --redis or REDIS_URL)"
+            ) from None
     finally:
         probe.close()
     return client
@@ -70,10 +76,12 @@ def client_for(url: str, wait_seconds: float) -> redis.Redis:
 
     Raises
     ------
-    ConnectionFailed
+    ConfigError
         The URL is malformed.
     """
+    remember_url(url)
     try:
+        _check_url(url)
         pool = WaitingPool.from_url(
             url,
             max_connections=_CONNECTIONS,
@@ -83,16 +91,22 @@ def client_for(url: str, wait_seconds: float) -> redis.Redis:
             socket_timeout=_SILENCE_SECONDS,
             health_check_interval=30,
         )
-    except ValueError as error:
-        raise _failed(url, error) from None
+        pool.connection_class(**pool.connection_kwargs)  # refuses options that there are not; reaches nobody
+    except (ValueError, TypeError):  # which may quote a part of the password
+        raise ConfigError(
+            f"redis_url: {mask_url(url)} is not redis://USER:PASSWORD@HOST:PORT/DB (or rediss://, unix://); "
+            "signs in the password such as / ? # @ % are written %2F %3F %23 %40 %25"
+        ) from None
+    remember_password(pool.connection_kwargs.get("password"))
     return redis.Redis.from_pool(pool)
 
 
-def _failed(url: str, error: Exception) -> ConnectionFailed:
-    reason = mask_passwords(" ".join(str(error).split()))
-    return ConnectionFailed(
-        f"no usable Redis at {mask_passwords(url)}: {reason} (check --redis or REDIS_URL)"
-    )
+def _check_url(url: str) -> None:
+    """Raise `ValueError` if a part of the password would be taken for the host, the database or an option."""
+    parts = urlsplit(url)
+    stray = [pair for pair in parts.query.split("&") if "=" not in pair]
+    if parts.netloc and any("@" in part for part in (parts.path, parts.fragment, *stray)):
+        raise ValueError("@ after the host")
 
 
 def _is_a_reply(error: BaseException) -> bool:
@@ -121,12 +135,3 @@ def unreachable(client: redis.Redis) -> str | None:
     except (redis.RedisError, OSError) as error:
         return f"Redis does not answer: {mask_passwords(' '.join(str(error).split()))}"
     return None
-
-
-def mask_passwords(text: str) -> str:
-    """Replace the password of every URL in `text` with ``***``.
-
-    >>> mask_passwords("redis://me:secret@host:6379/0")
-    'redis://me:***@host:6379/0'
-    """
-    return re.sub(r"(\w+://[^:@/\s]*):[^@\s]*@", r"\1:***@", text)

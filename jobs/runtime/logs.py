@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from jobs import keys
-from jobs.runtime.connection import mask_passwords
+from jobs.runtime.passwords import mask_passwords
 
 if TYPE_CHECKING:
     from jobs.runtime.settings import LogFormat, LogLevel
@@ -74,7 +74,7 @@ class _StandardError(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            sys.stderr.write(mask_passwords(self.format(record)) + "\n")
+            sys.stderr.write(self.format(record) + "\n")
             sys.stderr.flush()
         except Exception:
             self.handleError(record)
@@ -85,11 +85,11 @@ class _Human(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         ids = "".join(f" {name}={value}" for name, value in _ids_of(record).items())
-        message = " ".join(record.getMessage().splitlines())
+        message = mask_passwords(" ".join(record.getMessage().splitlines()))
         line = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname.lower():<7} {message}"
         parts = [line + (f" {ids}" if ids else "")]
         if record.exc_info:
-            parts.append(self.formatException(record.exc_info))
+            parts.append(mask_passwords(self.formatException(record.exc_info)))
         return "\n".join(parts)
 
 
@@ -101,11 +101,11 @@ class _Json(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": mask_passwords(record.getMessage()),
             **_ids_of(record),
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = mask_passwords(self.formatException(record.exc_info))
         return json.dumps(line, ensure_ascii=False)
 
 

@@ -22,6 +22,7 @@ from redis.exceptions import ExecAbortError
 from redis.retry import Retry
 
 from jobs.errors import RedisFailed, RedisUnavailable
+from jobs.runtime.passwords import mask_passwords
 
 AUTH_SECONDS = 60
 """A password that is refused is waited for so long at most: it may be that it is just being changed."""
@@ -67,7 +68,9 @@ def cannot_serve(error: BaseException) -> str | None:
 
 def _reply(error: BaseException) -> tuple[str, str]:
     """The code of an error reply, and the reply without the command that it is about."""
-    text = " ".join(str(error).split()).rpartition("caused error: ")[2]  # the rest is of a pipeline
+    text = mask_passwords(" ".join(str(error).split())).rpartition("caused error: ")[
+        2
+    ]  # the rest is of a pipeline
     if isinstance(error, ExecAbortError):
         text = text.rpartition("because of: ")[2]
     code = getattr(error, "status_code", None)

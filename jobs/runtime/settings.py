@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidationInfo
 
 from jobs.errors import ConfigError
+from jobs.runtime.passwords import mask_passwords
 from jobs.runtime.yaml_files import read_yaml, shown
 from jobs.spec import Activation, Precision, ScoreSpec
 from jobs.wire import MAX_CHUNK_ROWS
@@ -172,7 +173,7 @@ def validate(merged: Mapping[str, Sourced]) -> Settings:
         key = str(first["loc"][0])
         found = merged.get(key, Sourced(None, "nowhere"))
         raise ConfigError(
-            f"{key}: {first['msg']}, got {shown(repr(found.value))} (set in {found.source})"
+            f"{key}: {first['msg']}, got {shown(mask_passwords(repr(found.value)))} (set in {found.source})"
         ) from None
 
 

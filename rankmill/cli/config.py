@@ -8,7 +8,7 @@ from typing import Any
 import click
 import yaml
 
-from jobs.runtime.connection import mask_passwords
+from jobs.runtime.passwords import mask_passwords, mask_url
 from jobs.runtime.settings import Settings, merge_settings, validate
 from rankmill.cli import options
 
@@ -27,6 +27,8 @@ def show(config: str | None) -> None:
     """
     merged = merge_settings(config=config)
     settings = validate(merged)
+    if settings.redis_url:
+        settings = settings.model_copy(update={"redis_url": mask_url(settings.redis_url)})
     lines = [yaml.safe_dump({key: getattr(settings, key)}).strip() for key in merged]
     width = max(map(len, lines))
     for key, line in zip(merged, lines, strict=True):

@@ -61,7 +61,7 @@ def _outside() -> tuple[type[Exception], ...]:
 
 def _fail(error: BaseException, code: ExitCode) -> NoReturn:
     """End with the error and its notes in one line."""
-    from jobs.runtime.connection import mask_passwords
+    from jobs.runtime.passwords import mask_passwords
 
     reason = str(error) or type(error).__name__
     line = " ".join("; ".join([reason, *getattr(error, "__notes__", [])]).split())

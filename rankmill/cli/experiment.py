@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from jobs.errors import ConfigError
-from jobs.runtime.connection import mask_passwords
+from jobs.runtime.passwords import mask_passwords
 from rankmill.cli import options
 from rankmill.cli.exits import MEASURED
 from rankmill.tuning.cell import Visit

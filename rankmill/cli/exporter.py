@@ -7,12 +7,11 @@ import threading
 from typing import Any
 
 import click
-import redis
 
-from jobs.errors import ConfigError
-from jobs.runtime.connection import impatient, mask_passwords
+from jobs.runtime.connection import client_for, impatient
 from jobs.runtime.http import serve
 from jobs.runtime.logs import set_up
+from jobs.runtime.passwords import mask_url
 from jobs.runtime.settings import load_settings
 from rankmill.cli import options
 from rankmill.cluster.exporter import exporter_app
@@ -30,20 +29,13 @@ def exporter(config: str | None, **flags: Any) -> None:
     settings = load_settings(flags, config)
     set_up(settings.log_level, settings.log_format)
     server = options.server(settings)
-    app = exporter_app(impatient(_client(server)))
+    app = exporter_app(impatient(client_for(server, settings.redis_wait_seconds)))
     host, port = serve(app, "exporter_address", settings.exporter_address, settings.exporter_hosts)
     stop = threading.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())
     click.echo(
-        f"rankmill exporter: serving the metrics of {mask_passwords(server)} at http://{host}:{port}",
+        f"rankmill exporter: serving the metrics of {mask_url(server)} at http://{host}:{port}",
         err=True,
     )
     stop.wait()
-
-
-def _client(url: str) -> redis.Redis:
-    try:
-        return redis.Redis.from_url(url)
-    except ValueError as error:
-        raise ConfigError(f"redis_url: {error}, got {mask_passwords(url)}") from None

@@ -17,7 +17,8 @@ from jobs import keys
 from jobs.errors import InputError, RedisUnavailable
 from jobs.run import MAX_ROW_ERRORS, Run
 from jobs.runs import RunStore
-from jobs.runtime.connection import connect, mask_passwords
+from jobs.runtime.connection import connect
+from jobs.runtime.passwords import mask_passwords
 from jobs.runtime.settings import load_settings
 from rankmill.cli import options
 from rankmill.cluster import tables

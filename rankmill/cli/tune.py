@@ -16,7 +16,7 @@ import click
 import yaml
 
 from jobs.errors import InputError
-from jobs.runtime.connection import mask_passwords
+from jobs.runtime.passwords import mask_passwords
 from jobs.runtime.settings import Settings, config_file, load_settings
 from rankmill.cli import options
 from rankmill.cli.exits import MEASURED

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs
 
 import redis
 
-from jobs.runtime.connection import mask_passwords
+from jobs.runtime.passwords import mask_passwords
 from rankmill.cluster.history import History
 from rankmill.cluster.snapshot import read_cluster
 

@@ -19,8 +19,8 @@ from prometheus_client import CollectorRegistry, Info, ProcessCollector, make_ws
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from jobs.runtime.connection import mask_passwords
 from jobs.runtime.http import answer, paths
+from jobs.runtime.passwords import mask_passwords
 from jobs.worker_report import WorkerReport
 from rankmill.cluster.dashboard import page_apps
 from rankmill.cluster.snapshot import Cluster, read_cluster

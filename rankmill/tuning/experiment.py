@@ -162,6 +162,7 @@ class Experiment(_Strict):
         ours = {key: value for key, value in cell.items() if key in Measure.model_fields}
         theirs = {key: value for key, value in cell.items() if key not in ours}
         settings = validate(merge_settings({**self.settings, **flags, **theirs}, self.base))
+        settings = settings.model_copy(update={"redis_url": None})  # every cell has its own server
         return settings, self.measure.changed({**measure, **ours}).scaled(scale)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from jobs.runtime.connection import mask_passwords
+from jobs.runtime.passwords import mask_passwords
 from rankmill.tuning.cell import Visit
 from rankmill.tuning.experiment import Experiment, Finding
 from rankmill.tuning.grid import label
