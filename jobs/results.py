@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import pyarrow as pa
+from pydantic import Field
 
 from jobs.errors import WireError
 from jobs.schema import Count, Seconds, WireModel
@@ -16,8 +18,11 @@ class ChunkStats(WireModel):
     """How a chunk was scored: for summaries, metrics and the output's metadata.
 
     ``tokens`` were real, ``padded_tokens`` were computed (real and padding); ``attempt`` counts
-    from 1; ``seconds`` is from fetching the payload to having the scores.
+    from 1; ``seconds`` is from fetching the payload to having the scores. ``int8_gain`` is how many
+    times as fast int8 would be on this worker, where that was measured.
     """
+
+    added: ClassVar[frozenset[str]] = frozenset({"int8_gain"})
 
     worker: str
     device: str
@@ -29,6 +34,7 @@ class ChunkStats(WireModel):
     padded_tokens: Count
     batches: Count
     seconds: Seconds
+    int8_gain: Annotated[float, Field(gt=0)] | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -52,7 +53,8 @@ class Summary:
     ``resumed_rows`` of the ``rows`` were scored by earlier runs of the command, which were
     interrupted; ``seconds`` and ``pairs_per_second`` leave those out. ``startup_seconds`` is how
     long it took until a worker was there; ``pairs_per_second`` leaves it out, too.
-    ``real_token_share`` is the share of computed tokens that were not padding.
+    ``real_token_share`` is the share of computed tokens that were not padding. ``int8_gain`` is how
+    many times as fast int8 would be, where workers have measured that.
     """
 
     output: str
@@ -70,6 +72,7 @@ class Summary:
     backend: str
     device: str
     precision: str
+    int8_gain: float | None
 
 
 def score_file(request: Request, settings: Settings) -> Summary:
@@ -212,6 +215,8 @@ class _Tally:
     retries: int = 0
     how: set[tuple[str, str, str]] = field(default_factory=set)
     revisions: set[str] = field(default_factory=set)
+    int8_gain: float | None = None
+    """Of the worker that would gain least."""
 
     def add(self, part: ScoredTable) -> None:
         stats = part.stats
@@ -223,6 +228,8 @@ class _Tally:
         self.how.add((stats.backend, stats.device, stats.precision))
         if stats.revision:
             self.revisions.add(stats.revision)
+        if stats.int8_gain is not None:
+            self.int8_gain = min(stats.int8_gain, self.int8_gain or math.inf)
 
     def named(self, index: int) -> str:
         """Backend (0), device (1) or precision (2), several joined where workers differ."""
@@ -267,4 +274,5 @@ def _summary(
         backend=tally.named(0),
         device=tally.named(1),
         precision=tally.named(2),
+        int8_gain=None if tally.int8_gain is None else round(tally.int8_gain, 2),
     )

@@ -95,5 +95,6 @@ class ChunkScorer:
                 padded_tokens=scored.padded_tokens,
                 batches=scored.batches,
                 seconds=time.monotonic() - claim.started,
+                int8_gain=model.int8_gain,
             ),
         )

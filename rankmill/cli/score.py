@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -16,6 +17,9 @@ from producer.files.readers import TextColumns
 from rankmill.cli import options
 from rankmill.score_file import Request, Summary
 from rankmill.score_file import score_file as run_score_file
+
+_WORTH_A_HINT = 1.3
+"""How many times as fast int8 has to be for the summary to say so."""
 
 _EPILOG = """\b
 Exit codes:
@@ -101,12 +105,12 @@ def score_file(
     if as_json:
         click.echo(json.dumps(asdict(summary)))
     elif not quiet:
-        click.echo(describe(summary))
+        click.echo(describe(summary, request))
     sys.exit(ExitCode.ROW_ERRORS if summary.row_errors else 0)
 
 
-def describe(summary: Summary) -> str:
-    """The summary for a person."""
+def describe(summary: Summary, request: Request) -> str:
+    """The summary of what was asked for, for a person."""
     if not summary.rows:
         return f"no rows in the input; an empty output is in {summary.output}"
     lines = [
@@ -120,4 +124,18 @@ def describe(summary: Summary) -> str:
         lines.insert(1, f"{summary.resumed_rows:,} of them had been scored by earlier, interrupted runs")
     if summary.row_errors:
         lines.append(f"{summary.row_errors:,} rows have no score; {summary.errors_file} says which and why")
+    if summary.int8_gain is not None and summary.int8_gain >= _WORTH_A_HINT:
+        lines.append(
+            f"int8 would be about {summary.int8_gain:.1f} times as fast here; this tells what it does to "
+            f"your rankings: {_check_int8(summary, request)}"
+        )
     return "\n".join(lines)
+
+
+def _check_int8(summary: Summary, request: Request) -> str:
+    """The command that compares the rankings of int8 with those of fp32, on the same input."""
+    columns = request.columns
+    named = [] if columns.query == "query" else ["--query-column", columns.query]
+    named += [] if columns.passage == "passage" else ["--passage-column", columns.passage]
+    command = ["rankmill", "check-precision", *request.inputs, "--precision", "int8"]
+    return shlex.join([*command, "--model", summary.model, *named])

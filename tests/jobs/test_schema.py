@@ -55,7 +55,7 @@ def test_json_comes_back_and_no_field_may_be_unknown_or_missing(model: WireModel
         kind.read_json(json.dumps({**found, "new": 1}), "it")
     with pytest.raises(WireError, match="it has format 3, this release reads 2: run the same rankmill"):
         kind.read_json(json.dumps({**found, "new": 1, "format": 3}), "it")
-    for name in found:
+    for name in found.keys() - kind.added:
         with pytest.raises(WireError, match=f"it is damaged: it has no {name}"):
             kind.read_json(json.dumps({key: found[key] for key in found if key != name}), "it")
 

@@ -23,6 +23,7 @@ from workers.models.loading import load_model
 
 SMALL = SimpleNamespace(model_type="bert", hidden_size=128, intermediate_size=512)
 OPENVINO, TORCH, ONNX = ("openvino", "torch", "onnx")
+PRECISIONS = ("fp32", "bf16")
 
 
 @pytest.fixture(autouse=True)
@@ -67,6 +68,7 @@ def test_each_backend_is_measured_in_its_own_arithmetic(
         pytest.importorskip(package)
     found = cpu_speeds([kind], SMALL, tmp_path)
     expected = {"fp32", "bf16"} & set(kind.precisions["cpu"])
+    expected |= {"int8 in fp32", "int8 in bf16"} if backend == OPENVINO else set()
     assert set(found.gflops) == {(backend, precision) for precision in expected}
     assert all(0.1 < gflops < 10_000 for gflops in found.gflops.values())
     assert "measured in" in log.text
@@ -164,6 +166,35 @@ def test_auto_is_the_fastest_and_of_equals_the_most_exact(
         assert given.precision == "bf16"
 
 
+@pytest.mark.parametrize(("in_bf16", "gain"), [(300.0, 1.5), (190.0, 1.0)])
+def test_what_int8_would_gain_is_known_but_int8_is_never_chosen(
+    in_bf16: float, gain: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pytest.importorskip("nncf")
+    found = {"fp32": 100.0, "bf16": 200.0, "int8 in fp32": 200.0, "int8 in bf16": in_bf16}
+    speeds = Speeds({(OPENVINO, name): speed for name, speed in found.items()})
+    monkeypatch.setattr(registry, "cpu_speeds", lambda *args: speeds)
+    config = AutoConfig.for_model("bert")
+    chosen = choose_backend("auto", "auto", config, "cpu", tmp_path)
+    assert (chosen, chosen.int8_gain) == (Choice("openvino", "bf16"), gain)
+    assert choose_backend("auto", "fp32", config, "cpu", tmp_path).int8_gain is None  # as was asked for
+    assert choose_backend("torch", "auto", config, "cpu", tmp_path).int8_gain is None  # which has no int8
+    unknown = AutoConfig.for_model("deberta-v2")  # OpenVINO does not run it, so int8 cannot be had
+    assert choose_backend("auto", "auto", unknown, "cpu", tmp_path).int8_gain is None
+
+
+def test_no_product_of_the_layer_is_left_out_as_the_same_as_another() -> None:
+    """As OpenVINO does; the three that attention begins with would count as one."""
+    pytest.importorskip("openvino")
+    from workers.backends.openvino import probe
+
+    shape = LayerShape.of(SMALL, 1)
+    graph = probe._graph(shape, probe._as_it_is)
+    weights = [node.data for node in graph.get_ops() if node.get_type_name() == "Constant"]
+    matrices = [each.tobytes() for each in weights if each.ndim == 2]
+    assert len(set(matrices)) == len(matrices) == 6
+
+
 def test_a_measurement_that_fails_keeps_no_worker_from_scoring(
     tiny_model: Path, tmp_path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +226,7 @@ def test_what_openvino_has_not_in_8_bits_is_in_the_faster_precision(
     faster: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("nncf")
-    speeds = Speeds({(OPENVINO, each): 2.0 if each == faster else 1.0 for each in ("fp32", "bf16")})
+    speeds = Speeds({(OPENVINO, f"int8 in {each}"): 2.0 if each == faster else 1.0 for each in PRECISIONS})
     monkeypatch.setattr(openvino, "cpu_speeds", lambda *args: speeds)
     config = AutoConfig.from_pretrained(tiny_model)
     backend: Any = openvino.KIND.load(ModelFiles(tiny_model, None, config, tmp_path), "cpu", "int8")

@@ -117,8 +117,10 @@ class BackendKind:
     machines
         Those it runs on, by the names of `platform.machine`; none: on any.
     probe
-        Makes something that runs a layer of a shape on the CPU in fp32 or bf16, in the backend's own
+        Makes something that runs a layer of a shape on the CPU in one of `probed`, in the backend's own
         arithmetic and on the worker's threads; without one, ``auto`` takes the backend only as a last resort.
+    probed
+        Precisions that `probe` takes, as far as the backend has them.
     lacks
         What else this machine lacks for it on a device in a precision; asked when `packages` are there.
     """
@@ -131,6 +133,7 @@ class BackendKind:
     any_model: bool = False
     machines: tuple[str, ...] = ()
     probe: Callable[[LayerShape, str], Callable[[], object]] | None = None
+    probed: tuple[str, ...] = ("fp32", "bf16")
     lacks: Callable[[str, str], str | None] = lambda device, precision: None
 
     @property

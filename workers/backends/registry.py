@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from jobs.errors import ConfigError, SpecError
 from jobs.runtime.hosts import FOR_TESTS
 from workers.backends.base import DEVICES, BackendKind
-from workers.backends.speed import CPU_PRECISIONS, Combination, cpu_speeds
+from workers.backends.speed import CPU_PRECISIONS, INT8, Combination, Speeds, cpu_speeds
 from workers.device import gpu_precision, resolve_device
 
 logger = logging.getLogger(__name__)
@@ -26,10 +26,14 @@ BACKENDS: dict[str, BackendKind] = {
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs the model, and in which precision."""
+    """What runs the model, and in which precision.
+
+    ``int8_gain``: how many times as fast int8 would be, where that could be had and was measured.
+    """
 
     backend: str
     precision: str
+    int8_gain: float | None = field(default=None, compare=False)
 
 
 def choose_device(setting: str, backend: str) -> str:
@@ -90,7 +94,8 @@ def choose_backend(setting: str, precision: str, config: Any, device: str, cache
         better = {name: obstacles[name] for name in _NAMES[: _NAMES.index(backend)] if name in obstacles}
         if better:
             logger.info("backend %s, not %s", backend, _listed(better))
-        return Choice(backend, chosen)
+        gain = _int8_gain(able, (backend, chosen), config, device, cache) if precision == "auto" else None
+        return Choice(backend, chosen, gain)
     if not obstacles:
         known = dict.fromkeys(each for kind in kinds for each in kind.precisions[device])
         by = "" if setting == "auto" else f" by backend {setting}"
@@ -113,8 +118,22 @@ def _fastest(able: list[Combination], config: Any, device: str, cache: Path) -> 
     """The fastest of what can run a model, as far as that can be measured; else the first."""
     if device != "cpu" or len(able) == 1 or any(each not in CPU_PRECISIONS for _, each in able):
         return able[0]
-    speeds = cpu_speeds([BACKENDS[name] for name in dict.fromkeys(name for name, _ in able)], config, cache)
-    return speeds.fastest(able) or able[0]
+    return _speeds(able, config, cache).fastest(able) or able[0]
+
+
+def _int8_gain(
+    able: list[Combination], chosen: Combination, config: Any, device: str, cache: Path
+) -> float | None:
+    """How many times as fast int8 would be as what was chosen, by a backend that can run the model."""
+    kinds = [BACKENDS[name] for name, _ in able]
+    with_int8 = [kind for kind in kinds if set(INT8) & set(kind.probed)]
+    if device != "cpu" or all(kind.obstacle(config, device, "int8") for kind in with_int8):
+        return None
+    return _speeds(able, config, cache).int8_gain(chosen)
+
+
+def _speeds(able: list[Combination], config: Any, cache: Path) -> Speeds:
+    return cpu_speeds([BACKENDS[name] for name in dict.fromkeys(name for name, _ in able)], config, cache)
 
 
 def _automatic(device: str) -> list[BackendKind]:

@@ -26,7 +26,10 @@ from workers.disk_cache import keep_json, kept_json
 CPU_PRECISIONS = ("fp32", "bf16")
 """What ``auto`` chooses from on a CPU, the more exact first."""
 
-_RECIPE = 1
+INT8 = {"int8 in fp32": "fp32", "int8 in bf16": "bf16"}
+"""int8 is measured by what the rest is computed in; ``auto`` never chooses it."""
+
+_RECIPE = 2
 """Changes when the same machine would give other figures."""
 
 _SECONDS = 0.2
@@ -62,6 +65,11 @@ class Speeds:
         enough = max((self.gflops[each] for each in known), default=0.0) / _TIE
         good = [each for each in known if self.gflops[each] >= enough]
         return min(good, key=lambda each: CPU_PRECISIONS.index(each[1]), default=None)
+
+    def int8_gain(self, over: Combination) -> float | None:
+        """How many times as fast int8 is as another combination; ``None`` where one was not measured."""
+        found = [speed for (_, precision), speed in self.gflops.items() if precision in INT8]
+        return max(found) / self.gflops[over] if found and self.gflops.get(over) else None
 
     def __str__(self) -> str:
         told = [f"{name} {precision} {speed:.0f}" for (name, precision), speed in self.gflops.items()]
@@ -150,8 +158,8 @@ def _version(package: str) -> str:
 def _layers(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[Combination, Callable[[], object]]:
     layers = {}
     for kind in kinds:
-        for precision in CPU_PRECISIONS:
-            if kind.probe is not None and precision in kind.precisions["cpu"]:
+        for precision in kind.probed:
+            if kind.probe is not None and precision.partition(" ")[0] in kind.precisions["cpu"]:
                 try:
                     layers[kind.name, precision] = kind.probe(shape, precision)
                 except Exception as error:

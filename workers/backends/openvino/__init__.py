@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from workers.backends.base import Backend, BackendKind, ModelFiles, is_installed
 from workers.backends.layer import LayerShape
-from workers.backends.speed import cpu_speeds
+from workers.backends.speed import INT8, cpu_speeds
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
@@ -16,8 +16,9 @@ def _load(files: ModelFiles, device: str, precision: str) -> Backend:
     graph = openvino_graph(files, precision)
     if precision != "int8":
         return OpenVinoBackend(graph, precision)
-    faster = cpu_speeds([KIND], files.config, files.cache).fastest([(KIND.name, "fp32"), (KIND.name, "bf16")])
-    return OpenVinoBackend(graph, precision, faster[1] if faster else "fp32")
+    speeds = cpu_speeds([KIND], files.config, files.cache).gflops
+    rests = {rest: speeds.get((KIND.name, each), 0.0) for each, rest in INT8.items()}
+    return OpenVinoBackend(graph, precision, max(rests, key=lambda rest: rests[rest]))
 
 
 def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
@@ -40,5 +41,6 @@ KIND = BackendKind(
     precisions={"cpu": ("fp32", "bf16", "int8")},
     load=_load,
     probe=_probe,
+    probed=("fp32", "bf16", *INT8),
     lacks=_lacks,
 )

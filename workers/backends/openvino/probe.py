@@ -8,25 +8,32 @@ from typing import Any
 import numpy as np
 
 from workers.backends.layer import HEAD_WIDTH, ROW_TOKENS, LayerShape
-from workers.backends.openvino.backend import compile_graph
+from workers.backends.openvino.backend import GROUP, compile_graph
 from workers.backends.openvino.silent import openvino
+from workers.backends.speed import INT8
 
 
 def probe(shape: LayerShape, precision: str) -> Callable[[], object]:
-    """What runs a layer with random weights once."""
-    request = compile_graph(_graph(shape), precision).create_infer_request()
-    hidden = _random(shape.rows, ROW_TOKENS, shape.hidden)
+    """What runs a layer with random weights once; in int8 with the rest in what `INT8` says."""
+    graph = _graph(shape, _in_8_bits if precision in INT8 else _as_it_is)
+    options = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP} if precision in INT8 else {}
+    request = compile_graph(graph, INT8.get(precision, precision), options).create_infer_request()
+    hidden = np.random.default_rng(0).standard_normal(
+        (shape.rows, ROW_TOKENS, shape.hidden), dtype=np.float32
+    )
     return lambda: request.infer([hidden])
 
 
-def _graph(shape: LayerShape) -> Any:
+def _graph(shape: LayerShape, constant: Callable[[Any], Any]) -> Any:
     from openvino import opset15 as ops
 
-    width = shape.hidden
+    width, random = shape.hidden, np.random.default_rng(0)
     hidden = ops.parameter([-1, -1, width], np.float32)
 
     def product(states: Any, out: int, into: int) -> Any:
-        return ops.matmul(states, ops.constant(_random(out, into) / into**0.5), False, True)
+        # Each its own: of products that are the same OpenVINO computes one.
+        weights = random.standard_normal((out, into), dtype=np.float32) / into**0.5
+        return ops.matmul(states, constant(weights), False, True)
 
     def by_head() -> Any:
         split = ops.reshape(product(hidden, width, width), [0, 0, width // HEAD_WIDTH, HEAD_WIDTH], True)
@@ -42,5 +49,16 @@ def _graph(shape: LayerShape) -> Any:
     return openvino.Model([norm(ops.add(first, product(inner, width, shape.inner)))], [hidden], "layer")
 
 
-def _random(*shape: int) -> Any:
-    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+def _as_it_is(weights: Any) -> Any:
+    from openvino import opset15 as ops
+
+    return ops.constant(weights)
+
+
+def _in_8_bits(weights: Any) -> Any:
+    """Weights ``[out, into]`` with a scale for each row, as NNCF writes them."""
+    from openvino import opset15 as ops
+
+    scale = np.abs(weights).max(axis=1, keepdims=True) / 127
+    small = ops.constant(np.round(weights / scale).astype(np.int8))
+    return ops.multiply(ops.convert(small, "f32"), ops.constant(scale.astype(np.float32)))
