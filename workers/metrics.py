@@ -71,6 +71,11 @@ chunks = Counter(
 retries = Counter(
     "rankmill_retries_total", "Chunks claimed after an attempt that had failed.", registry=REGISTRY
 )
+set_aside = Counter(
+    "rankmill_set_aside_jobs_total",
+    "Jobs of a queue that could not be read; rankmill status says why.",
+    registry=REGISTRY,
+)
 latency = Histogram(
     "rankmill_job_latency_seconds",
     "Time from a chunk's submission to its result, earlier attempts included, by the clocks of both hosts.",

@@ -24,7 +24,7 @@ class Executions(ExecutionRegistry):
         """Those that are listed and there."""
         known = []
         for execution_id in self.get_execution_ids(start, end):
-            with suppress(ValueError):
+            with suppress(ValueError, KeyError, OverflowError):  # gone, or damaged
                 known.append(Execution.fetch(execution_id, self.job_id, self.connection))
         return known
 

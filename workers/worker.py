@@ -6,37 +6,41 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from redis.backoff import ExponentialWithJitterBackoff
-from redis.client import Pipeline as Commands
-from redis.retry import Retry
+import redis
 from rq import Queue
-from rq.exceptions import DequeueTimeout, InvalidJobOperation
-from rq.executions import Execution
-from rq.job import Job, JobStatus
+from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
+from rq.exceptions import StopRequested
+from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.timeouts import JobTimeoutException
 from rq.utils import now
 from rq.worker import SimpleWorker
-from rq.worker.base import WorkerStatus
+from rq.worker.base import DequeueStrategy, WorkerStatus
 
-from jobs.errors import ConfigError, RankmillError
-from jobs.job import chunk_of, is_suspect
+from jobs.errors import ConfigError, RankmillError, RedisFailed, RedisUnavailable
+from jobs.job import is_suspect
 from jobs.recovery import failure_handler
 from jobs.results import ChunkResult, ChunkScores
 from jobs.runs import RunStore
 from jobs.runtime import tracing
+from jobs.runtime.connection import impatient, unreachable
 from jobs.runtime.hosts import require_worker_packages
 from jobs.runtime.logs import about_job, set_up
 from jobs.runtime.passwords import mask_passwords, remember_password
+from jobs.runtime.patience import Patience, cannot_serve
 from jobs.runtime.settings import WorkerSettings, load_settings
 from jobs.worker_report import SCORING_FIELD, withdraw_worker
 from workers import metrics
 from workers.claims import Claim, ModelQueue
 from workers.heartbeat import Heartbeat
+from workers.intake import set_job_aside, take_job
 from workers.rq_job import ScoringJob
+from workers.stopping import LastResort
 
 if TYPE_CHECKING:
     from workers.assembly import Parts
@@ -44,8 +48,11 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 1
 """An idle worker looks that often whether it was told to stop."""
 
-_RECONNECTS = 100
-"""Attempts at a command while the server is away: with pauses of up to 5 s, minutes in all."""
+_PROBE_SECONDS = 0.5
+"""How long a server may take to answer a worker that was told to stop."""
+
+_REFUSED_SECONDS = 30
+"""How often to say that Redis refuses a command."""
 
 logger = logging.getLogger(__name__)
 
@@ -71,20 +78,19 @@ class ScoringWorker(SimpleWorker):
 
     _heartbeat: Heartbeat
     _parts: Parts
+    _patience: Patience
 
     def __init__(self, *args: Any, **options: Any) -> None:
         # Whatever the command line says: nothing is unpickled, and nothing but score_chunk is run.
         super().__init__(*args, **{**options, "serializer": JSONSerializer, "job_class": ScoringJob})
         for queue in self.queues:
             queue.serializer, queue.job_class = JSONSerializer, ScoringJob
-        # For every command: RQ's loop ends at the first one that fails.
-        self.connection.set_retry(Retry(ExponentialWithJitterBackoff(base=0.1, cap=5.0), _RECONNECTS))
         self.log_result_lifespan = False
         self.store = RunStore(self.connection)
         self.push_exc_handler(failure_handler(self.store))  # type: ignore[no-untyped-call]
         self._claims: dict[str, Claim] = {}
         self._later = ModelQueue()
-        self._results: dict[str, ChunkResult] = {}
+        self._told = 0
 
     @property
     def dequeue_timeout(self) -> int:
@@ -95,52 +101,90 @@ class ScoringWorker(SimpleWorker):
         """Seconds until a job counts as abandoned; the heartbeat thread renews it."""
         return self._heartbeat.lease_seconds
 
-    def work(self, *args: Any, **options: Any) -> bool:
-        """Prepare the device, then take jobs until told to stop."""
-        level = options.pop("logging_level", None)  # of RQ's -v, -q and --logging_level
+    def work(
+        self,
+        burst: bool = False,
+        logging_level: str | None = None,
+        date_format: str = DEFAULT_LOGGING_DATE_FORMAT,
+        log_format: str = DEFAULT_LOGGING_FORMAT,
+        max_jobs: int | None = None,
+        max_idle_time: int | None = None,
+        with_scheduler: bool = False,
+        dequeue_strategy: DequeueStrategy = DequeueStrategy.DEFAULT,
+    ) -> bool:
+        """Prepare the device, then take jobs until told to stop; RQ's own loop ends at the first error."""
         try:
             remember_password(self.connection.connection_pool.connection_kwargs.get("password"))
-            settings = load_settings({"log_level": level and str(level).lower()})
+            settings = load_settings({"log_level": logging_level and str(logging_level).lower()})
             set_up(settings.log_level, settings.log_format, worker=self.name)
             require_worker_packages()
+            self._patience = Patience(settings.redis_wait_seconds, self._give_up)
+            self.connection.set_retry(self._patience)
             self._prepare(settings)
         except RankmillError as error:
             print(mask_passwords(f"worker {self.name} cannot start: {error}"), file=sys.stderr)
             raise SystemExit(os.EX_CONFIG if isinstance(error, ConfigError) else 1) from None
-        # RQ does so only after it has said that the worker is there.
+        self._dequeue_strategy = dequeue_strategy
         self._install_signal_handlers()  # type: ignore[no-untyped-call]
-        logger.info("listening on %s", ", ".join(self.queue_names()))
+        self.bootstrap(logging_level, date_format, log_format)
         self._heartbeat.start()
+        logger.info("listening on %s", ", ".join(self.queue_names()))
+        taken = 0
         try:
-            return super().work(*args, **options)
+            if with_scheduler:
+                self._start_scheduler(burst, logging_level, date_format, log_format)
+            while max_jobs is None or taken < max_jobs:
+                self.check_for_suspension(burst)
+                found = self._next(None if burst else _POLL_SECONDS, max_idle_time)
+                if found is None:
+                    break
+                self.execute_job(*found)
+                taken += 1
+        except StopRequested:
+            pass  # in a burst, if workers are suspended
+        except (RankmillError, redis.RedisError) as error:
+            logger.critical("cannot go on: %s", error)
+            raise SystemExit(1) from None
         finally:
+            self.teardown()
             self._heartbeat.stop()
+        return bool(taken)
 
-    def dequeue_job_and_maintain_ttl(
-        self, timeout: int | None, max_idle_time: int | None = None
-    ) -> tuple[Job, Queue] | None:
+    def _next(self, seconds: int | None, max_idle_time: int | None) -> tuple[ScoringJob, Queue] | None:
         """Wait until little enough is claimed, then for a job; ``None`` when it is time to stop."""
-        self._show_state()
-        idle_since = time.monotonic()
+        idle_since, refused_since = time.monotonic(), None
         while not self._stop_requested:
             self._begin_those_put_aside()
             if not self._parts.pipeline.wait_for_room(self._parts.claim_ahead, _POLL_SECONDS):
                 idle_since = time.monotonic()
                 continue
             try:
-                found = self._dequeue(None if timeout is None else _POLL_SECONDS)
-            except DequeueTimeout:
                 self._show_state()
-                self._parts.engines.unload_idle()
-                if max_idle_time is not None and time.monotonic() - idle_since >= max_idle_time:
-                    return None
+                found = take_job(self._ordered_queues, seconds, self._claims, lambda: self._stop_requested)
+            except redis.ResponseError as error:  # the queue's key is no list, say
+                refused_since = self._bear(error, refused_since)
                 continue
             if found is not None:
                 self.reorder_queues(found[1])
-            elif self._later:
+                return found
+            if seconds is None:
+                if not self._later:
+                    return None
                 continue
-            return found
+            self._parts.engines.unload_idle()
+            if max_idle_time is not None and time.monotonic() - idle_since >= max_idle_time:
+                return None
         return None
+
+    def _bear(self, error: redis.ResponseError, since: float | None) -> float:
+        """Redis refuses what it should not: wait until somebody mends that, as long as for a server."""
+        now = time.monotonic()
+        if since is None or int(now - since) % _REFUSED_SECONDS == 0:
+            logger.error("Redis refuses a command, trying again: %s", error)
+        if since is not None and now - since > self._patience.seconds:
+            raise RedisFailed(f"Redis refuses a command: {error}")
+        time.sleep(_POLL_SECONDS)
+        return now if since is None else since
 
     def execute_job(self, job: Job, queue: Queue) -> None:
         """Claim a job: fetch and tokenize its chunk, and let it be scored behind.
@@ -148,6 +192,10 @@ class ScoringWorker(SimpleWorker):
         One whose model would take another's place is put aside first (`ModelQueue`).
         """
         assert isinstance(job, ScoringJob)
+        with self._set_aside_if_damaged(job, queue):
+            self._take_on(job, queue)
+
+    def _take_on(self, job: ScoringJob, queue: Queue) -> None:
         claim = Claim(job, queue, self.prepare_execution(job), tracing.begin_for(job, worker=self.name))
         self._claims[job.id] = claim
         with about_job(job.id), tracing.within(claim.span):
@@ -157,6 +205,19 @@ class ScoringWorker(SimpleWorker):
             self._claim(claim, put_aside=not suspect)
             if suspect:
                 self._wait_until_idle()
+
+    @contextmanager
+    def _set_aside_if_damaged(self, job: Job, queue: Queue) -> Iterator[None]:
+        """Have done with a job that cannot even be failed: keys of RQ's about it are damaged."""
+        try:
+            yield
+        except redis.RedisError as error:
+            if cannot_serve(error):
+                raise
+            self._claims.pop(job.id, None)
+            for execution in [each for each in self.executions.values() if each.job_id == job.id]:
+                self.executions.pop(execution.id, None)
+            set_job_aside(queue, job.id.encode(), f"{type(error).__name__}: {error}")
 
     def _claim(self, claim: Claim, put_aside: bool) -> None:
         scorer = self._parts.scorer
@@ -192,7 +253,11 @@ class ScoringWorker(SimpleWorker):
 
     def _begin_those_put_aside(self) -> None:
         for claim in self._later.take(lambda: any(queue.count for queue in self.queues)):
-            with about_job(claim.job.id), tracing.within(claim.span):
+            with (
+                about_job(claim.job.id),
+                tracing.within(claim.span),
+                self._set_aside_if_damaged(claim.job, claim.queue),
+            ):
                 self._begin(claim)
 
     def _fail(self, claim: Claim, error: Exception) -> None:
@@ -238,14 +303,6 @@ class ScoringWorker(SimpleWorker):
                 pipe.lrem(Queue(job.origin, connection=self.connection).intermediate_queue_key, 1, job.id)
             pipe.execute()
 
-    def cleanup_execution(self, job: Job, pipeline: Commands, execution: Execution | None = None) -> None:
-        """Put a finished chunk's result into the transaction that finishes its job."""
-        super().cleanup_execution(job, pipeline, execution)
-        if job.get_status(refresh=False) is not JobStatus.FINISHED:
-            return
-        if job.id in self._results:
-            self.store.add_result(pipeline, chunk_of(job)[0], self._results[job.id], _run_ttl(job))
-
     def handle_execution_ended(self, job: Job, queue: Queue, heartbeat_ttl: int) -> None:
         """Without RQ's last beat, which would leave a piece of a job that Redis has forgotten."""
         job.ended_at = now()
@@ -268,8 +325,16 @@ class ScoringWorker(SimpleWorker):
             settings.lease_seconds,
             report,
             parts.pipeline.wedged,
+            failure_handler(self.store),
             self._drop_cancelled,
         )
+        probe = impatient(self.connection, _PROBE_SECONDS)
+        LastResort(
+            told=lambda: self._told,
+            held=lambda: len(self._claims),
+            working=lambda: parts.pipeline.working,
+            serving=lambda: not (self._patience.trouble or unreachable(probe)),
+        ).start()
         metrics.worker.info({"worker": self.name, "device": parts.device})
         metrics.heartbeat_age.set_function(self._heartbeat.age)
         metrics.claimed_jobs.set_function(lambda: len(self._claims))
@@ -281,21 +346,30 @@ class ScoringWorker(SimpleWorker):
         """What keeps the worker from scoring; a model that nobody has asked for yet does not."""
         if self._stop_requested:
             return "the worker is stopping"
+        if self._patience.trouble:
+            return f"Redis cannot serve: {self._patience.trouble}"
         loading = self._parts.engines.loading
         return f"loading {loading}" if loading else None
+
+    def request_stop(self, signum: Any, frame: Any) -> None:
+        """Also count the signal, for `LastResort`."""
+        self._told = 1
+        super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
+
+    def request_force_stop(self, signum: int, frame: Any) -> None:
+        """Also count the signal, for `LastResort`."""
+        self._told = 2
+        super().request_force_stop(signum, frame)
 
     def _shutdown(self) -> None:
         """Stop at the next look, and not wherever the signal came."""
         self._stop_requested = True
 
-    def _dequeue(self, timeout: int | None) -> tuple[Job, Queue] | None:
-        return Queue.dequeue_any(
-            self._ordered_queues,
-            timeout,
-            connection=self.connection,
-            job_class=self.job_class,
-            serializer=self.serializer,
-        )
+    def _give_up(self, error: RedisUnavailable) -> None:
+        """End, with whatever is claimed: its leases have ended long ago."""
+        logger.critical("ending: %s", error)
+        logging.shutdown()
+        os._exit(os.EX_UNAVAILABLE)
 
     def _wait_until_idle(self) -> None:
         """Wait until all claimed before is answered, or this worker is told to stop."""
@@ -320,7 +394,7 @@ class ScoringWorker(SimpleWorker):
             return  # handed back
         claim.forward.end()
         with about_job(claim.job.id), tracing.within(claim.span):
-            with metrics.stage("write"):
+            with self._set_aside_if_damaged(claim.job, claim.queue), metrics.stage("write"):
                 self._finish(claim, result)
             claim.span.end()
             if isinstance(result, ChunkScores):
@@ -334,22 +408,24 @@ class ScoringWorker(SimpleWorker):
                 logger.warning("the run cannot be scored: %s", result.message)
 
     def _finish(self, claim: Claim, result: ChunkResult | None) -> None:
-        if result is not None:
-            self._results[claim.job.id] = result
-        try:
-            self._finalize_success(claim.job, claim.queue, claim.execution, None)
-        except InvalidJobOperation:
-            # The job is gone: its transaction went through and the reply was lost, or Redis forgot it.
-            self.executions.pop(claim.execution.id, None)
-            logger.warning("the job was gone when it was to be finished")
-        self._results.pop(claim.job.id, None)
+        """Result and end of the job in one transaction, and without a WATCH, so that it can be repeated."""
+        job = claim.job
+        with self.connection.pipeline() as pipe:
+            if result is not None:
+                self.store.add_result(pipe, job.chunk[0], result, _run_ttl(job))
+            self.increment_successful_job_count(pipeline=pipe)
+            if job.started_at:
+                self.increment_total_working_time(now() - job.started_at, pipe)
+            self.cleanup_execution(job, pipe, claim.execution)
+            pipe.delete(job.key, job.execution_registry.key)
+            pipe.execute()
 
     def _hand_back(self, job_id: str) -> None:
         """Put a claimed job back at the front of its queue; that costs it no attempt."""
         claim = self._claims.pop(job_id, None)
         if claim is None:
             return
-        with self.connection.pipeline() as pipe:
+        with self._set_aside_if_damaged(claim.job, claim.queue), self.connection.pipeline() as pipe:
             self.cleanup_execution(claim.job, pipe, claim.execution)
             claim.queue._enqueue_job(claim.job, pipeline=pipe, at_front=True)  # as Job.retry does
             pipe.execute()

@@ -9,9 +9,10 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from jobs.errors import ConfigError, ConnectionFailed
+from jobs import keys
+from jobs.errors import ConfigError, ConnectionFailed, RedisUnavailable
 from jobs.runtime.passwords import mask_passwords, mask_url, remember_password, remember_url
-from jobs.runtime.patience import Patience, cannot_serve
+from jobs.runtime.patience import Patience, cannot_serve, waiting
 
 _PROBE_SECONDS = 2
 
@@ -116,14 +117,14 @@ def _is_a_reply(error: BaseException) -> bool:
     return not isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError)
 
 
-def impatient(client: redis.Redis) -> redis.Redis:
-    """A client of the same server whose commands fail at once, or within 2 s, and are not tried again."""
+def impatient(client: redis.Redis, seconds: float = _PROBE_SECONDS) -> redis.Redis:
+    """A client of the same server whose commands fail at once, or within `seconds`, and are tried once."""
     pool = client.connection_pool
     options = {
         **pool.connection_kwargs,
         "retry": Retry(NoBackoff(), 0),
-        "socket_connect_timeout": _PROBE_SECONDS,
-        "socket_timeout": _PROBE_SECONDS,
+        "socket_connect_timeout": seconds,
+        "socket_timeout": seconds,
     }
     return redis.Redis.from_pool(redis.ConnectionPool(connection_class=pool.connection_class, **options))
 
@@ -134,4 +135,19 @@ def unreachable(client: redis.Redis) -> str | None:
         client.ping()
     except (redis.RedisError, OSError) as error:
         return f"Redis does not answer: {mask_passwords(' '.join(str(error).split()))}"
+    return None
+
+
+def refuses_writes(client: redis.Redis) -> str | None:
+    """Why a server that answers takes no writes just now, in one line; ``None`` if it does.
+
+    It is asked to write a key that expires at once; a user who may only read learns nothing.
+    """
+    try:
+        with waiting(most=0):
+            client.set(keys.probe(), 1, px=1)
+    except RedisUnavailable as error:
+        return str(error)
+    except redis.ResponseError as error:
+        return cannot_serve(error)
     return None

@@ -170,6 +170,8 @@ def _fill(families: dict[str, GaugeMetricFamily | CounterMetricFamily], cluster:
     for state in _STATES:
         families["rankmill_workers"].add_metric([state], states[state])
     families["rankmill_runs_active"].add_metric([], cluster.runs_total)
+    families["rankmill_redis_writable"].add_metric([], cluster.trouble is None)
+    families["rankmill_jobs_set_aside"].add_metric([], len(cluster.set_aside))
 
 
 def _families() -> dict[str, GaugeMetricFamily | CounterMetricFamily]:
@@ -199,6 +201,11 @@ def _families() -> dict[str, GaugeMetricFamily | CounterMetricFamily]:
             ("state",),
         ),
         "rankmill_runs_active": ("Runs that are not finished.", ()),
+        "rankmill_redis_writable": (
+            "1 if Redis takes writes, else 0: it is full, say, or a replica, and everybody waits.",
+            (),
+        ),
+        "rankmill_jobs_set_aside": ("Jobs that could not be read, in the last week; at most 100.", ()),
     }
     counters = {
         "rankmill_cluster_chunks": "Chunks scored by all workers, as their heartbeats say.",

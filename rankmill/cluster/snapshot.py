@@ -18,6 +18,8 @@ from rq.worker_registration import REDIS_WORKER_KEYS
 from jobs import keys
 from jobs.errors import WireError
 from jobs.run import Progress, read_run
+from jobs.runtime.connection import refuses_writes
+from jobs.set_aside import SetAside, jobs_set_aside
 from jobs.worker_report import SCORING_FIELD, WorkerReport
 from rankmill.cluster.damage import Damage, Damaged
 
@@ -81,9 +83,13 @@ class Cluster(_Frozen):
     """All queues and workers, and one page of the runs, those last worked on first.
 
     ``at`` is in seconds since 1970; ``page`` counts from 0; ``damaged`` is what could not be read.
+    ``trouble`` says why the server takes no writes just now, so that nothing goes on; ``set_aside`` are
+    jobs that no worker could read.
     """
 
     at: float
+    trouble: str | None = None
+    set_aside: tuple[SetAside, ...] = ()
     queues: tuple[QueueState, ...]
     workers: tuple[WorkerState, ...]
     runs: tuple[RunState, ...]
@@ -124,6 +130,8 @@ def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RU
     queues = _names(damage.texts(queue_keys, Queue.redis_queues_keys), Queue.redis_queue_namespace_prefix)
     return Cluster(
         at=now,
+        trouble=refuses_writes(client),
+        set_aside=tuple(jobs_set_aside(client)),
         queues=_queues(client, sorted({*queues, *_queues_of(workers)}), workers, now, damage),
         workers=workers,
         runs=_runs(client, damage.texts(run_ids, keys.runs()), now, damage),

@@ -21,13 +21,21 @@ _STYLES = {"busy": "green", "idle": "", "lost": "bold red", "foreign": "yellow"}
 
 def overview(cluster: Cluster, most_runs: int) -> RenderableType:
     """Queues, workers and the first runs."""
-    parts: list[RenderableType] = [queues_table(cluster.queues), workers_table(cluster.workers)]
+    parts: list[RenderableType] = []
+    if cluster.trouble:
+        parts.append(Text(f"{plain(cluster.trouble)}: everybody waits for it.", style="bold red"))
+    parts += [queues_table(cluster.queues), workers_table(cluster.workers)]
     parts.append(runs_table(cluster.runs[:most_runs], cluster.at))
     more = cluster.runs_total - len(cluster.runs[:most_runs])
     if more > 0:
         parts.append(Text(f"{more:,} more runs: rankmill runs"))
     if any(worker.state == "lost" for worker in cluster.workers):
         parts.append(Text("A lost worker has died or cannot reach Redis; its chunks run elsewhere."))
+    if cluster.set_aside:
+        last, jobs = cluster.set_aside[0], len(cluster.set_aside)
+        how_many = "1 job was" if jobs == 1 else f"{jobs} jobs were"
+        what = plain(f"{last.job}: {last.reason}")
+        parts.append(Text(f"{how_many} set aside, unreadable; the last, {what}", style="yellow"))
     parts += [
         Text(f"Nobody works on queue {plain(queue.name)}: start a worker there.", style="bold red")
         for queue in cluster.queues

@@ -9,11 +9,11 @@ import pytest
 import redis
 from redis.exceptions import ExecAbortError, NoPermissionError
 
+from benchmarks.outages import full, replica
 from jobs.errors import RedisUnavailable
 from jobs.runtime.connection import client_for
 from jobs.runtime.patience import cannot_serve, waiting
 from tests.conftest import Server
-from tests.harness.outages import full, replica
 
 PIPELINED = "Command # 2 (SET a LOADING) of pipeline caused error: "
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.outages import OUTAGES, full
 from jobs.errors import RankmillError, RedisUnavailable
 from jobs.runtime import connection
 from producer import Client
 from tests.conftest import Server, wait_for
-from tests.harness.outages import OUTAGES, full
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(40)]
 

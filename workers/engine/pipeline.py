@@ -116,6 +116,11 @@ class Pipeline:
         """Pairs that are not scored yet."""
         return self._pending
 
+    @property
+    def working(self) -> bool:
+        """Whether a batch is in the forward."""
+        return self._batch_since is not None
+
     def wedged(self) -> bool:
         """Whether the batch in the forward has been there for so long that it will never end."""
         since, slowest = self._batch_since, self._slowest_batch

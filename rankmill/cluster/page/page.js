@@ -280,9 +280,17 @@ function showPlots(data) {
 
 // --- the loop
 
-function notice(text) {
-  byId("notice").hidden = !text;
-  say("notice", text);
+function trouble(cluster) {
+  const aside = cluster.set_aside;
+  if (cluster.trouble) return `${cluster.trouble.replace(/\.$/, "")}. Workers and producers wait and go on when it can.`;
+  if (!aside.length) return "";
+  return `${count(aside.length)} ${aside.length === 1 ? "job was" : "jobs were"} set aside, which could not be read; `
+    + `the last, ${aside[0].job}: ${aside[0].reason}`;
+}
+
+function notice(text, warning = "") {
+  byId("notice").hidden = !text && !warning;
+  say("notice", text || warning);
   byId("state").className = text ? "away" : "live";
   document.querySelector("main").style.opacity = text ? 0.55 : 1;
   const time = new Date().toLocaleTimeString("en-GB");
@@ -306,7 +314,7 @@ async function look() {
       showWorkers(cluster, rates);
       showQueues(cluster);
       showDamaged(cluster);
-      notice("");
+      notice("", trouble(cluster));
     } else {
       notice(`Redis is away: ${error.replace(/\.$/, "")}. Workers and producers wait and go on when it is back.`);
     }

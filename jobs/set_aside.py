@@ -1,0 +1,165 @@
+"""Jobs that cannot be read: set aside with the reason, and never taken again.
+
+Anybody who can write to Redis can put anything into a queue. Whoever takes a job from there reads it
+with `read_job`, and nowhere else, so that damage ends one job and no process.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import redis
+from rq import Queue
+from rq.exceptions import NoSuchJobError
+from rq.job import Job, JobStatus
+
+from jobs import keys
+from jobs.errors import RankmillError, WireError
+from jobs.job import JOB_FUNCTION, chunk_of
+from jobs.runtime.patience import cannot_serve
+from jobs.runtime.tracing import TRACE
+from jobs.schema import Seconds, WireModel
+
+KEPT = 100
+"""So many jobs set aside are listed, the last ones."""
+
+_LISTED_SECONDS = 7 * 86400
+_KEPT_SECONDS = 86400
+"""Expiry of such a job's own hash."""
+
+_MAX_DATA = 1 << 20
+"""Bytes of a job's data, unpacked; those of a chunk's are a hundred."""
+
+_MAX_CHARS = 300
+
+_NUMBERS = (b"timeout", b"result_ttl", b"failure_ttl", b"ttl", b"retries_left", b"number_of_retries")
+
+logger = logging.getLogger(__name__)
+
+
+class DamagedJob(RankmillError):
+    """A job that cannot be read, or asks for what cannot be done."""
+
+
+class SetAside(WireModel):
+    """A job that was set aside; ``at`` is in seconds since 1970."""
+
+    job: str
+    queue: str
+    reason: str
+    at: Seconds
+
+
+def read_job(queue: Queue, raw_id: bytes) -> Job | None:
+    """The job of that id, every part of it as its readers expect; ``None`` if it is gone.
+
+    Raises
+    ------
+    DamagedJob
+        It is not.
+    """
+    connection: Any = queue.connection
+    try:
+        job_id = raw_id.decode()
+        key = Job.key_for(job_id)
+        fields = connection.hgetall(key)
+        if b"data" not in fields:
+            return None  # at most a piece, of a job that Redis has forgotten
+        _check_size(fields[b"data"])
+        _check_numbers(fields)
+        job: Job = queue.job_class(job_id, connection=connection, serializer=queue.serializer)
+        job.restore(fields)
+        _check(job, queue)
+    except redis.ResponseError as error:
+        if cannot_serve(error) or not str(error).startswith("WRONGTYPE"):
+            raise
+        raise DamagedJob("its key holds no hash") from None
+    except (redis.RedisError, DamagedJob):
+        raise
+    except NoSuchJobError:
+        return None
+    except WireError as error:
+        raise DamagedJob(str(error)) from None
+    except RankmillError:
+        raise
+    except Exception as error:  # whatever RQ stumbles over
+        raise DamagedJob(f"RQ cannot read it ({type(error).__name__}: {error})") from None
+    return job
+
+
+def _check_size(data: bytes) -> None:
+    unpack = zlib.decompressobj()
+    try:
+        unpacked = unpack.decompress(data, _MAX_DATA)
+    except zlib.error:
+        unpacked = data  # RQ takes it as it is
+    if unpack.unconsumed_tail or len(unpacked) >= _MAX_DATA:
+        raise DamagedJob(f"its data is over {_MAX_DATA:,} bytes")
+
+
+def _check_numbers(fields: Mapping[bytes, bytes]) -> None:
+    for name in _NUMBERS:
+        if fields.get(name) and not re.fullmatch(rb"-1|\d{1,9}", fields[name]):
+            raise DamagedJob(f"its {name.decode()} is {fields[name]!r:.40}, no number")
+
+
+def _check(job: Job, queue: Queue) -> None:
+    """Raise `DamagedJob` for what RQ would stumble over later."""
+    if job.origin != queue.name:
+        raise DamagedJob(f"it is of queue {job.origin!r}")
+    if not isinstance(job.func_name, str):
+        raise DamagedJob("it names no function")
+    if not isinstance(job.args, list | tuple) or not isinstance(job.kwargs, dict):
+        raise DamagedJob("its arguments are none")
+    if job._unreadable_meta is not None or not isinstance(job.meta, dict):
+        raise DamagedJob("its metadata is no mapping")
+    carried = job.meta.get(TRACE) or {}
+    if not isinstance(carried, dict) or not all(isinstance(value, str) for value in carried.values()):
+        raise DamagedJob("its trace is none")
+    intervals = getattr(job, "retry_intervals", None) or []
+    if not isinstance(intervals, list) or not all(isinstance(seconds, int) for seconds in intervals):
+        raise DamagedJob("its pauses between attempts are no numbers")
+    if job.func_name == JOB_FUNCTION:
+        run_id, chunk = chunk_of(job)
+        if job.id != keys.job_id(run_id, chunk):
+            raise DamagedJob("its id is not that of its chunk")
+        if job.failure_ttl is None or job.failure_ttl <= 0:
+            raise DamagedJob("it never expires")
+
+
+def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
+    """List a job with the reason, mark it as failed, and take it from wherever it would be taken again."""
+    connection: Any = queue.connection
+    job_id = raw_id.decode(errors="backslashreplace")[:_MAX_CHARS]
+    reason = reason.encode(errors="replace").decode()[:_MAX_CHARS]
+    logger.warning("job %s of queue %r is set aside: %s", job_id, queue.name, reason)
+    noted = SetAside(job=job_id, queue=queue.name, reason=reason, at=time.time())
+    key = Job.redis_job_namespace_prefix.encode() + raw_id
+    with connection.pipeline() as pipe:
+        pipe.lrem(queue.intermediate_queue_key, 0, raw_id)
+        pipe.zrem(queue.scheduled_job_registry.key, raw_id)
+        pipe.lpush(keys.set_aside(), noted.model_dump_json())
+        pipe.ltrim(keys.set_aside(), 0, KEPT - 1)
+        pipe.expire(keys.set_aside(), _LISTED_SECONDS)
+        pipe.hset(key, "status", JobStatus.FAILED.value)  # so that its producer submits it anew
+        pipe.expire(key, _KEPT_SECONDS)
+        pipe.execute(raise_on_error=False)  # one of these keys may be what is damaged
+
+
+def jobs_set_aside(client: redis.Redis) -> list[SetAside]:
+    """The jobs that were set aside, the last first; without what is itself damaged."""
+    connection: Any = client
+    found = []
+    if connection.type(keys.set_aside()) != b"list":
+        return []
+    for raw in connection.lrange(keys.set_aside(), 0, KEPT - 1):
+        try:
+            found.append(SetAside.read_json(raw, "a job set aside"))
+        except WireError:
+            continue
+    return found

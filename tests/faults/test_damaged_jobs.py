@@ -1,0 +1,119 @@
+"""Jobs that cannot be read end no process: they are set aside, and the good ones beside them are scored."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rq.job import Job
+
+from benchmarks.damaged_jobs import FIELDS, put_damaged, put_leases
+from jobs import keys
+from jobs.recovery import clean_queue, failure_handler
+from jobs.runs import RunStore
+from jobs.set_aside import jobs_set_aside
+from jobs.worker_report import queue_workers
+from producer import Client
+from tests.conftest import BIN, ENVIRON, Server, StartWorker, serve, start_worker, wait_for
+
+PAIRS = [("big cat", f"moon river {number}") for number in range(30)]
+
+
+@pytest.fixture(scope="module")
+def one_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, subprocess.Popen[bytes]]]:
+    directory = tmp_path_factory.mktemp("worker")
+    for server in serve():
+        environ = {"RANKMILL_HEARTBEAT_SECONDS": "1", "RANKMILL_LEASE_SECONDS": "3"}
+        worker = start_worker(server, "rankmill", directory, environ=environ)
+        wait_for(lambda server=server: queue_workers(server.client, "rankmill").scoring, worker)  # type: ignore[misc]
+        yield server, worker
+        worker.kill()
+        worker.wait()
+        log = (directory / "worker.log").read_text(errors="replace")
+        assert "heartbeat failed" not in log
+        assert "found an unhandled exception" not in log
+
+
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 1 << 32))
+def test_no_damaged_job_ends_a_worker(
+    seed: int, one_worker: tuple[Server, subprocess.Popen[bytes]], tiny_model: Path
+) -> None:
+    server, worker = one_worker
+    rng = random.Random(seed)
+    client = Client(server.url, model=str(tiny_model), chunk_size=10)
+    run = client.submit(PAIRS)
+    fields: Any = server.client.hgetall(Job.key_for(keys.job_id(run.id, 0))) or {b"data": b""}
+    for _ in range(20):
+        put_leases(server.client, "rankmill", put_damaged(server.client, "rankmill", fields, rng), rng)
+    assert np.isfinite(run.scores(timeout=60)).all()
+    wait_for(lambda: not server.client.llen("rq:queue:rankmill"), worker)
+    assert worker.poll() is None
+
+
+@pytest.mark.parametrize("field", sorted(FIELDS))
+def test_every_field_of_a_job_may_be_damaged(field: bytes, server: Server, tiny_model: Path) -> None:
+    """As `hand_on_jobs` and every heartbeat meet it: started, its lease ended."""
+    client = Client(server.url, model=str(tiny_model), chunk_size=1, window=len(FIELDS[field]) + 1)
+    run = client.submit(PAIRS)
+    store = RunStore(server.client)
+    queue = store.queue("rankmill")
+    for number, value in enumerate(FIELDS[field]):
+        job_id = keys.job_id(run.id, number)
+        server.client.hset(Job.key_for(job_id), mapping={"status": "started", field: value})
+        server.client.zadd(queue.started_job_registry.key, {f"{job_id}:x": 1})
+    good = keys.job_id(run.id, len(FIELDS[field]))
+    server.client.hset(Job.key_for(good), "status", "started")
+    server.client.zadd(queue.started_job_registry.key, {f"{good}:x": 1})
+    server.client.delete(queue.key)
+    clean_queue(queue, failure_handler(store), 15)
+    assert good.encode() in server.client.lrange(queue.key, 0, -1)
+    assert not server.client.zcard(queue.started_job_registry.key)
+
+
+def test_what_is_set_aside_is_shown_and_its_chunk_is_submitted_again(
+    server: Server, workers: StartWorker, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("producer.submission._SWEEP_SECONDS", 1)
+    client = Client(server.url, model=str(tiny_model), chunk_size=10)
+    run = client.submit(PAIRS)
+    job_id = keys.job_id(run.id, 1)
+    server.client.hset(Job.key_for(job_id), "timeout", "ten")
+    worker = workers()
+    assert np.isfinite(run.scores(timeout=60)).all()
+    (found,) = jobs_set_aside(server.client)
+    assert (found.job, found.queue) == (job_id, "rankmill")
+    assert found.reason == "its timeout is b'ten', no number"
+    assert 0 < server.client.ttl(keys.set_aside()) <= 7 * 86400
+    shown = status(server)
+    assert "1 job was set aside" in shown
+    assert "its timeout is b'ten', no number" in shown.replace("\n", " ")
+    assert json.loads(status(server, "--json"))["set_aside"][0]["job"] == job_id
+    assert worker.poll() is None
+    assert "Traceback" not in (tmp_path / "worker.log").read_text()
+
+
+def status(server: Server, *options: str) -> str:
+    """What ``rankmill status`` prints."""
+    command = [str(BIN / "rankmill"), "status", "--redis", server.url, *options]
+    return subprocess.run(command, env=ENVIRON, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_list_of_jobs_set_aside_does_not_grow(server: Server) -> None:
+    from jobs.set_aside import KEPT, set_aside
+
+    queue = RunStore(server.client).queue("q")
+    for number in range(KEPT + 20):
+        set_aside(queue, b"job-%d" % number, "for the test")
+    server.client.lpush(keys.set_aside(), b"\xff")
+    found = jobs_set_aside(server.client)
+    assert len(found) == KEPT - 1
+    assert found[0].job == f"job-{KEPT + 19}"

@@ -1,0 +1,72 @@
+"""The end of a worker that was told to stop while its server cannot serve."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_LOOK_SECONDS = 0.2
+
+IDLE_SECONDS = 1.0
+"""A worker that holds nothing, or was told twice, waits so long for the server to take its goodbye."""
+
+BUSY_SECONDS = 10.0
+"""One that has scores to write or chunks to hand back waits so long, after the batch in progress."""
+
+_MISSES = 2
+"""So often in a row the server must fail to serve: on a busy host, any server is late now and then."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LastResort:
+    """Ends the process when it was told to stop and the server keeps it: a command may wait, or hang.
+
+    Parameters
+    ----------
+    told
+        How often the worker was told to stop.
+    held
+        How many chunks it has claimed.
+    working
+        Whether a batch is in the forward.
+    serving
+        Whether the server answers and can serve.
+    """
+
+    told: Callable[[], int]
+    held: Callable[[], int]
+    working: Callable[[], bool]
+    serving: Callable[[], bool]
+
+    def start(self) -> None:
+        """Watch from a thread that no command can block."""
+        threading.Thread(target=self._watch, name="last-resort", daemon=True).start()
+
+    def _watch(self) -> None:
+        told, since, misses = 0, time.monotonic(), 0
+        while True:
+            time.sleep(_LOOK_SECONDS)
+            now = time.monotonic()
+            if self.told() != told:
+                told, since = self.told(), now
+            if told == 1 and self.working():
+                since = now
+            limit = BUSY_SECONDS if told == 1 and self.held() else IDLE_SECONDS
+            if told and now - since >= limit:
+                misses = 0 if self.serving() else misses + 1
+                if misses >= _MISSES:
+                    self._end()
+
+    def _end(self) -> None:
+        held = self.held()
+        if held:
+            logger.warning("Redis cannot serve: %d chunks are not handed back, their leases will end", held)
+        logger.info("stopped, without a word to Redis")
+        logging.shutdown()
+        os._exit(1 if held else 0)
