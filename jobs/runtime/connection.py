@@ -95,8 +95,8 @@ def client_for(url: str, wait_seconds: float) -> redis.Redis:
         pool.connection_class(**pool.connection_kwargs)  # refuses options that there are not; reaches nobody
     except (ValueError, TypeError):  # which may quote a part of the password
         raise ConfigError(
-            f"redis_url: {mask_url(url)} is not redis://USER:PASSWORD@HOST:PORT/DB (or rediss://, unix://); "
-            "signs in the password such as / ? # @ % are written %2F %3F %23 %40 %25"
+            f"redis_url: {mask_url(url)} is not like redis://HOST:PORT/DB (or rediss://, unix://); "
+            "USER:PASSWORD@ may stand before the host, with / ? # @ % in them as %2F %3F %23 %40 %25"
         ) from None
     remember_password(pool.connection_kwargs.get("password"))
     return redis.Redis.from_pool(pool)

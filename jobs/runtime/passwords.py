@@ -65,7 +65,7 @@ def _mask_options(text: str) -> str:
     """URLs without the passwords among their options, which end at the next & only."""
     parts, done = [], 0
     for option in _OPTION.finditer(text):
-        if option.start() >= done and unquote_plus(option[1]).lower().endswith("password"):
+        if option.start() >= done and "pas" in unquote_plus(option[1]).lower():
             parts += [text[done : option.end()], _MASK]
             done = text.find("&", option.end()) % (len(text) + 1)  # or its end
     return "".join([*parts, text[done:]])
