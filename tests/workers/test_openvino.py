@@ -52,23 +52,6 @@ def test_a_model_is_converted_once_for_each_content_and_kind(tmp_path: Path) -> 
     assert not list(cache.glob("openvino/.making-*"))
 
 
-def test_a_kept_graph_needs_no_model_of_transformers(tmp_path: Path) -> None:
-    """Which is what a worker's start is spent on."""
-    model, cache = make_bert(tmp_path / "model"), tmp_path / "cache"
-    check(model, cache)
-    code = f"""
-import sys
-from jobs.spec import ScoreSpec
-from workers.models.loading import load_model
-load_model(ScoreSpec(model={str(model)!r}), "cpu", "openvino", {str(cache)!r})
-print("transformers.modeling_utils" in sys.modules)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=ENVIRON, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "False"
-
-
 @pytest.mark.parametrize("name", ["model.bin", "model.xml"])
 def test_a_damaged_graph_is_made_again(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     model, cache = make_bert(tmp_path / "model"), tmp_path / "cache"

@@ -77,7 +77,7 @@ class ModelFiles:
     revision
         Commit on the hub.
     config
-        The model's, from transformers.
+        The model's, from transformers, or what is kept of it.
     cache
         Folder for what is made from models.
     """
@@ -89,9 +89,12 @@ class ModelFiles:
 
     def classifier(self) -> Any:
         """The model as transformers has it, on the CPU, in float32, in evaluation mode."""
-        from workers.backends.classifier import load_classifier  # torch and transformers take seconds
+        from workers.backends.classifier import (  # torch and transformers: seconds
+            load_classifier,
+            load_config,
+        )
 
-        return load_classifier(self.source, self.revision, self.config)
+        return load_classifier(self.source, self.revision, load_config(self.source, self.revision))
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,15 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     MODEL_MAPPING_NAMES,
 )
+from transformers.utils import logging as transformers_logging
 
 from jobs.errors import SpecError
 from workers.backends.families import reads_first_token
 from workers.backends.weights import check_names, check_size
 
+transformers_logging.disable_progress_bar()  # a worker's log is no terminal
+transformers_logging.disable_default_handler()
+transformers_logging.enable_propagation()
 logging.getLogger("transformers.modeling_utils").addFilter(
     lambda record: "LOAD REPORT" not in record.getMessage()  # `check_names` says what matters of it
 )

@@ -5,9 +5,6 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from huggingface_hub import try_to_load_from_cache
-from transformers.utils import cached_file
-
 logger = logging.getLogger(__name__)
 
 
@@ -18,15 +15,13 @@ def commit_of(source: str | Path, revision: str | None) -> str | None:
     """
     if isinstance(source, Path):
         return revision
-    config = cached_file(
-        source,
-        "config.json",
-        revision=revision or "main",
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_gated_repo=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return Path(config).parent.name if config else revision
+    from huggingface_hub import hf_hub_download  # like those below: for models on the hub alone
+
+    try:
+        config = hf_hub_download(source, "config.json", revision=revision)
+    except (OSError, ValueError):  # reading the model says what is wrong with it
+        return revision
+    return Path(config).parent.name
 
 
 def model_file(source: str | Path, revision: str | None, name: str) -> Path | None:
@@ -48,6 +43,9 @@ def model_file(source: str | Path, revision: str | None, name: str) -> Path | No
     """
     if isinstance(source, Path):
         return source / name if (source / name).is_file() else None
+    from huggingface_hub import try_to_load_from_cache
+    from transformers.utils import cached_file
+
     revision = revision or "main"
     found = cached_file(
         source,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from workers.backends.first_token import read_first_token_only
 from workers.backends.head import ExactHead, cast_all_but_head
-from workers.models.tokens import Batch, Ids
+from workers.backends.inputs import INPUTS
 
 _MASKED = -10_000.0
 """Added to the attention of padding: its weight is 0 in every precision, and fp16 and bf16 hold it."""
@@ -49,13 +48,3 @@ class Traceable(nn.Module):
         segments = {} if types is None else {"token_type_ids": types}
         logits: torch.Tensor = self.classifier(input_ids=ids, attention_mask=attention, **segments).logits
         return logits[:, 0]
-
-
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-"""Names of the inputs, as transformers has them."""
-
-
-def inputs_of(batch: Batch) -> dict[str, Ids]:
-    """The batch by these names."""
-    types = np.zeros_like(batch.ids) if batch.types is None else batch.types
-    return dict(zip(INPUTS, (batch.ids, batch.mask, types), strict=True))

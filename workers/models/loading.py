@@ -11,26 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import AutoTokenizer
-from transformers.utils import logging as transformers_logging
 
 from jobs.errors import RankmillError, SpecError
 from jobs.spec import ScoreSpec
 from workers.backends.base import Backend, DeviceLost, ModelFiles, OutOfMemory
-from workers.backends.classifier import load_config
 from workers.backends.families import first_position
 from workers.backends.model_file import commit_of
 from workers.backends.registry import BACKENDS, Choice, choose_backend
 from workers.disk_cache import cache_folder
-from workers.models.activation import Activation, activation, saved_activation
+from workers.models.activation import Activation, activation
+from workers.models.description import describe
 from workers.models.tokenizer import PairTokenizer, tokenize_pairs
 from workers.models.tokens import pad
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo-model"
-
-transformers_logging.disable_progress_bar()  # a worker's log is no terminal
-transformers_logging.disable_default_handler()
-transformers_logging.enable_propagation()
 
 logger = logging.getLogger(__name__)
 
@@ -109,18 +103,15 @@ def load(spec: ScoreSpec, device: str, backend: str, cache_dir: str) -> Loaded:
     source = _locate(spec.model)
     with _one_line(spec):
         revision = commit_of(source, spec.revision)
-        config = load_config(source, revision)
-        files = ModelFiles(source, revision, config, cache_folder(cache_dir))
-        choice = choose_backend(backend, spec.precision, config, device, files.cache)
-        saved = saved_activation(files)
-        tokenizer = AutoTokenizer.from_pretrained(
-            source, revision=revision or "main", trust_remote_code=False
-        )
+        cache = cache_folder(cache_dir)
+        about = describe(source, revision, cache)
+        files = ModelFiles(source, revision, about.config, cache)
+        choice = choose_backend(backend, spec.precision, about.config, device, cache)
         runner = _load_backend(choice, files, device)
-        _score_a_pair(tokenizer, runner)
+        _score_a_pair(about.tokenizer, runner)
     seconds = time.monotonic() - started
     logger.info("loaded %s in %.1f s: %s, %s, %s", spec.model, seconds, runner.name, device, runner.precision)
-    return Loaded(config, tokenizer, runner, saved, revision, choice.int8_gain)
+    return Loaded(about.config, about.tokenizer, runner, about.activation, revision, choice.int8_gain)
 
 
 def _score_a_pair(tokenizer: Any, backend: Backend) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 
 from workers.backends.base import Logits, OutOfMemory
-from workers.backends.traceable import inputs_of
+from workers.backends.inputs import inputs_of
 from workers.device import threads
 from workers.models.tokens import Batch
 

@@ -7,15 +7,13 @@ import time
 import warnings
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnx
-import torch
-from onnxruntime.quantization import QuantType, quantize_dynamic
-from onnxruntime.transformers.float16 import convert_float_to_float16
 
 from workers.backends.base import ModelFiles
+from workers.backends.inputs import INPUTS
 from workers.backends.model_file import model_file
-from workers.backends.traceable import INPUTS, Traceable
 from workers.device import int8_instructions
 from workers.disk_cache import digest, made_once
 
@@ -24,6 +22,9 @@ _RECIPE = 3
 
 OPSET = 17
 _FILE = "model.onnx"
+
+if TYPE_CHECKING:
+    from workers.backends.traceable import Traceable
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +49,8 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
 
     def export(folder: Path) -> None:
         started = time.monotonic()
+        from workers.backends.traceable import Traceable  # torch: a worker that finds its file needs none
+
         _export(Traceable(files.classifier()), kind, folder)
         logger.info("exported %s as %s in %.1f s", files.source, kind, time.monotonic() - started)
 
@@ -75,14 +78,15 @@ def _shipped(files: ModelFiles) -> Path | None:
     return None
 
 
-@torch.inference_mode()
 def _export(scorer: Traceable, kind: str, folder: Path) -> None:
     """Make the file in `folder`.
 
     By the exporter that traces: the other one takes 5 to 10 times as long, and one more package.
     """
+    import torch
+
     whole, final = folder / "fp32.onnx", folder / _FILE
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # of shapes that PyTorch fears are fixed; tests vary them
         torch.onnx.export(
             scorer,
@@ -106,6 +110,8 @@ def _export(scorer: Traceable, kind: str, folder: Path) -> None:
 
 def _halve(whole: Path, final: Path, head: str) -> None:
     """Everything in fp16 but the module named `head` and what follows it."""
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
     model = onnx.load(whole)
     scope = f"/{head.replace('.', '/')}/"
     exact = [node.name for node in model.graph.node if node.name.startswith(scope) or "logits" in node.output]
@@ -124,6 +130,8 @@ def _type(cast: onnx.NodeProto) -> int:
 
 def _quantize(whole: Path, final: Path, kind: str) -> None:
     """Matrices in 8 bits, and what meets them when it does."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
     logging.getLogger().disabled, before = True, logging.getLogger().disabled  # advice of no use here
     try:
         quantize_dynamic(

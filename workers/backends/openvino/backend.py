@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from workers.backends.base import Logits, OutOfMemory
+from workers.backends.inputs import INPUTS, inputs_of
 from workers.backends.openvino.silent import openvino
-from workers.backends.traceable import INPUTS, inputs_of
 from workers.device import threads
 from workers.models.tokens import Batch
 

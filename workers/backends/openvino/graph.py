@@ -11,14 +11,14 @@ from functools import partial
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from workers.backends.base import ModelFiles
 from workers.backends.openvino.silent import openvino
-from workers.backends.traceable import Traceable
 from workers.disk_cache import digest, made_once
+
+if TYPE_CHECKING:
+    from workers.backends.traceable import Traceable
 
 _RECIPE = 3
 """Changes when the same inputs would make another graph."""
@@ -65,20 +65,22 @@ def _save(graph: Any, folder: Path) -> None:
 
 def graph_of(classifier: Any, precision: str) -> Any:
     """OpenVINO's graph of what `load_classifier` gives, of a family that `reads_first_token`."""
+    from workers.backends.traceable import Traceable  # torch: a worker that finds its graph needs none
+
     graph = _convert(Traceable(classifier))
     return _with_small_weights(graph) if precision == "int8" else graph
 
 
-@torch.inference_mode()
 def _convert(scorer: Traceable) -> Any:
     """OpenVINO's graph of the module, for any number of rows and tokens.
 
     By the frontend itself: `openvino.convert_model` traces several times over, which takes seconds.
     """
+    import torch
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # of shapes that PyTorch fears are fixed; tests vary them
         traced = torch.jit.trace(scorer, scorer.example(), check_trace=False)  # type: ignore[no-untyped-call]
     decoder = TorchScriptPythonDecoder(traced)  # named, as the frontend does not keep it alive

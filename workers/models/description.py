@@ -1,0 +1,249 @@
+"""What a worker has to know of a model beside its weights: kept, so that it is known without transformers.
+
+torch and transformers take most of a worker's start, and a worker that runs a kept graph needs neither.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import version
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from tokenizers import Encoding, Tokenizer
+
+from workers.backends.base import ModelFiles
+from workers.backends.model_file import model_file
+from workers.disk_cache import made_once
+from workers.models.activation import saved_activation
+
+_RECIPE = 1
+"""Changes when the same model would be described in another way."""
+
+_FACTS, _TOKENIZER = "facts.json", "tokenizer.json"
+
+logger = logging.getLogger(__name__)
+
+
+class KnownConfig(BaseModel):
+    """What is needed of a transformers config, by its names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model_type: str
+    hidden_size: int | None
+    intermediate_size: int | None
+    hidden_dim: int | None
+    max_position_embeddings: int | None
+    pad_token_id: int | None
+
+    @classmethod
+    def of(cls, config: Any) -> KnownConfig:
+        """That of a transformers config, which may lack some."""
+        return cls.model_validate({name: getattr(config, name, None) for name in cls.model_fields})
+
+
+class TokenizerFacts(BaseModel):
+    """What transformers knows of a tokenizer beside what the tokenizer's own file says."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    model_max_length: int
+    pad_token_id: int | None
+    all_special_tokens: tuple[str, ...]
+    has_types: bool
+
+
+class _Facts(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+    config: KnownConfig
+    activation: str
+    tokenizer: TokenizerFacts
+
+
+@dataclass(frozen=True)
+class Description:
+    """A model's config, tokenizer and the dotted path of its activation function."""
+
+    config: Any
+    tokenizer: Any
+    activation: str
+
+
+class PlainTokenizer:
+    """A tokenizer without transformers around it, called as transformers' are.
+
+    Parameters
+    ----------
+    text
+        The tokenizer's JSON.
+    facts
+        What transformers knew of it.
+    """
+
+    split_special_tokens = False
+
+    def __init__(self, text: str, facts: TokenizerFacts) -> None:
+        self.backend_tokenizer = Tokenizer.from_str(text)
+        self.backend_tokenizer.no_padding()
+        self.model_max_length = facts.model_max_length
+        self.pad_token_id = facts.pad_token_id
+        self.all_special_tokens = list(facts.all_special_tokens)
+        self._has_types = facts.has_types
+
+    def __call__(
+        self,
+        queries: Sequence[str],
+        passages: Sequence[str],
+        *,
+        truncation: str | None = None,
+        max_length: int = 0,
+        **_: Any,
+    ) -> Encoded:
+        """Pairs ``[n]``; without `truncation` they are as long as they are."""
+        if truncation is None:
+            self.backend_tokenizer.no_truncation()
+        else:
+            self.backend_tokenizer.enable_truncation(max_length, strategy=truncation)
+        pairs = list(zip(queries, passages, strict=True))
+        return Encoded(self.backend_tokenizer.encode_batch(pairs), self._has_types)
+
+
+class Encoded(dict[str, list[list[int]]]):
+    """Ids and, if the model has them, types of pairs, by transformers' names."""
+
+    def __init__(self, encodings: list[Encoding], has_types: bool) -> None:
+        super().__init__(input_ids=[each.ids for each in encodings])
+        if has_types:
+            self["token_type_ids"] = [each.type_ids for each in encodings]
+        self.encodings = encodings
+
+
+def describe(source: str | Path, revision: str | None, cache: Path) -> Description:
+    """The description of a model: kept from before, or read now.
+
+    Parameters
+    ----------
+    source, revision
+        As in `workers.backends.base.ModelFiles`.
+    cache
+        Folder for what is kept; where it cannot be written to, every worker asks transformers.
+
+    Raises
+    ------
+    SpecError
+        The model is no cross-encoder that can be scored.
+    OSError, ValueError
+        From transformers, when there is no such model.
+    """
+    folder = cache / "models" / _name(source, revision)
+    if folder.is_dir():
+        try:
+            return _kept(folder)
+        except Exception as error:  # the tokenizer's are of no other class
+            logger.warning("%s is damaged and will be made again: %s", folder, error)
+            shutil.rmtree(folder, ignore_errors=True)
+    found = _read(source, revision, cache)
+    try:
+        text = _plain(found.tokenizer, source, revision)
+        if text is not None:
+            made_once(folder, partial(_keep, _facts(found), text))
+    except Exception as error:  # of tokenizers and configs that are like no other, or of the disk
+        logger.warning("what is known of %s is not kept, so workers import transformers: %s", source, error)
+    return found
+
+
+def _read(source: str | Path, revision: str | None, cache: Path) -> Description:
+    """The description by way of transformers, whose import takes seconds."""
+    from transformers import AutoTokenizer
+
+    from workers.backends.classifier import load_config
+
+    config = load_config(source, revision)
+    saved = saved_activation(ModelFiles(source, revision, config, cache))
+    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
+    return Description(config, tokenizer, saved)
+
+
+def _name(source: str | Path, revision: str | None) -> str:
+    """Of a commit on the hub, or of what the small files of a directory hold."""
+    made_from = [str(_RECIPE), *(version(name) for name in ("rankmill", "transformers", "tokenizers"))]
+    if isinstance(source, str):
+        made_from += [source, str(revision)]
+    else:
+        files = [path for kind in ("*.json", "*.txt", "*.model") for path in source.glob(kind)]
+        for path in sorted(files):
+            made_from += [path.name, hashlib.blake2b(path.read_bytes()).hexdigest()]
+    return hashlib.blake2b("\n".join(made_from).encode(), digest_size=16).hexdigest()
+
+
+def _kept(folder: Path) -> Description:
+    facts = _Facts.model_validate_json((folder / _FACTS).read_text(encoding="utf-8"))
+    tokenizer = PlainTokenizer((folder / _TOKENIZER).read_text(encoding="utf-8"), facts.tokenizer)
+    return Description(facts.config, tokenizer, facts.activation)
+
+
+def _keep(facts: _Facts, text: str, folder: Path) -> None:
+    (folder / _FACTS).write_text(facts.model_dump_json(indent=1), encoding="utf-8")
+    (folder / _TOKENIZER).write_text(text, encoding="utf-8")
+
+
+def _facts(found: Description) -> _Facts:
+    config = KnownConfig.of(found.config)
+    return _Facts(config=config, activation=found.activation, tokenizer=_tokenizer_facts(found.tokenizer))
+
+
+def _tokenizer_facts(tokenizer: Any) -> TokenizerFacts:
+    return TokenizerFacts(
+        model_max_length=tokenizer.model_max_length,
+        pad_token_id=tokenizer.pad_token_id,
+        all_special_tokens=tuple(tokenizer.all_special_tokens),
+        has_types="token_type_ids" in tokenizer.model_input_names,
+    )
+
+
+def _plain(tokenizer: Any, source: str | Path, revision: str | None) -> str | None:
+    """JSON of which a `PlainTokenizer` does exactly as a transformers tokenizer; none if there is no such."""
+    if not tokenizer.is_fast or tokenizer.truncation_side != "right" or tokenizer.split_special_tokens:
+        return None
+    own = _state(tokenizer.backend_tokenizer)
+    for text in _candidates(own, source, revision):
+        plain = PlainTokenizer(text, _tokenizer_facts(tokenizer))
+        if _state(plain.backend_tokenizer) == own and _agree(plain, tokenizer):
+            return text
+    return None
+
+
+def _candidates(own: dict[str, Any], source: str | Path, revision: str | None) -> Iterable[str]:
+    file = model_file(source, revision, _TOKENIZER)
+    if file is not None:
+        yield file.read_text(encoding="utf-8")
+    if own["model"].get("type") != "Unigram":  # whose scores lose their last digit when they are written
+        yield json.dumps(own)
+
+
+def _state(backend: Tokenizer) -> dict[str, Any]:
+    """All that a tokenizer does, but for the length that it was last asked for."""
+    state: dict[str, Any] = json.loads(backend.to_str())
+    return {**state, "truncation": None, "padding": None}
+
+
+def _agree(plain: PlainTokenizer, tokenizer: Any) -> bool:
+    special = "".join(tokenizer.all_special_tokens[:8])
+    samples = ["", "a", " É\n你½", f"B{special}, {special} b ", "a " * 9]
+    queries, passages = (list(texts) for texts in zip(*product(samples, samples), strict=True))
+    lengths: list[dict[str, Any]] = [{"truncation": "longest_first", "max_length": n} for n in (8, 12, 64)]
+    for options in ({}, *lengths):
+        ours, theirs = plain(queries, passages, **options), tokenizer(queries, passages, **options)
+        if any(ours.get(name) != theirs.get(name) for name in ("input_ids", "token_type_ids")):
+            return False
+    return True
