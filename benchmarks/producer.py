@@ -109,7 +109,7 @@ def _score(out: Any, source: Path, url: str, chunk_size: int, profile: Path | No
     me = psutil.Process()
     before = {thread.id: thread.user_time + thread.system_time for thread in me.threads()}
     started, cpu = time.perf_counter(), time.process_time()
-    recorder = cProfile.Profile(time.process_time)
+    recorder = cProfile.Profile(time.thread_time)
     if profile:
         recorder.enable()
     score_file(request, settings)

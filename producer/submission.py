@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -20,6 +21,7 @@ from jobs.results import BadResult, ChunkFailure, ChunkResult, ChunkScores, Chun
 from jobs.run import Run
 from jobs.runs import RunStore
 from jobs.runtime import tracing
+from jobs.runtime.hosts import cores
 from jobs.runtime.logs import about
 from jobs.runtime.patience import redis_errors, waiting
 from jobs.wire import encode_pairs
@@ -30,6 +32,12 @@ from producer.splitting import Unit, join, scores_and_errors
 
 _POLL_SECONDS = 0.5
 """How long to wait for a result before looking around (a timeout, the caller's `on_wait`)."""
+
+_REFILL_SHARE = 4
+"""While there are results to hand out, chunks are submitted when this part of the window is free."""
+
+_ENCODERS = 8
+"""Threads that encode and compress chunks, at most; Arrow does so without Python's lock."""
 
 _SWEEP_SECONDS = 10
 """After this long without any result, ask what has become of the chunks in flight."""
@@ -127,6 +135,7 @@ class Submission:
         self._exhausted = False
         self._cancelled = False
         self._last_entry = "0"
+        self._encoders: ThreadPoolExecutor | None = None
 
     def begin(self) -> None:
         """Let the server know the run."""
@@ -148,7 +157,8 @@ class Submission:
             `deadline` has passed; call again to go on.
         """
         while True:
-            self.fill()
+            if self._wants_chunks():
+                self.fill()
             if not self._in_flight:
                 self._leftovers.remove(self.run, self._answered)
                 self._span.end()
@@ -157,6 +167,12 @@ class Submission:
                     logger.info("run complete: %d rows, %d without a score", done.rows, done.row_errors)
                 return
             yield self._take(self._next_result())
+
+    def _wants_chunks(self) -> bool:
+        """Whether to submit now: several chunks at once cost less, but nothing is waited for meanwhile."""
+        next_chunk = self._in_flight.get(self._taken)
+        room = self._window - len(self._in_flight)
+        return next_chunk is None or next_chunk.result is None or room >= self._window // _REFILL_SHARE
 
     def fill(self) -> None:
         """Submit chunks until the window is full or the source is empty."""
@@ -333,7 +349,7 @@ class Submission:
 
     def _send(self, units: dict[int, Unit]) -> None:
         self._units |= units
-        payloads = {number: self._payload(unit) for number, unit in units.items()}
+        payloads = self._payloads(units)
         try:
             self._store.enqueue(self.run, payloads)
         finally:
@@ -342,6 +358,13 @@ class Submission:
         for number, unit in units.items():
             with about(chunk=unit.chunk, job=keys.job_id(self.run.id, number)):
                 logger.debug("submitted %d rows", len(unit.table))
+
+    def _payloads(self, units: dict[int, Unit]) -> dict[int, Payload]:
+        if len(units) == 1:
+            return {number: self._payload(unit) for number, unit in units.items()}
+        if self._encoders is None:
+            self._encoders = ThreadPoolExecutor(min(cores(), _ENCODERS), "rankmill-encode")
+        return dict(zip(units, self._encoders.map(self._payload, units.values()), strict=True))
 
     def _payload(self, unit: Unit) -> Payload:
         queries, passages = (unit.table[name] for name in self._columns)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -59,6 +60,9 @@ class ScoredFile:
         self._partial_errors = folder / "errors.jsonl"
         self._schema = schema.append(pa.field(score_column, pa.float32()))
         self._pending: list[pa.Table] = []
+        self._pending_rows = self._pending_bytes = 0
+        self._thread = ThreadPoolExecutor(1, "rankmill-write")
+        self._writing: Future[None] | None = None
         self._errors: TextIO | None = None
         with _told(path):
             self._writer = pq.ParquetWriter(self.partial, self._schema, compression="zstd")
@@ -71,14 +75,16 @@ class ScoredFile:
                 self._write_errors(part)
             self.rows += len(part.table)
             self._pending.append(scored)
-            rows = sum(map(len, self._pending))
-            if rows >= ROW_GROUP_ROWS or sum(table.nbytes for table in self._pending) >= _ROW_GROUP_BYTES:
+            self._pending_rows += len(scored)
+            self._pending_bytes += scored.nbytes
+            if self._pending_rows >= ROW_GROUP_ROWS or self._pending_bytes >= _ROW_GROUP_BYTES:
                 self._flush()
 
     def finish(self, metadata: Mapping[str, str]) -> None:
         """Complete the file, with `metadata` in its footer; it is then whole and on disk."""
         with _told(self.path):
             self._flush()
+            self._wait()
             self._writer.add_key_value_metadata(dict(metadata))
             self._writer.close()
             sync(self.partial)
@@ -102,6 +108,8 @@ class ScoredFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        with self._thread, suppress(OSError, pa.ArrowException):
+            self._wait()
         with suppress(OSError, pa.ArrowException):
             self._writer.close()
         if self._errors is not None:
@@ -111,9 +119,19 @@ class ScoredFile:
         self._partial_errors.unlink(missing_ok=True)
 
     def _flush(self) -> None:
+        """Begin to write what is pending, beside what comes next; the row group before it is done then."""
+        self._wait()
         if self._pending:
-            self._writer.write_table(pa.concat_tables(self._pending), row_group_size=ROW_GROUP_ROWS)
-            self._pending = []
+            group = pa.concat_tables(self._pending)
+            self._writing = self._thread.submit(
+                self._writer.write_table, group, row_group_size=ROW_GROUP_ROWS
+            )
+        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            writing.result()
 
     def _write_errors(self, part: ScoredTable) -> None:
         if self._errors is None:

@@ -15,8 +15,10 @@ import pytest
 from sentence_transformers import CrossEncoder
 
 from jobs.errors import ConfigError, ConnectionFailed, InputError, RunCancelled, RunFailed
+from jobs.results import ChunkScores
 from producer import Client
 from tests.conftest import Server
+from tests.producer.test_results import STATS
 from tests.workers.test_engine import some_pairs
 
 PAIRS = list(zip(*some_pairs(90), strict=True))
@@ -55,6 +57,34 @@ def test_scores_come_one_by_one_while_the_input_goes_on(client: Client) -> None:
     assert np.isfinite(first).all()
     run.cancel()
     assert not list(client.store.redis.scan_iter(f"rankmill:run:{run.id}:*"))
+
+
+def test_chunks_are_submitted_several_at_a_time_but_never_late(server: Server) -> None:
+    client = Client(server.url, model="demo", chunk_size=1, window=8)
+    run = client.submit((f"q {n}", "p") for n in range(12))
+    submitted = run._submission
+
+    def waiting() -> int:
+        return client.store.queue("rankmill").count
+
+    def finish(chunk: int) -> None:
+        scored = ChunkScores(chunk, pa.array([float(chunk)], pa.float32()), pa.nulls(1, pa.string()), STATS)
+        client.store.write_result(submitted.run, scored)
+
+    def take() -> float:
+        (score,) = next(parts).scores.to_pylist()
+        return float(score)
+
+    parts = run.tables()
+    assert waiting() == 8
+    for chunk in (1, 2, 3, 0):
+        finish(chunk)
+    # Nothing waits for a chunk while there are results to hand out, so two places are filled at once.
+    seen = [(take(), waiting()) for _ in range(4)]
+    assert seen == [(0.0, 8), (1.0, 8), (2.0, 10), (3.0, 10)]
+    finish(4)
+    assert (take(), waiting()) == (4.0, 12)  # and all of them before it waits
+    run.cancel()
 
 
 def test_many_runs_at_once_over_one_connection(client: Client, expected: np.ndarray) -> None:

@@ -37,7 +37,7 @@ class ParquetReader:
         """See `Reader.batches`."""
         with _open(path) as file:
             try:
-                yield from file.iter_batches(batch_size=rows)
+                yield from file.iter_batches(batch_size=rows, use_threads=False)
             except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise InputError(f"{path}: damaged Parquet data: {error}") from None
 
