@@ -87,7 +87,7 @@ def _server() -> str:
     address = f"{folder.name}/s"
     command = [sys.executable, "-m", "tests.harness.preloaded", address]
     root = Path(__file__).parents[2]
-    server = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=root, env=ENVIRON)
+    server = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=root, env=ENVIRON, start_new_session=True)
 
     def end() -> None:
         server.communicate()
@@ -115,7 +115,8 @@ def _serve(address: str) -> dict[str, Any] | None:
                 if not os.fork():
                     listener.close()
                     return _watch(line)
-    _reap(0)
+    _reap(os.WNOHANG)
+    os.killpg(0, signal.SIGKILL)  # with this process all that a suite which was killed has left
     return None
 
 
@@ -142,7 +143,6 @@ def _reap(options: int) -> None:
 
 def _become(wanted: dict[str, Any]) -> None:
     """Make this process what an exec of the command would make it, but for the modules it has."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(wanted["cwd"])
     os.environ.clear()
     os.environ.update(wanted["environ"])
@@ -157,7 +157,6 @@ def _become(wanted: dict[str, Any]) -> None:
 
 
 def _main(address: str) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the suite's
     for name in _LIBRARIES:
         importlib.import_module(name)
     gc.freeze()
