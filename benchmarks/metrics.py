@@ -50,7 +50,7 @@ class UncountedWorker(ScoringWorker):
             (metrics, "stage"): lambda _: nullcontext(),
             (metrics, "count_batch"): lambda *_: None,
             (metrics, "count_chunk"): lambda *_: None,
-            (metrics, "report"): lambda **known: WorkerReport(beat=time.time(), **known),
+            (metrics, "report"): lambda refusals, **known: WorkerReport(beat=time.time(), **known),
         }
         for (place, name), instead in nothing.items():
             setattr(place, name, instead)
@@ -158,7 +158,9 @@ def by_itself(batches_per_second: float) -> dict[str, Any]:
         metrics.count_chunk("scored", datetime.now(UTC))
 
     batch = cpu_seconds(count, 5000)
-    report = cpu_seconds(lambda: metrics.report(device="cpu", started=0.0, metrics_url=None), 100)
+    report = cpu_seconds(
+        lambda: metrics.report(device="cpu", started=0.0, metrics_url=None, refusals=tuple), 100
+    )
     scrape = cpu_seconds(lambda: generate_latest(metrics.REGISTRY), 100)
     return {
         "counting_us_per_batch": round(1e6 * batch, 1),

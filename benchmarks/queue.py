@@ -26,7 +26,7 @@ from jobs.runs import RunStore
 from jobs.runtime.settings import WorkerSettings
 from jobs.wire import decode_pairs
 from producer import Client
-from workers.claims import Claim
+from workers.claims import Claim, Refusals
 from workers.worker import ScoringWorker
 
 PASSAGE = "The moon is about 384,400 kilometres from the earth on average. " * 6
@@ -39,6 +39,7 @@ class _NoScorer:
 
     def __init__(self, store: RunStore, worker: str) -> None:
         self._store, self._worker = store, worker
+        self.refusals = Refusals()
 
     def find_run(self, claim: Claim) -> None:
         claim.run = self._store.load(claim.job.chunk[0])

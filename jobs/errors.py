@@ -65,8 +65,16 @@ class WireError(RankmillError):
     """A payload is not in a format this version reads, or is over its limits."""
 
 
+class FormatError(WireError):
+    """Another release has written it; a worker of that release can read it."""
+
+
 class SpecError(RankmillError):
     """The model cannot be loaded or run as the spec asks; no retry would help."""
+
+
+class WorkerError(SpecError):
+    """One worker cannot score it, and another may: its chunks go back to the queue."""
 
 
 class WrongWorkerError(RankmillError):

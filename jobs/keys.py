@@ -40,6 +40,16 @@ def cancelled(run_id: str) -> str:
     return f"{PREFIX}:run:{run_id}:cancelled"
 
 
+def precision(run_id: str) -> str:
+    """String: what ``precision: auto`` has come to mean for the run, once a worker has begun it."""
+    return f"{PREFIX}:run:{run_id}:precision"
+
+
+def refusals(run_id: str) -> str:
+    """Hash: workers that cannot score the run, each with its reason."""
+    return f"{PREFIX}:run:{run_id}:refusals"
+
+
 def runs() -> str:
     """Sorted set: ids of all runs, by the time (s since 1970) when they end if nobody works on them."""
     return f"{PREFIX}:runs"

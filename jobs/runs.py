@@ -81,6 +81,28 @@ class RunStore:
         raw = cast("Mapping[bytes, bytes]", self.redis.hgetall(keys.run(run_id)))
         return read_run(run_id, raw) if raw else None
 
+    def settle(self, run: Run, precision: str) -> str:
+        """What ``precision: auto`` means for all chunks of the run: what was first said, by anybody."""
+        key = keys.precision(run.id)
+        with self.redis.pipeline() as pipe:
+            pipe.set(key, precision, nx=True, ex=run.ttl)
+            pipe.get(key)
+            return cast("bytes", pipe.execute()[1]).decode(errors="replace")
+
+    def refuse(self, run_id: str, ttl: int, worker: str, reason: str) -> dict[str, str]:
+        """Note that a worker cannot score the run; what each has said that cannot."""
+        key = keys.refusals(run_id)
+        with self.redis.pipeline() as pipe:
+            pipe.hset(key, worker, reason)
+            pipe.expire(key, ttl)
+            pipe.hgetall(key)
+            said = cast("Mapping[bytes, bytes]", pipe.execute()[2])
+        return {name.decode(errors="replace"): why.decode(errors="replace") for name, why in said.items()}
+
+    def take_back(self, run_id: str, worker: str) -> None:
+        """Forget that a worker has refused the run: now it can."""
+        self.redis.hdel(keys.refusals(run_id), worker)
+
     def exists(self, run_id: str) -> bool:
         """Whether the run is there: not cancelled, not finished, not expired."""
         return bool(self.redis.exists(keys.run(run_id)))
@@ -209,6 +231,7 @@ class RunStore:
             for job in jobs:
                 pipe.expire(Job.key_for(job), run.ttl)  # RQ takes the expiry off a claimed job
             pipe.unlink(keys.run(run.id), keys.results(run.id), keys.progress(run.id), keys.errors(run.id))
+            pipe.unlink(keys.precision(run.id), keys.refusals(run.id))
             pipe.zrem(keys.runs(), run.id)
             for chunk in waiting:
                 pipe.unlink(keys.pairs(run.id, chunk))
@@ -238,6 +261,7 @@ class RunStore:
     def _touch(self, pipe: Pipeline, run: Run) -> None:
         """Note in `pipe` that the run is being worked on; does nothing to one that is gone."""
         pipe.expire(keys.run(run.id), run.ttl)
+        pipe.expire(keys.precision(run.id), run.ttl)
         pipe.zadd(keys.runs(), {run.id: time.time() + run.ttl}, xx=True)
         pipe.expire(keys.runs(), _INDEX_SECONDS)
 

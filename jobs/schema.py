@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-from jobs.errors import WireError
+from jobs.errors import FormatError, WireError
 
 FORMAT = 2
 """Version of all that producers and workers write for each other; a reader refuses any other."""
@@ -55,7 +55,7 @@ class WireModel(BaseModel):
     def _read(cls, found: dict[str, Any], what: str) -> Self:
         written_as = str(found.pop("format", FORMAT))
         if written_as != str(FORMAT):
-            raise WireError(
+            raise FormatError(
                 f"{what} has format {written_as:.20}, this release reads {FORMAT}: "
                 "run the same rankmill release on producers and workers"
             )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from jobs.errors import WireError
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "int4"]
 Activation = Literal["default", "identity", "sigmoid"]
@@ -36,6 +38,14 @@ class ScoreSpec(BaseModel):
     precision: Precision = "auto"
     max_length: int | None = Field(default=None, ge=4)
     activation: Activation = "default"
+
+
+def settled(spec: ScoreSpec, precision: str) -> ScoreSpec:
+    """`spec` in the precision that ``auto`` has come to mean, as a backend names it ("int8 weights")."""
+    try:
+        return ScoreSpec.model_validate({**spec.model_dump(), "precision": precision.partition(" ")[0]})
+    except ValidationError:
+        raise WireError(f"the run is to be in precision {precision!r:.40}, which is none") from None
 
 
 WeightsKey = tuple[str, str | None, str]

@@ -18,7 +18,7 @@ from typing import cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.errors import WireError
+from jobs.errors import FormatError, WireError
 from jobs.schema import FORMAT
 
 MAX_TEXT_CHARS = 1 << 20
@@ -154,7 +154,7 @@ def _unpacked_size(payload: bytes) -> int:
         raise WireError("a payload is not one of rankmill's")
     _, version, size = _HEADER.unpack_from(payload)
     if version != FORMAT:
-        raise WireError(
+        raise FormatError(
             f"a payload has format {version}, this version of rankmill reads format {FORMAT}: "
             "run the same rankmill release on producers and workers"
         )

@@ -39,14 +39,18 @@ class WorkerReport(WireModel):
 
     ``started`` and ``beat`` are in seconds since 1970; ``stage_seconds`` has one value for each of
     `STAGES`; ``latency_counts`` counts chunks for each of `LATENCY_BUCKETS` and, last, beyond them.
+    ``refusals`` are reasons why it leaves chunks of some model or run to others just now.
     ``metrics_url`` is where Prometheus finds it, ``None`` if it serves no metrics.
     """
+
+    added = frozenset({"refusals"})
 
     device: str
     started: Seconds
     beat: Seconds
     metrics_url: str | None = None
     models: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
     resident_bytes: Count = 0
     claimed_jobs: Count = 0
     claimed_pairs: Count = 0

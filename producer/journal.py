@@ -19,7 +19,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from jobs.errors import InputError, OutputError, WireError
-from jobs.results import ChunkFailure, ChunkResult, ChunkScores, from_entry, to_entry
+from jobs.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats, from_entry, to_entry
 
 logger = logging.getLogger(__name__)
 
@@ -77,14 +77,13 @@ class Journal:
         return self._state("run")
 
     @property
-    def revision(self) -> str | None:
-        """The model's commit that made the first result, if the model has commits."""
+    def first(self) -> ChunkStats | None:
+        """How the first chunk was scored: the rest is to be scored by the same commit and precision."""
         with self._at_work():
             found = self._db.execute("SELECT chunk FROM chunks WHERE scores IS NOT NULL ORDER BY chunk")
             chunks = [int(chunk) for (chunk,) in found]
         results = (self.get(chunk) for chunk in chunks)
-        first = next((result for result in results if isinstance(result, ChunkScores)), None)
-        return first.stats.revision if first else None
+        return next((result.stats for result in results if isinstance(result, ChunkScores)), None)
 
     def restart(self, manifest: Mapping[str, str]) -> None:
         """Forget all results and begin with `manifest`; the last run's id stays known."""

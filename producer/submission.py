@@ -136,11 +136,15 @@ class Submission:
         self._cancelled = False
         self._last_entry = "0"
         self._encoders: ThreadPoolExecutor | None = None
+        self._precision: str | None = None
+        """What the run's chunks are scored in, once one is."""
 
     def begin(self) -> None:
         """Let the server know the run."""
+        first = self._journal.first if self._journal else None
+        self._precision = first.precision if first else None
         with self._at_redis():
-            self._store.restore(self.run)
+            self._restore()
 
     def tables(self) -> Iterator[ScoredTable]:
         """Yield every table of the source with its scores, in order.
@@ -259,8 +263,12 @@ class Submission:
         """A result that has a score or an error for each row of its chunk, or why it is none."""
         unit = None if result.chunk is None else self._units.get(result.chunk)
         if unit and isinstance(result, ChunkScores) and len(result.scores) != len(unit.table):
-            message = f"{len(result.scores)} scores for {len(unit.table)} pairs"
-            return BadResult(result.chunk, message)
+            return BadResult(result.chunk, f"it has {len(result.scores)} scores for {len(unit.table)} pairs")
+        if unit and isinstance(result, ChunkScores) and self.run.spec.precision == "auto":
+            self._precision = self._precision or self._store.settle(self.run, result.stats.precision)
+            if result.stats.precision != self._precision:
+                message = f"it is in {result.stats.precision}, and the run in {self._precision}"
+                return BadResult(result.chunk, message)
         return result
 
     def _forget(self) -> None:
@@ -344,8 +352,14 @@ class Submission:
                 again[number] = unit
         if again:
             logger.warning("submitting %d chunks again", len(again))
-            self._store.restore(self.run)
+            self._restore()
             self._send(again)
+
+    def _restore(self) -> None:
+        """Let the server know the run, and the precision that it is scored in."""
+        self._store.restore(self.run)
+        if self._precision and self.run.spec.precision == "auto":
+            self._store.settle(self.run, self._precision)
 
     def _send(self, units: dict[int, Unit]) -> None:
         self._units |= units

@@ -167,7 +167,7 @@ def _score(
 
     tables = source.tables(client.settings.chunk_size)
     # A branch may have moved since: the rest is scored by the commit that scored the first chunk.
-    revision = journal.revision or client.settings.revision
+    revision = (journal.first and journal.first.revision) or client.settings.revision
     options: dict[str, Any] = {"rows": source.rows, "journal": journal, "revision": revision}
     try:
         with session.run(tables, source.columns.names, on_wait=look, **options) as run:

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import logging
 import time
+from collections import OrderedDict
+from collections.abc import Hashable
 
 import numpy as np
 import pyarrow as pa
 
-from jobs.errors import SpecError, WireError
+from jobs.errors import FormatError, SpecError, WireError, WorkerError
 from jobs.job import attempt
 from jobs.results import ChunkFailure, ChunkScores, ChunkStats
 from jobs.run import Run
 from jobs.runs import RunStore
+from jobs.spec import ScoreSpec, settled, weights_key
 from jobs.wire import decode_pairs
 from workers import metrics
-from workers.claims import Claim
+from workers.backends.base import OutOfMemory
+from workers.claims import Claim, Refusals, RefusedRuns
 from workers.engine.cache import EngineCache
+from workers.engine.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+
+_RUNS = 1000
+"""Runs whose settled precision a worker remembers."""
 
 
 class ChunkScorer:
@@ -35,25 +47,44 @@ class ChunkScorer:
         self._store = store
         self._engines = engines
         self._worker = worker
+        self._settled: OrderedDict[str, ScoreSpec] = OrderedDict()
+        self.refusals = Refusals()
+        self.refused_runs = RefusedRuns(store, worker)
 
     def find_run(self, claim: Claim) -> ChunkFailure | None:
-        """Read the run of a claimed job: none if it is gone. A fatal failure, if nobody could read it."""
+        """Read the run of a claimed job: none if it is gone. A fatal failure, if it is damaged.
+
+        Raises
+        ------
+        WorkerError
+            The chunk is not for this worker: another release's, or one it has refused just now.
+        """
         run_id, chunk = claim.job.chunk
+        self._check(("run", run_id))
         try:
             claim.run = self._store.load(run_id)
+        except FormatError as error:
+            raise self._refusal(("run", run_id), error) from None
         except WireError as error:
             return ChunkFailure(chunk=chunk, message=str(error), fatal=True)
+        if claim.run:
+            self._check(weights_key(self._spec(claim.run)))
         return None
 
     def evicts(self, run: Run) -> bool:
         """Whether to load the run's model means that another has to leave."""
-        return self._engines.is_full and not self._engines.fits(run.spec)
+        return self._engines.is_full and not self._engines.fits(self._spec(run))
 
     def begin(self, claim: Claim) -> ChunkFailure | None:
         """Fetch, decode and tokenize a chunk: its work, which is none when the run has its scores already.
 
         Errors of the run as a whole come back as a fatal `ChunkFailure`: they would meet every
         chunk and every retry alike.
+
+        Raises
+        ------
+        WorkerError
+            The chunk cannot be scored here, but maybe elsewhere.
         """
         claim.started, run = time.monotonic(), claim.run
         if run is None:
@@ -64,14 +95,61 @@ class ChunkScorer:
                 if payload is None:
                     return None
                 queries, passages = decode_pairs(payload)
-            claim.engine = self._engines.get(run.spec)
+            claim.engine = self._engine(run)
+        except FormatError as error:
+            raise self._refusal(("run", run.id), error) from None
+        except (MemoryError, OutOfMemory):
+            trouble = WorkerError(f"there is not enough memory to load model {run.spec.model}")
+            raise self._refusal(weights_key(self._spec(run)), trouble) from None
         except (WireError, SpecError) as error:
+            if _is_the_workers(error):
+                raise self._refusal(weights_key(self._spec(run)), error) from None
             return ChunkFailure(chunk=claim.chunk, message=str(error), fatal=True)
+        self._accept(run)
         if attempt(run, claim.job) > 1:
             metrics.retries.inc()
         with metrics.stage("tokenize"):
             claim.work = claim.engine.prepare(queries, passages)
         return None
+
+    def _check(self, key: Hashable) -> None:
+        reason = self.refusals.why(key)
+        if reason is not None:
+            raise WorkerError(reason)
+
+    def _refusal(self, key: Hashable, error: Exception) -> WorkerError:
+        """Leave `key` alone for a while, because of `error`."""
+        if self.refusals.open(key, str(error)):
+            logger.warning("left to other workers: %s", error)
+        return WorkerError(str(error))
+
+    def _accept(self, run: Run) -> None:
+        """The run can be scored here, whatever was said before."""
+        self.refusals.close(weights_key(self._spec(run)))
+        self.refusals.close(("run", run.id))
+        self.refused_runs.take_back(run.id)
+
+    def _spec(self, run: Run) -> ScoreSpec:
+        """What to score the run with; its precision is settled, if this worker knows it."""
+        return self._settled.get(run.id, run.spec)
+
+    def _engine(self, run: Run) -> Engine:
+        """The engine of a run, in the precision that all of its chunks are scored in.
+
+        What ``auto`` means here is what it means for the run, if no other worker was faster.
+        """
+        spec = self._spec(run)
+        if spec.precision != "auto" or run.id in self._settled:
+            return self._engines.get(spec)
+        engine = self._engines.get(spec)
+        mine = engine.model.backend.precision
+        precision = self._store.settle(run, mine)
+        if precision != mine:
+            spec = settled(spec, precision)
+        self._settled[run.id] = spec
+        if len(self._settled) > _RUNS:
+            self._settled.popitem(last=False)
+        return engine if precision == mine else self._engines.get(spec)
 
     def result(self, claim: Claim) -> ChunkScores:
         """What there is to say of a claim whose work is done."""
@@ -98,3 +176,8 @@ class ChunkScorer:
                 int8_gain=model.int8_gain,
             ),
         )
+
+
+def _is_the_workers(error: Exception) -> bool:
+    """Whether loading failed for what is this host's: no such directory, no hub, no package, no memory."""
+    return isinstance(error, WorkerError) or isinstance(error.__cause__, OSError | ImportError | MemoryError)

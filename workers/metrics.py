@@ -10,7 +10,7 @@ import importlib.metadata
 import platform
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import pairwise
@@ -64,7 +64,7 @@ stage_seconds = Histogram(
 chunks = Counter(
     "rankmill_chunks_total",
     "Claimed chunks by what became of them: scored, failed, dropped (nobody wants the scores any more), "
-    "handed_back (to the queue, by a worker that was told to stop).",
+    "handed_back (to the queue, by a worker that was told to stop or cannot score them).",
     ["outcome"],
     registry=REGISTRY,
 )
@@ -85,6 +85,11 @@ latency = Histogram(
 claimed_jobs = Gauge("rankmill_claimed_jobs", "Chunks claimed and not answered.", registry=REGISTRY)
 claimed_pairs = Gauge(
     "rankmill_claimed_pairs", "Pairs claimed that wait for the model or are in it.", registry=REGISTRY
+)
+refusals = Gauge(
+    "rankmill_refusals",
+    "Models or runs whose chunks the worker leaves to others just now, as it cannot score them.",
+    registry=REGISTRY,
 )
 model_loads = Counter(
     "rankmill_model_loads_total", "Attempts to load a model: loaded, failed.", ["outcome"], registry=REGISTRY
@@ -194,7 +199,9 @@ def count_chunk(outcome: str, submitted: datetime | None = None) -> None:
         latency.observe(max(time.time() - submitted.timestamp(), 0.0))
 
 
-def report(*, device: str, started: float, metrics_url: str | None) -> WorkerReport:
+def report(
+    *, device: str, started: float, metrics_url: str | None, refusals: Callable[[], tuple[str, ...]]
+) -> WorkerReport:
     """What the worker says of itself: the figures that Prometheus gets."""
     found = {
         (sample.name, *sample.labels.values()): sample.value
@@ -211,6 +218,7 @@ def report(*, device: str, started: float, metrics_url: str | None) -> WorkerRep
         started=started,
         beat=time.time(),
         metrics_url=metrics_url,
+        refusals=refusals(),
         models=tuple(sorted({key[1] for key in found if key[0] == "rankmill_model_info"})),
         resident_bytes=whole("process_resident_memory_bytes"),
         claimed_jobs=whole("rankmill_claimed_jobs"),

@@ -22,7 +22,7 @@ from rq.utils import now
 from rq.worker import SimpleWorker
 from rq.worker.base import DequeueStrategy, WorkerStatus
 
-from jobs.errors import ConfigError, RankmillError, RedisFailed, RedisUnavailable
+from jobs.errors import ConfigError, RankmillError, RedisFailed, RedisUnavailable, WorkerError
 from jobs.job import is_suspect
 from jobs.recovery import failure_handler
 from jobs.results import ChunkResult, ChunkScores
@@ -155,6 +155,11 @@ class ScoringWorker(SimpleWorker):
         idle_since, refused_since = time.monotonic(), None
         while not self._stop_requested:
             self._begin_those_put_aside()
+            if rest := self._parts.scorer.refusals.rest:
+                if seconds is None:  # in a burst: what is left is for others
+                    return None
+                time.sleep(min(rest, _POLL_SECONDS))
+                continue
             if not self._parts.pipeline.wait_for_room(self._parts.claim_ahead, _POLL_SECONDS):
                 idle_since = time.monotonic()
                 continue
@@ -224,6 +229,9 @@ class ScoringWorker(SimpleWorker):
         try:
             self.prepare_job_execution(claim.job, remove_from_intermediate_queue=len(self.queues) == 1)
             failure = scorer.find_run(claim)
+        except WorkerError as error:
+            self._refuse(claim, error)
+            return
         except Exception as error:
             self._fail(claim, error)
             return
@@ -240,6 +248,9 @@ class ScoringWorker(SimpleWorker):
         try:
             with self.death_penalty_class(job.timeout or 0, JobTimeoutException, job_id=job.id):
                 failure = parts.scorer.begin(claim)
+        except WorkerError as error:
+            self._refuse(claim, error)
+            return
         except Exception as error:
             self._fail(claim, error)
             return
@@ -259,6 +270,16 @@ class ScoringWorker(SimpleWorker):
                 self._set_aside_if_damaged(claim.job, claim.queue),
             ):
                 self._begin(claim)
+
+    def _refuse(self, claim: Claim, error: WorkerError) -> None:
+        """Put a job back that another worker may be able to do, behind what this one may."""
+        scorer = self._parts.scorer
+        failure = scorer.refused_runs.refuse(claim, str(error))
+        if failure:
+            self._parts.pipeline.answer(lambda: self._answer(claim, failure))
+        else:
+            self._hand_back(claim.job.id, at_front=False)
+            scorer.refusals.sent_back(claim.job.id)
 
     def _fail(self, claim: Claim, error: Exception) -> None:
         """Let RQ deal with the exception at hand."""
@@ -318,7 +339,13 @@ class ScoringWorker(SimpleWorker):
 
         self._parts = parts = assemble(settings, self.store, self.name, self._wait_until_idle)
         url = serve_health(settings.metrics_address, self.connection, self._obstacle)
-        report = partial(metrics.report, device=parts.device, started=time.time(), metrics_url=url)
+        report = partial(
+            metrics.report,
+            device=parts.device,
+            started=time.time(),
+            metrics_url=url,
+            refusals=parts.scorer.refusals.reasons,
+        )
         self._heartbeat = Heartbeat(
             self,
             settings.heartbeat_seconds,
@@ -337,6 +364,7 @@ class ScoringWorker(SimpleWorker):
         ).start()
         metrics.worker.info({"worker": self.name, "device": parts.device})
         metrics.heartbeat_age.set_function(self._heartbeat.age)
+        metrics.refusals.set_function(lambda: len(parts.scorer.refusals.reasons()))
         metrics.claimed_jobs.set_function(lambda: len(self._claims))
         metrics.claimed_pairs.set_function(lambda: parts.pipeline.pending)
         for model in settings.warm:
@@ -420,20 +448,20 @@ class ScoringWorker(SimpleWorker):
             pipe.delete(job.key, job.execution_registry.key)
             pipe.execute()
 
-    def _hand_back(self, job_id: str) -> None:
-        """Put a claimed job back at the front of its queue; that costs it no attempt."""
+    def _hand_back(self, job_id: str, *, at_front: bool = True) -> None:
+        """Put a claimed job back into its queue; that costs it no attempt."""
         claim = self._claims.pop(job_id, None)
         if claim is None:
             return
         with self._set_aside_if_damaged(claim.job, claim.queue), self.connection.pipeline() as pipe:
             self.cleanup_execution(claim.job, pipe, claim.execution)
-            claim.queue._enqueue_job(claim.job, pipeline=pipe, at_front=True)  # as Job.retry does
+            claim.queue._enqueue_job(claim.job, pipeline=pipe, at_front=at_front)  # as Job.retry does
             pipe.execute()
         claim.span.add_event("handed back")
         claim.span.end()
         metrics.count_chunk("handed_back")
         with about_job(job_id):
-            logger.info("handed back")
+            logger.log(logging.INFO if at_front else logging.DEBUG, "handed back")
 
 
 def _run_ttl(job: Job) -> int:

@@ -9,7 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jobs.errors import WorkerError
 from jobs.runtime.settings import WorkerSettings
+from jobs.spec import ScoreSpec, settled
 from workers.backends.base import Backend, OutOfMemory, Pending
 from workers.engine import pipeline
 from workers.models.tokens import Batch
@@ -80,4 +82,26 @@ class PatientWorker(ScoringWorker):
             return load(*args, **options)
 
         models.load = load_in_time
+        super()._prepare(settings)
+
+
+class OddWorker(ScoringWorker):
+    """On a host of its own: ``AUTO`` is what auto means, ``LACKS`` and ``GONE`` what it has not."""
+
+    def _prepare(self, settings: WorkerSettings) -> None:
+        from workers.models import loading as models
+
+        load, locate = models.load, models._locate
+
+        def load_here(spec: ScoreSpec, *args: Any, **options: Any) -> models.Loaded:
+            if spec.precision == os.environ.get("LACKS"):
+                raise WorkerError(f"precision {spec.precision} is not supported on cpu; use another")
+            if spec.precision == "auto" and "AUTO" in os.environ:
+                spec = settled(spec, os.environ["AUTO"])
+            return load(spec, *args, **options)
+
+        def locate_here(name: str) -> str | Path:
+            return f"gone/{Path(name).name}" if name == os.environ.get("GONE") else locate(name)
+
+        models.load, models._locate = load_here, locate_here
         super()._prepare(settings)

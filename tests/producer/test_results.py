@@ -223,7 +223,7 @@ def test_what_is_damaged_in_the_journal_is_scored_again(
     parts = scored(lambda chunk, _: [again.append(chunk) or good(chunk)], journal)  # type: ignore[func-returns-value]
     assert [part.scores.to_pylist()[0] for part in parts] == [0, 10, 20]
     assert set(again) <= {chunk for chunk, _, _ in damages}
-    assert journal.revision == "commit"
+    assert journal.first == STATS
     assert len(scored(lambda *_: pytest.fail("all of it is in the journal"), journal)) == CHUNKS
     journal.close()
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import ConfigError, SpecError
+from jobs.errors import ConfigError, WorkerError
 from jobs.runtime.hosts import FOR_TESTS
 from workers.backends.base import DEVICES, BackendKind
 from workers.backends.speed import CPU_PRECISIONS, INT8, Combination, Speeds, cpu_speeds
@@ -74,7 +74,7 @@ def choose_backend(setting: str, precision: str, config: Any, device: str, cache
 
     Raises
     ------
-    SpecError
+    WorkerError
         What is asked for cannot run this model here.
     """
     kinds = _automatic(device) if setting == "auto" else [BACKENDS[setting]]
@@ -99,10 +99,12 @@ def choose_backend(setting: str, precision: str, config: Any, device: str, cache
     if not obstacles:
         known = dict.fromkeys(each for kind in kinds for each in kind.precisions[device])
         by = "" if setting == "auto" else f" by backend {setting}"
-        raise SpecError(f"precision {precision} is not supported on {device}{by}; use {_either(list(known))}")
+        raise WorkerError(
+            f"precision {precision} is not supported on {device}{by}; use {_either(list(known))}"
+        )
     way_out = "--backend torch does without it" if setting != "auto" else "use another precision"
     what = "backend" if setting != "auto" else f"precision {precision} has no backend here:"
-    raise SpecError(f"{what} {_listed(obstacles, ' cannot be used')}; {way_out}")
+    raise WorkerError(f"{what} {_listed(obstacles, ' cannot be used')}; {way_out}")
 
 
 def _precisions(precision: str, device: str, supported: tuple[str, ...]) -> list[str]:

@@ -1,0 +1,158 @@
+"""What one worker cannot score, another does; and all chunks of a run are in one precision."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.kills import folder_of, start, stop
+from jobs import keys
+from jobs.errors import RunFailed
+from producer import Client
+from tests.conftest import Server, StartWorker, score_file, wait_for
+from tests.harness.models import make_bert
+from workers.claims import FIRST_PAUSE, LONGEST_PAUSE, ROUND, Refusals
+
+PAIRS = [("big cat", f"moon river {number}") for number in range(300)]
+WORKER = "tests.harness.misbehaving.OddWorker"
+
+
+@pytest.fixture
+def client(server: Server, tiny_model: Path) -> Client:
+    return Client(server.url, model=str(tiny_model), chunk_size=10, max_retries=0, backend="torch")
+
+
+def odd(workers: StartWorker, name: str, **how: str) -> None:
+    """A worker that is not like others: what its ``auto`` means, which precisions and directories it has."""
+    environ = {**how, "PYTHONPATH": str(Path(__file__).parents[2]), "RANKMILL_BACKEND": "torch"}
+    workers(worker_class=WORKER, name=name, environ=environ)
+
+
+def precisions(client: Client, pairs: list[tuple[str, str]]) -> tuple[set[str], set[str], set[int]]:
+    """In which precisions pairs were scored, by which workers, and at which attempt."""
+    parts = list(client.submit(pairs).tables())
+    assert not any(part.scores.null_count for part in parts)
+    stats = [part.stats for part in parts if part.stats]
+    return (
+        {each.precision for each in stats},
+        {each.worker for each in stats},
+        {each.attempt for each in stats},
+    )
+
+
+def test_workers_that_differ_score_a_run_in_one_precision(client: Client, workers: StartWorker) -> None:
+    odd(workers, "a", AUTO="fp32")
+    odd(workers, "b", AUTO="bf16")
+    found: set[str] = set()
+    for _ in range(5):
+        precision, _, attempts = precisions(client, PAIRS)
+        assert len(precision) == 1
+        assert attempts == {1}
+        found |= precision
+    assert found <= {"fp32", "bf16"}
+
+
+def test_a_worker_without_the_settled_precision_hands_the_chunks_back(
+    client: Client, workers: StartWorker, tmp_path: Path
+) -> None:
+    odd(workers, "a", AUTO="bf16")
+    assert precisions(client, PAIRS[:20]) == ({"bf16"}, {"a"}, {1})
+    odd(workers, "b", AUTO="fp32", LACKS="bf16")
+    run = client.submit(PAIRS)
+    client.store.settle(run._submission.run, "bf16")  # as if worker a were the first
+    parts = list(run.tables())
+    assert {(part.stats.precision, part.stats.worker) for part in parts if part.stats} == {("bf16", "a")}
+    assert not run.errors
+    assert "left to other workers: precision bf16 is not supported" in (tmp_path / "worker.log").read_text()
+
+
+def test_a_directory_that_one_worker_lacks(
+    client: Client, server: Server, workers: StartWorker, tmp_path: Path
+) -> None:
+    model = make_bert(tmp_path / "model")
+    odd(workers, "without", GONE=str(model))
+    run = client.submit(PAIRS[:50], model=str(model))
+    odd(workers, "with")
+    with pytest.raises(RunFailed, match="cannot load the model"):  # the only worker there was has said so
+        run.scores(timeout=60)
+    assert np.isfinite(client.score(PAIRS, timeout=60, model=str(model))).all()
+    assert np.isfinite(client.score(PAIRS, timeout=60)).all()  # the other model can be had of both
+
+
+def test_the_run_ends_when_every_worker_has_refused_it(
+    client: Client, workers: StartWorker, server: Server, tmp_path: Path
+) -> None:
+    model = make_bert(tmp_path / "model")
+    odd(workers, "one", GONE=str(model))
+    odd(workers, "other", LACKS="fp32")
+    with pytest.raises(RunFailed) as failed:
+        client.score(PAIRS, timeout=60, model=str(model), precision="fp32")
+    message = str(failed.value)
+    assert "no worker of queue 'rankmill' can score it: one: cannot load the model in" in message
+    assert "; other: precision fp32 is not supported on cpu" in message
+    wait_for(lambda: not server.client.keys("rankmill:run:*"))
+
+
+def test_another_releases_run_waits_for_a_worker_that_can_read_it(
+    client: Client, workers: StartWorker, server: Server
+) -> None:
+    run = client.submit(PAIRS[:20])
+    server.client.hset(keys.run(run.id), "format", 99)
+    odd(workers, "old")
+    with pytest.raises(RunFailed, match="has format 99, this release reads 2"):
+        run.scores(timeout=60)
+
+
+def test_a_run_that_is_taken_up_again_stays_in_its_precision(
+    server: Server, workers: StartWorker, tiny_model: Path, tmp_path: Path
+) -> None:
+    pairs = pa.table({"query": ["big cat"] * 3000, "passage": [f"moon {number}" for number in range(3000)]})
+    pq.write_table(pairs, tmp_path / "a.parquet")
+    output = tmp_path / "a.scored.parquet"
+    command = [tmp_path / "a.parquet", "--redis", server.url, "--model", tiny_model, "--chunk-size", 16]
+    odd(workers, "a", AUTO="bf16")
+    process = start(*command, environ={"RANKMILL_WINDOW": "4"})
+    assert stop(process, output, 10, signal.SIGKILL)
+    assert folder_of(output).exists()
+    server.client.flushall()
+    odd(workers, "b", AUTO="fp32")
+    again = score_file(*command)
+    assert again.code == 0, again.err
+    assert pq.read_metadata(output).metadata[b"rankmill.precision"] == b"bf16"
+
+
+def test_a_refusal_is_tried_again_after_a_pause_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("workers.claims.time.monotonic", lambda: now)
+    refusals = Refusals()
+    pause = FIRST_PAUSE
+    for _ in range(10):
+        refusals.open("model", "no such directory")
+        now += 0.9 * pause
+        assert refusals.why("model") == "no such directory"
+        assert refusals.why("other") is None
+        now += 0.2 * pause
+        assert refusals.why("model") is None
+        pause = min(2 * pause, LONGEST_PAUSE)
+    refusals.close("model")
+    refusals.open("model", "again")
+    now += 1.1 * FIRST_PAUSE
+    assert refusals.why("model") is None
+
+
+def test_a_worker_rests_when_it_has_seen_the_queue() -> None:
+    refusals = Refusals()
+    for job in range(ROUND):
+        refusals.sent_back(str(job))
+        assert not refusals.rest
+    refusals.sent_back("another")
+    assert refusals.rest
+    refusals = Refusals()
+    refusals.sent_back("a")
+    refusals.sent_back("a")
+    assert refusals.rest
