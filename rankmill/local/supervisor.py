@@ -68,7 +68,7 @@ class Supervisor:
         pool = WorkerPool(
             self.queue,
             url,
-            self.environs,
+            [{**environ, "TMPDIR": str(directory)} for environ in self.environs],  # PyTorch leaves a folder
             prefix=prefix,
             wait_seconds=_WAIT_SECONDS,
             logs=directory,
