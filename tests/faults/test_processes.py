@@ -45,8 +45,8 @@ def test_a_killed_worker_s_chunks_run_at_once_and_sigterm_ends_all(
     process = pool("--workers", "2", "--threads", "1")
     wait_for(lambda: len(queue_workers(server.client, "rankmill").scoring) == 2, process)
     slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
-    client = Client(server.url, model=str(slow), chunk_size=100)
-    run = client.submit([("big cat", "the moon over the river " * 20)] * 1000)
+    client = Client(server.url, model=str(slow), chunk_size=50)
+    run = client.submit([("big cat", "the moon over the river " * 20)] * 500)
     wait_for(lambda: server.client.zcard("rq:wip:rankmill") >= 2)
     workers = [c for c in psutil.Process(process.pid).children() if "rq.cli" in c.cmdline()]
     workers[0].kill()

@@ -105,9 +105,9 @@ def test_a_chunk_of_a_killed_worker_is_scored_elsewhere(
     max_retries: int, server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:
     slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
-    client = Client(server.url, model=str(slow), chunk_size=1000, max_retries=max_retries)
+    client = Client(server.url, model=str(slow), chunk_size=300, max_retries=max_retries)
     first = workers(environ=QUICK_LEASE)
-    run = client.submit([("big cat", "the moon over the river " * 20)] * 1000)
+    run = client.submit([("big cat", "the moon over the river " * 20)] * 300)
     wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
     first.kill()
     workers(environ=QUICK_LEASE)
@@ -120,9 +120,9 @@ def test_sigterm_hands_back_what_is_not_finished(
     server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:
     slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
-    client = Client(server.url, model=str(slow), chunk_size=500, max_retries=0)
+    client = Client(server.url, model=str(slow), chunk_size=200, max_retries=0)
     worker = workers()
-    run = client.submit([("big cat", "the moon over the river " * 20)] * 1500)
+    run = client.submit([("big cat", "the moon over the river " * 20)] * 600)
     wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(timeout=60) == 0
