@@ -42,6 +42,10 @@ RESULT_FIELDS = [b"chunk", b"scores", b"stats", b"failure", b"fatal", b"attempts
 REPORT_FIELDS = [b"queues", b"state", b"birth", b"death", b"last_heartbeat", b"scoring"]
 
 
+_FAILED_ATTEMPT = "exception raised while executing"
+"""RQ's record of an attempt that failed, with its traceback: nobody ended."""
+
+
 @dataclass
 class Fuzz:
     """A server, who reads it, and what was found."""
@@ -127,7 +131,8 @@ class Fuzz:
             except OSError as error:
                 self.findings.append(f"exporter, {path}: {error}")
         for log in logs.glob("*.log"):
-            text = log.read_text(errors="replace")
+            lines = log.read_text(errors="replace").splitlines()
+            text = "\n".join(line for line in lines if _FAILED_ATTEMPT not in line)
             if "Traceback" in text:
                 self.findings.append(f"{log.name}: {text[text.index('Traceback') :][:3000]}")
                 log.write_text("")
