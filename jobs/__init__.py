@@ -15,7 +15,7 @@ _HOMES = {"ScoreSpec": "jobs.spec", "score_chunk": "jobs.tasks"}
 
 
 def __getattr__(name: str) -> Any:
-    """The rest, imported when it is asked for: what starts the embedded workers does without."""
+    """Import the other names on first use: processes that only start workers do not need them."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

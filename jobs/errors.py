@@ -14,7 +14,7 @@ class ExitCode(IntEnum):
     """The exit codes of all commands."""
 
     FAILED = 1
-    """Something went wrong on the way, or no server answers: the same command may work later."""
+    """The command failed while it ran, or no server answers; the same command may work later."""
     USAGE = 2
     """The command line, the settings or the input must be changed; nothing was done."""
     ROW_ERRORS = 3
@@ -30,7 +30,7 @@ class RankmillError(Exception):
 
 
 class ConfigError(RankmillError):
-    """A setting is unknown or has a value it cannot take."""
+    """A setting is unknown, or its value is not allowed."""
 
     exit_code = ExitCode.USAGE
 
@@ -42,11 +42,11 @@ class InputError(RankmillError):
 
 
 class InputChanged(RankmillError):
-    """The input is not what it was when its scoring began, so that no output can be made of it."""
+    """The input has changed since its scoring began, so no output can be made from it."""
 
 
 class OutputError(RankmillError):
-    """The output, or what is kept beside it until it is there, cannot be written."""
+    """The output, or the working folder beside it, cannot be written."""
 
 
 class ConnectionFailed(RankmillError):
@@ -54,19 +54,19 @@ class ConnectionFailed(RankmillError):
 
 
 class RedisUnavailable(RankmillError):
-    """The server could not serve for as long as was to be waited for it."""
+    """The server could not serve for the longest time that a command waits."""
 
 
 class RedisFailed(RankmillError):
-    """The server refused a command for a reason that waiting does not mend."""
+    """The server refused a command, for a reason that does not go away by waiting."""
 
 
 class WireError(RankmillError):
-    """A payload is not in a format this version reads, or is over its limits."""
+    """Data from Redis is damaged, over a limit, or in a format that this release does not read."""
 
 
 class FormatError(WireError):
-    """Another release has written it; a worker of that release can read it."""
+    """Data from Redis was written by another release; a worker of that release can read it."""
 
 
 class SpecError(RankmillError):
@@ -74,11 +74,11 @@ class SpecError(RankmillError):
 
 
 class WorkerError(SpecError):
-    """One worker cannot score it, and another may: its chunks go back to the queue."""
+    """One worker cannot score a chunk, but another worker may: the chunk goes back to the queue."""
 
 
 class WrongWorkerError(RankmillError):
-    """A job reached an RQ worker that is no ScoringWorker."""
+    """A job reached an RQ worker that is not a ScoringWorker."""
 
 
 class ForeignJobError(RankmillError):

@@ -1,6 +1,6 @@
-"""Names of the Redis keys rankmill owns. Every one of them has an expiry.
+"""Names of the Redis keys that rankmill owns. Each of them has an expiry.
 
-RQ's own keys (queues, jobs, workers, registries) start with ``rq:`` and are RQ's business.
+RQ manages its own keys (queues, jobs, workers, registries), which start with ``rq:``.
 """
 
 from __future__ import annotations
@@ -16,52 +16,52 @@ def run(run_id: str) -> str:
 
 
 def pairs(run_id: str, chunk: int | Literal["*"]) -> str:
-    """String: the Arrow payload of a chunk that waits to be scored; ``*`` matches every chunk's."""
+    """String: the Arrow payload of a chunk without a result; chunk ``*`` is a pattern for all chunks."""
     return f"{PREFIX}:run:{run_id}:pairs:{chunk}"
 
 
 def results(run_id: str) -> str:
-    """Stream: one entry for each finished chunk, until the producer has taken it."""
+    """Stream: one entry for each finished chunk, until the producer has read and deleted it."""
     return f"{PREFIX}:run:{run_id}:results"
 
 
 def progress(run_id: str) -> str:
-    """String: how far a run has come, as JSON."""
+    """String: the progress of a run, as JSON."""
     return f"{PREFIX}:run:{run_id}:progress"
 
 
 def errors(run_id: str) -> str:
-    """List: the first rows of a run that have no score, each as JSON."""
+    """List: the first rows of a run without a score, each as JSON."""
     return f"{PREFIX}:run:{run_id}:errors"
 
 
 def cancelled(run_id: str) -> str:
-    """String: there if somebody else than its producer has cancelled the run, until that knows."""
+    """String: exists if the run was cancelled by someone other than its producer, to inform the producer."""
     return f"{PREFIX}:run:{run_id}:cancelled"
 
 
 def precision(run_id: str) -> str:
-    """String: what ``precision: auto`` has come to mean for the run, once a worker has begun it."""
+    """String: the precision that ``auto`` means for the run; set by the first worker that scores it."""
     return f"{PREFIX}:run:{run_id}:precision"
 
 
 def refusals(run_id: str) -> str:
-    """Hash: workers that cannot score the run, each with its reason."""
+    """Hash: name of each worker that cannot score the run, and the reason."""
     return f"{PREFIX}:run:{run_id}:refusals"
 
 
 def runs() -> str:
-    """Sorted set: ids of all runs, by the time (s since 1970) when they end if nobody works on them."""
+    """Sorted set: ids of all runs, by the time of their expiry (seconds since 1970)."""
     return f"{PREFIX}:runs"
 
 
 def probe() -> str:
-    """String: written to see whether the server takes writes; gone at once."""
+    """String: written to test whether the server accepts writes; expires at once."""
     return f"{PREFIX}:probe"
 
 
 def set_aside() -> str:
-    """List: jobs that could not be read, and why, each as JSON; the last ones."""
+    """List: the latest jobs that could not be read, each with the reason, as JSON."""
     return f"{PREFIX}:set-aside"
 
 
@@ -76,7 +76,7 @@ def job_id(run_id: str, chunk: int) -> str:
 
 
 def parse_job_id(job: str) -> tuple[str, int] | None:
-    """Run and chunk of a job id, ``None`` if it is none of ours.
+    """Run and chunk of a job id; ``None`` if the id does not name a chunk.
 
     >>> parse_job_id(job_id("0af", 7))
     ('0af', 7)

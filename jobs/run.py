@@ -1,4 +1,4 @@
-"""A run: one submission, how far it has come, and how both are read from Redis."""
+"""A run (one submission) and its progress, and how both are read from Redis."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jobs.schema import FORMAT, Count, Seconds, WireModel
 from jobs.spec import ScoreSpec
 
 MAX_ROW_ERRORS = 200
-"""So many of a run's row errors are kept in Redis, the first ones; the output's list has all."""
+"""Row errors of a run in Redis, at most (the first ones); the list beside the output has all of them."""
 
 MAX_ERROR_CHARS = 500
 
@@ -29,9 +29,10 @@ def _none_if_empty(value: object) -> object:
 
 
 class Run(WireModel):
-    """What others need to know of a run; ``rows`` in all, where the producer knew from the start.
+    """A run as workers and other commands see it.
 
-    ``created`` is in seconds since 1970, ``ttl`` in seconds since the run was last worked on.
+    ``rows`` is the number of input rows; ``None`` if the producer did not know it at the start.
+    ``created`` is in seconds since 1970. ``ttl`` is in seconds; it counts from the latest change to the run.
     """
 
     id: str
@@ -56,9 +57,10 @@ class Run(WireModel):
 
 
 class Progress(WireModel):
-    """Rows that have their result; ``since`` and ``at`` are when the first and the last came.
+    """How many rows of a run have a result.
 
-    In seconds since 1970; the first brought ``since_rows`` of the ``rows``.
+    ``since`` and ``at`` are the times of the first and the latest result, in seconds since 1970.
+    ``since_rows`` of the ``rows`` do not count for the speed: those of the first result and of earlier runs.
     """
 
     rows: Count = 0
@@ -74,7 +76,7 @@ class Progress(WireModel):
 
 
 class RowError(WireModel):
-    """A row without a score, as in the list of errors beside the output; rows count from 0."""
+    """A row without a score, as in the list of errors beside the output; rows are counted from 0."""
 
     row: Count
     error: str
@@ -83,7 +85,7 @@ class RowError(WireModel):
 
 
 def new_run(spec: ScoreSpec, *, queue: str, ttl: int, max_retries: int, rows: int | None = None) -> Run:
-    """A run that no server knows yet."""
+    """A new run, not written to any server yet."""
     return Run(
         id=uuid.uuid4().hex,
         spec=spec,
@@ -96,7 +98,7 @@ def new_run(spec: ScoreSpec, *, queue: str, ttl: int, max_retries: int, rows: in
 
 
 def read_run(run_id: str, raw: Mapping[bytes, bytes]) -> Run:
-    """A run from the fields of its hash; raises `WireError` as `RunStore.load` does."""
+    """Read a run from the fields of its hash; raises `WireError` as `RunStore.load` does."""
     if b"format" not in raw:
         raise WireError(f"run {run_id} is damaged: it has no format")
     return Run.read_fields({**raw, b"id": run_id.encode()}, f"run {run_id}")

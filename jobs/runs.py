@@ -1,8 +1,8 @@
-"""The state of runs in Redis: all that changes it, and most of what reads it, is here.
+"""The state of runs in Redis: every write, and most reads, are in this module.
 
-A run is one submission, cut into chunks; each chunk is a payload under its own key and one RQ
-job that names it. Workers answer through the run's result stream, which the producer reads and
-trims, so that Redis holds no more than the chunks in flight.
+A run is one submission, cut into chunks. Each chunk is a payload under its own key and one RQ
+job that names it. Workers write results to the run's stream. The producer reads them and deletes
+them, so Redis holds no more than the chunks in flight.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNDER_WAY = frozenset(
 )
 
 _INDEX_SECONDS = 7 * 86400
-"""Expiry of the list of runs, counted from when any of them was last worked on."""
+"""Expiry of the list of runs; it counts from the latest change to any run."""
 
 
 class RunStore:
@@ -48,24 +48,24 @@ class RunStore:
     def create(
         self, spec: ScoreSpec, *, queue: str, ttl: int, max_retries: int, rows: int | None = None
     ) -> Run:
-        """Register a new run; `ttl` is in seconds since it was last worked on."""
+        """Register a new run; it expires `ttl` seconds after its latest change."""
         run = new_run(spec, queue=queue, ttl=ttl, max_retries=max_retries, rows=rows)
         self.restore(run)
         return run
 
     def restore(self, run: Run) -> None:
-        """Write down the run if the server does not know it (any more)."""
+        """Write the run to the server if it is not there, or not there any more."""
         meta, results = keys.run(run.id), keys.results(run.id)
         if self.redis.exists(meta, results) == 2:
             return
         with self.redis.pipeline() as pipe:
             pipe.unlink(meta, results)
             pipe.hset(meta, mapping=run.fields())
-            pipe.xadd(results, {"chunk": -1}, id="0-1")  # leaves an empty stream, so that add_result
-            pipe.xdel(results, "0-1")  # need never make one, for a run that may be gone
+            pipe.xadd(results, {"chunk": -1}, id="0-1")  # These two leave an empty stream: `add_result`
+            pipe.xdel(results, "0-1")  # never creates one, as its run may be gone.
             pipe.expire(results, run.ttl)
             pipe.set(keys.progress(run.id), Progress().model_dump_json(), ex=run.ttl)
-            pipe.zremrangebyscore(keys.runs(), 0, time.time())  # those that have expired
+            pipe.zremrangebyscore(keys.runs(), 0, time.time())  # expired runs
             pipe.zadd(keys.runs(), {run.id: 0})
             self._touch(pipe, run)
             pipe.execute()
@@ -82,7 +82,7 @@ class RunStore:
         return read_run(run_id, raw) if raw else None
 
     def settle(self, run: Run, precision: str) -> str:
-        """What ``precision: auto`` means for all chunks of the run: what was first said, by anybody."""
+        """Fix what ``precision: auto`` means for the run; the first caller's precision is returned to all."""
         key = keys.precision(run.id)
         with self.redis.pipeline() as pipe:
             pipe.set(key, precision, nx=True, ex=run.ttl)
@@ -90,7 +90,7 @@ class RunStore:
             return cast("bytes", pipe.execute()[1]).decode(errors="replace")
 
     def refuse(self, run_id: str, ttl: int, worker: str, reason: str) -> dict[str, str]:
-        """Note that a worker cannot score the run; what each has said that cannot."""
+        """Record that a worker cannot score the run; returns all such workers with their reasons."""
         key = keys.refusals(run_id)
         with self.redis.pipeline() as pipe:
             pipe.hset(key, worker, reason)
@@ -100,11 +100,11 @@ class RunStore:
         return {name.decode(errors="replace"): why.decode(errors="replace") for name, why in said.items()}
 
     def take_back(self, run_id: str, worker: str) -> None:
-        """Forget that a worker has refused the run: now it can."""
+        """Remove a worker's refusal of the run, once the worker can score it."""
         self.redis.hdel(keys.refusals(run_id), worker)
 
     def exists(self, run_id: str) -> bool:
-        """Whether the run is there: not cancelled, not finished, not expired."""
+        """Whether the run exists: it is not cancelled, finished or expired."""
         return bool(self.redis.exists(keys.run(run_id)))
 
     def enqueue(self, run: Run, payloads: Mapping[int, Payload]) -> None:
@@ -112,7 +112,7 @@ class RunStore:
         queue = self.queue(run.queue)
         with self.redis.pipeline() as pipe:
             for chunk, payload in payloads.items():
-                pipe.unlink(Job.key_for(keys.job_id(run.id, chunk)))  # of a lost job, pieces may be left
+                pipe.unlink(Job.key_for(keys.job_id(run.id, chunk)))  # a lost job may have left some fields
                 pipe.set(keys.pairs(run.id, chunk), payload.pairs, ex=run.ttl)
             self._touch(pipe, run)
             pipe.expire(keys.results(run.id), run.ttl)
@@ -123,26 +123,26 @@ class RunStore:
             pipe.execute()
 
     def payload(self, run: Run, chunk: int) -> bytes | None:
-        """The pairs of a chunk, or ``None`` when the producer has its scores already."""
+        """The pairs of a chunk; ``None`` if the producer already has its scores."""
         return cast("bytes | None", self.redis.get(keys.pairs(run.id, chunk)))
 
     def add_result(self, pipe: Pipeline, run_id: str, result: ChunkResult, ttl: int) -> None:
-        """Queue the writing of a result in `pipe`; nothing is written for a run that is gone."""
+        """Add the commands that write a result to `pipe`; they write nothing if the run is gone."""
         stream = keys.results(run_id)
         pipe.xadd(stream, cast("dict[Any, Any]", to_entry(result)), nomkstream=True)
         pipe.expire(stream, ttl)
 
     def write_result(self, run: Run, result: ChunkResult) -> None:
-        """Write a result by itself, where no job ends with it."""
+        """Write a result on its own, outside the transaction that ends a job."""
         with self.redis.pipeline() as pipe:
             self.add_result(pipe, run.id, result, run.ttl)
             pipe.execute()
 
     def results(self, run: Run, *, after: str, block_ms: int) -> list[tuple[str, ChunkResult | BadResult]]:
-        """Results that came since entry `after` (``"0"``: all), waiting up to `block_ms` for one.
+        """Read the results after entry `after` (``"0"``: all), waiting up to `block_ms` for the first.
 
-        Each is whole and of the right types, or a `BadResult`; whether the run has such a chunk, and
-        so many rows in it, is for the caller to check.
+        Each is complete and of the right types, or is a `BadResult`. The caller checks whether the run
+        has such a chunk, and whether the number of rows is right.
         """
         reply = self.redis.xread({keys.results(run.id): after}, block=block_ms)
         return [
@@ -159,15 +159,15 @@ class RunStore:
         progress: Progress,
         row_errors: Sequence[RowError] = (),
     ) -> None:
-        """Drop chunks whose result has been taken, and the stream entries that told it.
+        """Delete chunks whose result the producer has, and the stream entries of those results.
 
-        Note how far the run has come with them, and the rows that have no score.
+        Also write the run's new progress, and the new rows without a score.
         """
         with self.redis.pipeline() as pipe:
             for chunk in chunks:
                 pipe.unlink(keys.pairs(run.id, chunk))
             pipe.xdel(keys.results(run.id), *entries)
-            # Only if it is there: the run may have been cancelled meanwhile.
+            # Only if the key exists (xx): the run may have been cancelled meanwhile.
             pipe.set(keys.progress(run.id), progress.model_dump_json(), ex=run.ttl, xx=True)
             if row_errors:
                 pipe.rpush(keys.errors(run.id), *(error.model_dump_json() for error in row_errors))
@@ -176,9 +176,9 @@ class RunStore:
             pipe.execute()
 
     def row_errors(self, run_id: str) -> tuple[list[RowError], int]:
-        """The first rows of a live run that have no score, and how many more are damaged.
+        """The first rows without a score of a live run, and the number of damaged entries.
 
-        Together they are at most `jobs.run.MAX_ROW_ERRORS`.
+        Both together are at most `jobs.run.MAX_ROW_ERRORS`.
         """
         found: dict[int, RowError] = {}
         damaged = 0
@@ -188,38 +188,38 @@ class RunStore:
             except WireError:
                 damaged += 1
             else:
-                found[error.row] = error  # again, if a reply was lost
+                found[error.row] = error  # a row may be listed twice, after a lost reply
         return list(found.values()), damaged
 
     def find(self, prefix: str) -> list[str]:
-        """Ids of the runs that begin so."""
+        """Ids of the runs that begin with `prefix`."""
         if not prefix.isalnum():
             return []
         found = self.redis.zscan_iter(keys.runs(), match=f"{prefix}*", count=1000)
-        return sorted({run_id.decode() for run_id, _ in found if run_id.isalnum()})  # others are none of ours
+        return sorted({run_id.decode() for run_id, _ in found if run_id.isalnum()})  # skip foreign entries
 
     def missing(self, run: Run, chunks: Iterable[int]) -> list[int]:
-        """Chunks in flight that no job will ever answer: their job failed or Redis forgot it."""
+        """Chunks in flight that will get no result, as their job failed or is not in Redis any more."""
         waiting = list(chunks)
         with self.redis.pipeline(transaction=False) as pipe:
-            for chunk in waiting:  # not the whole job: of one that Redis forgot, a beat may be left
+            for chunk in waiting:  # ask for a field: a heartbeat may have left a piece of a lost job's hash
                 pipe.hget(Job.key_for(keys.job_id(run.id, chunk)), "status")
             statuses = pipe.execute()
         return [chunk for chunk, status in zip(waiting, statuses, strict=True) if status not in _UNDER_WAY]
 
     def cancel(self, run: Run) -> int:
-        """Delete the run and let its producer, elsewhere, know; how many chunks were waiting."""
+        """Delete the run and inform its producer; returns how many chunks were waiting."""
         return self.delete(run, self.chunks(run), tell=True)
 
     def was_cancelled(self, run: Run) -> bool:
-        """Whether somebody has called `cancel`; without that, a run that is gone was forgotten."""
+        """Whether `cancel` was called. If not, and the run is gone, the server has lost it."""
         return bool(self.redis.exists(keys.cancelled(run.id)))
 
     def delete(self, run: Run, chunks: Iterable[int], *, tell: bool = False) -> int:
-        """Remove the run and take its waiting jobs, those of `chunks`, off the queue; how many it had.
+        """Delete the run, and the waiting jobs of `chunks`; returns how many jobs were waiting.
 
-        Jobs that a worker has claimed are left to it: it finds the run gone, or its result not wanted.
-        `tell` leaves a note that the run was cancelled, for its producer.
+        Claimed jobs stay with their workers, which find the run gone and write no result.
+        `tell` leaves a note for the producer that the run was cancelled.
         """
         queue = self.queue(run.queue)
         waiting = list(chunks)
@@ -229,7 +229,7 @@ class RunStore:
                 queue.remove(job, pipeline=pipe)
                 pipe.zrem(queue.scheduled_job_registry.key, job)
             for job in jobs:
-                pipe.expire(Job.key_for(job), run.ttl)  # RQ takes the expiry off a claimed job
+                pipe.expire(Job.key_for(job), run.ttl)  # RQ removes the expiry of a claimed job
             pipe.unlink(keys.run(run.id), keys.results(run.id), keys.progress(run.id), keys.errors(run.id))
             pipe.unlink(keys.precision(run.id), keys.refusals(run.id))
             pipe.zrem(keys.runs(), run.id)
@@ -250,16 +250,16 @@ class RunStore:
         return len(unclaimed)
 
     def chunks(self, run: Run) -> list[int]:
-        """Chunks of the run whose pairs are there, by a look at all of the server's keys."""
+        """Chunks of the run whose pairs are in Redis; scans all keys of the server."""
         found = self.redis.scan_iter(keys.pairs(run.id, "*"), count=1000)
         return [int(number) for key in found if (number := key.rpartition(b":")[2]).isdigit()]
 
     def queue(self, name: str) -> Queue:
-        """RQ's queue of that name on this server, with JSON jobs."""
+        """RQ's queue `name` on this server, with the JSON serializer."""
         return Queue(name, connection=self.redis, serializer=JSONSerializer)
 
     def _touch(self, pipe: Pipeline, run: Run) -> None:
-        """Note in `pipe` that the run is being worked on; does nothing to one that is gone."""
+        """Renew the run's expiry in `pipe`; has no effect if the run is gone."""
         pipe.expire(keys.run(run.id), run.ttl)
         pipe.expire(keys.precision(run.id), run.ttl)
         pipe.zadd(keys.runs(), {run.id: time.time() + run.ttl}, xx=True)
@@ -267,5 +267,5 @@ class RunStore:
 
 
 def _streams(reply: Any) -> Iterable[tuple[bytes, list[tuple[bytes, Mapping[bytes, bytes]]]]]:
-    """XREAD's reply as ``(stream, entries)`` pairs, in whichever protocol the server speaks."""
+    """XREAD's reply as ``(stream, entries)`` pairs, from either version of the Redis protocol."""
     return reply.items() if isinstance(reply, dict) else reply or ()

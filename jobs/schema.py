@@ -1,4 +1,4 @@
-"""What crosses Redis as text: models that are read as a whole, or not at all."""
+"""Base of the models of all text in Redis: each is validated as a whole when it is read."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pydantic_core import from_json
 from jobs.errors import FormatError, WireError
 
 FORMAT = 2
-"""Version of all that producers and workers write for each other; a reader refuses any other."""
+"""Version of everything that producers and workers exchange; a reader refuses any other version."""
 
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
-"""A number of things, which a signed 64-bit column can hold."""
+"""A number of things that fits into a signed 64-bit column."""
 
 Seconds = Annotated[float, Field(ge=0, lt=1e12)]
 """A duration, or a time since 1970."""
 
 
 class WireModel(BaseModel):
-    """Base of these models: a field that is unknown, missing, or of another type, is a `WireError`.
+    """Base of these models: an unknown field, a missing field or a wrong type is a `WireError`.
 
-    A release that adds a field also changes `FORMAT`, unless older ones never read the rest; such
-    fields are `added`, and may be missing in what an older release of the same format has written.
+    A release that adds a field also changes `FORMAT`. The exception is a field that no older release
+    has to read: it is listed in `added`, and may be missing in data from an older release of the same format.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -33,18 +33,18 @@ class WireModel(BaseModel):
 
     @classmethod
     def read_json(cls, raw: bytes | str, what: str) -> Self:
-        """Read JSON; `what` it should be is for the message of the `WireError`."""
+        """Read JSON; `what` names the data in the message of a `WireError`."""
         try:
             found = from_json(raw)
         except ValueError as error:
             raise WireError(f"{what} is damaged: {error}") from None
         if not isinstance(found, dict):
-            raise WireError(f"{what} is damaged: it is no JSON object")
+            raise WireError(f"{what} is damaged: it is not a JSON object")
         return cls._read(found, what)
 
     @classmethod
     def read_fields(cls, raw: Mapping[bytes, bytes], what: str) -> Self:
-        """Read the fields of a hash or of a stream's entry; `what` as in `read_json`."""
+        """Read the fields of a hash or of a stream entry; `what` as in `read_json`."""
         try:
             found = {name.decode(): value.decode() for name, value in raw.items()}
         except UnicodeDecodeError:

@@ -1,7 +1,7 @@
-"""Jobs that cannot be read: set aside with the reason, and never taken again.
+"""Jobs that cannot be read: they are set aside with the reason, and no worker takes them again.
 
-Anybody who can write to Redis can put anything into a queue. Whoever takes a job from there reads it
-with `read_job`, and nowhere else, so that damage ends one job and no process.
+Anyone who can write to Redis can put anything into a queue. All code that takes a job from a queue
+reads it with `read_job`, so a damaged job fails alone and never ends a process.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from jobs.runtime.patience import cannot_serve
 from jobs.runtime.tracing import TRACE
 from jobs.schema import Seconds, WireModel
 
-KEPT = 100
-"""So many jobs set aside are listed, the last ones."""
+MAX_LISTED = 100
+"""Entries in the list of jobs that were set aside, at most; the oldest are dropped."""
 
-_LISTED_SECONDS = 7 * 86400
-_KEPT_SECONDS = 86400
-"""Expiry of such a job's own hash."""
+_LIST_TTL = 7 * 86400
+"""Expiry of that list in seconds."""
+
+_JOB_TTL = 86400
+"""Expiry in seconds of the hash of a job that was set aside."""
 
 _MAX_DATA = 1 << 20
-"""Bytes of a job's data, unpacked; those of a chunk's are a hundred."""
+"""Bytes of a job's data after decompression, at most; the job of a chunk has about a hundred."""
 
 _MAX_CHARS = 300
 
@@ -43,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 
 class DamagedJob(RankmillError):
-    """A job that cannot be read, or asks for what cannot be done."""
+    """A job cannot be read, or its content is not valid."""
 
 
 class SetAside(WireModel):
@@ -56,12 +58,12 @@ class SetAside(WireModel):
 
 
 def read_job(queue: Queue, raw_id: bytes) -> Job | None:
-    """The job of that id, every part of it as its readers expect; ``None`` if it is gone.
+    """Read a job and validate all of its fields; ``None`` if the job is gone.
 
     Raises
     ------
     DamagedJob
-        It is not.
+        A field is damaged or not valid.
     """
     connection: Any = queue.connection
     try:
@@ -69,7 +71,7 @@ def read_job(queue: Queue, raw_id: bytes) -> Job | None:
         key = Job.key_for(job_id)
         fields = connection.hgetall(key)
         if b"data" not in fields:
-            return None  # at most a piece, of a job that Redis has forgotten
+            return None  # Redis has lost the job; some fields may be left
         _check_size(fields[b"data"])
         _check_numbers(fields)
         fields.pop(b"webhooks", None)  # nobody calls them, and RQ logs a traceback for damaged ones
@@ -79,7 +81,7 @@ def read_job(queue: Queue, raw_id: bytes) -> Job | None:
     except redis.ResponseError as error:
         if cannot_serve(error) or not str(error).startswith("WRONGTYPE"):
             raise
-        raise DamagedJob("its key holds no hash") from None
+        raise DamagedJob("its key does not hold a hash") from None
     except (redis.RedisError, DamagedJob):
         raise
     except NoSuchJobError:
@@ -88,7 +90,7 @@ def read_job(queue: Queue, raw_id: bytes) -> Job | None:
         raise DamagedJob(str(error)) from None
     except RankmillError:
         raise
-    except Exception as error:  # whatever RQ stumbles over
+    except Exception as error:  # RQ can raise any type for damaged data
         raise DamagedJob(f"RQ cannot read it ({type(error).__name__}: {error})") from None
     return job
 
@@ -98,7 +100,7 @@ def _check_size(data: bytes) -> None:
     try:
         unpacked = unpack.decompress(data, _MAX_DATA)
     except zlib.error:
-        unpacked = data  # RQ takes it as it is
+        unpacked = data  # RQ accepts data that is not compressed
     if unpack.unconsumed_tail or len(unpacked) >= _MAX_DATA:
         raise DamagedJob(f"its data is over {_MAX_DATA:,} bytes")
 
@@ -106,35 +108,35 @@ def _check_size(data: bytes) -> None:
 def _check_numbers(fields: Mapping[bytes, bytes]) -> None:
     for name in _NUMBERS:
         if fields.get(name) and not re.fullmatch(rb"-1|\d{1,9}", fields[name]):
-            raise DamagedJob(f"its {name.decode()} is {fields[name]!r:.40}, no number")
+            raise DamagedJob(f"its {name.decode()} is {fields[name]!r:.40}, not a number")
 
 
 def _check(job: Job, queue: Queue) -> None:
-    """Raise `DamagedJob` for what RQ would stumble over later."""
+    """Raise `DamagedJob` for content that would make RQ fail later."""
     if job.origin != queue.name:
-        raise DamagedJob(f"it is of queue {job.origin!r}")
+        raise DamagedJob(f"it belongs to queue {job.origin!r}")
     if not isinstance(job.func_name, str):
         raise DamagedJob("it names no function")
     if not isinstance(job.args, list | tuple) or not isinstance(job.kwargs, dict):
-        raise DamagedJob("its arguments are none")
+        raise DamagedJob("its arguments are not a list and a mapping")
     if job._unreadable_meta is not None or not isinstance(job.meta, dict):
-        raise DamagedJob("its metadata is no mapping")
+        raise DamagedJob("its metadata is not a mapping")
     carried = job.meta.get(TRACE) or {}
     if not isinstance(carried, dict) or not all(isinstance(value, str) for value in carried.values()):
-        raise DamagedJob("its trace is none")
+        raise DamagedJob("its trace is not a mapping of strings")
     intervals = getattr(job, "retry_intervals", None) or []
     if not isinstance(intervals, list) or not all(isinstance(seconds, int) for seconds in intervals):
-        raise DamagedJob("its pauses between attempts are no numbers")
+        raise DamagedJob("its pauses between attempts are not numbers")
     if job.func_name == JOB_FUNCTION:
         run_id, chunk = chunk_of(job)
         if job.id != keys.job_id(run_id, chunk):
-            raise DamagedJob("its id is not that of its chunk")
+            raise DamagedJob("its id does not match its arguments")
         if job.failure_ttl is None or job.failure_ttl <= 0:
             raise DamagedJob("it never expires")
 
 
 def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
-    """List a job with the reason, mark it as failed, and take it from wherever it would be taken again."""
+    """Mark a job as failed, list it with the reason, and remove it from all lists that workers read."""
     connection: Any = queue.connection
     job_id = raw_id.decode(errors="backslashreplace")[:_MAX_CHARS]
     reason = reason.encode(errors="replace").decode()[:_MAX_CHARS]
@@ -145,20 +147,20 @@ def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
         pipe.lrem(queue.intermediate_queue_key, 0, raw_id)
         pipe.zrem(queue.scheduled_job_registry.key, raw_id)
         pipe.lpush(keys.set_aside(), noted.model_dump_json())
-        pipe.ltrim(keys.set_aside(), 0, KEPT - 1)
-        pipe.expire(keys.set_aside(), _LISTED_SECONDS)
-        pipe.hset(key, "status", JobStatus.FAILED.value)  # so that its producer submits it anew
-        pipe.expire(key, _KEPT_SECONDS)
-        pipe.execute(raise_on_error=False)  # one of these keys may be what is damaged
+        pipe.ltrim(keys.set_aside(), 0, MAX_LISTED - 1)
+        pipe.expire(keys.set_aside(), _LIST_TTL)
+        pipe.hset(key, "status", JobStatus.FAILED.value)  # so that the producer submits the chunk again
+        pipe.expire(key, _JOB_TTL)
+        pipe.execute(raise_on_error=False)  # one of these keys may itself be damaged
 
 
 def jobs_set_aside(client: redis.Redis) -> list[SetAside]:
-    """The jobs that were set aside, the last first; without what is itself damaged."""
+    """The jobs that were set aside, the latest first; damaged entries of the list are left out."""
     connection: Any = client
     found = []
     if connection.type(keys.set_aside()) != b"list":
         return []
-    for raw in connection.lrange(keys.set_aside(), 0, KEPT - 1):
+    for raw in connection.lrange(keys.set_aside(), 0, MAX_LISTED - 1):
         try:
             found.append(SetAside.read_json(raw, "a job set aside"))
         except WireError:

@@ -1,4 +1,4 @@
-"""What to score with: the part of a run that every worker must agree on."""
+"""The score spec: the model and options of a run, equal for all of its workers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ScoreSpec(BaseModel):
     revision
         Branch, tag or commit on the hub; ``None`` is the default branch.
     precision
-        Number format of the forward pass; ``auto`` lets the device choose.
+        Number format of the forward pass; ``auto`` means the best one for the device.
     max_length
         Longest pair in tokens, special tokens included; longer pairs are truncated, the longer
         text first. ``None`` is the model's own limit.
@@ -41,16 +41,16 @@ class ScoreSpec(BaseModel):
 
 
 def settled(spec: ScoreSpec, precision: str) -> ScoreSpec:
-    """`spec` in the precision that ``auto`` has come to mean, as a backend names it ("int8 weights")."""
+    """`spec` with ``auto`` replaced by `precision`, which is a backend's name for it ("int8 weights")."""
     try:
         return ScoreSpec.model_validate({**spec.model_dump(), "precision": precision.partition(" ")[0]})
     except ValidationError:
-        raise WireError(f"the run is to be in precision {precision!r:.40}, which is none") from None
+        raise WireError(f"the run's precision in Redis is {precision!r:.40}, which does not exist") from None
 
 
 WeightsKey = tuple[str, str | None, str]
 
 
 def weights_key(spec: ScoreSpec) -> WeightsKey:
-    """What decides the weights: model, revision and precision. Length and activation do not."""
+    """Model, revision and precision: specs that agree in these share their weights."""
     return spec.model, spec.revision, spec.precision

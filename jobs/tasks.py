@@ -1,8 +1,8 @@
-"""The job function, which RQ calls by name in a worker that is not rankmill's.
+"""The job function, which RQ calls by name in a worker that is not a ScoringWorker.
 
-A ScoringWorker reads the job and calls its scorer itself (`workers.worker`), so that ``jobs`` needs
-to know nothing of the engine. Any other RQ worker calls what is here, which fails the job and tells
-the run, with the command to use instead.
+A ScoringWorker reads the job and calls its scorer directly (`workers.worker`), so ``jobs`` does not
+depend on the engine. In any other RQ worker this function fails the job, and writes a failure with the
+right worker command to the run.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jobs.runs import RunStore
 
 
 def score_chunk(run_id: str, chunk: int) -> NoReturn:
-    """Fail: the process is no ScoringWorker. The run is told, so that its producer need not wait.
+    """Fail, as the process is not a ScoringWorker. The run gets the failure, so its producer does not wait.
 
     Raises
     ------

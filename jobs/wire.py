@@ -34,7 +34,7 @@ _TEXT = pa.dictionary(pa.int32(), pa.string())
 _PAIRS = pa.schema([("query", _TEXT), ("passage", pa.string())])
 _SCORES = pa.schema([("score", pa.float32()), ("error", pa.string())])
 _MAX_METADATA = 64 << 10
-"""Bytes that describe a message of an Arrow stream, at most; ours take some 200."""
+"""Metadata of a message of an Arrow stream in bytes, at most; rankmill's messages have about 200."""
 
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 """Kinds of messages in an Arrow stream."""
@@ -46,7 +46,7 @@ _MAGIC = b"RKML"
 def encode_pairs(queries: pa.Array, passages: pa.Array) -> bytes:
     """Encode two text arrays of shape ``[n]`` as a chunk payload.
 
-    Accepts string, large_string, string_view and dictionary arrays, chunked or not; nulls stay.
+    Accepts string, large_string, string_view and dictionary arrays, chunked or not, with nulls.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def encode_pairs(queries: pa.Array, passages: pa.Array) -> bytes:
 def decode_pairs(payload: bytes) -> tuple[list[str | None], list[str | None]]:
     """Decode and validate a chunk payload into ``(queries, passages)``, lists of ``[n]``.
 
-    Equal queries are one object, however often they repeat.
+    Equal queries share one Python object.
 
     Raises
     ------
@@ -87,20 +87,20 @@ def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array]:
     Raises
     ------
     WireError
-        As by `decode_pairs`; also if a row has both of score and error, or none, or a score is no
-        finite number.
+        As by `decode_pairs`; also if a row has both a score and an error, or neither, or if a score is
+        not a finite number.
     """
     batch = _read(payload, _SCORES)
     scores, errors = batch["score"], batch["error"]
     if not pc.all(pc.xor(pc.is_valid(scores), pc.is_valid(errors)), min_count=0).as_py():
-        raise WireError("a row has both a score and an error, or none of them")
+        raise WireError("a row has both a score and an error, or neither")
     if not pc.all(pc.is_finite(scores), min_count=0).as_py():
         raise WireError("a score is not a finite number")
     return scores, errors
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a column of this type can hold queries or passages; a column of nulls can."""
+    """Whether a column of this type can hold queries or passages; a column of only nulls can."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
@@ -151,7 +151,7 @@ def _read(payload: bytes, schema: pa.Schema) -> pa.RecordBatch:
 def _unpacked_size(payload: bytes) -> int:
     """Check the header, and the sizes before and after decompression."""
     if len(payload) < _HEADER.size or not payload.startswith(_MAGIC):
-        raise WireError("a payload is not one of rankmill's")
+        raise WireError("a payload does not have rankmill's header")
     _, version, size = _HEADER.unpack_from(payload)
     if version != FORMAT:
         raise FormatError(
@@ -165,10 +165,10 @@ def _unpacked_size(payload: bytes) -> int:
 
 
 def _check_messages(stream: memoryview, dictionaries: int) -> None:
-    """Refuse what would take more memory than its bytes, before Arrow unpacks anything.
+    """Refuse a stream that would need more memory than its own bytes, before Arrow unpacks anything.
 
-    The stream is a schema, so many dictionaries and one batch, none of them compressed by itself. A
-    message is framed by a marker and the size of its metadata, a flatbuffer that tells the body's.
+    A valid stream is a schema, the given number of dictionaries and one batch; none is compressed by
+    itself. Each message starts with a marker and the size of its metadata, a flatbuffer with the body's size.
     """
     kinds, at = [], 0
     while True:
@@ -185,16 +185,16 @@ def _check_messages(stream: memoryview, dictionaries: int) -> None:
         kinds.append(kind)
         at += size + body
         if at > len(stream):
-            raise WireError("a payload is damaged: its Arrow stream has an end that is missing")
+            raise WireError("a payload is damaged: its Arrow stream is truncated")
     if at != len(stream) or kinds not in (
         [_SCHEMA, _BATCH],
         [_SCHEMA, *[_DICTIONARY] * dictionaries, _BATCH],
     ):
-        raise WireError("a payload is no Arrow stream of a single batch")
+        raise WireError("a payload is not an Arrow stream of one batch")
 
 
 def _check_message(metadata: memoryview) -> tuple[int, int]:
-    """Kind and size of body (bytes) of a message, whose batch is neither compressed nor too long."""
+    """Kind and body size (bytes) of a message; refuses a batch that is compressed or too long."""
     message = _number("<I", metadata, 0)
     kind = _number("<B", metadata, _field(metadata, message, 1))
     header = _table(metadata, _field(metadata, message, 2))
@@ -215,7 +215,7 @@ def _check_message(metadata: memoryview) -> tuple[int, int]:
 
 
 def _field(flatbuffer: memoryview, table: int, number: int) -> int | None:
-    """Where a field of a flatbuffer's table is; ``None`` if it has its default, which is 0."""
+    """Offset of a field of a flatbuffer's table; ``None`` if it has its default, which is 0."""
     fields = table - _number("<i", flatbuffer, table)
     place = 4 + 2 * number
     if place >= _number("<H", flatbuffer, fields):
@@ -225,15 +225,15 @@ def _field(flatbuffer: memoryview, table: int, number: int) -> int | None:
 
 
 def _table(flatbuffer: memoryview, field: int | None) -> int:
-    """Where the table is that a field refers to."""
+    """Offset of the table that a field refers to."""
     return (field or 0) + _number("<I", flatbuffer, field)
 
 
 def _number(form: str, flatbuffer: memoryview, at: int | None) -> int:
     if at is None:
         return 0
-    if at < 0:  # which would count from the end
-        raise WireError("a payload is damaged: its Arrow stream refers to what is not there")
+    if at < 0:  # Python would count from the end
+        raise WireError("a payload is damaged: an offset in its Arrow stream is negative")
     return int(struct.unpack_from(form, flatbuffer, at)[0])
 
 

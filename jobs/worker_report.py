@@ -1,4 +1,4 @@
-"""Who works on a queue: RQ's worker list, and what the ScoringWorkers among those say of themselves."""
+"""The workers of a queue: RQ's list of workers, and the reports of the ScoringWorkers among them."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ class QueueWorkers:
 
 
 SCORING_FIELD = "scoring"
-"""Field in RQ's hash of a worker, which outlives the worker for some minutes: it is a ScoringWorker."""
+"""Field in RQ's hash of a worker that marks a ScoringWorker; the hash stays for minutes after its death."""
 
 STAGES = ("wait", "fetch", "tokenize", "forward", "write")
-"""What a worker's time goes into: waiting for work, then the way of a chunk."""
+"""Stages of a worker's time: waiting for work, then the stages of a chunk in order."""
 
 LATENCY_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 """Upper bounds in seconds of the time from a chunk's submission to its result."""
 
 
 class WorkerReport(WireModel):
-    """What a ScoringWorker says of itself with every heartbeat; counts are since its start.
+    """State of a ScoringWorker, written with every heartbeat; counts are since the worker's start.
 
-    ``started`` and ``beat`` are in seconds since 1970; ``stage_seconds`` has one value for each of
-    `STAGES`; ``latency_counts`` counts chunks for each of `LATENCY_BUCKETS` and, last, beyond them.
-    ``refusals`` are reasons why it leaves chunks of some model or run to others just now.
-    ``metrics_url`` is where Prometheus finds it, ``None`` if it serves no metrics.
+    ``started`` and ``beat`` (its latest heartbeat) are in seconds since 1970. ``stage_seconds`` has one
+    value for each of `STAGES`. ``latency_counts`` counts chunks for each of `LATENCY_BUCKETS`; its last
+    value counts slower chunks. ``refusals`` are the reasons why the worker currently leaves some models or
+    runs to other workers. ``metrics_url`` is the address for Prometheus; ``None`` without metrics.
     """
 
     added = frozenset({"refusals"})
@@ -72,12 +72,12 @@ class WorkerReport(WireModel):
 
 
 def announce_worker(client: redis.Redis, name: str, report: WorkerReport, ttl: int) -> None:
-    """Say that the RQ worker `name` is a ScoringWorker; must be repeated within `ttl` seconds."""
+    """Write the report of ScoringWorker `name`; it expires after `ttl` seconds."""
     client.set(keys.worker(name), report.model_dump_json(), ex=ttl)
 
 
 def withdraw_worker(client: redis.Redis, name: str) -> None:
-    """Take the announcement back."""
+    """Delete the worker's report."""
     client.delete(keys.worker(name))
 
 
@@ -100,7 +100,7 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
 
 
 def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport]:
-    """What each of the ScoringWorkers `names` said last; without those that are gone."""
+    """The latest report of each of the ScoringWorkers `names`; workers that are gone are left out."""
     wanted = list(names)
     raw = cast("list[bytes | None]", client.mget([keys.worker(name) for name in wanted])) if wanted else []
     return {

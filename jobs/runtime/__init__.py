@@ -1,1 +1,1 @@
-"""What every process of rankmill starts with: settings, connection, logs, traces, an HTTP listener."""
+"""Shared parts of every rankmill process: settings, connection, logs, traces, an HTTP listener."""

@@ -17,17 +17,17 @@ from jobs.runtime.patience import Patience, cannot_serve, waiting
 _PROBE_SECONDS = 2
 
 _SILENCE_SECONDS = 15
-"""A server that answers nothing for so long is taken to be away; the longest command blocks for a second."""
+"""Socket timeout: a server that is silent for longer counts as away. No command blocks for over a second."""
 
 _CONNECTIONS = 256
-"""Connections of one client, at most; more threads than that take turns."""
+"""Connections of one client, at most; further threads wait for a free one."""
 
 
 class WaitingPool(redis.BlockingConnectionPool):
-    """Connections for any number of threads: those that find none free wait for one, as for the server."""
+    """Connections for any number of threads; a thread waits for a free one as it waits for the server."""
 
     def get_connection(self, *args: Any, **options: Any) -> Any:
-        """A connection that is free, or will be."""
+        """A free connection; waits for one if need be."""
         retry: Retry = self.connection_kwargs["retry"]
         return retry.call_with_retry(self._take, lambda error: None)
 
@@ -41,21 +41,21 @@ class WaitingPool(redis.BlockingConnectionPool):
 
 
 def connect(url: str, wait_seconds: float) -> redis.Redis:
-    """A client for `url`, where a server has answered; parameters as `client_for`.
+    """A client for `url`, after a server there has answered; parameters as in `client_for`.
 
     Raises
     ------
     ConfigError
         The URL is malformed.
     ConnectionFailed
-        Nobody answers there, or the credentials are refused.
+        No server answers there, or it refuses the credentials.
     """
     client = client_for(url, wait_seconds)
     probe = impatient(client)
     try:
         probe.ping()
     except (redis.RedisError, OSError) as error:
-        if not (cannot_serve(error) and _is_a_reply(error)):  # else it is there, and will serve: loading, say
+        if not (cannot_serve(error) and _is_a_reply(error)):  # else it will serve later (loading)
             reason = mask_passwords(" ".join(str(error).split()))
             raise ConnectionFailed(
                 f"no usable Redis at {mask_url(url)}: {reason} (check --redis or REDIS_URL)"
@@ -66,14 +66,14 @@ def connect(url: str, wait_seconds: float) -> redis.Redis:
 
 
 def client_for(url: str, wait_seconds: float) -> redis.Redis:
-    """A client for `url`, whoever answers there.
+    """A client for `url`, without a check that a server answers.
 
     Parameters
     ----------
     url
         ``redis://``, ``rediss://`` (TLS) or ``unix://``, with user, password and database if any.
     wait_seconds
-        How long each command waits, at most, while the server cannot serve (`Patience`).
+        Seconds that each command waits, at most, while the server cannot serve (`Patience`).
 
     Raises
     ------
@@ -86,14 +86,14 @@ def client_for(url: str, wait_seconds: float) -> redis.Redis:
         pool = WaitingPool.from_url(
             url,
             max_connections=_CONNECTIONS,
-            timeout=1,  # seconds; then it looks around, and waits on
+            timeout=1,  # seconds for a free connection; `Patience` then decides whether to wait on
             retry=Patience(wait_seconds),
             socket_connect_timeout=5,
             socket_timeout=_SILENCE_SECONDS,
             health_check_interval=30,
         )
-        pool.connection_class(**pool.connection_kwargs)  # refuses options that there are not; reaches nobody
-    except (ValueError, TypeError):  # which may quote a part of the password
+        pool.connection_class(**pool.connection_kwargs)  # raises for unknown options; does not connect
+    except (ValueError, TypeError):  # not shown: the message may quote a part of the password
         raise ConfigError(
             f"redis_url: {mask_url(url)} is not like redis://HOST:PORT/DB (or rediss://, unix://); "
             "USER:PASSWORD@ may stand before the host, with / ? # @ % in them as %2F %3F %23 %40 %25"
@@ -103,7 +103,7 @@ def client_for(url: str, wait_seconds: float) -> redis.Redis:
 
 
 def _check_url(url: str) -> None:
-    """Raise `ValueError` if a part of the password would be taken for the host, the database or an option."""
+    """Raise `ValueError` if urllib would read part of the password as the host, the database or an option."""
     parts = urlsplit(url)
     stray = [pair for pair in parts.query.split("&") if "=" not in pair]
     if parts.netloc and any("@" in part for part in (parts.path, parts.fragment, *stray)):
@@ -111,14 +111,14 @@ def _check_url(url: str) -> None:
 
 
 def _is_a_reply(error: BaseException) -> bool:
-    """Whether a server has said so, and not about the credentials."""
+    """Whether the error is a reply of a server, and not about the credentials."""
     if isinstance(error, redis.BusyLoadingError):
         return True
     return not isinstance(error, redis.ConnectionError | redis.TimeoutError | OSError)
 
 
 def impatient(client: redis.Redis, seconds: float = _PROBE_SECONDS) -> redis.Redis:
-    """A client of the same server whose commands fail at once, or within `seconds`, and are tried once."""
+    """A client of the same server whose commands are tried once and fail within `seconds`."""
     pool = client.connection_pool
     options = {
         **pool.connection_kwargs,
@@ -139,9 +139,9 @@ def unreachable(client: redis.Redis) -> str | None:
 
 
 def refuses_writes(client: redis.Redis) -> str | None:
-    """Why a server that answers takes no writes just now, in one line; ``None`` if it does.
+    """Why a server that answers currently refuses writes, in one line; ``None`` if it accepts them.
 
-    It is asked to write a key that expires at once; a user who may only read learns nothing.
+    The test writes a key that expires at once. For a user without write permission the answer is ``None``.
     """
     try:
         with waiting(most=0):

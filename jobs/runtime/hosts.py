@@ -1,4 +1,4 @@
-"""What is known of devices and of this host without PyTorch: for workers and for those who start them."""
+"""Facts about devices and this host that need no PyTorch, for workers and for the code that starts them."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pathlib import Path
 from jobs.errors import ConfigError
 
 TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
-"""Padded tokens in a batch by device: enough to keep it busy, few enough to pad little and to fit caches."""
+"""Padded tokens in a batch, by device: enough to keep it busy, few enough to pad little and fit caches."""
 
 CLAIM_AHEAD = {"cpu": 1024, "cuda": 32_768, "mps": 8_192}
-"""Pairs a worker holds before it claims no more, by device: its forward never waits, others get theirs."""
+"""A worker stops claiming at this many pairs, by device: its forward never waits, and others get jobs too."""
 
 FOR_TESTS = frozenset({("mlx", "cpu")})
-"""Backends that run on a device only so that they can be tested there: far slower than the others."""
+"""Backends that support a device only for tests; they are far slower there than the others."""
 
 _GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")
-"""What Linux has where a program can reach a GPU: of NVIDIA, on Jetson, in WSL, of AMD."""
+"""Paths that exist on Linux if a program can reach a GPU: NVIDIA (two), Jetson, WSL, AMD."""
 
 
 WORKER_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
-"""What workers import and the extra ``worker`` installs."""
+"""Packages that workers import and that the extra ``worker`` installs."""
 
 
 def require_worker_packages(*more: str) -> None:
@@ -33,12 +33,12 @@ def require_worker_packages(*more: str) -> None:
     Parameters
     ----------
     more
-        Packages that are needed beside `WORKER_PACKAGES`.
+        Packages that are needed in addition to `WORKER_PACKAGES`.
 
     Raises
     ------
     ConfigError
-        It was made without the extra ``worker``.
+        A package is missing: rankmill was installed without the extra ``worker``.
     """
     missing = [name for name in (*WORKER_PACKAGES, *more) if importlib.util.find_spec(name) is None]
     if missing:
@@ -63,19 +63,19 @@ def visible_gpus() -> list[str]:
 
 
 def may_have_gpu() -> bool:
-    """Whether PyTorch may find a GPU here; where it cannot, nobody has to import it to know."""
+    """Whether PyTorch may find a GPU here; if not, there is no need to import PyTorch to find out."""
     if platform.system() != "Linux":
         return True
     return any(Path(path).exists() for path in _GPU_DRIVERS)
 
 
 def cpu_name() -> str:
-    """What the CPU is called."""
+    """The CPU's name."""
     return _cpu_field("model name") or platform.processor() or platform.machine()
 
 
 def cpu_flags() -> frozenset[str]:
-    """The CPU's instruction sets, by Linux's names; empty where the system does not tell."""
+    """The CPU's instruction sets, by Linux's names; empty if the system does not list them."""
     return frozenset((_cpu_field("flags") or _cpu_field("Features")).split())
 
 

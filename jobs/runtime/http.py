@@ -1,4 +1,4 @@
-"""A small HTTP server in a thread of its own: for the metrics and the health of a process."""
+"""A small HTTP server in its own thread, for the metrics and health of a process."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from jobs.errors import ConfigError
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-_SUCCESSIVE = 100
-"""Ports to try, the first included."""
+_PORTS_TO_TRY = 100
+"""How many successive ports are tried, the first included."""
 
 logger = logging.getLogger(__name__)
 
@@ -28,10 +28,10 @@ logger = logging.getLogger(__name__)
 def serve(
     app: WSGIApplication, setting: str, address: str, names: Collection[str] | None = None
 ) -> tuple[str, int]:
-    """Serve `app` from a daemon thread, on the first free port from that of `address` on.
+    """Serve `app` from a daemon thread, on the first free port, starting at the port of `address`.
 
-    What a request asks for by the name of another host is refused, or a web page could have a
-    browser on this network read all of it, by letting its own name mean this address.
+    Requests whose Host header names another host are refused. Otherwise a web page could read all
+    answers through a browser on this network, by resolving its own name to this address (DNS rebinding).
 
     Parameters
     ----------
@@ -40,24 +40,24 @@ def serve(
     setting
         Name of the setting, for errors and the log.
     address
-        ``HOST:PORT``; port 0 is any free one.
+        ``HOST:PORT``; port 0 means any free port.
     names
-        Of this host, beside ``localhost``, all IP addresses and that of `address`; ``None``: any
-        name will do unless `address` is a loopback one, as others can ask there anyway.
+        Names of this host, in addition to ``localhost``, all IP addresses and the host of `address`.
+        ``None`` allows any name unless `address` is a loopback address, as other hosts can reach it anyway.
 
     Returns
     -------
-    host and port it listens on.
+    host and port of the server.
 
     Raises
     ------
     ConfigError
-        It is not possible to listen there.
+        The process cannot listen there.
     """
     host, first = _split(setting, address)
     if names is not None or _is_loopback(host):
         app = _known_hosts_only(app, {"localhost", host, *(names or ())})
-    for port in range(first, min(first + _SUCCESSIVE, 65536)):
+    for port in range(first, min(first + _PORTS_TO_TRY, 65536)):
         try:
             server = _server(host, port)
         except OSError as error:
@@ -66,26 +66,26 @@ def serve(
             continue
         if port != first:
             logger.warning("%s: port %d is in use, using %d", setting, first, port)
-        server.set_app(_whatever_happens(app))
+        server.set_app(_without_traceback(app))
         threading.Thread(target=server.serve_forever, name=setting, daemon=True).start()
         return host, server.server_port
     raise ConfigError(f"{setting}: no port from {first} to {port} is free on {host}")
 
 
 def paths(apps: Mapping[str, WSGIApplication]) -> WSGIApplication:
-    """The app for each path, and nothing else."""
+    """An app that passes requests on by path; other paths get status 404."""
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         return apps.get(environ["PATH_INFO"], missing)(environ, start)
 
-    missing = answer(lambda: (HTTPStatus.NOT_FOUND, f"there is {', '.join(apps)}"))
+    missing = answer(lambda: (HTTPStatus.NOT_FOUND, f"no such path; use one of {', '.join(apps)}"))
     return app
 
 
 def answer(
     make: Callable[[], tuple[HTTPStatus, str]], content_type: str = "text/plain; charset=utf-8"
 ) -> WSGIApplication:
-    """An app that answers with the status and the text that `make` makes, whatever it was asked."""
+    """An app that answers every request with the status and text that `make` returns."""
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         status, text = make()
@@ -98,7 +98,7 @@ def answer(
 
 
 def _known_hosts_only(app: WSGIApplication, names: Collection[str]) -> WSGIApplication:
-    """The app for requests whose Host is an IP address or one of `names`."""
+    """`app` for requests whose Host is an IP address or one of `names`; others get status 403."""
     known = {name.lower().rstrip(".") for name in names}
 
     def check(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
@@ -107,13 +107,13 @@ def _known_hosts_only(app: WSGIApplication, names: Collection[str]) -> WSGIAppli
             return app(environ, start)
         return refusal(environ, start)
 
-    reason = "ask by localhost, by an IP address, or by a name that the settings give this host"
+    reason = "use localhost, an IP address, or a host name from the settings (exporter_hosts) in the URL"
     refusal = answer(lambda: (HTTPStatus.FORBIDDEN, reason))
     return check
 
 
 def _host(header: str) -> str:
-    """The host of a Host header, without its port; empty for what is none."""
+    """The host in a Host header, without the port; empty if the header is not valid."""
     try:
         return (urlsplit(f"//{header}").hostname or "").rstrip(".")
     except ValueError:
@@ -132,38 +132,38 @@ def _is_loopback(host: str) -> bool:
     return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
 
 
-def _whatever_happens(app: WSGIApplication) -> WSGIApplication:
-    """The app; an error in it is logged, and answered without its traceback."""
+def _without_traceback(app: WSGIApplication) -> WSGIApplication:
+    """`app`, with its errors logged and answered by status 500 without a traceback."""
 
     def guarded(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         try:
             return app(environ, start)
         except Exception:
-            logger.exception("%s cannot be answered", environ.get("PATH_INFO"))
+            logger.exception("the request for %s failed", environ.get("PATH_INFO"))
             return failed(environ, start)
 
-    failed = answer(lambda: (HTTPStatus.INTERNAL_SERVER_ERROR, "this cannot be answered; the log says why"))
+    failed = answer(lambda: (HTTPStatus.INTERNAL_SERVER_ERROR, "the request failed; see this process's log"))
     return guarded
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = 10  # seconds for a client to say what it wants
+    timeout = 10  # seconds for a client to send its request
 
     def log_message(self, *_: Any) -> None:
-        """Nothing: scrapes are no news."""
+        """Log nothing: requests are frequent and of no interest."""
 
 
 class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def server_bind(self) -> None:
-        """Without the look-up of the host's name, which takes seconds where DNS does not answer."""
+        """Bind without looking up the host's name, which takes seconds if DNS does not answer."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """No traceback over a client that goes away or says nothing."""
+        """Print no traceback for a client that disconnects or sends nothing."""
         logger.debug("a request from %s broke off", client_address, exc_info=True)
 
 
@@ -179,10 +179,10 @@ def _split(setting: str, address: str) -> tuple[str, int]:
     try:
         parts = urlsplit(f"//{address}")
         host, port = parts.hostname, parts.port
-    except ValueError:  # of a port that is none
+    except ValueError:  # the port is not a number
         host, port = None, None
     if host is None or port is None:
         raise ConfigError(
-            f"{setting}: {address} is no address to listen on; give HOST:PORT, as 127.0.0.1:9808"
+            f"{setting}: {address} is not an address to listen on; give HOST:PORT, such as 127.0.0.1:9808"
         )
     return host, port

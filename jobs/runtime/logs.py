@@ -1,7 +1,7 @@
 """Logs: lines for a person on a terminal, JSON elsewhere.
 
-A line that is written within `about` says which run, chunk, job and worker it is about, so that
-one id follows a chunk from its producer to its worker and back; also a line of a library's.
+Every line that is written within `about`, also by a library, carries the ids of its run, chunk, job and
+worker. So one id follows a chunk from its producer to its worker and back.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 ROOMS = ("jobs", "producer", "rankmill", "workers")
 
 _RQ = ("rq.worker", "rq.job")
-"""Loggers to which RQ's command line gives handlers of its own."""
+"""Loggers that RQ's command line gives its own handlers."""
 
 _ids: ContextVar[Mapping[str, str | int]] = ContextVar("ids", default={})  # noqa: B039  # is never changed
 
 
 @contextmanager
 def about(**ids: str | int) -> Iterator[None]:
-    """Within this, every line of this thread carries `ids`: ``run``, ``chunk``, ``job``, ``worker``."""
+    """Add `ids` (``run``, ``chunk``, ``job``, ``worker``) to every line that this thread logs inside."""
     token = _ids.set({**_ids.get(), **ids})
     try:
         yield
@@ -41,7 +41,7 @@ def about(**ids: str | int) -> Iterator[None]:
 
 @contextmanager
 def about_job(job_id: str) -> Iterator[None]:
-    """`about` a job, and the run and chunk that it is for."""
+    """`about` with the ids of a job, its run and its chunk."""
     run, chunk = keys.parse_job_id(job_id) or (None, None)
     ids = {"run": run, "chunk": chunk, "job": job_id}
     with about(**{name: value for name, value in ids.items() if value is not None}):
@@ -51,7 +51,7 @@ def about_job(job_id: str) -> Iterator[None]:
 def set_up(level: LogLevel, form: LogFormat, **ids: str | int) -> None:
     """Make this process log to standard error; every line carries `ids`.
 
-    Lines of libraries show from warnings on; RQ's, which repeat ours, all from ``debug`` on.
+    Libraries log warnings and errors. RQ, which mostly repeats rankmill, also logs the rest at ``debug``.
     """
     handler = _StandardError()
     human = form == "human" or (form == "auto" and sys.stderr.isatty())
@@ -70,7 +70,7 @@ def set_up(level: LogLevel, form: LogFormat, **ids: str | int) -> None:
 
 
 class _StandardError(logging.Handler):
-    """Whatever standard error is at the time: a progress bar puts something else there."""
+    """Writes to the current `sys.stderr`, as a progress bar may have replaced it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -94,7 +94,7 @@ class _Human(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """An object a line: time (UTC), level, logger, message, the ids, and the traceback if any."""
+    """One JSON object a line: time (UTC), level, logger, message, the ids, and the traceback if any."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, str | int] = {
@@ -110,7 +110,7 @@ class _Json(logging.Formatter):
 
 
 def _note_ids(record: logging.LogRecord, ids: Mapping[str, str | int]) -> bool:
-    """In the thread that logs: what the record is about."""
+    """Store the ids in the record, in the thread that logs it."""
     record.ids = {**ids, **_ids.get()}
     return True
 

@@ -1,4 +1,4 @@
-"""Passwords in the URLs of servers: whatever is printed, logged or raised goes through here."""
+"""Masks the passwords of server URLs in all text that is printed, logged or raised."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ _MASK = "***"
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://\S*", re.IGNORECASE)
 _OPTION = re.compile(r"[?&]([^=&?]*)=")
 
-_PLAIN = 6
-"""A known password of fewer characters is replaced only where it stands alone: it may be part of any word."""
+_SHORT = 6
+"""A known password with fewer characters is replaced only as a whole word: it may be part of other words."""
 
 _known: set[str] = set()
 
 
 def remember_password(password: object) -> None:
-    """Never show this password again in this process, in whichever text."""
+    """Mask this password in all texts of this process from now on."""
     if isinstance(password, bytes):
         password = password.decode(errors="replace")
     if isinstance(password, str) and password:
@@ -24,18 +24,18 @@ def remember_password(password: object) -> None:
 
 
 def remember_url(url: str) -> None:
-    """Never show the password of this URL again."""
+    """Mask the password of this URL from now on."""
     try:
         parts = urlsplit(url)
         found = [unquote(parts.password or ""), *parse_qs(parts.query).get("password", [])]
     except ValueError:
-        return  # no server can be reached with it; `mask_url` shows nothing of it
+        return  # the URL reaches no server, and `mask_url` hides its password
     for password in found:
         remember_password(password)
 
 
 def mask_url(url: str) -> str:
-    """A URL without its password, however it is written, even where it is not valid.
+    """A URL with its password masked, also if the URL is not valid.
 
     >>> mask_url("redis://me:a b@c/d@host:6379/0")
     'redis://me:***@host:6379/0'
@@ -44,28 +44,28 @@ def mask_url(url: str) -> str:
     if not separator:
         return url
     user, at, place = _mask_options(rest).rpartition("@")
-    if ":" in user:  # the password may hold any sign, so it ends at the last @ only
+    if ":" in user:  # the password may contain any character, so it ends at the last @
         user = f"{user.partition(':')[0]}:{_MASK}"
     return f"{scheme}://{user}{at}{place}"
 
 
 def mask_passwords(text: str) -> str:
-    """Replace the passwords of all URLs in `text`, and those that were remembered, with ``***``.
+    """Replace the passwords of all URLs in `text`, and all remembered passwords, with ``***``.
 
     >>> mask_passwords("no redis://me:p@ss@host:6379/0, nor redis://host?password=secret&db=1 there")
     'no redis://me:***@host:6379/0, nor redis://host?password=***&db=1 there'
     """
     for password in sorted(_known, key=len, reverse=True):
         whole = re.escape(password)
-        text = re.sub(whole if len(password) >= _PLAIN else rf"(?<!\w){whole}(?!\w)", _MASK, text)
+        text = re.sub(whole if len(password) >= _SHORT else rf"(?<!\w){whole}(?!\w)", _MASK, text)
     return _URL.sub(lambda found: mask_url(found[0]), text)
 
 
 def _mask_options(text: str) -> str:
-    """URLs without the passwords among their options, which end at the next & only."""
+    """Mask passwords in the options of URLs; such a password ends at the next &."""
     parts, done = [], 0
     for option in _OPTION.finditer(text):
         if option.start() >= done and "pas" in unquote_plus(option[1]).lower():
             parts += [text[done : option.end()], _MASK]
-            done = text.find("&", option.end()) % (len(text) + 1)  # or its end
+            done = text.find("&", option.end()) % (len(text) + 1)  # the next &, or the end of the text
     return "".join([*parts, text[done:]])

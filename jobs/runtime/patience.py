@@ -1,8 +1,8 @@
-"""A server that cannot serve just now: what that is, and how everything here waits for it.
+"""Waiting for a server that currently cannot serve.
 
-A failover, a full or a loading server and a broken connection are one thing: the command was not
-carried out, and will be later. `Patience` is the retry of every client, so that all commands wait
-alike, RQ's as well as ours.
+A failover, a full server, a loading server and a broken connection are handled alike: the command was not
+carried out, and is repeated until it is. `Patience` is the retry policy of every client, so all
+commands wait in the same way, also RQ's.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from jobs.errors import RedisFailed, RedisUnavailable
 from jobs.runtime.passwords import mask_passwords
 
 AUTH_SECONDS = 60
-"""A password that is refused is waited for so long at most: it may be that it is just being changed."""
+"""Longest wait while the server refuses the password, which may be in the middle of a change."""
 
 _REMIND_SECONDS = 30
 
 _LOOK_SECONDS = 0.5
-"""Whoever waits looks around that often."""
+"""Seconds between two calls of the caller's `look` during a wait."""
 
 _AUTH = frozenset({"WRONGPASS", "NOAUTH"})
 
@@ -46,7 +46,7 @@ _CODES = _AUTH | {
     "TRYAGAIN",
     "UNBLOCKED",
 }
-"""Replies of a server that would carry out the same command at another time."""
+"""Error replies of a server that may carry out the same command later."""
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 
 
 def cannot_serve(error: BaseException) -> str | None:
-    """Why the server cannot serve just now, in one line, if that is what `error` says; else ``None``.
+    """The reason in one line, if `error` means that the server currently cannot serve; else ``None``.
 
     >>> cannot_serve(redis.ResponseError("BUSY Redis is busy running a script."))
     'BUSY Redis is busy running a script.'
@@ -67,10 +67,9 @@ def cannot_serve(error: BaseException) -> str | None:
 
 
 def _reply(error: BaseException) -> tuple[str, str]:
-    """The code of an error reply, and the reply without the command that it is about."""
-    text = mask_passwords(" ".join(str(error).split())).rpartition("caused error: ")[
-        2
-    ]  # the rest is of a pipeline
+    """The code of an error reply, and its text without the command that failed."""
+    whole = mask_passwords(" ".join(str(error).split()))
+    text = whole.rpartition("caused error: ")[2]  # in a pipeline, the text before it is the command
     if isinstance(error, ExecAbortError):
         text = text.rpartition("because of: ")[2]
     code = getattr(error, "status_code", None)
@@ -81,7 +80,7 @@ def _reply(error: BaseException) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class _Wait:
-    """How the present thread waits: at most so many seconds, and what it looks at meanwhile."""
+    """How the current thread waits: at most `most` seconds, with calls of `look` meanwhile."""
 
     look: Callable[[], None] = lambda: None
     most: float = float("inf")
@@ -92,14 +91,14 @@ _WAIT: ContextVar[_Wait] = ContextVar("wait", default=_Wait())  # noqa: B039 -- 
 
 @contextmanager
 def waiting(*, look: Callable[[], None] = lambda: None, most: float = float("inf")) -> Iterator[None]:
-    """How commands within the ``with`` block wait for the server.
+    """Set how commands within the ``with`` block wait for the server.
 
     Parameters
     ----------
     look
-        Called at least every second; what it raises ends the wait. Commands in it do not wait.
+        Called at least every second; an exception from it ends the wait. Redis commands in it do not wait.
     most
-        Seconds for each command, where that is less than the client's.
+        Longest wait of each command in seconds, if shorter than the client's.
     """
     token = _WAIT.set(_Wait(look, most))
     try:
@@ -110,7 +109,7 @@ def waiting(*, look: Callable[[], None] = lambda: None, most: float = float("inf
 
 @contextmanager
 def redis_errors() -> Iterator[None]:
-    """What redis-py raises within the ``with`` block, as an error of ours.
+    """Turn redis-py's errors within the ``with`` block into rankmill's.
 
     Raises
     ------
@@ -126,21 +125,21 @@ def redis_errors() -> Iterator[None]:
 
 
 class Patience(Retry):
-    """Carries out each command again, after pauses that grow, for as long as the server cannot serve.
+    """Repeats each command, after growing pauses, while the server cannot serve.
 
     One object serves all connections of a client, from any thread.
 
     Parameters
     ----------
     seconds
-        How long a command waits at most (``redis_wait_seconds``).
+        Longest wait of a command (``redis_wait_seconds``).
     give_up
-        Called with the error that is about to be raised when that is over; it may end the process.
+        Called with the error before it is raised, when the longest wait is over; it may end the process.
 
     Raises
     ------
     RedisUnavailable
-        From any command: the server could not serve for so long.
+        From any command: the server could not serve during the longest wait.
     """
 
     __hash__ = Retry.__hash__
@@ -157,12 +156,12 @@ class Patience(Retry):
         self._since = self._reminded = 0.0
 
     def __deepcopy__(self, memo: object) -> Patience:
-        """Itself: redis-py copies a retry for every connection."""
+        """Return the same object: redis-py copies the retry policy for every connection."""
         return self
 
     @property
     def trouble(self) -> str | None:
-        """Why commands wait just now; ``None`` if none does."""
+        """Why commands currently wait; ``None`` if none waits."""
         with self._lock:
             return next(iter(self._waiting.values()), None)
 
@@ -173,9 +172,9 @@ class Patience(Retry):
         is_retryable: Callable[[Exception], bool] | None = None,
         with_failure_count: bool = False,
     ) -> T:
-        """`do`, and again until the server has carried it out; `fail` closes the connection in between."""
+        """Repeat `do` until the server has carried it out; `fail` closes the connection in between."""
         failures, since = 0, 0.0
-        inner = threading.get_ident() in self._waiting  # connecting, for a command that waits
+        inner = threading.get_ident() in self._waiting  # this call connects on behalf of a waiting command
         try:
             while True:
                 try:
@@ -188,7 +187,7 @@ class Patience(Retry):
                     since = since or time.monotonic()
                     try:
                         fail(error, failures) if with_failure_count else fail(error)
-                    finally:  # it raises where keys were watched: the caller begins anew, after a pause
+                    finally:  # `fail` raises if keys were watched: the caller starts again, after the pause
                         self._pause(error, reason, failures, since)
         finally:
             if failures and not inner:
@@ -203,7 +202,7 @@ class Patience(Retry):
         if now - since >= most:
             self._over(reason, now - since, bounded=wait.most < self.seconds)
         end = now
-        if not isinstance(error, redis.MaxConnectionsError):  # that one has waited for its turn already
+        if not isinstance(error, redis.MaxConnectionsError):  # it has already waited for a free connection
             self._note(reason, most)
             end += min(self._backoff.compute(min(failures, 16)), since + most - now)
         while True:
@@ -215,14 +214,14 @@ class Patience(Retry):
             time.sleep(min(left, _LOOK_SECONDS))
 
     def _over(self, reason: str, seconds: float, *, bounded: bool) -> None:
-        waited = f" (waited {seconds:.0f} s; redis_wait_seconds says how long)" if seconds >= 1 else ""
+        waited = f" (waited {seconds:.0f} s; redis_wait_seconds is the limit)" if seconds >= 1 else ""
         gone = RedisUnavailable(f"Redis cannot serve: {reason}{waited}")
         if not bounded:
             self._give_up(gone)
         raise gone from None
 
     def _note(self, reason: str, most: float) -> None:
-        """Remember that this thread waits, and say so once for all of them."""
+        """Record that this thread waits, and log it once for all threads."""
         now = time.monotonic()
         with self._lock:
             first = not self._waiting
@@ -236,11 +235,11 @@ class Patience(Retry):
         if first:
             logger.warning("Redis cannot serve, waiting for it (%.0f s at most): %s", most, reason)
         else:
-            logger.warning("Redis cannot serve, waiting for it since %.0f s: %s", waited, reason)
+            logger.warning("Redis cannot serve, waiting for %.0f s now: %s", waited, reason)
 
     def _end_of_wait(self) -> None:
         with self._lock:
             last = self._waiting.pop(threading.get_ident(), None) and not self._waiting
             waited = time.monotonic() - self._since
         if last:
-            logger.info("no command waits for Redis any more, after %.1f s", waited)
+            logger.info("Redis serves again, after %.1f s", waited)

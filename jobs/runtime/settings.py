@@ -1,7 +1,7 @@
-"""Settings: flag, then environment, then config file, then ``configs/base.yaml``.
+"""Settings. In order of precedence: option, environment, config file, ``configs/base.yaml``.
 
-The defaults live in ``configs/base.yaml`` and nowhere else. Workers, which RQ's command line
-starts, read the same settings from the environment (``RANKMILL_DEVICE=cpu`` and so on).
+Only ``configs/base.yaml`` has defaults. Workers are started by RQ's command line, so they read the same
+settings from the environment (``RANKMILL_DEVICE=cpu`` and so on).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LogFormat = Literal["auto", "human", "json"]
 Count = Literal["auto"] | Annotated[int, Field(ge=1)]
 
 MAX_EXTENDS = 20
-"""Config files in a chain, at most."""
+"""Longest chain of config files that extend each other."""
 
 _PREFIX = "RANKMILL_"
 
@@ -39,13 +39,13 @@ _NOT_SETTINGS = re.compile(
     r"RANKMILL_(CONFIG|REQUIRE_TOOLS)"
     r"|RANKMILL_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)"
 )
-"""Variables of ours that name no setting, and those that Kubernetes makes for a service named rankmill-…"""
+"""rankmill's variables that are not settings, and Kubernetes' variables for a service named rankmill-…"""
 
 BASE = Path(__file__).resolve().parents[2] / "configs" / "base.yaml"
 
 
 def _names(value: Any) -> Any:
-    """Names with commas between them, as an environment variable has them."""
+    """Split names that are separated by commas, as in an environment variable."""
     return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
@@ -53,7 +53,7 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 
 
 class WorkerSettings(BaseModel):
-    """What a worker reads; the model and what follows it, up to the activation, to warm up with."""
+    """Settings of a worker; ``model`` to ``activation`` are the spec to warm up with."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -85,21 +85,21 @@ class WorkerSettings(BaseModel):
     @field_validator("lease_seconds")
     @classmethod
     def _outlasts_a_lost_heartbeat(cls, lease: int, info: ValidationInfo) -> int:
-        heartbeat = info.data.get("heartbeat_seconds")  # not there if it is bad itself
+        heartbeat = info.data.get("heartbeat_seconds")  # missing if it is not valid itself
         if heartbeat is not None and lease < 2 * heartbeat:
             message = "must be at least twice heartbeat_seconds, which is {heartbeat}"
             raise PydanticCustomError("lease_too_short", message, {"heartbeat": heartbeat})
         return lease
 
     def spec(self, model: str | None = None) -> ScoreSpec:
-        """The part of the settings that a run carries to its workers, or what it is for another model."""
+        """The score spec of these settings; for another `model`, the same options without its revision."""
         spec = ScoreSpec(**{name: getattr(self, name) for name in ScoreSpec.model_fields})
         same = model in (None, self.model)
         return spec if same else spec.model_copy(update={"model": model, "revision": None})
 
     @property
     def model_cache_bytes(self) -> int | None:
-        """Bytes of weights a worker keeps, at most."""
+        """Bytes of weights a worker may keep; ``None`` is no limit."""
         return None if self.model_cache_gib is None else int(self.model_cache_gib * 2**30)
 
 
@@ -119,7 +119,7 @@ class Settings(WorkerSettings):
 
 @dataclass(frozen=True)
 class Sourced:
-    """The value of a setting, not validated yet, and where it was set."""
+    """The value of a setting, before validation, and the place where it was set."""
 
     value: Any
     source: str
@@ -154,7 +154,7 @@ def merge_settings(
     config: str | os.PathLike[str] | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, Sourced]:
-    """What `load_settings` validates: each key's value and the source that won."""
+    """Each key's value and source, after precedence, before validation (see `load_settings`)."""
     layers = [(BASE.name, _read(BASE))]
     file = config_file(config, environ)
     if file:
@@ -165,7 +165,7 @@ def merge_settings(
 
 
 def validate(merged: Mapping[str, Sourced]) -> Settings:
-    """Check merged settings; raises `ConfigError` for the first that is bad."""
+    """Validate merged settings; raises `ConfigError` for the first that is not valid."""
     try:
         return Settings(**{key: found.value for key, found in merged.items()})
     except ValidationError as error:
@@ -178,12 +178,12 @@ def validate(merged: Mapping[str, Sourced]) -> Settings:
 
 
 def config_layers(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    """A YAML config file and the files it ``extends``, as names and values, nearest last.
+    """A YAML config file and the files it ``extends``, as (name, values); `path` itself is last.
 
     Raises
     ------
     ConfigError
-        Not readable, not YAML, an unknown key, files that extend each other in a circle, or too many.
+        A file is not readable or not YAML, has an unknown key, extends itself, or the chain is too long.
     """
     layers: list[tuple[str, dict[str, Any]]] = []
     seen: set[Path] = set()
@@ -220,7 +220,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _nearest(key: str, written: Callable[[str], str] = str) -> str:
-    """A hint at which setting was meant, if it can be guessed, as it is ``written`` there."""
+    """A hint at the setting with the most similar name, in the form that ``written`` gives it."""
     found = get_close_matches(key, Settings.model_fields, n=1)
     return f", the nearest is {written(found[0])}" if found else ""
 
@@ -228,7 +228,7 @@ def _nearest(key: str, written: Callable[[str], str] = str) -> str:
 def config_file(
     config: str | os.PathLike[str] | None = None, environ: Mapping[str, str] = os.environ
 ) -> Path | None:
-    """The file that `load_settings` reads: of that path, or else of that name that rankmill ships."""
+    """The config file for `load_settings`: the one at that path, else the shipped one of that name."""
     config = config or environ.get("RANKMILL_CONFIG")
     if not config:
         return None
@@ -238,7 +238,7 @@ def config_file(
     shipped = BASE.with_name(f"{path}.yaml")
     if not shipped.exists():
         names = ", ".join(sorted(file.stem for file in BASE.parent.glob("*.yaml")))
-        raise ConfigError(f"no config file {path}, and rankmill ships none of that name; it ships {names}")
+        raise ConfigError(f"no config file {path}, here or shipped with rankmill; shipped are {names}")
     return shipped
 
 
@@ -248,7 +248,7 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     Raises
     ------
     ConfigError
-        A variable that begins so names no setting.
+        A variable that starts with ``RANKMILL_`` is not a setting.
     """
     names = {f"{_PREFIX}{key.upper()}": key for key in Settings.model_fields}
     found: dict[str, Any] = {}
@@ -261,5 +261,5 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
         elif name.startswith(_PREFIX) and not _NOT_SETTINGS.fullmatch(name):
             key = name.removeprefix(_PREFIX).lower()
             near = _nearest(key, lambda key: f"{_PREFIX}{key.upper()}")
-            raise ConfigError(f"the environment has {name}, which is no setting{near}")
+            raise ConfigError(f"the environment variable {name} is not a setting{near}; unset or correct it")
     return found

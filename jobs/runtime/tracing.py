@@ -1,9 +1,9 @@
-"""Traces, for those who collect them: a run, its chunks, and what a worker does with each.
+"""OpenTelemetry traces of a run, its chunks, and a worker's steps for each chunk.
 
-Only OpenTelemetry's API is used, which does nothing until an SDK is set up in the process, as its
-own ``opentelemetry-instrument`` does. A chunk's span begins when the chunk is submitted and ends
-when its result has been taken in; it travels in the job's metadata, so that the spans of the
-worker are below it.
+Only OpenTelemetry's API is used. It does nothing until the process sets up an SDK, for example with
+``opentelemetry-instrument``. A chunk's span begins when the chunk is submitted and ends when the
+producer has its result. The span's context travels in the job's metadata, so the worker's spans are
+its children.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _tracer = trace.get_tracer("rankmill")
 
 
 def begin(name: str, parent: Span | None = None, **attributes: str | int) -> Span:
-    """A new span below `parent`, or the root of a trace; the caller ends it."""
+    """Begin a span below `parent`, or a new trace; the caller ends it."""
     context = trace.set_span_in_context(parent) if parent else None
     return _tracer.start_span(f"rankmill.{name}", context, attributes=_prefixed(attributes))
 
 
 def begin_for(job: Job, **attributes: str | int) -> Span:
-    """A worker's span for a job, below that of the chunk that the job is for."""
+    """Begin a worker's span for a job, below the span of the job's chunk."""
     carried = job.meta.get(TRACE)
     return _tracer.start_span("rankmill.score", extract(carried or {}), attributes=_prefixed(attributes))
 
 
 def within(span: Span) -> AbstractContextManager[Span]:
-    """Make `span` the current one of this thread; it does not end with the block."""
+    """Make `span` the current span of this thread in the ``with`` block; the block does not end it."""
     return trace.use_span(span, record_exception=False, set_status_on_exception=False)
 
 
 @contextmanager
 def step(name: str) -> Iterator[None]:
-    """A span around the block, if the thread is within one."""
+    """A span around the ``with`` block, if this thread has a current span."""
     if not trace.get_current_span().is_recording():
         yield
         return
@@ -50,7 +50,7 @@ def step(name: str) -> Iterator[None]:
 
 
 def carrier(span: Span) -> Mapping[str, str]:
-    """What to put into a job's metadata; nothing when no traces are collected."""
+    """The span's context, for a job's metadata; empty when no traces are collected."""
     found: dict[str, str] = {}
     inject(found, trace.set_span_in_context(span))
     return found

@@ -1,4 +1,4 @@
-"""YAML files, read with bounds: a damaged or hostile one is one clear error, quickly and in little memory."""
+"""Reads YAML files within limits: a damaged or hostile file is one clear error, in little time and memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import yaml
 from jobs.errors import ConfigError
 
 MAX_BYTES = 256 << 10
-"""Largest file that is read."""
+"""Largest file in bytes."""
 
 MAX_DEPTH = 32
-"""Lists and mappings inside each other, at most; PyYAML recurses for each."""
+"""Deepest nesting of lists and mappings; PyYAML recurses for each level."""
 
 MAX_PLAIN = 1024
-"""Characters of a value without quotes, at most; a longer number could not even be printed."""
+"""Longest value without quotes, in characters; Python could not even print a longer number."""
 
 _OPENS = (yaml.SequenceStartEvent, yaml.MappingStartEvent)
 _CLOSES = (yaml.SequenceEndEvent, yaml.MappingEndEvent)
@@ -24,13 +24,13 @@ _CLOSES = (yaml.SequenceEndEvent, yaml.MappingEndEvent)
 _DAMAGE = (
     yaml.YAMLError,
     UnicodeDecodeError,
-    ValueError,  # a date that is none, an integer of thousands of digits
+    ValueError,  # an impossible date, an integer of thousands of digits
     ArithmeticError,
-    LookupError,  # the last three: a value that is not of its explicit type, as in "!!int ''"
+    LookupError,  # this and the next two: a value that does not fit its explicit type, as in "!!int ''"
     AttributeError,
     TypeError,
 )
-"""What PyYAML raises for files that are no good."""
+"""Errors that PyYAML raises for damaged files."""
 
 
 def read_yaml(path: Path) -> Any:
@@ -39,8 +39,8 @@ def read_yaml(path: Path) -> Any:
     Raises
     ------
     ConfigError
-        The file cannot be read, is too large, nested too deeply, has an alias (a few of them can stand for
-        gigabytes), or is not YAML.
+        The file cannot be read, is too large or too deeply nested, has an alias (a few aliases can expand
+        to gigabytes), or is not YAML.
     """
     try:
         with path.open("rb") as file:
@@ -58,7 +58,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def shown(value: object) -> str:
-    """`value` on one line of at most 300 characters."""
+    """`value` as one line of at most 300 characters."""
     text = " ".join(str(value).split())
     return text if len(text) <= 300 else f"{text[:297]}..."
 

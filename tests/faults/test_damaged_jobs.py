@@ -91,11 +91,11 @@ def test_what_is_set_aside_is_shown_and_its_chunk_is_submitted_again(
     assert np.isfinite(run.scores(timeout=60)).all()
     (found,) = jobs_set_aside(server.client)
     assert (found.job, found.queue) == (job_id, "rankmill")
-    assert found.reason == "its timeout is b'ten', no number"
+    assert found.reason == "its timeout is b'ten', not a number"
     assert 0 < server.client.ttl(keys.set_aside()) <= 7 * 86400
     shown = status(server)
     assert "1 job was set aside" in shown
-    assert "its timeout is b'ten', no number" in shown.replace("\n", " ")
+    assert "its timeout is b'ten', not a number" in shown.replace("\n", " ")
     assert json.loads(status(server, "--json"))["set_aside"][0]["job"] == job_id
     assert worker.poll() is None
     assert "Traceback" not in (tmp_path / "worker.log").read_text()
@@ -108,12 +108,12 @@ def status(server: Server, *options: str) -> str:
 
 
 def test_a_list_of_jobs_set_aside_does_not_grow(server: Server) -> None:
-    from jobs.set_aside import KEPT, set_aside
+    from jobs.set_aside import MAX_LISTED, set_aside
 
     queue = RunStore(server.client).queue("q")
-    for number in range(KEPT + 20):
+    for number in range(MAX_LISTED + 20):
         set_aside(queue, b"job-%d" % number, "for the test")
     server.client.lpush(keys.set_aside(), b"\xff")
     found = jobs_set_aside(server.client)
-    assert len(found) == KEPT - 1
-    assert found[0].job == f"job-{KEPT + 19}"
+    assert len(found) == MAX_LISTED - 1
+    assert found[0].job == f"job-{MAX_LISTED + 19}"

@@ -27,7 +27,7 @@ class MisbehavingBackend:
         self.name, self.device, self.precision = real.name, real.device, real.precision
         self.depth, self.bytes = real.depth, real.bytes
         self._real = real
-        self._marks = {mark: tokenizer.convert_tokens_to_ids(mark) for mark in MARKS}
+        self._marks = {mark: tokenizer.backend_tokenizer.token_to_id(mark) for mark in MARKS}
         self._log = Path(os.environ["FORWARDS"])
 
     def submit(self, batch: Batch) -> Pending:

@@ -231,7 +231,7 @@ def test_a_payload_of_another_release_is_refused_clearly(
     run = client.submit(PAIRS)
     server.client.set(keys.pairs(run.id, 0), b"not arrow", ex=60)
     workers()
-    with pytest.raises(RunFailed, match="a payload is not one of rankmill's"):
+    with pytest.raises(RunFailed, match="a payload does not have rankmill's header"):
         run.scores(timeout=60)
 
 
