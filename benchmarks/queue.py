@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,8 @@ from jobs.runs import RunStore
 from jobs.runtime.settings import WorkerSettings
 from jobs.wire import decode_pairs
 from producer import Client
-from workers.claims import Claim, Refusals
+from workers.claims import Claim
+from workers.refusals import Refusals
 from workers.worker import ScoringWorker
 
 PASSAGE = "The moon is about 384,400 kilometres from the earth on average. " * 6
@@ -65,8 +65,7 @@ class IdleWorker(ScoringWorker):
 
     def _prepare(self, settings: WorkerSettings) -> None:
         super()._prepare(settings)
-        scorer = _NoScorer(self.store, self.name)
-        self._parts = replace(self._parts, scorer=scorer)  # type: ignore[arg-type]
+        self._claims.scorer = _NoScorer(self.store, self.name)  # type: ignore[assignment]
 
 
 def main() -> None:

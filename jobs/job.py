@@ -1,4 +1,4 @@
-"""The RQ job of a chunk: what it carries, and how often it is tried."""
+"""The RQ job of a chunk: what it carries, how often it is tried, and which workers can do it."""
 
 from __future__ import annotations
 
@@ -103,3 +103,16 @@ def suspect(job: Job) -> None:
 def is_suspect(job: Job) -> bool:
     """Whether the job should be alone in its worker: it may kill it, and others would be blamed."""
     return bool(job.meta.get(_SUSPECT))
+
+
+def worker_command(queue: str) -> str:
+    """The command that starts a worker for `queue`, as the README shows it."""
+    return f"rq worker {queue} --worker-class workers.ScoringWorker --serializer json"
+
+
+def wrong_worker_message(queue: str) -> str:
+    """One line for a queue with workers that cannot score."""
+    return (
+        f"queue {queue!r} is served by a plain RQ worker, which cannot score; "
+        f"start its workers with: {worker_command(queue)}"
+    )

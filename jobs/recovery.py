@@ -1,4 +1,4 @@
-"""Jobs whose worker failed or died: what becomes of them, and what their run is told."""
+"""Jobs whose worker failed, died or cannot score: what becomes of them, and what their run is told."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 import redis
-from rq import Queue
+from rq import Queue, get_current_job
 from rq.exceptions import AbandonedJobError
 from rq.executions import WORKER_EXECUTIONS_KEY_TEMPLATE
 from rq.job import Job, JobStatus
@@ -19,8 +19,8 @@ from rq.job_lifecycle import record_job_failure
 from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 from jobs import keys
-from jobs.errors import RedisUnavailable, WireError
-from jobs.job import attempt, suspect
+from jobs.errors import RedisUnavailable, WireError, WrongWorkerError
+from jobs.job import attempt, suspect, wrong_worker_message
 from jobs.results import ChunkFailure
 from jobs.runs import RunStore
 from jobs.runtime.logs import about, about_job
@@ -67,6 +67,28 @@ def failure_handler(store: RunStore) -> FailureHandler:
         store.write_result(run, failure)
 
     return handle
+
+
+def score_chunk(run_id: str, chunk: int) -> NoReturn:
+    """Fail: the job function, which RQ calls by name in a worker that is not a ScoringWorker.
+
+    The run gets the failure, with the right worker command, so its producer does not wait. A ScoringWorker
+    reads the job and calls its scorer directly, so ``jobs`` does not depend on the engine.
+
+    Raises
+    ------
+    WrongWorkerError
+        Always.
+    """
+    job = get_current_job()
+    if job is None:
+        raise WrongWorkerError("jobs.score_chunk runs in RQ workers only")
+    error = WrongWorkerError(wrong_worker_message(job.origin))
+    store = RunStore(job.connection)
+    run = store.load(run_id)
+    if run is not None:
+        store.write_result(run, ChunkFailure(chunk=chunk, message=str(error), fatal=True))
+    raise error
 
 
 def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:

@@ -32,7 +32,8 @@ from jobs.runtime.settings import Settings, load_settings
 from jobs.spec import ScoreSpec
 from producer.journal import Journal
 from producer.leftovers import Leftovers
-from producer.submission import ScoredTable, Submission
+from producer.submission import Submission
+from producer.window import ScoredTable
 
 if TYPE_CHECKING:
     import pandas as pd

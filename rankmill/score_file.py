@@ -24,7 +24,7 @@ from producer.files.readers import TextColumns
 from producer.files.sink import ScoredFile, check_target
 from producer.files.source import Source, open_source
 from producer.files.workspace import Workspace
-from producer.submission import FIRST_PIECE, ScoredTable
+from producer.window import FIRST_PIECE, ScoredTable
 from rankmill.progress import ProgressView, progress_view
 from rankmill.session import Session
 

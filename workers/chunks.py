@@ -19,9 +19,10 @@ from jobs.spec import ScoreSpec, settled, weights_key
 from jobs.wire import decode_pairs
 from workers import metrics
 from workers.backends.base import OutOfMemory
-from workers.claims import Claim, Refusals, RefusedRuns
+from workers.claims import Claim
 from workers.engine.cache import EngineCache
 from workers.engine.engine import Engine
+from workers.refusals import Refusals, RefusedRuns
 
 logger = logging.getLogger(__name__)
 

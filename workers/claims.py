@@ -1,31 +1,46 @@
-"""What a worker has claimed, what of it waits for its model, and what it leaves to other workers."""
+"""The jobs a worker has claimed: what it knows of each, how they are begun, and how it answers for them."""
 
 from __future__ import annotations
 
-import math
+import logging
+import sys
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
+import redis
 from opentelemetry.trace import INVALID_SPAN, Span
 from rq import Queue
 from rq.executions import Execution
+from rq.job import Job
+from rq.timeouts import JobTimeoutException
+from rq.utils import now
+from rq.worker import SimpleWorker
 
-from jobs.results import ChunkFailure
+from jobs.errors import WorkerError
+from jobs.job import is_suspect
+from jobs.results import ChunkResult, ChunkScores
 from jobs.run import Run
 from jobs.runs import RunStore
+from jobs.runtime import tracing
+from jobs.runtime.logs import about_job
+from jobs.runtime.patience import cannot_serve
 from jobs.spec import ScoreSpec, WeightsKey, weights_key
-from jobs.worker_report import queue_workers
-from workers.rq_job import ScoringJob
+from workers import metrics
+from workers.rq_job import ScoringJob, set_job_aside
 
 if TYPE_CHECKING:
+    from workers.assembly import Parts
     from workers.engine.engine import Engine, Work
 
 GROUP = 8
 GROUP_SECONDS = 3.0
 """So many jobs, for so long, wait for others of their model before it takes the place of another."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -82,118 +97,192 @@ class ModelQueue:
         return group
 
 
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds before a worker tries again what it has refused; the pause doubles with each refusal."""
+class Claims:
+    """What a worker has claimed: begun in turn, and each answered for once.
 
-FIRST_REST, LONGEST_REST = 0.05, 1.0
-"""Seconds without taking a job, when all that the queue had was refused."""
-
-ROUND = 64
-"""So many refused jobs go back to the end of their queue before the worker rests."""
-
-_TELL_SECONDS = 1.0
-"""A run is told that often that it is refused, at most, and asked who else has refused it."""
-
-_RUNS = 1000
-"""Runs that a worker remembers to have refused."""
-
-_TTL = 86400
-"""Expiry (s) of what a run is told, where its job does not say it."""
-
-
-@dataclass
-class _Refused:
-    reason: str
-    pause: float
-    until: float
-
-
-class Refusals:
-    """A circuit breaker for each model, or whatever else keeps a worker from scoring.
-
-    Closed: chunks are taken. Open, after a refusal: they go back, for a pause that doubles. Then one
-    chunk is tried, which closes it or opens it again.
-    """
-
-    def __init__(self) -> None:
-        self._refused: dict[Hashable, _Refused] = {}
-        self._round: set[str] = set()
-        self._rest = FIRST_REST
-        self._rests_until = 0.0
-
-    def why(self, key: Hashable) -> str | None:
-        """Why `key` is left alone now; ``None`` if it may be tried."""
-        found = self._refused.get(key)
-        return found.reason if found and time.monotonic() < found.until else None
-
-    def open(self, key: Hashable, reason: str) -> bool:
-        """Leave `key` alone, for twice as long as the last time; whether it is the first time."""
-        before = self._refused.get(key)
-        pause = min(2 * before.pause, LONGEST_PAUSE) if before else FIRST_PAUSE
-        self._refused[key] = _Refused(reason, pause, time.monotonic() + pause)
-        return before is None
-
-    def close(self, key: Hashable) -> None:
-        """`key` can be scored; what comes next is work, and no time to rest."""
-        self._refused.pop(key, None)
-        self._round.clear()
-        self._rest = FIRST_REST
-
-    def sent_back(self, job_id: str) -> None:
-        """Note that a job went back; the worker rests once it has seen what the queue holds."""
-        if job_id not in self._round and len(self._round) < ROUND:
-            self._round.add(job_id)
-            return
-        self._round.clear()
-        self._rests_until = time.monotonic() + self._rest
-        self._rest = min(2 * self._rest, LONGEST_REST)
-
-    def reasons(self) -> tuple[str, ...]:
-        """Why this worker leaves chunks to others, a reason for each thing it leaves alone now."""
-        found = list(self._refused.values())
-        return tuple(each.reason for each in found if time.monotonic() < each.until)
-
-    @property
-    def rest(self) -> float:
-        """Seconds in which no job should be taken, so that others get them."""
-        return max(self._rests_until - time.monotonic(), 0.0)
-
-
-class RefusedRuns:
-    """What a worker tells the runs that it refuses.
+    An answer is a result, a failed attempt, or the job back in its queue.
 
     Parameters
     ----------
+    worker
+        The RQ worker whose jobs they are.
     store
         Where runs live.
-    worker
-        Name of the RQ worker.
+    parts
+        What scores them.
+    drain
+        Waits until all that was claimed is answered for.
     """
 
-    def __init__(self, store: RunStore, worker: str) -> None:
-        self._store = store
+    def __init__(
+        self, worker: SimpleWorker, store: RunStore, parts: Parts, drain: Callable[[], None]
+    ) -> None:
         self._worker = worker
-        self._told: OrderedDict[str, float] = OrderedDict()
+        self._store = store
+        self.scorer = parts.scorer
+        self._pipeline = parts.pipeline
+        self._drain = drain
+        self._put_aside = ModelQueue()
+        self.held: dict[str, Claim] = {}
+        """Those not answered for yet, by their job's id."""
+        metrics.claimed_jobs.set_function(lambda: len(self.held))
+        metrics.claimed_pairs.set_function(lambda: parts.pipeline.pending)
+        metrics.refusals.set_function(lambda: len(self.scorer.refusals.reasons()))
 
-    def refuse(self, claim: Claim, reason: str) -> ChunkFailure | None:
-        """Tell the run that this worker cannot score it; a fatal failure, if no live worker can."""
-        run_id, chunk = claim.job.chunk
-        queue, now = claim.queue.name, time.monotonic()
-        if now - self._told.get(run_id, -math.inf) < _TELL_SECONDS:
-            return None
-        self._told[run_id] = now
-        if len(self._told) > _RUNS:
-            self._told.popitem(last=False)
-        said = self._store.refuse(run_id, int(claim.job.failure_ttl or _TTL), self._worker, reason)
-        live = queue_workers(self._store.redis, queue).scoring | {self._worker}
-        if not live <= said.keys():
-            return None
-        if len(live) > 1:
-            each = "; ".join(f"{worker}: {said[worker]}" for worker in sorted(live))
-            reason = f"no worker of queue {queue!r} can score it: {each}"
-        return ChunkFailure(chunk=chunk, message=reason, fatal=True)
+    @property
+    def waiting(self) -> bool:
+        """Whether some are put aside."""
+        return bool(self._put_aside)
 
-    def take_back(self, run_id: str) -> None:
-        """Tell the run that this worker can score it, if it was told otherwise."""
-        if self._told.pop(run_id, None) is not None:
-            self._store.take_back(run_id, self._worker)
+    def take(self, job: ScoringJob, queue: Queue) -> None:
+        """Claim a job: fetch and tokenize its chunk, and let it be scored behind.
+
+        One whose model would take another's place is put aside first (`ModelQueue`), and one that may
+        kill its worker is alone in it.
+        """
+        with self._set_aside_if_damaged(job, queue):
+            execution = self._worker.prepare_execution(job)
+            claim = Claim(job, queue, execution, tracing.begin_for(job, worker=self._worker.name))
+            self.held[job.id] = claim
+            with about_job(job.id), tracing.within(claim.span):
+                suspect = is_suspect(job)
+                if suspect:
+                    self._drain()
+                self._claim(claim, put_aside=not suspect)
+                if suspect:
+                    self._drain()
+
+    def begin_those_put_aside(self) -> None:
+        """Begin those of one model, if it is their turn."""
+        for claim in self._put_aside.take(lambda: any(queue.count for queue in self._worker.queues)):
+            with (
+                about_job(claim.job.id),
+                tracing.within(claim.span),
+                self._set_aside_if_damaged(claim.job, claim.queue),
+            ):
+                self._begin(claim)
+
+    def drop_cancelled(self) -> None:
+        """Score no more of the chunks whose run was cancelled; no result, whose run may come back."""
+        for claim in list(self.held.values()):
+            if claim.run and claim.work and not self._store.exists(claim.run.id):
+                self._pipeline.drop(claim.work, partial(self._answer, claim, None))
+
+    def hand_back(self, job_id: str, *, at_front: bool = True) -> None:
+        """Put a claimed job back into its queue; that costs it no attempt."""
+        claim = self.held.pop(job_id, None)
+        if claim is None:
+            return
+        with (
+            self._set_aside_if_damaged(claim.job, claim.queue),
+            self._worker.connection.pipeline() as pipe,
+        ):
+            self._worker.cleanup_execution(claim.job, pipe, claim.execution)
+            claim.queue._enqueue_job(claim.job, pipeline=pipe, at_front=at_front)  # as Job.retry does
+            pipe.execute()
+        claim.span.add_event("handed back")
+        claim.span.end()
+        metrics.count_chunk("handed_back")
+        with about_job(job_id):
+            logger.log(logging.INFO if at_front else logging.DEBUG, "handed back")
+
+    def _claim(self, claim: Claim, put_aside: bool) -> None:
+        worker = self._worker
+        try:
+            worker.prepare_job_execution(claim.job, remove_from_intermediate_queue=len(worker.queues) == 1)
+            failure = self.scorer.find_run(claim)
+        except WorkerError as error:
+            self._refuse(claim, error)
+            return
+        except Exception as error:
+            self._fail(claim, error)
+            return
+        if failure:
+            self._pipeline.answer(lambda: self._answer(claim, failure))
+        elif put_aside and claim.run and self.scorer.evicts(claim.run):
+            self._put_aside.put(claim.run.spec, claim)
+        else:
+            self._begin(claim)
+
+    def _begin(self, claim: Claim) -> None:
+        """Fetch and tokenize a claimed chunk, and let it be scored behind."""
+        job, scorer = claim.job, self.scorer
+        try:
+            with self._worker.death_penalty_class(job.timeout or 0, JobTimeoutException, job_id=job.id):
+                failure = scorer.begin(claim)
+        except WorkerError as error:
+            self._refuse(claim, error)
+            return
+        except Exception as error:
+            self._fail(claim, error)
+            return
+        if claim.engine is None or claim.work is None:
+            self._pipeline.answer(lambda: self._answer(claim, failure))
+            return
+        rows = len(claim.work.scored.scores)
+        logger.debug("claimed %d rows", rows)
+        claim.forward = tracing.begin("forward", claim.span, rows=rows)
+        self._pipeline.put(claim.engine, claim.work, lambda: self._answer(claim, scorer.result(claim)))
+
+    def _refuse(self, claim: Claim, error: WorkerError) -> None:
+        """Put a job back that another worker may be able to do, behind what this one may."""
+        failure = self.scorer.refused_runs.refuse(claim, str(error))
+        if failure:
+            self._pipeline.answer(lambda: self._answer(claim, failure))
+        else:
+            self.hand_back(claim.job.id, at_front=False)
+            self.scorer.refusals.sent_back(claim.job.id)
+
+    def _fail(self, claim: Claim, error: Exception) -> None:
+        """Let RQ deal with the exception at hand."""
+        self.held.pop(claim.job.id)
+        claim.span.record_exception(error)
+        claim.span.end()
+        self._worker._finalize_failure(claim.job, claim.queue, claim.execution, sys.exc_info())
+        metrics.count_chunk("failed")
+
+    def _answer(self, claim: Claim, result: ChunkResult | None) -> None:
+        """Finish a job, its result in the same transaction; `None` writes none. In the writing thread."""
+        if self.held.pop(claim.job.id, None) is None:
+            return  # handed back
+        claim.forward.end()
+        with about_job(claim.job.id), tracing.within(claim.span):
+            with self._set_aside_if_damaged(claim.job, claim.queue), metrics.stage("write"):
+                self._finish(claim, result)
+            claim.span.end()
+            if isinstance(result, ChunkScores):
+                metrics.count_chunk("scored", claim.job.created_at)
+                logger.debug("scored %d rows in %.2f s", len(result.scores), result.stats.seconds)
+            elif result is None:
+                metrics.count_chunk("dropped")
+                logger.debug("dropped: nobody wants the scores any more")
+            else:
+                metrics.count_chunk("failed")
+                logger.warning("the run cannot be scored: %s", result.message)
+
+    def _finish(self, claim: Claim, result: ChunkResult | None) -> None:
+        """Result and end of the job in one transaction, and without a WATCH, so that it can be repeated."""
+        worker, job = self._worker, claim.job
+        with worker.connection.pipeline() as pipe:
+            if result is not None:
+                self._store.add_result(pipe, job.chunk[0], result, job.run_ttl)
+            worker.increment_successful_job_count(pipeline=pipe)
+            if job.started_at:
+                worker.increment_total_working_time(now() - job.started_at, pipe)
+            worker.cleanup_execution(job, pipe, claim.execution)
+            pipe.delete(job.key, job.execution_registry.key)
+            pipe.execute()
+
+    @contextmanager
+    def _set_aside_if_damaged(self, job: Job, queue: Queue) -> Iterator[None]:
+        """Have done with a job that cannot even be failed: keys of RQ's about it are damaged."""
+        try:
+            yield
+        except redis.RedisError as error:
+            if cannot_serve(error):
+                raise
+            self.held.pop(job.id, None)
+            executions = self._worker.executions
+            for execution in [each for each in executions.values() if each.job_id == job.id]:
+                executions.pop(execution.id, None)
+            set_job_aside(queue, job.id.encode(), f"{type(error).__name__}: {error}")

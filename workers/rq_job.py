@@ -1,16 +1,20 @@
-"""What a queue can make a worker do: score a chunk, and nothing else."""
+"""What a worker takes off a queue: jobs to score a chunk, and nothing else."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
+from rq import Queue
 from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job
 
 from jobs.errors import ForeignJobError
 from jobs.job import JOB_FUNCTION, chunk_of
+from jobs.set_aside import DamagedJob, read_job, set_aside
+from workers import metrics
 
 
 class Executions(ExecutionRegistry):
@@ -51,6 +55,11 @@ class ScoringJob(Job):
             )
         return chunk_of(self)
 
+    @property
+    def run_ttl(self) -> int:
+        """The run's expiry in seconds, which its jobs carry as theirs."""
+        return int(self.failure_ttl or 0)
+
     def perform(self) -> None:
         """Call no function, whatever the job says: the worker scores `chunk` itself."""
         raise ForeignJobError(f"job {self.id} is for the worker's own loop")
@@ -74,3 +83,61 @@ class ScoringJob(Job):
 
     def send_webhooks(self, *_: Any, **__: Any) -> None:
         """Send none, whatever the job says."""
+
+
+def take_job(
+    queues: Sequence[Queue], seconds: int | None, claimed: Collection[str], stopped: Callable[[], bool]
+) -> tuple[ScoringJob, Queue] | None:
+    """The next job that can be read; those that cannot are set aside.
+
+    Parameters
+    ----------
+    queues
+        Where to look, in this order; their jobs are ScoringJobs.
+    seconds
+        How long to wait for a job; ``None`` does not wait.
+    claimed
+        Ids of jobs that this worker has already: a queue may hold an id twice.
+    stopped
+        Says whether to take no more.
+
+    Returns
+    -------
+    The job and its queue; ``None`` if there was none.
+    """
+    while not stopped():
+        found = _pop(queues, seconds)
+        if found is None:
+            return None
+        raw_id, queue = found
+        try:
+            job = read_job(queue, raw_id)
+        except DamagedJob as error:
+            set_job_aside(queue, raw_id, str(error))
+            continue
+        if job is not None and job.id not in claimed:
+            return cast("ScoringJob", job), queue
+        cast("Any", queue.connection).lrem(queue.intermediate_queue_key, 1, raw_id)
+    return None
+
+
+def set_job_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
+    """Set a job aside and count it."""
+    set_aside(queue, raw_id, reason)
+    metrics.set_aside.inc()
+
+
+def _pop(queues: Sequence[Queue], seconds: int | None) -> tuple[bytes, Queue] | None:
+    """A job's id, as RQ's workers take it: by way of an intermediate list where there is one queue."""
+    connection: Any = queues[0].connection
+    if len(queues) == 1:
+        (queue,) = queues
+        lists = queue.key, queue.intermediate_queue_key
+        raw_id = connection.lmove(*lists) if seconds is None else connection.blmove(*lists, seconds)
+        return None if raw_id is None else (raw_id, queue)
+    by_key = {queue.key.encode(): queue for queue in queues}
+    if seconds is not None:
+        found = connection.blpop(list(by_key), seconds)
+        return None if found is None else (found[1], by_key[found[0]])
+    popped = ((connection.lpop(key), queue) for key, queue in by_key.items())
+    return next(((raw_id, queue) for raw_id, queue in popped if raw_id is not None), None)

@@ -1,4 +1,4 @@
-"""The end of a worker that was told to stop while its server cannot serve."""
+"""How long a worker goes on while its server cannot serve, or refuses a command, and how it ends then."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+import redis
+
+from jobs.errors import RedisFailed, RedisUnavailable
 
 _LOOK_SECONDS = 0.2
 
@@ -19,6 +23,12 @@ BUSY_SECONDS = 10.0
 
 _MISSES = 2
 """So often in a row the server must fail to serve: on a busy host, any server is late now and then."""
+
+_REFUSED_SECONDS = 30
+"""How often to say that Redis refuses a command."""
+
+_PAUSE_SECONDS = 1
+"""From one attempt at such a command to the next."""
 
 logger = logging.getLogger(__name__)
 
@@ -70,3 +80,38 @@ class LastResort:
         logger.info("stopped, without a word to Redis")
         logging.shutdown()
         os._exit(1 if held else 0)
+
+
+class RefusedCommands:
+    """Redis refuses what it should not (the queue's key is no list, say): waits until somebody mends that.
+
+    `seconds` is for how long.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._since: float | None = None
+
+    def bear(self, error: redis.ResponseError) -> None:
+        """Wait before the next attempt.
+
+        Raises
+        ------
+        RedisFailed
+            It was refused for long enough.
+        """
+        now = time.monotonic()
+        if self._since is None or int(now - self._since) % _REFUSED_SECONDS == 0:
+            logger.error("Redis refuses a command, trying again: %s", error)
+        if self._since is None:
+            self._since = now
+        if now - self._since > self._seconds:
+            raise RedisFailed(f"Redis refuses a command: {error}")
+        time.sleep(_PAUSE_SECONDS)
+
+
+def give_up(error: RedisUnavailable) -> None:
+    """End the process, with whatever is claimed: its leases have ended long ago."""
+    logger.critical("ending: %s", error)
+    logging.shutdown()
+    os._exit(os.EX_UNAVAILABLE)

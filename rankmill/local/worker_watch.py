@@ -9,9 +9,9 @@ from contextlib import suppress
 import redis
 
 from jobs.errors import InputError, RedisUnavailable
+from jobs.job import worker_command, wrong_worker_message
 from jobs.runtime.passwords import mask_passwords
 from jobs.runtime.patience import waiting
-from jobs.tasks import worker_command, wrong_worker_message
 from jobs.worker_report import queue_workers
 from rankmill.local.embedded import EmbeddedCluster
 

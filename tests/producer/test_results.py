@@ -24,7 +24,8 @@ from jobs.wire import encode_scores
 from producer import Client
 from producer.journal import Journal
 from producer.leftovers import Leftovers
-from producer.submission import ScoredTable, Submission
+from producer.submission import Submission
+from producer.window import ScoredTable
 from tests.conftest import Server, StartWorker
 
 ROWS, CHUNKS = 4, 3

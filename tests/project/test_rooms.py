@@ -14,10 +14,10 @@ import pytest
 from click.testing import CliRunner
 
 from examples.evaluate import overlap
+from jobs.job import worker_command
 from jobs.runtime.hosts import FOR_TESTS
 from jobs.runtime.settings import BASE, Backend, Device, Settings
 from jobs.spec import Precision, ScoreSpec
-from jobs.tasks import worker_command
 from rankmill.cli.score import score_file
 from workers.backends.base import DEVICES
 from workers.backends.registry import BACKENDS

