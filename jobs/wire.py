@@ -26,7 +26,8 @@ MAX_TEXT_CHARS = 1 << 20
 tokens it leaves 128 characters for each."""
 
 MAX_CHUNK_BYTES = 64 << 20
-"""Largest payload a reader accepts, before and after decompression (bytes)."""
+"""Largest payload a reader accepts, before and after decompression, and largest text of a chunk, with a
+repeated query counted in every row (bytes). A worker keeps at most a token for each of these bytes."""
 
 MAX_CHUNK_ROWS = 1 << 20
 
@@ -51,12 +52,14 @@ def encode_pairs(queries: pa.Array, passages: pa.Array) -> bytes:
     Raises
     ------
     WireError
-        The arrays are not text, differ in length, or the payload would be over ``MAX_CHUNK_BYTES``.
+        The arrays are not text, differ in length, or the payload or its text would be over
+        ``MAX_CHUNK_BYTES``.
     """
     if len(queries) != len(passages):
         raise WireError(f"{len(queries)} queries but {len(passages)} passages in one chunk")
-    query = pc.dictionary_encode(_clip(queries))
-    batch = pa.record_batch([_combined(query).cast(_TEXT), _combined(_clip(passages))], schema=_PAIRS)
+    query, passage = _encode_queries(queries), _encode_passages(passages)
+    _check_text(query, passage)
+    batch = pa.record_batch([query, _combined(passage.cast(pa.string()))], schema=_PAIRS)
     return _write(batch)
 
 
@@ -71,6 +74,7 @@ def decode_pairs(payload: bytes) -> tuple[list[str | None], list[str | None]]:
         Another format version, not the columns above, damaged, or over the limits.
     """
     batch = _read(payload, _PAIRS)
+    _check_text(*batch.columns)
     queries = batch["query"].dictionary.to_pylist()
     places = batch["query"].indices.to_pylist()
     return [None if place is None else queries[place] for place in places], batch["passage"].to_pylist()
@@ -107,19 +111,68 @@ def is_text(kind: pa.DataType) -> bool:
     return any(test(kind) for test in tests)
 
 
+def text_bytes(texts: pa.Array | pa.ChunkedArray) -> int:
+    """Bytes of text in all rows together; a text that a dictionary holds once counts in every row.
+
+    Raises
+    ------
+    WireError
+        The rows are not text.
+    """
+    parts = texts.chunks if isinstance(texts, pa.ChunkedArray) else [texts]
+    return sum(pc.sum(_lengths(part)).as_py() or 0 for part in parts)
+
+
+def _lengths(texts: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(texts.type):
+        return _lengths(texts.dictionary).take(texts.indices)
+    return pc.binary_length(_simple(texts))
+
+
+def _check_text(*columns: pa.Array) -> None:
+    """Refuse a chunk before it is tokenized that is small only because its queries repeat."""
+    size = sum(map(text_bytes, columns))
+    if size > MAX_CHUNK_BYTES:
+        raise WireError(f"a chunk of {size:,} bytes of text is over the limit of {MAX_CHUNK_BYTES:,}")
+
+
 def _combined(array: pa.Array | pa.ChunkedArray) -> pa.Array:
     return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
 
 
-def _clip(texts: pa.Array) -> pa.Array:
+def _encode_queries(texts: pa.Array | pa.ChunkedArray) -> pa.DictionaryArray:
+    if not pa.types.is_dictionary(texts.type):
+        return _combined(pc.dictionary_encode(_clip(texts))).cast(_TEXT)
+    words, places, known = [_clip(pa.array([], pa.string()))], [pa.array([], pa.int32())], 0
+    for part in texts.chunks if isinstance(texts, pa.ChunkedArray) else [texts]:
+        used = pc.unique(part.indices).drop_null()
+        words.append(_clip(_simple(part.dictionary).take(used)))
+        places.append(pc.add(pc.index_in(part.indices, value_set=used), pa.scalar(known, pa.int32())))
+        known += len(used)
+    encoded = pc.dictionary_encode(pa.concat_arrays(words))
+    return pa.DictionaryArray.from_arrays(encoded.indices.take(pa.concat_arrays(places)), encoded.dictionary)
+
+
+def _encode_passages(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Keep passages in the dictionary that they may have, until it is known how large they are without."""
+    return _encode_queries(texts) if pa.types.is_dictionary(texts.type) else _combined(_clip(texts))
+
+
+def _simple(texts: pa.Array) -> pa.Array:
+    """Texts of a type that Arrow's functions take."""
     if not is_text(texts.type):
         raise WireError(f"queries and passages must be text, not {texts.type}")
-    if pa.types.is_dictionary(texts.type):
-        texts = texts.cast(texts.type.value_type)
     if pa.types.is_string_view(texts.type) or pa.types.is_null(texts.type):
-        texts = texts.cast(pa.string())
+        return texts.cast(pa.large_string())
+    return texts
+
+
+def _clip(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Texts of at most `MAX_TEXT_CHARS`, not more of them than fit into a chunk."""
+    texts = _simple(texts)
     longest = pc.max(pc.binary_length(texts)).as_py() or 0
     clipped = pc.utf8_slice_codeunits(texts, 0, MAX_TEXT_CHARS) if longest > MAX_TEXT_CHARS else texts
+    _check_text(clipped)
     return clipped.cast(pa.string())
 
 

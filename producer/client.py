@@ -9,21 +9,20 @@ array([8.1], dtype=float32)
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pydantic import ValidationError
 
-from jobs.errors import ConfigError, InputError
+from jobs.errors import ConfigError
 from jobs.run import new_run
 from jobs.runs import RunStore
 from jobs.runtime.connection import connect
@@ -32,13 +31,12 @@ from jobs.runtime.settings import Settings, load_settings
 from jobs.spec import ScoreSpec
 from producer.journal import Journal
 from producer.leftovers import Leftovers
+from producer.pairs import cut_pairs
 from producer.submission import Submission
 from producer.window import ScoredTable
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    Pairs: TypeAlias = Iterable[tuple[str | None, str | None]] | pd.DataFrame | pa.Table | pa.RecordBatch
+    from producer.pairs import Pairs
 
 COLUMNS = ("query", "passage")
 
@@ -182,7 +180,7 @@ class Client:
         self, pairs: Pairs, columns: tuple[str, str], deadline: float, spec: dict[str, Any]
     ) -> ScoringRun:
         rows = len(pairs) if isinstance(pairs, Sized) else None
-        tables = _tables(pairs, columns, self.settings.chunk_size)
+        tables = cut_pairs(pairs, columns, self.settings.chunk_size)
         return self.start(tables, columns, rows=rows, deadline=deadline, **spec)
 
 
@@ -256,45 +254,3 @@ def _spec(settings: Settings, changes: dict[str, Any]) -> ScoreSpec:
     if spec.model == "demo" or not Path(spec.model).is_dir():
         return spec
     return spec.model_copy(update={"model": str(Path(spec.model).resolve())})  # workers run elsewhere
-
-
-def _tables(pairs: Pairs, columns: tuple[str, str], rows: int) -> Iterator[pa.Table]:
-    """Any kind of pairs as tables of `rows` rows."""
-    if isinstance(pairs, pa.RecordBatch):
-        pairs = pa.Table.from_batches([pairs])
-    elif hasattr(pairs, "columns") and hasattr(pairs, "iloc"):  # a data frame; pandas is slow to import
-        pairs = pa.Table.from_pandas(pairs, preserve_index=False)
-    if isinstance(pairs, pa.Table):
-        for name in columns:
-            if name not in pairs.column_names:
-                raise InputError(f"no column {name!r}; there are {', '.join(map(repr, pairs.column_names))}")
-        return (pairs.slice(start, rows) for start in range(0, len(pairs), rows))
-    return _tables_from_pairs(iter(pairs), columns, rows)
-
-
-def _tables_from_pairs(
-    pairs: Iterator[tuple[str | None, str | None]], columns: tuple[str, str], rows: int
-) -> Iterator[pa.Table]:
-    start = 0
-    while part := list(itertools.islice(pairs, rows)):
-        for row, pair in enumerate(part, start):
-            if not _is_pair(pair):
-                raise InputError(f"pair {row} is {pair!r:.80}, not a query and a passage (two strings)")
-        yield pa.table([_texts([pair[side] for pair in part]) for side in (0, 1)], names=list(columns))
-        start += len(part)
-
-
-def _is_pair(pair: object) -> bool:
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        return False
-    return all(text is None or isinstance(text, str) for text in pair)
-
-
-def _texts(texts: list[str | None]) -> pa.Array:
-    try:
-        return pa.array(texts, pa.string())
-    except UnicodeEncodeError:  # lone surrogates, which no UTF-8 can hold
-        mended = [
-            text and text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts
-        ]
-        return pa.array(mended, pa.string())

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from jobs.errors import InputChanged, InputError
 from jobs.wire import is_text
@@ -18,9 +17,7 @@ from producer.files.readers.delimited import DelimitedReader
 from producer.files.readers.jsonl import JsonlReader
 from producer.files.readers.parquet import ParquetReader
 from producer.files.schema import conform, to_ask_for, unify, with_partition
-
-CHUNK_TEXT_BYTES = 16 << 20
-"""Text in a chunk, at most; long passages make chunks of fewer rows."""
+from producer.pairs import cut_long
 
 _READERS: dict[str, Reader] = {
     ".parquet": ParquetReader(),
@@ -63,13 +60,13 @@ class Source:
             while waiting + batch.num_rows - start >= rows:
                 pending.append(batch.slice(start, rows - waiting))
                 start += rows - waiting
-                yield from self._split(pa.Table.from_batches(pending, self.schema))
+                yield from cut_long(pa.Table.from_batches(pending, self.schema), self.columns.names)
                 pending, waiting = [], 0
             if start < batch.num_rows:
                 pending.append(batch.slice(start))
                 waiting += batch.num_rows - start
         if pending:
-            yield from self._split(pa.Table.from_batches(pending, self.schema))
+            yield from cut_long(pa.Table.from_batches(pending, self.schema), self.columns.names)
 
     def check_unchanged(self) -> None:
         """Raise `InputChanged` if any file is not what it was when the source was opened."""
@@ -104,15 +101,6 @@ class Source:
                     f"{path}: column {name!r} is not valid UTF-8 in one of the rows "
                     f"{rows - len(batch)} to {rows - 1} (counted from 0)"
                 ) from None
-
-    def _split(self, table: pa.Table) -> Iterator[pa.Table]:
-        size = sum(_text_bytes(table[name]) for name in self.columns.names)
-        if size <= CHUNK_TEXT_BYTES or len(table) == 1:
-            yield table
-            return
-        middle = len(table) // 2
-        yield from self._split(table.slice(0, middle))
-        yield from self._split(table.slice(middle))
 
 
 def open_source(
@@ -189,9 +177,3 @@ def _check_columns(path: Path, schema: pa.Schema, columns: TextColumns) -> None:
         kind = schema.field(name).type
         if not is_text(kind):
             raise InputError(f"{path}: column {name!r} holds {kind}, not text (choose another with {option})")
-
-
-def _text_bytes(column: pa.ChunkedArray) -> int:
-    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
-        column = column.cast(pa.large_string())
-    return pc.sum(pc.binary_length(column)).as_py() or 0

@@ -128,6 +128,26 @@ def test_a_query_is_one_object_however_often_it_repeats() -> None:
     assert len({id(query) for query in queries}) == 1
 
 
+@pytest.mark.parametrize("column", [0, 1])
+def test_a_long_text_in_a_dictionary_travels_while_its_rows_fit(column: int) -> None:
+    rows = wire.MAX_CHUNK_BYTES // wire.MAX_TEXT_CHARS
+    long_text = pa.array(["unused" * 1000, "x" * (wire.MAX_TEXT_CHARS + 1)])
+    texts = pa.DictionaryArray.from_arrays(pa.array([1] * (rows + 1), pa.int8()), long_text)
+    columns = [pa.array(["y"] * len(texts)), pa.array(["y"] * len(texts))]
+    columns[column] = pa.chunked_array([texts.slice(0, 2), texts.slice(2)])
+    fitting = [each.slice(0, rows - 1) for each in columns]
+    assert set(decode_pairs(encode_pairs(*fitting))[column]) == {"x" * wire.MAX_TEXT_CHARS}
+    allocated = pa.total_allocated_bytes()
+    with pytest.raises(WireError, match="bytes of text is over the limit of 67,108,864"):
+        encode_pairs(*columns)
+    many = pa.DictionaryArray.from_arrays(pa.array([1] * 5000, pa.int16()), long_text)
+    columns = [pa.array(["y"] * len(many))] * 2
+    columns[column] = many
+    with pytest.raises(WireError, match=r"5,242,.* bytes of text is over the limit of 67,108,864"):
+        encode_pairs(*columns)  # which would be 5 GB
+    assert pa.total_allocated_bytes() - allocated < 1 << 20
+
+
 def packed(raw: bytes | pa.Buffer) -> bytes:
     """An Arrow stream as a payload, whatever is in it."""
     size = len(raw).to_bytes(8, "big")
@@ -177,6 +197,10 @@ def bombs() -> Iterator[tuple[str, bytes]]:
     yield "rows of scores", stream(pa.record_batch(nothing, schema=wire._SCORES))
     many = pa.schema([(f"column {number}", pa.string()) for number in range(100_000)])
     yield "columns", stream(pa.record_batch([pa.nulls(0, pa.string())] * len(many), schema=many))
+    everywhere = pa.array(np.zeros(wire.MAX_CHUNK_ROWS, np.int32))
+    long_query = pa.DictionaryArray.from_arrays(everywhere, pa.array(["q" * (1 << 20)]))
+    batch = pa.record_batch([long_query, pa.nulls(len(long_query), pa.string())], schema=wire._PAIRS)
+    yield "a query that repeats", stream(batch)
     yield "metadata", stream(one.replace_schema_metadata({"note": "n" * (50 << 20)}))
 
 
@@ -210,7 +234,8 @@ for file in sys.argv[1:]:
 
 def test_the_largest_payload_takes_no_more_than_its_texts() -> None:
     rows = wire.MAX_CHUNK_ROWS
-    queries = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array(["q" * (1 << 20)]))
+    query = "q" * (wire.MAX_CHUNK_BYTES // rows)
+    queries = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([query]))
     payload = stream(pa.record_batch([queries, pa.nulls(rows, pa.string())], schema=wire._PAIRS))
     assert len(payload) < 10_000
     tracemalloc.start()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,9 @@ from sentence_transformers import CrossEncoder
 
 from jobs.errors import ConfigError, ConnectionFailed, InputError, RunCancelled, RunFailed
 from jobs.results import ChunkScores
+from jobs.wire import decode_pairs
 from producer import Client
+from producer.pairs import CHUNK_TEXT_BYTES
 from tests.conftest import Server
 from tests.producer.test_results import STATS
 from tests.workers.test_engine import some_pairs
@@ -85,6 +88,25 @@ def test_chunks_are_submitted_several_at_a_time_but_never_late(server: Server) -
     finish(4)
     assert (take(), waiting()) == (4.0, 12)  # and all of them before it waits
     run.cancel()
+
+
+@pytest.mark.parametrize("kind", ["tuples", "table", "dictionary"])
+def test_a_long_query_that_repeats_makes_smaller_chunks(kind: str, server: Server) -> None:
+    query, rows = "long " * 200_000, 100
+    pairs: Any = [(query, f"passage {row}") for row in range(rows)]
+    if kind != "tuples":
+        repeated = pa.DictionaryArray.from_arrays(pa.array([0] * rows), pa.array([query]))
+        texts = repeated if kind == "dictionary" else repeated.cast(pa.string())
+        pairs = pa.table({"query": texts, "passage": [passage for _, passage in pairs]})
+    client = Client(server.url, model="demo", chunk_size=rows, window=rows)
+    run = client.submit(pairs)
+    redis = client.store.redis
+    sent = [decode_pairs(redis.get(key)) for key in redis.scan_iter("rankmill:run:*:pairs:*")]
+    run.cancel()
+    assert {passage for _, passages in sent for passage in passages} == {
+        f"passage {row}" for row in range(rows)
+    }
+    assert all(queries.count(query) * len(query) <= CHUNK_TEXT_BYTES for queries, _ in sent)
 
 
 def test_many_runs_at_once_over_one_connection(client: Client, expected: np.ndarray) -> None:

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jobs.errors import InputChanged, InputError
+from producer import pairs as pairs_module
 from producer.files import source as source_module
 from producer.files.inputs import find_files, stem
 from producer.files.readers import TextColumns, delimited, jsonl
@@ -87,7 +88,7 @@ def test_chunks_are_full_and_in_order(tmp_path: Path, batches: list[int], rows: 
 
 
 def test_long_texts_make_smaller_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_module, "CHUNK_TEXT_BYTES", 1000)
+    monkeypatch.setattr(pairs_module, "CHUNK_TEXT_BYTES", 1000)
     path = write(tmp_path / "a.parquet", [{"query": "q", "passage": "p" * 300} for _ in range(10)])
     chunks = list(opened(path).tables(8))
     assert sum(map(len, chunks)) == 10
