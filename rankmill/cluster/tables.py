@@ -16,6 +16,9 @@ from rankmill.cluster.snapshot import Cluster, QueueState, RunState, WorkerState
 ID_CHARS = 12
 """Of a run's id, in tables; enough to name it by."""
 
+MAX_REASON_CHARS = 300
+"""Characters of a worker's reason for a refusal that are shown."""
+
 _STYLES = {"busy": "green", "idle": "", "lost": "bold red", "foreign": "yellow"}
 
 
@@ -31,6 +34,13 @@ def overview(cluster: Cluster, most_runs: int) -> RenderableType:
         parts.append(Text(f"{more:,} more runs: rankmill runs"))
     if any(worker.state == "lost" for worker in cluster.workers):
         parts.append(Text("A lost worker has died or cannot reach Redis; its chunks run elsewhere."))
+    parts += [
+        Text(
+            f"{plain(worker.name)} leaves chunks to other workers: {_reasons(worker.report)}", style="yellow"
+        )
+        for worker in cluster.workers
+        if worker.report and worker.report.refusals
+    ]
     if cluster.set_aside:
         last, jobs = cluster.set_aside[0], len(cluster.set_aside)
         how_many = "1 job was" if jobs == 1 else f"{jobs} jobs were"
@@ -138,6 +148,12 @@ def duration(seconds: float | None) -> str:
 def plain(text: str) -> str:
     """Without what a terminal would take for a command."""
     return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
+
+
+def _reasons(report: WorkerReport) -> str:
+    """The first reason for refusals, and how many more there are."""
+    first, *more = report.refusals
+    return plain(first[:MAX_REASON_CHARS]) + (f" (and {len(more):,} more)" if more else "")
 
 
 def _padding(report: WorkerReport) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import threading
 import time
@@ -11,14 +12,17 @@ from pathlib import Path
 import fakeredis
 import pytest
 import redis
+from rich.console import Console
 
 from jobs import keys
 from jobs.errors import RunCancelled
 from jobs.run import Progress, RowError
 from jobs.runs import RunStore
 from jobs.spec import ScoreSpec
+from jobs.worker_report import WorkerReport, announce_worker
 from producer import Client, ScoringRun
 from rankmill.cluster.snapshot import Cluster, WorkerState, read_cluster
+from rankmill.cluster.tables import overview
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.models import make_bert
 
@@ -176,6 +180,22 @@ def test_what_another_release_wrote_does_not_break_the_view() -> None:
     seen = read_cluster(client)
     assert [run.id for run in seen.runs] == [new.id]
     assert [(worker.name, worker.state, worker.report) for worker in seen.workers] == [("old", "idle", None)]
+
+
+def test_refusals_of_workers_are_shown_whatever_is_in_them() -> None:
+    client = fakeredis.FakeRedis()
+    client.sadd("rq:workers", "rq:worker:w")
+    report = WorkerReport(
+        device="cpu", started=0, beat=0, refusals=("no\x1b[31m model" + "x" * 5000, "b", "c")
+    )
+    announce_worker(client, "w", report, 60)
+    console = Console(width=1000, record=True, file=io.StringIO())
+    console.print(overview(read_cluster(client), 10))
+    found = console.export_text()
+    assert "w leaves chunks to other workers: no\N{REPLACEMENT CHARACTER}[31m model" in found
+    assert "(and 2 more)" in found
+    assert "\x1b" not in found
+    assert found.count("x") < 400
 
 
 def test_speed_counts_from_the_first_result_of_this_run() -> None:

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from pydantic import ValidationError
 
 from jobs.runs import RunStore
 from jobs.spec import ScoreSpec
-from jobs.worker_report import LATENCY_BUCKETS, WorkerReport
+from jobs.worker_report import LATENCY_BUCKETS, WorkerReport, announce_worker
 from producer import Client
 from rankmill.cluster.history import WINDOW_SECONDS, History, quantile
 from rankmill.cluster.snapshot import Cluster, WorkerState
@@ -117,10 +118,15 @@ def test_a_browser_shows_worker_run_and_lost_worker_and_says_when_redis_is_away(
 def test_what_comes_from_redis_is_text_and_nothing_else(server: Server, page: str, tmp_path: Path) -> None:
     evil = "<img src=x onerror=\"document.title='owned'\">"
     RunStore(server.client).create(ScoreSpec(model=evil), queue="q", ttl=60, max_retries=0)
+    server.client.sadd("rq:workers", "rq:worker:w")
+    report = WorkerReport(device="cpu", started=time.time(), beat=time.time(), refusals=(f"no model {evil}",))
+    announce_worker(server.client, "w", report, 60)
     html = shown(page, tmp_path / "browser")
     assert "&lt;img src=x" in html
     assert "<img" not in html
     assert "<title>rankmill</title>" in html
+    assert "idle, refuses some chunks" in text(html, "workers")
+    assert "no model &lt;img src=x" in html
 
 
 def test_runs_are_paged_whatever_is_asked_for(server: Server, page: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.workers.test_backends import CACHE, EXAMPLES, plain_logits, some_batc
 from tests.workers.test_engine import one_at_a_time
 from tests.workers.test_first_token import FAMILIES, small_model
 from workers.backends.base import ModelFiles
+from workers.backends.layer import LayerShape
 from workers.backends.registry import choose_backend
 from workers.engine.engine import Engine
 from workers.models.loading import load_model
@@ -27,8 +29,9 @@ from workers.models.loading import load_model
 pytest.importorskip("onnxruntime")
 import onnx
 
-from workers.backends.onnx.backend import OnnxBackend
+from workers.backends.onnx.backend import OnnxBackend, session
 from workers.backends.onnx.files import onnx_file
+from workers.backends.onnx.probe import probe
 
 SHAPES = [(5, 20), (1, 2), (3, 61), (17, 33), (2, 16)]
 
@@ -151,3 +154,30 @@ def test_workers_that_start_together_share_one_file(
     scores = np.concatenate([part.scores.to_numpy() for part in parts])
     np.testing.assert_allclose(scores, one_at_a_time(tiny_model, queries, passages), atol=1e-5)
     assert len(list(tmp_path.glob("cache/onnx/*"))) == 1
+
+
+def test_a_probe_has_no_two_products_that_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+
+    def seen(file: Path, device: str) -> Any:
+        graphs.append(onnx.load(file).graph)
+        return session(file, device)
+
+    monkeypatch.setattr("workers.backends.onnx.probe.session", seen)
+    probe(LayerShape(rows=2, hidden=64, inner=128))()
+    weights = [each.raw_data for each in graphs[0].initializer if each.name.startswith("w_")]
+    assert len(set(weights)) == len(weights) == 6
+
+
+def test_a_file_is_kept_where_only_the_build_for_gpus_is_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def gpu_only(name: str) -> str:
+        if name == "onnxruntime":
+            raise metadata.PackageNotFoundError(name)
+        return metadata.version(name)
+
+    family = next(iter(FAMILIES))
+    before = file_of(tmp_path, family, "fp32")[1]
+    monkeypatch.setattr("workers.backends.onnx.files.version", gpu_only)
+    assert file_of(tmp_path, family, "fp32")[1] == before

@@ -150,12 +150,18 @@ const STATES = {
   foreign: {text: "cannot score", className: "warn", title: "An RQ worker of another class than ScoringWorker."},
 };
 
+function refusing(state, report) {
+  if (!report || !report.refusals.length) return null;
+  const reasons = report.refusals.join("\n").slice(0, 1000);
+  return {text: STATES[state].text + ", refuses some chunks", className: "warn", title: reasons};
+}
+
 function showWorkers(cluster, rates) {
   const rows = cluster.workers.map(({name, queues, state, beat_seconds, report}) => ({
     cells: [
       {text: name, className: "long", title: name},
       queues.join(", "),
-      STATES[state],
+      refusing(state, report) ?? STATES[state],
       report ? report.device : "–",
       {text: report ? report.models.join(", ") || "none yet" : "–", className: "long"},
       rate(rates.speeds[name]),

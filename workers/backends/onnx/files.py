@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx
+import onnxruntime
 
 from workers.backends.base import ModelFiles
 from workers.backends.inputs import INPUTS
@@ -44,7 +45,7 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
     if shipped is not None:
         logger.info("using the model's own %s", shipped.name)
         return shipped
-    versions = [version(name) for name in ("torch", "transformers", "onnx", "onnxruntime")]
+    versions = [*(version(name) for name in ("torch", "transformers", "onnx")), onnxruntime.__version__]
     name = digest(files.source, files.revision, str(_RECIPE), str(OPSET), kind, *versions)
 
     def export(folder: Path) -> None:

@@ -45,12 +45,18 @@ _NODES = [
 
 def probe(shape: LayerShape) -> Callable[[], object]:
     """What runs a layer with random weights once, in fp32."""
-    width, inner = shape.hidden, shape.inner
-    hidden = _random(shape.rows, ROW_TOKENS, width)
+    width, inner, generator = shape.hidden, shape.inner, np.random.default_rng(0)
+
+    def random(*dimensions: int) -> Any:
+        # Each array differs: of equal products, a runtime may compute only one.
+        numbers = generator.standard_normal(dimensions, dtype=np.float32)
+        return numbers / np.float32(dimensions[0] ** 0.5)
+
+    hidden = random(shape.rows, ROW_TOKENS, width)
     constants = {
-        **{f"w_{name}": _random(width, width) for name in ("query", "key", "value", "attended")},
-        "w_up": _random(width, inner),
-        "w_down": _random(inner, width),
+        **{f"w_{name}": random(width, width) for name in ("query", "key", "value", "attended")},
+        "w_up": random(width, inner),
+        "w_down": random(inner, width),
         "split": np.array([0, 0, width // HEAD_WIDTH, HEAD_WIDTH]),
         "join": np.array([0, 0, width]),
         "scale": np.float32(HEAD_WIDTH**-0.5),
@@ -72,7 +78,3 @@ def probe(shape: LayerShape) -> Callable[[], object]:
         onnx.save(model, file)
         ready = session(file, "cpu")
     return lambda: ready.run(None, {"hidden": hidden})
-
-
-def _random(*shape: int) -> Any:
-    return np.random.default_rng(0).standard_normal(shape, dtype=np.float32) / np.float32(shape[0] ** 0.5)
