@@ -1,4 +1,4 @@
-"""What a worker is put together from, as its settings say.
+"""Makes the parts of a worker (device, engines, pipeline) from its settings.
 
 Imported only in the process that will use the device.
 """
@@ -24,7 +24,7 @@ from workers.models.loading import Model, load
 
 @dataclass(frozen=True)
 class Parts:
-    """A device, and what scores on it; ``claim_ahead`` is in pairs."""
+    """The parts of a worker: its device and the objects that score on it; ``claim_ahead`` is in pairs."""
 
     device: str
     claim_ahead: int
@@ -34,19 +34,19 @@ class Parts:
 
 
 def assemble(settings: WorkerSettings, store: RunStore, worker: str, drain: Callable[[], None]) -> Parts:
-    """Take possession of the device and make the parts of the worker of that name.
+    """Choose the device and make the worker's parts.
 
     Parameters
     ----------
     settings, store, worker
-        As the worker has them.
+        The worker's settings, its run store and its name.
     drain
         Waits until no engine is in use.
 
     Raises
     ------
     RankmillError
-        The device is not there, or is none for the backend.
+        The device is not available, or the backend does not run on it.
     """
     use_threads(settings.threads)
     device = choose_device(settings.device, settings.backend)
@@ -67,7 +67,7 @@ def assemble(settings: WorkerSettings, store: RunStore, worker: str, drain: Call
 
 
 def _engine(settings: WorkerSettings, model: Model) -> Engine:
-    """An engine that finds its token budget by itself, where the settings do not say how batches are cut."""
+    """An engine; it searches its token budget itself unless the settings fix the size of batches."""
     token_budget = resolve_token_budget(settings.token_budget, model.backend.device)
     max_batch = settings.max_batch if isinstance(settings.max_batch, int) else None
     search = None

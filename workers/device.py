@@ -1,7 +1,7 @@
-"""The devices of this machine: which one ``auto`` means, what it is good at, and calls of its own.
+"""The devices of this machine: which one ``auto`` means, and its defaults for the other settings.
 
-Nothing else asks PyTorch about devices, so nothing touches one before a worker uses it; and nothing here
-imports PyTorch where there can be no GPU, as a worker may not need it.
+Only this module asks PyTorch about devices, so nothing touches a device before a worker uses it. It does
+not import PyTorch where there can be no GPU, as a worker may not need it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def resolve_device(setting: str) -> str:
     Raises
     ------
     ConfigError
-        The device asked for is not there.
+        The requested device is not available.
     """
     present = [*_gpus(), "cpu"] if setting != "cpu" else ["cpu"]
     if setting == "auto":
@@ -34,7 +34,7 @@ def resolve_device(setting: str) -> str:
 
 
 def _gpus() -> list[str]:
-    """``cuda`` or ``mps``, as far as PyTorch can use them."""
+    """``cuda`` and ``mps``, if PyTorch can use them."""
     if not may_have_gpu():
         return []
     import torch
@@ -44,7 +44,7 @@ def _gpus() -> list[str]:
 
 
 def gpu_precision(device: str, supported: Sequence[str]) -> str:
-    """What a GPU is best at of what is supported: bf16 where the hardware has it, else fp16."""
+    """The best supported precision on a GPU: bf16 if the hardware has it, else fp16, else fp32."""
     best = "fp16"
     if device == "cuda":
         import torch
@@ -54,19 +54,19 @@ def gpu_precision(device: str, supported: Sequence[str]) -> str:
 
 
 def resolve_token_budget(setting: int | str, device: str) -> int:
-    """``auto`` is the device's of `TOKEN_BUDGETS`."""
+    """The token budget; ``auto`` means the device's value in `TOKEN_BUDGETS`."""
     return setting if isinstance(setting, int) else TOKEN_BUDGETS[device]
 
 
 def resolve_claim_ahead(setting: int | str, device: str) -> int:
-    """``auto`` is the device's of `CLAIM_AHEAD`."""
+    """Pairs to claim ahead; ``auto`` means the device's value in `CLAIM_AHEAD`."""
     return setting if isinstance(setting, int) else CLAIM_AHEAD[device]
 
 
 def use_threads(setting: str | int) -> None:
-    """Set the CPU threads of this process's forwards; ``auto`` is the cores available to it."""
+    """Set the CPU threads of this process's forwards; ``auto`` means the cores available to it."""
     count = setting if isinstance(setting, int) else cores()
-    os.environ["OMP_NUM_THREADS"] = str(count)  # this and the next: PyTorch reads them when it is imported
+    os.environ["OMP_NUM_THREADS"] = str(count)  # PyTorch reads this and the next when it is imported
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take the cores of other workers
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(count)
@@ -79,7 +79,7 @@ def threads() -> int:
 
 
 def device_name(device: str) -> str:
-    """What the hardware is called, where that can be told."""
+    """Name of the GPU for CUDA, of the CPU for other devices."""
     if device == "cuda":
         import torch
 
@@ -88,14 +88,14 @@ def device_name(device: str) -> str:
 
 
 def int8_instructions() -> str:
-    """What this CPU multiplies 8-bit numbers with: ``vnni``, ``arm64``, or ``avx2``, whose sums overflow."""
+    """Instructions of this CPU for 8-bit products: ``vnni``, ``arm64``, or ``avx2``, whose sums overflow."""
     if platform.machine() in {"aarch64", "arm64"}:
         return "arm64"
     return "vnni" if cpu_flags() & {"avx512_vnni", "avx_vnni"} else "avx2"
 
 
 def empty_cache(device: str) -> None:
-    """Give memory that PyTorch keeps for later back to the device."""
+    """Return memory that PyTorch has cached to the device."""
     if device == "cpu":
         return
     import torch

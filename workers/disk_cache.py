@@ -1,4 +1,4 @@
-"""What is made from models, once, and kept: whole folders, named after all that they are made from."""
+"""Files that are derived from models and cached on disk, under names that depend on all of their inputs."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from typing import Any
 
 
 def cache_folder(setting: str) -> Path:
-    """``auto`` is ``rankmill`` in the user's cache folder."""
+    """The cache folder; ``auto`` means ``rankmill`` in the user's cache folder."""
     if setting != "auto":
         return Path(setting).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rankmill"
 
 
-def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """`folder`, which `make` fills if it is not there yet.
+def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
+    """Return `folder`; if it does not exist, `build` fills it first.
 
-    It appears there whole, as several workers may want the same one at a time, and any may die.
+    The folder appears with all of its files or not at all: several workers may build it at the same
+    time, and any of them may die.
 
     Raises
     ------
     OSError
-        It cannot be written.
+        The folder cannot be written.
     """
     if folder.is_dir():
         return folder
@@ -34,20 +35,20 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as making:
         whole = Path(making) / "whole"
         whole.mkdir()
-        make(whole)
+        build(whole)
         for file in whole.iterdir():
             with file.open("rb") as written:
                 os.fsync(written.fileno())
         try:
             whole.rename(folder)
-        except OSError:  # another process was faster, whose files are as good
+        except OSError:  # another process was faster; its files are equally good
             if not folder.is_dir():
                 raise
     return folder
 
 
-def keep_json(file: Path, values: dict[str, Any]) -> None:
-    """Write a file of JSON, whole or not at all; raises `OSError`."""
+def write_json(file: Path, values: dict[str, Any]) -> None:
+    """Write a JSON file atomically; raises `OSError`."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(
         "w", dir=file.parent, prefix=".", delete=False, encoding="utf-8"
@@ -56,8 +57,8 @@ def keep_json(file: Path, values: dict[str, Any]) -> None:
     Path(written.name).replace(file)
 
 
-def kept_json(file: Path) -> dict[str, Any]:
-    """What `keep_json` has written; nothing where that is not there or not JSON."""
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a file of `write_json`; empty if the file does not exist or is not valid."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -65,21 +66,21 @@ def kept_json(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def digest(source: str | Path, revision: str | None, *made_with: str) -> str:
-    """A name for what is made from a model: of its commit on the hub, or of what its files hold.
+def cache_name(source: str | Path, revision: str | None, *inputs: str) -> str:
+    """A name for files that are derived from a model: a digest of its hub commit, or of its files' content.
 
     Parameters
     ----------
     source, revision
         As in `workers.backends.base.ModelFiles`.
-    made_with
-        What else it depends on.
+    inputs
+        Everything else that the files depend on.
     """
-    made_from = list(made_with)
+    parts = list(inputs)
     if isinstance(source, str):
-        made_from += [source, str(revision)]
+        parts += [source, str(revision)]
     else:
         for path in sorted([source / "config.json", *source.glob("*.safetensors")]):
             with path.open("rb") as file:
-                made_from += [path.name, hashlib.file_digest(file, "blake2b").hexdigest()]
-    return hashlib.blake2b("\n".join(made_from).encode(), digest_size=16).hexdigest()
+                parts += [path.name, hashlib.file_digest(file, "blake2b").hexdigest()]
+    return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()

@@ -1,4 +1,4 @@
-"""What a worker process tells whoever asks over HTTP: its metrics, and whether it is well."""
+"""A worker's HTTP endpoints: metrics, health and readiness."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from workers import metrics
 
 
 def serve_health(address: str, client: redis.Redis, obstacle: Callable[[], str | None]) -> str | None:
-    """Serve ``/metrics``, ``/healthz`` and ``/readyz`` as long as the process lives.
+    """Serve ``/metrics``, ``/healthz`` and ``/readyz`` until the process ends.
 
     Parameters
     ----------
     address
         ``metrics_address``: ``HOST:PORT`` or ``none``.
     client
-        Of the worker's server.
+        A client of the worker's Redis server.
     obstacle
-        Says what keeps the worker from its work, or ``None``; whether Redis answers is seen to here.
+        Returns why the worker cannot score now, or ``None``; this module itself tests whether Redis answers.
 
     Returns
     -------
-    The metrics' URL, ``None`` if there is none.
+    URL of the metrics; ``None`` if `address` is ``none``.
 
     Raises
     ------
     ConfigError
-        It is not possible to listen there.
+        The process cannot listen at `address`.
     """
     if address == "none":
         return None
@@ -56,7 +56,7 @@ def serve_health(address: str, client: redis.Redis, obstacle: Callable[[], str |
 
 
 def _reachable(host: str, client: redis.Redis) -> str:
-    """A name of this host for others: of a wildcard, the address with which it reaches Redis."""
+    """`host` for a URL that other hosts use; for a wildcard address, this host's address towards Redis."""
     if host not in {"0.0.0.0", "::"}:  # noqa: S104
         return f"[{host}]" if ":" in host else host
     known = client.connection_pool.connection_kwargs

@@ -1,7 +1,7 @@
-"""What this worker process counts of its work: for Prometheus, and for its own report.
+"""Metrics of this worker process, for Prometheus and for the worker's report.
 
-One process is one worker, so the metrics are the module's, and whoever does the work counts it here.
-``docs/METRICS.md`` lists them all.
+One process is one worker, so the metrics are variables of this module, and all code of the worker
+updates them directly. ``docs/METRICS.md`` lists them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from jobs.runtime.tracing import step
 from jobs.worker_report import LATENCY_BUCKETS, STAGES, WorkerReport
 
 REGISTRY = CollectorRegistry()
-"""All of the below. Not the library's own, which other libraries add to."""
+"""Registry of all metrics below; not the library's default one, to which other libraries may add."""
 
 ROW_ERRORS = ("null", "tokenizer", "model", "not_a_number")
 OUTCOMES = ("scored", "failed", "dropped", "handed_back")
@@ -141,18 +141,18 @@ ProcessCollector(registry=REGISTRY)
 
 
 class Gpu(Collector):
-    """Memory and use of the NVIDIA GPU, once this process has begun to use it."""
+    """Memory and utilization of the NVIDIA GPU, once this process uses it."""
 
     def describe(self) -> Iterable[Metric]:
-        """The names, without looking at the GPU."""
+        """The metrics' names, without access to the GPU."""
         return [*_gpu_memory(0, 0, 0), _gpu_use(0)]
 
     def collect(self) -> Iterable[Metric]:
-        """What the GPU can tell: nothing where there is none, no use where it is shared (MIG)."""
-        torch = sys.modules.get("torch")  # the worker's business to import
+        """The metrics that the GPU supports: none without a GPU, no utilization if it is shared (MIG)."""
+        torch = sys.modules.get("torch")  # imported only if the worker needs it
         if torch is None or not torch.cuda.is_initialized():
             return
-        with suppress(Exception):  # whatever its libraries raise, the other metrics matter more
+        with suppress(Exception):  # an error of the GPU's libraries must not lose the other metrics
             free, total = torch.cuda.mem_get_info()
             yield from _gpu_memory(torch.cuda.memory_reserved(), total - free, total)
         with suppress(Exception):
@@ -177,13 +177,13 @@ REGISTRY.register(Gpu())
 
 @contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Times the ``with`` block as one of `STAGES`, and is a step of the trace of the chunk it is for."""
+    """Time the ``with`` block as one of `STAGES`, and trace it as a step of the current chunk."""
     with stage_seconds.labels(name).time(), step(name):
         yield
 
 
 def count_batch(rows: int, real: int, padded: int, budget: int) -> None:
-    """A batch of `rows` pairs was scored."""
+    """Count a scored batch of `rows` pairs, with its real and padded tokens and the token budget."""
     pairs.inc(rows)
     tokens.inc(real)
     padded_tokens.inc(padded)
@@ -193,7 +193,7 @@ def count_batch(rows: int, real: int, padded: int, budget: int) -> None:
 
 
 def count_chunk(outcome: str, submitted: datetime | None = None) -> None:
-    """A claimed chunk has come to one of `OUTCOMES`; scored ones say when they were submitted."""
+    """Count a claimed chunk by one of `OUTCOMES`; for a scored chunk, `submitted` gives its latency."""
     chunks.labels(outcome).inc()
     if submitted is not None:
         latency.observe(max(time.time() - submitted.timestamp(), 0.0))
@@ -202,7 +202,7 @@ def count_chunk(outcome: str, submitted: datetime | None = None) -> None:
 def report(
     *, device: str, started: float, metrics_url: str | None, refusals: Callable[[], tuple[str, ...]]
 ) -> WorkerReport:
-    """What the worker says of itself: the figures that Prometheus gets."""
+    """The worker's report, from the same metrics that Prometheus reads."""
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for metric in REGISTRY.collect()

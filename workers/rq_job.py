@@ -1,4 +1,4 @@
-"""What a worker takes off a queue: jobs to score a chunk, and nothing else."""
+"""The jobs of ScoringWorkers (each asks for the scores of a chunk), and how they are taken off queues."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from workers import metrics
 
 
 class Executions(ExecutionRegistry):
-    """The executions of a job that Redis still knows.
+    """The executions of a job that are both listed and stored in Redis.
 
-    RQ lists an execution for longer than it keeps it, a restarted server may know either alone,
-    and RQ (3.0) cannot finish a job while one is listed that is not there.
+    RQ keeps the list entry of an execution longer than its data, and a restarted server may have only one of
+    them. RQ (3.0) cannot finish a job while an execution is listed without data.
     """
 
     def get_executions(self, start: int = 0, end: int = -1) -> list[Execution]:
-        """Those that are listed and there."""
+        """Listed executions whose data can be read."""
         known = []
         for execution_id in self.get_execution_ids(start, end):
             with suppress(ValueError, KeyError, OverflowError):  # gone, or damaged
@@ -36,8 +36,8 @@ class Executions(ExecutionRegistry):
 class ScoringJob(Job):
     """A job that can only ask for a chunk's scores.
 
-    RQ imports and calls whatever function, callbacks and webhooks a job in Redis names, so that
-    whoever can write to the queue can run anything on every worker. A ScoringWorker does not.
+    RQ imports and calls any function, callback and webhook that a job in Redis names, so anyone who
+    can write to the queue can run any code on every worker. A ScoringWorker calls none of them.
     """
 
     @cached_property
@@ -61,8 +61,8 @@ class ScoringJob(Job):
         return int(self.failure_ttl or 0)
 
     def perform(self) -> None:
-        """Call no function, whatever the job says: the worker scores `chunk` itself."""
-        raise ForeignJobError(f"job {self.id} is for the worker's own loop")
+        """Never call the function of the job: the worker scores `chunk` itself."""
+        raise ForeignJobError(f"job {self.id} can be run only by ScoringWorker's own loop")
 
     @property
     def execution_registry(self) -> Executions:
@@ -82,24 +82,24 @@ class ScoringJob(Job):
         """None, whatever the job says."""
 
     def send_webhooks(self, *_: Any, **__: Any) -> None:
-        """Send none, whatever the job says."""
+        """Send none; a job's webhooks are ignored."""
 
 
 def take_job(
     queues: Sequence[Queue], seconds: int | None, claimed: Collection[str], stopped: Callable[[], bool]
 ) -> tuple[ScoringJob, Queue] | None:
-    """The next job that can be read; those that cannot are set aside.
+    """Take the next valid job; jobs that cannot be read are set aside.
 
     Parameters
     ----------
     queues
-        Where to look, in this order; their jobs are ScoringJobs.
+        The queues, in order of preference; their job class is ScoringJob.
     seconds
-        How long to wait for a job; ``None`` does not wait.
+        Longest wait for a job; ``None`` does not wait.
     claimed
-        Ids of jobs that this worker has already: a queue may hold an id twice.
+        Ids of the jobs that this worker has claimed, as a queue may contain an id twice.
     stopped
-        Says whether to take no more.
+        Returns whether to take no more jobs.
 
     Returns
     -------
@@ -128,7 +128,7 @@ def set_job_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
 
 
 def _pop(queues: Sequence[Queue], seconds: int | None) -> tuple[bytes, Queue] | None:
-    """A job's id, as RQ's workers take it: by way of an intermediate list where there is one queue."""
+    """Pop a job's id as RQ's workers do: with a single queue, it moves to an intermediate list."""
     connection: Any = queues[0].connection
     if len(queues) == 1:
         (queue,) = queues

@@ -16,13 +16,13 @@ from jobs.errors import RedisFailed, RedisUnavailable
 _LOOK_SECONDS = 0.2
 
 IDLE_SECONDS = 1.0
-"""A worker that holds nothing, or was told twice, waits so long for the server to take its goodbye."""
+"""Longest wait for the server before the end, with no chunks claimed or after a second signal."""
 
 BUSY_SECONDS = 10.0
-"""One that has scores to write or chunks to hand back waits so long, after the batch in progress."""
+"""Longest wait, after the batch in progress, with scores to write or chunks to hand back."""
 
 _MISSES = 2
-"""So often in a row the server must fail to serve: on a busy host, any server is late now and then."""
+"""Failed checks in a row before the process ends: on a busy host, a healthy server may be late once."""
 
 _REFUSED_SECONDS = 30
 """How often to say that Redis refuses a command."""
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class LastResort:
-    """Ends the process when it was told to stop and the server keeps it: a command may wait, or hang.
+    """Ends a stopping process that the server holds up: one of its commands may wait or hang.
 
     Parameters
     ----------

@@ -78,7 +78,8 @@ def test_a_directory_that_one_worker_lacks(
     odd(workers, "without", GONE=str(model))
     run = client.submit(PAIRS[:50], model=str(model))
     odd(workers, "with")
-    with pytest.raises(RunFailed, match="cannot load the model"):  # the only worker there was has said so
+    # The only worker said so.
+    with pytest.raises(RunFailed, match=r"no such directory on worker host .*put the model at this path"):
         run.scores(timeout=60)
     assert np.isfinite(client.score(PAIRS, timeout=60, model=str(model))).all()
     assert np.isfinite(client.score(PAIRS, timeout=60)).all()  # the other model can be had of both
@@ -93,7 +94,7 @@ def test_the_run_ends_when_every_worker_has_refused_it(
     with pytest.raises(RunFailed) as failed:
         client.score(PAIRS, timeout=60, model=str(model), precision="fp32")
     message = str(failed.value)
-    assert "no worker of queue 'rankmill' can score it: one: cannot load the model in" in message
+    assert "can score it: one: model /gone/model: no such directory on worker host" in message
     assert "; other: precision fp32 is not supported on cpu" in message
     wait_for(lambda: not server.client.keys("rankmill:run:*"))
 

@@ -101,7 +101,7 @@ class OddWorker(ScoringWorker):
             return load(spec, *args, **options)
 
         def locate_here(name: str) -> str | Path:
-            return f"gone/{Path(name).name}" if name == os.environ.get("GONE") else locate(name)
+            return locate("/gone/model" if name == os.environ.get("GONE") else name)
 
         models.load, models._locate = load_here, locate_here
         super()._prepare(settings)

@@ -268,7 +268,7 @@ def test_a_place_where_no_file_can_be_made(source: Path) -> None:
     ("model", "message"),
     [
         ("some/model-nobody-has", "use --model demo, or a local directory"),
-        ("empty", "is no model: there is no config.json in it"),
+        ("empty", "is not a model: there is no config.json in it"),
     ],
 )
 def test_a_model_that_is_none_is_one_line(

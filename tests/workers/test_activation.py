@@ -93,7 +93,9 @@ def test_a_file_that_sentence_transformers_does_not_go_by(change: str, tmp_path:
 def test_what_is_no_activation_is_one_line(path: str, tmp_path: Path) -> None:
     model = saved_with(tmp_path, torch.nn.Tanh())
     edit(model / ABOUT, activation_fn=path)
-    with pytest.raises(SpecError, match=r"names activation .* which is none in torch\.nn; set --activation$"):
+    with pytest.raises(
+        SpecError, match=r"names activation .* which torch\.nn does not have; set --activation$"
+    ):
         engine(model)
     assert engine(model, activation="sigmoid").score(QUERIES, PASSAGES).errors == {}
 
@@ -109,7 +111,7 @@ def test_more_than_a_classifier_is_refused(tmp_path: Path) -> None:
         {"idx": 1, "name": "1", "path": "1_Dense", "type": "sentence_transformers.base.modules.Dense"}
     )
     (model / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(SpecError, match=r"made of modules that only sentence-transformers runs \(.*Dense\)"):
+    with pytest.raises(SpecError, match=r"has modules that only sentence-transformers runs \(.*Dense\)"):
         engine(model)
 
 

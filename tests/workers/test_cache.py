@@ -148,7 +148,7 @@ def test_a_worker_warms_up_what_it_is_told_to(
     workers(environ={**environ, "RANKMILL_CACHE_DIR": str(tmp_path / "cache")})
     # It says that it is there only when all is warm: what a load leaves is there.
     assert len(list(tmp_path.glob("cache/onnx/*/model.onnx"))) == 1
-    assert f"cannot warm up: {tmp_path / 'none'} is no model" in (tmp_path / "worker.log").read_text()
+    assert f"cannot warm up: {tmp_path / 'none'} is not a model" in (tmp_path / "worker.log").read_text()
 
 
 def test_a_worker_takes_up_new_files_and_new_models_without_a_restart(

@@ -226,7 +226,7 @@ def test_damaged_weights_are_one_clear_error(tmp_path: Path) -> None:
 
 
 def test_the_model_s_own_limits_are_kept(tiny_model: Path) -> None:
-    with pytest.raises(SpecError, match="max_length 200 is over the 128 positions"):
+    with pytest.raises(SpecError, match="max_length 200 is more than the 128 positions of"):
         engine(tiny_model, max_length=200)
     with pytest.raises(SpecError, match="fp16 is not supported on cpu; use fp32, bf16"):
         engine(tiny_model, precision="fp16")

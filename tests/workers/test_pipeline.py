@@ -149,4 +149,4 @@ time.sleep(30)
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 1
-    assert "the worker cannot go on" in done.stderr
+    assert "the worker ends after an error" in done.stderr

@@ -14,33 +14,33 @@ Lengths = st.lists(st.integers(1, 60), max_size=30)
 def test_every_row_is_taken_once_and_batches_keep_the_budget(
     works: list[list[int]], budget: int, taken_between: int
 ) -> None:
-    pool = WaitingRows[int]()
+    waiting = WaitingRows[int]()
     seen: list[tuple[int, int]] = []
 
     def take() -> None:
-        parts = pool.take()
+        parts = waiting.take()
         rows = [(work, row) for work, mine in parts for row in mine.tolist()]
         longest = max(works[work][row] for work, row in rows)
         assert len(rows) == 1 or longest * len(rows) <= budget
         seen.extend(rows)
 
     for number, lengths in enumerate(works):
-        pool.add(number, lengths, budget)
-        for _ in range(min(taken_between, pool.batches)):
+        waiting.add(number, lengths, budget)
+        for _ in range(min(taken_between, waiting.batches)):
             take()
-    while pool.batches:
+    while waiting.batches:
         take()
     assert sorted(seen) == [(number, row) for number, ls in enumerate(works) for row in range(len(ls))]
 
 
 @given(st.lists(Lengths.filter(bool), min_size=1, max_size=8), st.integers(60, 200))
 def test_the_oldest_work_is_in_every_batch_until_it_is_done(works: list[list[int]], budget: int) -> None:
-    pool = WaitingRows[int]()
+    waiting = WaitingRows[int]()
     for number, lengths in enumerate(works):
-        pool.add(number, lengths, budget)
+        waiting.add(number, lengths, budget)
     left = {number: len(lengths) for number, lengths in enumerate(works)}
-    while pool.batches:
-        parts = pool.take()
+    while waiting.batches:
+        parts = waiting.take()
         assert min(left) in {work for work, _ in parts}
         for work, rows in parts:
             left[work] -= len(rows)
@@ -49,25 +49,25 @@ def test_the_oldest_work_is_in_every_batch_until_it_is_done(works: list[list[int
 
 
 def test_small_works_fill_each_other_s_batches() -> None:
-    pool = WaitingRows[int]()
+    waiting = WaitingRows[int]()
     for number in range(50):
-        pool.add(number, range(20, 40), token_budget=4000)
+        waiting.add(number, range(20, 40), token_budget=4000)
     batches = []
-    while pool.batches:
-        batches.append(pool.take())
+    while waiting.batches:
+        batches.append(waiting.take())
     assert len(batches) <= 9  # 1,000 rows of 29.5 tokens; apart they would make 50
 
 
 def test_a_work_that_is_removed_leaves_the_others_their_rows() -> None:
-    pool = WaitingRows[str]()
+    waiting = WaitingRows[str]()
     for name in ("a", "b"):
-        pool.add(name, [5] * 10, token_budget=20)
-    taken = pool.take()
-    assert pool.remove("a") == 10 - sum(len(rows) for work, rows in taken if work == "a")
-    assert pool.remove("a") == 0
+        waiting.add(name, [5] * 10, token_budget=20)
+    taken = waiting.take()
+    assert waiting.remove("a") == 10 - sum(len(rows) for work, rows in taken if work == "a")
+    assert waiting.remove("a") == 0
     left = 0
-    while pool.batches:
-        for work, rows in pool.take():
+    while waiting.batches:
+        for work, rows in waiting.take():
             assert work == "b"
             left += len(rows)
     assert left == 10 - sum(len(rows) for work, rows in taken if work == "b")

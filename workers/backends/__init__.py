@@ -1,1 +1,1 @@
-"""What runs a model: one module or folder for each backend."""
+"""The backends that run models, one folder each, and the modules that they share."""

@@ -1,4 +1,4 @@
-"""What runs the model: a `BackendKind` describes a backend, and loads models as a `Backend`."""
+"""Backends run models: a `BackendKind` describes a backend; a `Backend` is a model that it has loaded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Logits = npt.NDArray[np.float32]
 
 
 DEVICES = {"cpu": "CPU", "cuda": "NVIDIA GPU", "mps": "Apple GPU"}
-"""What people call the devices."""
+"""Names of the devices in messages."""
 
 
 class OutOfMemory(Exception):
@@ -28,11 +28,11 @@ class OutOfMemory(Exception):
 
 
 class DeviceLost(Exception):
-    """The device cannot be used by this process any more; its work must be done by another."""
+    """The process cannot use the device any more; another process must do its work."""
 
 
 class Pending(Protocol):
-    """A forward that was begun."""
+    """A forward in progress."""
 
     def result(self) -> Logits:
         """Wait for it: logits of shape ``[rows]``, in float32.
@@ -50,9 +50,8 @@ class Pending(Protocol):
 class Backend(Protocol):
     """A loaded model on a device.
 
-    ``depth`` is how many forwards are best kept under way at a time: 1 where `submit` does the
-    work itself, more where the device works while the next batch is made ready. ``bytes`` is the
-    size of its weights.
+    ``depth`` is the best number of forwards in progress at a time: 1 if `submit` itself computes, more if
+    the device computes while the next batch is prepared. ``bytes`` is the size of the weights.
     """
 
     name: str
@@ -68,7 +67,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model that is to be loaded.
+    """A model to load.
 
     Attributes
     ----------
@@ -77,9 +76,9 @@ class ModelFiles:
     revision
         Commit on the hub.
     config
-        The model's, from transformers, or what is kept of it.
+        The model's config from transformers, or the cached part of it.
     cache
-        Folder for what is made from models.
+        Folder for files that are derived from models.
     """
 
     source: str | Path
@@ -88,8 +87,8 @@ class ModelFiles:
     cache: Path
 
     def classifier(self) -> Any:
-        """The model as transformers has it, on the CPU, in float32, in evaluation mode."""
-        from workers.backends.classifier import (  # torch and transformers: seconds
+        """The transformers model, on the CPU, in float32, in evaluation mode."""
+        from workers.backends.classifier import (  # imports torch and transformers, which takes seconds
             load_classifier,
             load_config,
         )
@@ -99,33 +98,34 @@ class ModelFiles:
 
 @dataclass(frozen=True)
 class BackendKind:
-    """All that is known of a backend before its package is imported.
+    """Description of a backend, available without importing its packages.
 
-    Each backend's package has one, named ``KIND``, and imports nothing heavy before `load` is called.
+    Each backend's folder has one, named ``KIND``, and imports nothing heavy before `load` is called.
 
     Attributes
     ----------
     name
-        By which settings ask for it.
+        Name in the settings.
     extra
         The extra of rankmill that installs it; default: its name.
     precisions
-        What it runs, by device.
+        Supported precisions, by device.
     load
         Loads a model on a device in a precision.
     packages
-        What it imports that rankmill itself does not need.
+        Packages that it imports and that rankmill itself does not need.
     any_model
-        Whether it runs every classifier of transformers, and not only families that `reads_first_token`.
+        Whether it runs every classifier of transformers; else only families that `reads_first_token`.
     machines
-        Those it runs on, by the names of `platform.machine`; none: on any.
+        Machines that it runs on, by the names of `platform.machine`; empty means any.
     probe
-        Makes something that runs a layer of a shape on the CPU in one of `probed`, in the backend's own
-        arithmetic and on the worker's threads; without one, ``auto`` takes the backend only as a last resort.
+        Returns a function that runs one layer of the given shape on the CPU, in one of the `probed`
+        precisions, with the backend's arithmetic on the worker's threads. ``auto`` takes a backend without
+        a probe only as a last resort.
     probed
-        Precisions that `probe` takes, as far as the backend has them.
+        Precisions that `probe` accepts, if the backend supports them.
     lacks
-        What else this machine lacks for it on a device in a precision; asked when `packages` are there.
+        Returns what else this machine lacks for a device and precision; called if `packages` are installed.
     """
 
     name: str
@@ -141,11 +141,11 @@ class BackendKind:
 
     @property
     def installed_by(self) -> str:
-        """The command that installs it."""
+        """The command that installs the backend."""
         return f"pip install 'rankmill[{self.extra or self.name}]'"
 
     def obstacle(self, config: Any, device: str, precision: str) -> str | None:
-        """What keeps it from running a model in this precision on this device."""
+        """Why the backend cannot run a model on this device in this precision; ``None`` if it can."""
         if device not in self.precisions:
             places = " and ".join(f"{DEVICES[each]}s" for each in self.precisions)
             return f"it runs on {places}, not on {device}"

@@ -21,7 +21,7 @@ from jobs.runtime.hosts import cpu_flags, cpu_name
 from workers.backends.base import BackendKind
 from workers.backends.layer import LayerShape
 from workers.device import threads
-from workers.disk_cache import keep_json, kept_json
+from workers.disk_cache import read_json, write_json
 
 CPU_PRECISIONS = ("fp32", "bf16")
 """What ``auto`` chooses from on a CPU, the more exact first."""
@@ -117,7 +117,7 @@ def _about(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[str, Any]:
 
 def _kept(file: Path) -> Speeds | None:
     try:
-        gflops = kept_json(file)["gflops"]
+        gflops = read_json(file)["gflops"]
         found = {
             (name, precision): float(speed)
             for name, by_precision in gflops.items()
@@ -142,7 +142,7 @@ def _measured(kinds: Iterable[BackendKind], shape: LayerShape, about: dict[str, 
         for (name, precision), speed in found.gflops.items():
             gflops.setdefault(name, {})[precision] = round(speed, 1)
         try:
-            keep_json(file, {**about, "gflops": gflops})
+            write_json(file, {**about, "gflops": gflops})
         except OSError as error:
             logger.warning("the speed of this CPU cannot be kept: %s", error)
     return found

@@ -1,1 +1,1 @@
-"""From tokens to scores: which rows are batched, when each batch runs, where its scores go."""
+"""The engine: tokenizes pairs, cuts batches, runs them and puts the scores in row order."""

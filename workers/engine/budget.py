@@ -1,4 +1,4 @@
-"""How many tokens a batch may have: found by a short warm-up once there is work enough, and remembered."""
+"""The search for the best token budget of batches: a few seconds, once, with the result cached on disk."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ import numpy as np
 
 from workers.backends.base import Backend, OutOfMemory
 from workers.device import device_name, empty_cache, threads
-from workers.disk_cache import keep_json, kept_json
+from workers.disk_cache import read_json, write_json
 from workers.models.tokens import Batch
 
 AFTER_SECONDS = 60.0
-"""Of forwards, before the search: it takes some seconds, once, and no short job is to wait for them."""
+"""Seconds of forwards before the search. It takes some seconds, for which no short run should wait."""
 
 _FACTORS = (0.5, 1, 2, 4)
-"""What is tried, as multiples of the device's budget."""
+"""Budgets to try, as multiples of the device's default."""
 
 _ROUNDS = 3
 _LIMIT_SECONDS = 5
-"""A search goes on to its next round only within this time."""
+"""The search starts another round only within this time."""
 
 _AS_GOOD = 0.97
-"""The smallest budget with this share of the best speed wins: it pads less, and requests wait less for it."""
+"""The smallest budget with this share of the best speed wins: it pads less, and requests wait less."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +43,9 @@ class BudgetSearch:
     model
         Its name.
     first
-        The budget that the device gets as long as nothing better is known.
+        The budget until a better one is known.
     folder
-        Where found budgets are kept, one file for each model, precision, backend, device and number
+        Cache folder for found budgets, with one file for each model, precision, backend, device and number
         of threads.
     after
         Seconds of forwards before the search.
@@ -71,11 +71,11 @@ class BudgetSearch:
 
     @property
     def start(self) -> int:
-        """The budget to begin with: the remembered one, if there is one."""
+        """The initial budget: the cached one, if there is one."""
         return self._remembered or self._first
 
     def see(self, rows: int, tokens: int, seconds: float) -> bool:
-        """Take note of a batch that took so long; whether it is time for `find`."""
+        """Record the time of a batch; returns whether it is time to call `find`."""
         if self._done:
             return False
         self._seconds += seconds
@@ -84,12 +84,17 @@ class BudgetSearch:
         return self._seconds >= self._after
 
     def find(self, batch: Batch) -> int:
-        """Try budgets in turn, with rows like those of `batch`, and remember the best; `DeviceLost` passes.
+        """Try budgets in turn, with rows like those of `batch`, and cache the best.
 
-        Nothing else must be under way on the device.
+        No other forward may be in progress on the device.
+
+        Raises
+        ------
+        DeviceLost
+            The device failed.
         """
         self._done = True
-        found = self._read()  # by another worker meanwhile
+        found = self._read()  # another worker may have found it meanwhile
         if found is not None:
             return found
         started = time.monotonic()
@@ -99,18 +104,18 @@ class BudgetSearch:
         best = min(budget for budget, speed in speeds.items() if speed >= _AS_GOOD * max(speeds.values()))
         seconds = time.monotonic() - started
         self._write({**self._about, "token_budget": best, "tokens_per_second": speeds})
-        told = ", ".join(f"{budget}: {speed:,.0f}" for budget, speed in speeds.items())
+        figures = ", ".join(f"{budget}: {speed:,.0f}" for budget, speed in speeds.items())
         logger.info(
-            "token budget of %s: %d, found in %.1f s (tokens/s: %s)", self._model, best, seconds, told
+            "token budget of %s: %d, found in %.1f s (tokens/s: %s)", self._model, best, seconds, figures
         )
         return best
 
     def _try(self, budgets: list[int], batch: Batch) -> dict[int, float]:
-        """Median tokens a second of each budget that the device has the memory for."""
+        """Median tokens a second of each budget that fits into the device's memory."""
         length = max(self._tokens // max(self._rows, 1), 1)
         speeds: dict[int, list[float]] = {budget: [] for budget in budgets}
         deadline = time.monotonic() + _LIMIT_SECONDS
-        for number in range(_ROUNDS + 1):  # the first is for whatever shapes cost when they are new
+        for number in range(_ROUNDS + 1):  # round 0 does not count: new shapes are slow once
             for budget in list(speeds):
                 try:
                     speed = self._speed(_like(batch, max(budget // length, 1), length))
@@ -125,7 +130,7 @@ class BudgetSearch:
         return {budget: statistics.median(found) for budget, found in speeds.items()}
 
     def _speed(self, batch: Batch) -> float:
-        """Tokens a second, with as many forwards under way as the backend likes."""
+        """Tokens a second, with `Backend.depth` forwards in progress at a time."""
         started = time.perf_counter()
         pending = [self._backend.submit(batch) for _ in range(self._backend.depth)]
         for each in pending:
@@ -134,20 +139,20 @@ class BudgetSearch:
 
     def _read(self) -> int | None:
         try:
-            return int(kept_json(self._file)["token_budget"])
-        except (KeyError, ValueError, TypeError):  # none, or none of ours
+            return int(read_json(self._file)["token_budget"])
+        except (KeyError, ValueError, TypeError):  # no file, or not a valid one
             return None
 
     def _write(self, found: dict[str, Any]) -> None:
-        """A folder that cannot be written to costs only the next search."""
+        """Cache the result; if that fails, the next worker searches again."""
         try:
-            keep_json(self._file, found)
+            write_json(self._file, found)
         except OSError as error:
-            logger.warning("the token budget cannot be remembered: %s", error)
+            logger.warning("cannot cache the token budget: %s", error)
 
 
 def _like(batch: Batch, rows: int, length: int) -> Batch:
-    """A batch of one of its rows, over and over."""
+    """A batch of the given shape that repeats the first row of `batch`."""
     shape = (rows, length)
     types = None if batch.types is None else np.resize(batch.types[0], shape)
     return Batch(np.resize(batch.ids[0], shape), types, np.ones(shape, dtype=np.int64))

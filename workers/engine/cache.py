@@ -1,4 +1,4 @@
-"""The models a worker keeps loaded."""
+"""The cache of loaded models of a worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is kept: a number of models, bytes of weights, seconds without use; `None` is no limit."""
+    """Limits of the cache: number of models, bytes of weights, seconds without use; `None` is no limit."""
 
     models: int
     bytes: int | None = None
@@ -33,7 +33,7 @@ class Limits:
 
 
 @dataclass
-class _Kept:
+class _CachedModel:
     loaded: Loaded
     stamp: Stamp
     used: float
@@ -41,22 +41,22 @@ class _Kept:
 
 
 class EngineCache:
-    """Engines by spec; those of one model and precision share its weights. The least recently used go first.
+    """Engines by spec; engines of the same model and precision share their weights.
 
-    Used from one thread.
+    The least recently used model is unloaded first. The cache is used from one thread only.
 
     Parameters
     ----------
     load
-        `workers.models.loading.load`, its device and backend given.
+        `workers.models.loading.load` with its device and backend.
     device
-        Where it puts models.
+        The device of the models.
     limits
-        What is kept. The model in use stays, however large it is.
+        Limits of the cache. The model in use stays loaded even if it alone exceeds them.
     make
         Makes an engine for a model.
     drain
-        Waits until no engine is in use; called before one makes room for another.
+        Waits until no engine is in use; called before a model is unloaded to make room.
     """
 
     def __init__(
@@ -72,24 +72,24 @@ class EngineCache:
         self._limits = limits
         self._make = make
         self._drain = drain
-        self._kept: OrderedDict[WeightsKey, _Kept] = OrderedDict()
+        self._cached: OrderedDict[WeightsKey, _CachedModel] = OrderedDict()
         self._bytes_of: dict[WeightsKey, int] = {}
         self.loading: str | None = None
-        """Name of the model that is being loaded."""
+        """Name of the model that is loading now."""
         metrics.model_bytes.set_function(lambda: self.bytes)
 
     @property
     def bytes(self) -> int:
-        """Of all weights that are loaded."""
-        return sum(kept.loaded.backend.bytes for kept in list(self._kept.values()))
+        """Bytes of all loaded weights."""
+        return sum(cached.loaded.backend.bytes for cached in list(self._cached.values()))
 
     @property
     def models(self) -> list[str]:
-        """Names of the models that are loaded, the least recently used first."""
-        return [model for model, _, _ in list(self._kept)]
+        """Names of the loaded models, the least recently used first."""
+        return [model for model, _, _ in list(self._cached)]
 
     def get(self, spec: ScoreSpec) -> Engine:
-        """The engine of `spec`; loads its model if need be, or if its files have changed.
+        """The engine of `spec`; loads its model if it is not loaded or its files have changed.
 
         Raises
         ------
@@ -97,30 +97,30 @@ class EngineCache:
             As `workers.models.loading.load` does.
         """
         key, stamp = weights_key(spec), _stamp(spec)
-        kept = self._kept.get(key)
-        if kept is not None and kept.stamp != stamp:
-            logger.info("the files of %s have changed, loading them", spec.model)
+        cached = self._cached.get(key)
+        if cached is not None and cached.stamp != stamp:
+            logger.info("the files of %s have changed, loading it again", spec.model)
             self._remove(key)
             metrics.model_unloads.inc()
-            kept = None
-        if kept is None:
+            cached = None
+        if cached is None:
             self._make_room(key)
-            kept = self._kept[key] = _Kept(self._load_timed(spec), stamp, time.monotonic())
-            self._tell()
-            self._bytes_of[key] = kept.loaded.backend.bytes
-            self._make_room(key)  # again: until now its size may have been unknown
+            cached = self._cached[key] = _CachedModel(self._load_timed(spec), stamp, time.monotonic())
+            self._update_metrics()
+            self._bytes_of[key] = cached.loaded.backend.bytes
+            self._make_room(key)  # again, as the size may have been unknown before
         else:
             metrics.model_hits.inc()
-        self._kept.move_to_end(key)
-        kept.used = time.monotonic()
-        if spec not in kept.engines:
-            kept.engines[spec] = self._make(kept.loaded.model(spec))
-        return kept.engines[spec]
+        self._cached.move_to_end(key)
+        cached.used = time.monotonic()
+        if spec not in cached.engines:
+            cached.engines[spec] = self._make(cached.loaded.model(spec))
+        return cached.engines[spec]
 
     def warm(self, spec: ScoreSpec) -> None:
-        """Load a model and score with it once, so that the first request need not wait.
+        """Load a model and score one pair, so that the first request does not wait.
 
-        Where that fails the log says why; the worker can serve others.
+        A failure is only logged, as the worker can still serve other models.
         """
         try:
             self.get(spec).score(["warm"], ["up"])
@@ -129,20 +129,22 @@ class EngineCache:
 
     @property
     def is_full(self) -> bool:
-        """Whether another model may need the place of one that is there."""
-        return len(self._kept) >= self._limits.models or (bool(self._kept) and self._limits.bytes is not None)
+        """Whether loading another model may unload one."""
+        return len(self._cached) >= self._limits.models or (
+            bool(self._cached) and self._limits.bytes is not None
+        )
 
     def fits(self, spec: ScoreSpec) -> bool:
-        """Whether `get` needs no other model to leave."""
+        """Whether `get` would unload no other model."""
         key = weights_key(spec)
-        return key in self._kept or not self._too_much(key)
+        return key in self._cached or not self._too_much(key)
 
     def unload_idle(self) -> None:
-        """Let go of models that nobody has asked for in `Limits.idle_seconds`."""
+        """Unload models that were not used for `Limits.idle_seconds`."""
         if self._limits.idle_seconds is None:
             return
         since = time.monotonic() - self._limits.idle_seconds
-        for key in [key for key, kept in self._kept.items() if kept.used < since]:
+        for key in [key for key, cached in self._cached.items() if cached.used < since]:
             logger.info("unloading %s, which is idle", key[0])
             self._remove(key)
             metrics.model_unloads.inc()
@@ -159,32 +161,32 @@ class EngineCache:
             metrics.model_loads.labels(outcome).inc()
 
     def _make_room(self, key: WeightsKey) -> None:
-        """Before loading, as far as the size is known: the device may not hold both."""
-        while any(other != key for other in self._kept) and self._too_much(key):
+        """Unload other models until the model of `key` fits; its size counts as 0 before its first load."""
+        while any(other != key for other in self._cached) and self._too_much(key):
             self._drain()
-            self._remove(next(other for other in self._kept if other != key))
+            self._remove(next(other for other in self._cached if other != key))
             metrics.model_evictions.inc()
 
     def _too_much(self, key: WeightsKey) -> bool:
-        """Whether what is kept and the model of `key` are over a limit together."""
-        together = {each: kept.loaded.backend.bytes for each, kept in self._kept.items()}
+        """Whether the loaded models together with the model of `key` exceed a limit."""
+        together = {each: cached.loaded.backend.bytes for each, cached in self._cached.items()}
         together.setdefault(key, self._bytes_of.get(key, 0))
         if len(together) > self._limits.models:
             return True
         return self._limits.bytes is not None and sum(together.values()) > self._limits.bytes
 
     def _remove(self, key: WeightsKey) -> None:
-        del self._kept[key]
-        self._tell()
+        del self._cached[key]
+        self._update_metrics()
         gc.collect()
         empty_cache(self._device)
 
-    def _tell(self) -> None:
-        """Let the metrics show what is loaded."""
+    def _update_metrics(self) -> None:
+        """Write the loaded models to the metrics."""
         metrics.models.clear()
-        for (model, _, _), kept in self._kept.items():
-            runner = kept.loaded.backend
-            revision = kept.loaded.revision or ""
+        for (model, _, _), cached in self._cached.items():
+            runner = cached.loaded.backend
+            revision = cached.loaded.revision or ""
             metrics.models.labels(model, revision, runner.name, runner.device, runner.precision).set(1)
 
 

@@ -22,12 +22,12 @@ from workers.models.tokens import Batch, Tokens, pad
 
 
 @dataclass
-class Scored:
-    """Scores of `n` pairs and what they cost.
+class PairScores:
+    """Scores of `n` pairs, with the tokens and batches that they took.
 
-    ``scores`` is float32 of shape ``[n]``, NaN where ``errors`` (row to reason) says why.
-    ``tokens`` were real; ``padded_tokens`` were computed, padding included; ``batches`` had at
-    least one of the pairs.
+    ``scores`` is float32 of shape ``[n]``; it is NaN for the rows in ``errors``, which maps row to reason.
+    ``tokens`` counts real tokens, ``padded_tokens`` real tokens and padding. ``batches`` counts the
+    batches with at least one of the pairs.
     """
 
     scores: npt.NDArray[np.float32]
@@ -37,32 +37,32 @@ class Scored:
     batches: int = 0
 
     def fail(self, row: int, kind: str, reason: str) -> None:
-        """Give a row an error, of one of the kinds that `metrics.ROW_ERRORS` names."""
+        """Set the error of a row; `kind` is one of `metrics.ROW_ERRORS`."""
         self.errors[row] = reason
         metrics.row_errors.labels(kind).inc()
 
 
 @dataclass(eq=False)
 class Work:
-    """Pairs on their way: their tokens, and the scores so far.
+    """The pairs of a chunk in the engine: their tokens, and their scores so far.
 
-    ``rows[i]`` is the pair whose tokens are row ``i`` of ``tokens``; ``left`` rows of it are not
+    ``rows[i]`` is the number of the pair in row ``i`` of ``tokens``. ``left`` is how many rows are not
     scored yet.
     """
 
     tokens: Tokens
     rows: Rows
-    scored: Scored
+    scored: PairScores
     left: int
 
 
 Part = tuple[Work, Rows]
-"""Rows, by their place in ``tokens``, of one piece of work."""
+"""Some rows of one `Work`, as indices into its ``tokens``."""
 
 
 @dataclass(frozen=True)
 class Flight:
-    """A batch whose forward was begun."""
+    """A batch whose forward has begun, or could not begin (then ``pending`` is the error)."""
 
     parts: list[Part]
     pending: Pending | Exception
@@ -76,7 +76,7 @@ class Engine:
     model
         From `workers.models.loading.load_model`.
     token_budget
-        Padded tokens in a batch, at most. Halved, and kept so, when the device runs out of memory.
+        Padded tokens in a batch, at most. It is halved for good when the device runs out of memory.
     max_batch, length_aware
         As in `workers.engine.planner.plan_batches`.
     search
@@ -98,27 +98,27 @@ class Engine:
         self._max_batch = max_batch
         self._length_aware = length_aware
 
-    def score(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> Scored:
-        """Score pairs ``[n]``. A row that cannot be scored gets an error; the others their score."""
+    def score(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> PairScores:
+        """Score pairs ``[n]``. A row that cannot be scored gets an error; the other rows get scores."""
         work = self.prepare(queries, passages)
-        pool = WaitingRows[Work]()
-        self.queue(work, pool)
+        waiting = WaitingRows[Work]()
+        self.queue(work, waiting)
         flights: list[Flight] = []
-        while pool.batches or flights:
-            if pool.batches:
-                flights.append(self.submit(pool.take()))
-            if not pool.batches or len(flights) >= self.model.backend.depth:
+        while waiting.batches or flights:
+            if waiting.batches:
+                flights.append(self.submit(waiting.take()))
+            if not waiting.batches or len(flights) >= self.model.backend.depth:
                 self.finish(flights.pop(0))
         return work.scored
 
-    def queue(self, work: Work, pool: WaitingRows[Work]) -> None:
-        """Let the rows of `work` wait in `pool`, cut into batches as this engine likes them."""
+    def queue(self, work: Work, waiting: WaitingRows[Work]) -> None:
+        """Add the rows of `work` to `waiting`, cut into batches by this engine's limits."""
         lengths, budget = work.tokens.lengths, self.token_budget
-        pool.add(work, lengths, budget, max_batch=self._max_batch, length_aware=self._length_aware)
+        waiting.add(work, lengths, budget, max_batch=self._max_batch, length_aware=self._length_aware)
 
     def prepare(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> Work:
-        """Tokenize pairs ``[n]``; those that cannot be tokenized have their error and are done."""
-        scored = Scored(np.full(len(queries), np.nan, dtype=np.float32))
+        """Tokenize pairs ``[n]``; pairs that cannot be tokenized get an error and are done."""
+        scored = PairScores(np.full(len(queries), np.nan, dtype=np.float32))
         complete = []
         for row, (query, passage) in enumerate(zip(queries, passages, strict=True)):
             if query is None or passage is None:
@@ -144,16 +144,16 @@ class Engine:
             return Flight(parts, self._begin(parts))
         except DeviceLost:
             raise
-        except Exception as error:  # for `finish` to deal with, when its turn comes
+        except Exception as error:  # `finish` handles it, in the order of the batches
             return Flight(parts, error)
 
     def finish(self, flight: Flight) -> list[Work]:
-        """Wait for a batch and scatter its scores; the works that are complete with it.
+        """Wait for a batch and scatter its scores; returns the works that it completes.
 
         Raises
         ------
         DeviceLost
-            Nothing can be scored by this process any more.
+            The device failed; this process cannot score any more.
         """
         try:
             if isinstance(flight.pending, Exception):
@@ -168,7 +168,7 @@ class Engine:
         return [work for work, _ in flight.parts if not work.left]
 
     def may_adapt(self, flight: Flight, seconds: float) -> bool:
-        """Take note that a batch took so long; whether it is time for `adapt`."""
+        """Record the time of a batch; returns whether it is time to call `adapt`."""
         if self._search is None:
             return False
         tokens = sum(int(work.tokens.lengths[rows].sum()) for work, rows in flight.parts)
@@ -177,7 +177,7 @@ class Engine:
     def adapt(self, flight: Flight) -> None:
         """Find the best token budget, with batches like that of `flight`; raises `DeviceLost`.
 
-        Takes seconds. Nothing else must be under way.
+        It takes seconds. No other forward may be in progress.
         """
         if self._search is not None:
             self.token_budget = self._search.find(self._padded(flight.parts))
@@ -190,7 +190,7 @@ class Engine:
         return self.model.backend.submit(self._padded(parts))
 
     def _recover(self, parts: list[Part], error: Exception) -> None:
-        """Run the halves of a batch that failed, until they fit and the row that raises stands alone."""
+        """Bisect a failed batch until its parts fit into memory and each row that fails is found."""
         flat = [(work, row) for work, rows in parts for row in rows.tolist()]
 
         def again(places: Rows) -> None:
@@ -211,7 +211,7 @@ class Engine:
             _bisect(half, again, broken)
 
     def _shrink_budget(self, parts: list[Part]) -> None:
-        """Half of what the parts needed, from now on."""
+        """Lower the token budget to half of the tokens of `parts`, and stop searching a better one."""
         needed = _longest(parts) * sum(len(rows) for _, rows in parts)
         self.token_budget = max(1, min(self.token_budget, needed // 2))
         self._search = None
@@ -241,7 +241,7 @@ def _longest(parts: list[Part]) -> int:
 
 
 def _bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, str], None]) -> None:
-    """`run` the rows; where that raises, halve them until the row that raises stands alone."""
+    """`run` the rows; if that raises, bisect them and call `broken` for each single row that fails."""
     if not len(rows):
         return
     try:

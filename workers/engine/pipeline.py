@@ -1,7 +1,7 @@
-"""The stages of a worker: claimed work goes in, a thread scores it, another one answers for it.
+"""The threads of a worker: one scores claimed work, another writes the results.
 
-While a batch is in the forward, the worker's main thread claims, fetches and tokenizes the next
-chunks, and finished ones are written back: the forward waits for none of it.
+During a forward, the worker's main thread claims, fetches and tokenizes the next chunks, and the
+writing thread writes finished ones. So the forward never waits for them.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from workers.engine.engine import Engine, Flight, Part, Work
 from workers.engine.rows import WaitingRows
 
 SMALL = 256
-"""Pairs. Smaller chunks (requests) have a lane of their own, beside that of larger ones."""
+"""Most pairs in a small chunk (a request). Small chunks have their own lane, beside that of larger ones."""
 
 _WAIT_SECONDS = 5
 
 FIRST_BATCH_SECONDS = 900
-"""A first batch that takes longer than this, compilation and all, never ends."""
+"""A worker's first batch (with compilation) counts as hanging after this time."""
 
 LATER_BATCH_SECONDS = 300
-"""Nor does a later one that takes longer than this and than a hundred times the slowest before it."""
+"""A later batch counts as hanging after this time or 100 times the slowest batch, whichever is longer."""
 
 Answer = Callable[[], None]
 
@@ -37,22 +37,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Lane:
-    """Work of one engine and one size class; lanes take turns, a batch each."""
+    """Waiting rows of one engine and one size class; lanes take turns, one batch each."""
 
     engine: Engine
-    pool: WaitingRows[Work] = field(default_factory=WaitingRows)
+    rows: WaitingRows[Work] = field(default_factory=WaitingRows)
 
 
 class Pipeline:
-    """Scores work of several chunks at once and answers each as soon as its last row is scored.
+    """Scores work of several chunks at once, and answers each chunk when its last row is scored.
 
     A request of up to `SMALL` pairs waits for the batch in progress, and then for one batch of
-    larger chunks before each batch of requests, however much of those has been claimed.
+    larger chunks before each batch of requests, no matter how many larger chunks are claimed.
 
     Parameters
     ----------
     batch_wait
-        Seconds to wait for more when there is less than a batch of work and nothing runs.
+        Seconds to wait for more rows when less than a full batch waits and no forward runs.
     """
 
     def __init__(self, batch_wait: float) -> None:
@@ -69,24 +69,24 @@ class Pipeline:
         self._forward.start()
 
     def put(self, engine: Engine, work: Work, answer: Answer) -> None:
-        """Let `engine` score `work`, and call `answer`, in the writing thread, when it is done."""
+        """Score `work` with `engine`, then call `answer` in the writing thread."""
         if not work.left:
             self.answer(answer)
             return
         with self._changed:
             key = id(engine), len(work.rows) <= SMALL
             lane = self._lanes.setdefault(key, _Lane(engine))
-            engine.queue(work, lane.pool)
+            engine.queue(work, lane.rows)
             self._answers[work] = answer
             self._pending += work.left
             self._changed.notify_all()
 
     def drop(self, work: Work, answer: Answer) -> None:
-        """Score no more of `work`, and call `answer` instead, unless all of it is in the forward already."""
+        """Remove the waiting rows of `work` and call `answer` instead; has no effect if no row waits."""
         with self._changed:
             for key, lane in list(self._lanes.items()):
-                dropped = lane.pool.remove(work)
-                if not lane.pool.batches:
+                dropped = lane.rows.remove(work)
+                if not lane.rows.batches:
                     del self._lanes[key]
                 if dropped:
                     self._pending -= dropped
@@ -96,19 +96,19 @@ class Pipeline:
                     return
 
     def answer(self, answer: Answer) -> None:
-        """Call `answer` in the writing thread, after those before it."""
+        """Call `answer` in the writing thread, after all earlier answers."""
         self._writer.submit(self._guard(answer))
 
     def wait_for_room(self, most: int, seconds: float) -> bool:
-        """Wait until fewer than `most` rows are pending; whether that is so."""
+        """Wait up to `seconds` until fewer than `most` rows are pending; returns whether they are."""
         with self._changed:
             return self._changed.wait_for(lambda: self._pending < most, seconds)
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """Wait until all is scored and answered; whether that is so."""
+        """Wait up to `seconds` until all work is scored and answered; returns whether it is."""
         idle = self.wait_for_room(1, seconds)
         if idle:
-            self._writer.submit(lambda: None).result()  # comes after all answers
+            self._writer.submit(lambda: None).result()  # returns after all earlier answers
         return idle
 
     @property
@@ -122,7 +122,7 @@ class Pipeline:
         return self._batch_since is not None
 
     def wedged(self) -> bool:
-        """Whether the batch in the forward has been there for so long that it will never end."""
+        """Whether the batch in the forward counts as hanging."""
         since, slowest = self._batch_since, self._slowest_batch
         if since is None:
             return False
@@ -130,7 +130,7 @@ class Pipeline:
         return time.monotonic() - since > limit
 
     def close(self, finish: bool) -> None:
-        """Stop: after all work if `finish`, else after the batch in progress. Answers are written first."""
+        """Stop after all work if `finish`, else after the batch in progress; pending answers are written."""
         with self._changed:
             self._closed = True
             if not finish:
@@ -140,7 +140,7 @@ class Pipeline:
         self._writer.shutdown()
 
     def _run(self) -> None:
-        """The forward thread: batch after batch, with as many begun as the device likes."""
+        """The forward thread: runs batches, with up to `Backend.depth` forwards in progress."""
         flights: deque[tuple[Engine, Flight]] = deque()
         while True:
             batch = self._take(wait=not flights)
@@ -161,35 +161,38 @@ class Pipeline:
                     self._batch_since = None
 
     def _take(self, wait: bool) -> tuple[Engine, list[Part]] | None:
-        """The next batch of the lane whose turn it is; ``None`` if there is none, or never will be."""
+        """Take the next batch, from the lane whose turn it is; ``None`` without one, or after `close`."""
         with self._changed:
             if wait:
                 self._wait_for_work()
             if not self._lanes:
                 return None
             key, lane = self._lanes.popitem(last=False)
-            parts = lane.pool.take()
-            if lane.pool.batches:
+            parts = lane.rows.take()
+            if lane.rows.batches:
                 self._lanes[key] = lane
             return lane.engine, parts
 
     def _wait_for_work(self) -> None:
         waiting = True
         while waiting:
-            with metrics.stage("wait"):  # in pieces, so that a long wait is seen while it lasts
+            with metrics.stage("wait"):  # in steps, so that the metrics show a long wait while it lasts
                 waiting = not self._changed.wait_for(lambda: self._lanes or self._closed, _WAIT_SECONDS)
                 if not waiting:
                     self._wait_for_a_full_batch()
 
     def _wait_for_a_full_batch(self) -> None:
         deadline = time.monotonic() + self._batch_wait
-        while not self._closed and all(lane.pool.batches < 2 for lane in self._lanes.values()):
+        while not self._closed and all(lane.rows.batches < 2 for lane in self._lanes.values()):
             left = deadline - time.monotonic()
             if left <= 0 or not self._changed.wait(left):
                 return
 
     def _finish(self, engine: Engine, flight: Flight, last: bool) -> float:
-        """Answer for what is complete with a batch; the seconds since the one before, or since it began."""
+        """Finish a batch and answer the chunks that it completes.
+
+        Returns the seconds since the batch before it ended, or since this one began if there was none.
+        """
         complete = engine.finish(flight)
         now = time.monotonic()
         seconds = now - (self._batch_since or now)
@@ -204,13 +207,13 @@ class Pipeline:
         return seconds
 
     def _guard(self, run: Callable[[], None]) -> Callable[[], None]:
-        """`run`, or end the process: its leases lapse and its work is done by another."""
+        """`run`, ending the process on any error: its leases expire, and another worker does its work."""
 
         def guarded() -> None:
             try:
                 run()
             except BaseException:
-                logger.critical("the worker cannot go on, its work moves to another", exc_info=True)
+                logger.critical("the worker ends after an error; other workers do its work", exc_info=True)
                 logging.shutdown()
                 os._exit(1)
 

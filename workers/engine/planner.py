@@ -1,4 +1,4 @@
-"""Which rows to run together: lengths in, batches out. Pure."""
+"""Cuts rows into batches by their lengths; pure functions."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def plan_batches(
     lengths
         Tokens in each row, shape ``[n]``.
     token_budget
-        Padded tokens in a batch, at most. A row longer than that is a batch of its own.
+        Padded tokens in a batch, at most. A longer row becomes a batch of its own.
     max_batch
         Rows in a batch, at most.
     length_aware
-        Whether to sort; else rows stay in their order, to measure what sorting is worth.
+        Whether to sort by length; without it rows keep their order (to measure the gain from sorting).
 
     Returns
     -------
@@ -49,7 +49,7 @@ def plan_batches(
 
 
 def _rows_that_fit(tokens: npt.NDArray[np.int64], token_budget: int, length_aware: bool) -> int:
-    """How many of the first rows are within the budget; at least one."""
+    """How many of the first rows fit into the budget; at least one."""
     if length_aware:  # the first is the longest
         return max(token_budget // max(int(tokens[0]), 1), 1)
     padded = np.maximum.accumulate(np.maximum(tokens, 1)) * np.arange(1, len(tokens) + 1)

@@ -1,4 +1,4 @@
-"""Which rows to score next, when rows of several pieces of work wait. Pure."""
+"""The rows of all claimed chunks that wait to be scored, cut into batches together; no I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.engine.planner import Rows, plan_batches
 Work = TypeVar("Work")
 
 _Batch = npt.NDArray[np.int64]
-"""A column for each row: the number of its work, its place in that work, its length in tokens."""
+"""Shape ``[3, rows]``; for each row the number of its work, its index in that work, its length in tokens."""
 
 _NUMBER, _LENGTH = 0, 2
 
@@ -21,13 +21,13 @@ _NUMBER, _LENGTH = 0, 2
 class WaitingRows(Generic[Work]):
     """Rows of several pieces of work, cut into batches together.
 
-    Small requests fill each other's batches, and rows find others of their length.  The batch that
-    comes next is always one with rows of the oldest work, so that no row waits for ever.
+    Small requests share batches, and rows are batched with others of similar length. The next batch
+    always contains rows of the oldest work, so no row waits forever.
 
-    >>> pool = WaitingRows[str]()
-    >>> pool.add("old", [3, 9], token_budget=12)
-    >>> pool.add("new", [8, 3], token_budget=12)
-    >>> [[(work, rows.tolist()) for work, rows in pool.take()] for _ in range(3)]
+    >>> waiting = WaitingRows[str]()
+    >>> waiting.add("old", [3, 9], token_budget=12)
+    >>> waiting.add("new", [8, 3], token_budget=12)
+    >>> [[(work, rows.tolist()) for work, rows in waiting.take()] for _ in range(3)]
     [[('old', [1])], [('old', [0]), ('new', [1])], [('new', [0])]]
     """
 
@@ -51,7 +51,7 @@ class WaitingRows(Generic[Work]):
         max_batch: int | None = None,
         length_aware: bool = True,
     ) -> None:
-        """Let the rows of `work`, of the given lengths in tokens, wait with the others."""
+        """Add the rows of `work`, with their lengths in tokens, and cut all waiting rows into batches."""
         count = np.size(lengths)
         if not count:
             return
@@ -64,7 +64,7 @@ class WaitingRows(Generic[Work]):
         self._batches = deque(sorted(batches, key=lambda batch: int(batch[_NUMBER].min())))
 
     def take(self) -> list[tuple[Work, Rows]]:
-        """The next batch, as rows of each work in it; the pool must not be empty."""
+        """Take the next batch, as the rows of each work in it; there must be one."""
         numbers, rows, _ = self._batches.popleft()
         parts = []
         for number in np.unique(numbers).tolist():
@@ -76,11 +76,11 @@ class WaitingRows(Generic[Work]):
         return parts
 
     def remove(self, work: Work) -> int:
-        """Let the rows of `work` wait no longer; how many they were."""
+        """Remove the waiting rows of `work`; returns how many there were."""
         number = next((number for number, waiting in self._works.items() if waiting is work), None)
         if number is None:
             return 0
-        kept = (batch[:, batch[_NUMBER] != number] for batch in self._batches)
-        self._batches = deque(batch for batch in kept if batch.size)
+        others = (batch[:, batch[_NUMBER] != number] for batch in self._batches)
+        self._batches = deque(batch for batch in others if batch.size)
         del self._works[number]
         return self._left.pop(number)

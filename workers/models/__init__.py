@@ -1,1 +1,1 @@
-"""Models: loading them, and turning text into their tokens."""
+"""Models: loading them, and tokenizing text for them."""

@@ -1,6 +1,7 @@
-"""What a worker has to know of a model beside its weights: kept, so that it is known without transformers.
+"""A model's config, tokenizer and activation, cached on disk for workers without transformers.
 
-torch and transformers take most of a worker's start, and a worker that runs a kept graph needs neither.
+Importing torch and transformers takes most of a worker's start. A worker that runs a cached graph
+needs neither of them.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from tokenizers import Encoding, Tokenizer
 
 from workers.backends.base import ModelFiles
 from workers.backends.model_file import model_file
-from workers.disk_cache import made_once
+from workers.disk_cache import build_once
 from workers.models.activation import saved_activation
 
 _RECIPE = 1
-"""Changes when the same model would be described in another way."""
+"""Version of the cached files; to be changed with their content."""
 
 _FACTS, _TOKENIZER = "facts.json", "tokenizer.json"
 
@@ -34,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class KnownConfig(BaseModel):
-    """What is needed of a transformers config, by its names."""
+    """The used fields of a transformers config, by their names there."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -47,12 +48,12 @@ class KnownConfig(BaseModel):
 
     @classmethod
     def of(cls, config: Any) -> KnownConfig:
-        """That of a transformers config, which may lack some."""
+        """Read the fields from a transformers config, which may lack some."""
         return cls.model_validate({name: getattr(config, name, None) for name in cls.model_fields})
 
 
 class TokenizerFacts(BaseModel):
-    """What transformers knows of a tokenizer beside what the tokenizer's own file says."""
+    """Properties of a tokenizer that transformers has in addition to the tokenizer's own file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
@@ -80,14 +81,14 @@ class Description:
 
 
 class PlainTokenizer:
-    """A tokenizer without transformers around it, called as transformers' are.
+    """A Rust tokenizer with the call interface of transformers, without importing it.
 
     Parameters
     ----------
     text
         The tokenizer's JSON.
     facts
-        What transformers knew of it.
+        The properties that transformers had.
     """
 
     split_special_tokens = False
@@ -109,7 +110,7 @@ class PlainTokenizer:
         max_length: int = 0,
         **_: Any,
     ) -> Encoded:
-        """Pairs ``[n]``; without `truncation` they are as long as they are."""
+        """Tokenize pairs ``[n]``; without `truncation`, at full length."""
         if truncation is None:
             self.backend_tokenizer.no_truncation()
         else:
@@ -119,7 +120,7 @@ class PlainTokenizer:
 
 
 class Encoded(dict[str, list[list[int]]]):
-    """Ids and, if the model has them, types of pairs, by transformers' names."""
+    """Token ids of pairs and, if the model has them, token types, under transformers' names."""
 
     def __init__(self, encodings: list[Encoding], has_types: bool) -> None:
         super().__init__(input_ids=[each.ids for each in encodings])
@@ -129,41 +130,41 @@ class Encoded(dict[str, list[list[int]]]):
 
 
 def describe(source: str | Path, revision: str | None, cache: Path) -> Description:
-    """The description of a model: kept from before, or read now.
+    """The description of a model: from the cache, or read by transformers and then cached.
 
     Parameters
     ----------
     source, revision
         As in `workers.backends.base.ModelFiles`.
     cache
-        Folder for what is kept; where it cannot be written to, every worker asks transformers.
+        Cache folder; if it cannot be written, every worker imports transformers.
 
     Raises
     ------
     SpecError
-        The model is no cross-encoder that can be scored.
+        The model is not a cross-encoder that rankmill supports.
     OSError, ValueError
         From transformers, when there is no such model.
     """
     folder = cache / "models" / _name(source, revision)
     if folder.is_dir():
         try:
-            return _kept(folder)
-        except Exception as error:  # the tokenizer's are of no other class
+            return _load(folder)
+        except Exception as error:  # the tokenizers library raises plain `Exception`
             logger.warning("%s is damaged and will be made again: %s", folder, error)
             shutil.rmtree(folder, ignore_errors=True)
     found = _read(source, revision, cache)
     try:
         text = _plain(found.tokenizer, source, revision)
         if text is not None:
-            made_once(folder, partial(_keep, _facts(found), text))
-    except Exception as error:  # of tokenizers and configs that are like no other, or of the disk
-        logger.warning("what is known of %s is not kept, so workers import transformers: %s", source, error)
+            build_once(folder, partial(_save, _facts(found), text))
+    except Exception as error:  # an unusual tokenizer or config, or a full disk
+        logger.warning("cannot cache what %s needs, so workers import transformers: %s", source, error)
     return found
 
 
 def _read(source: str | Path, revision: str | None, cache: Path) -> Description:
-    """The description by way of transformers, whose import takes seconds."""
+    """Read the description with transformers, whose import takes seconds."""
     from transformers import AutoTokenizer
 
     from workers.backends.classifier import load_config
@@ -175,24 +176,24 @@ def _read(source: str | Path, revision: str | None, cache: Path) -> Description:
 
 
 def _name(source: str | Path, revision: str | None) -> str:
-    """Of a commit on the hub, or of what the small files of a directory hold."""
-    made_from = [str(_RECIPE), *(version(name) for name in ("rankmill", "transformers", "tokenizers"))]
+    """Name in the cache: a digest of the hub commit, or of the small files of the directory."""
+    inputs = [str(_RECIPE), *(version(name) for name in ("rankmill", "transformers", "tokenizers"))]
     if isinstance(source, str):
-        made_from += [source, str(revision)]
+        inputs += [source, str(revision)]
     else:
         files = [path for kind in ("*.json", "*.txt", "*.model") for path in source.glob(kind)]
         for path in sorted(files):
-            made_from += [path.name, hashlib.blake2b(path.read_bytes()).hexdigest()]
-    return hashlib.blake2b("\n".join(made_from).encode(), digest_size=16).hexdigest()
+            inputs += [path.name, hashlib.blake2b(path.read_bytes()).hexdigest()]
+    return hashlib.blake2b("\n".join(inputs).encode(), digest_size=16).hexdigest()
 
 
-def _kept(folder: Path) -> Description:
+def _load(folder: Path) -> Description:
     facts = _Facts.model_validate_json((folder / _FACTS).read_text(encoding="utf-8"))
     tokenizer = PlainTokenizer((folder / _TOKENIZER).read_text(encoding="utf-8"), facts.tokenizer)
     return Description(facts.config, tokenizer, facts.activation)
 
 
-def _keep(facts: _Facts, text: str, folder: Path) -> None:
+def _save(facts: _Facts, text: str, folder: Path) -> None:
     (folder / _FACTS).write_text(facts.model_dump_json(indent=1), encoding="utf-8")
     (folder / _TOKENIZER).write_text(text, encoding="utf-8")
 
@@ -212,7 +213,7 @@ def _tokenizer_facts(tokenizer: Any) -> TokenizerFacts:
 
 
 def _plain(tokenizer: Any, source: str | Path, revision: str | None) -> str | None:
-    """JSON of which a `PlainTokenizer` does exactly as a transformers tokenizer; none if there is no such."""
+    """JSON with which a `PlainTokenizer` gives the same tokens as `tokenizer`; ``None`` if there is none."""
     if not tokenizer.is_fast or tokenizer.truncation_side != "right" or tokenizer.split_special_tokens:
         return None
     own = _state(tokenizer.backend_tokenizer)
@@ -227,12 +228,12 @@ def _candidates(own: dict[str, Any], source: str | Path, revision: str | None) -
     file = model_file(source, revision, _TOKENIZER)
     if file is not None:
         yield file.read_text(encoding="utf-8")
-    if own["model"].get("type") != "Unigram":  # whose scores lose their last digit when they are written
+    if own["model"].get("type") != "Unigram":  # its scores lose their last digit in JSON
         yield json.dumps(own)
 
 
 def _state(backend: Tokenizer) -> dict[str, Any]:
-    """All that a tokenizer does, but for the length that it was last asked for."""
+    """The tokenizer's JSON without truncation and padding, which change from call to call."""
     state: dict[str, Any] = json.loads(backend.to_str())
     return {**state, "truncation": None, "padding": None}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from jobs.errors import RankmillError, SpecError
+from jobs.errors import RankmillError, SpecError, WorkerError
 from jobs.spec import ScoreSpec
 from workers.backends.base import Backend, DeviceLost, ModelFiles, OutOfMemory
 from workers.backends.families import first_position
@@ -46,7 +47,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Tokenizer and weights, which serve any length and activation."""
+    """Tokenizer and weights of a model; specs with any length and activation can share them."""
 
     config: Any
     tokenizer: Any
@@ -56,12 +57,12 @@ class Loaded:
     int8_gain: float | None = None
 
     def model(self, spec: ScoreSpec) -> Model:
-        """What scores as `spec` says.
+        """The model with the length and activation of `spec`.
 
         Raises
         ------
         SpecError
-            The length or the activation cannot be had of this model.
+            The model does not support the length or the activation.
         """
         with _one_line(spec):
             return Model(
@@ -75,7 +76,7 @@ class Loaded:
 
 
 def load_model(spec: ScoreSpec, device: str, backend: str = "auto", cache_dir: str = "auto") -> Model:
-    """`load` a model for one spec."""
+    """Load a model for one spec; parameters as in `load`."""
     return load(spec, device, backend, cache_dir).model(spec)
 
 
@@ -85,19 +86,21 @@ def load(spec: ScoreSpec, device: str, backend: str, cache_dir: str) -> Loaded:
     Parameters
     ----------
     spec
-        What to score with.
+        The model and its options.
     device
         ``cpu``, ``cuda`` or ``mps``.
     backend
-        ``auto``, or one of those in `workers.backends.registry`.
+        ``auto``, or a key of `workers.backends.registry.BACKENDS`.
     cache_dir
-        Folder for what is made from models, or ``auto``.
+        Folder for files that are derived from models, or ``auto``.
 
     Raises
     ------
     SpecError
-        There is no such model, it is no cross-encoder, it has no safetensors, it is damaged, or it
-        cannot run with the precision or backend asked for.
+        The model does not exist, is not a cross-encoder, has no safetensors or is damaged, or it
+        cannot run with the requested precision or backend.
+    WorkerError
+        Another worker may be able to load the model: its directory does not exist on this host, say.
     """
     started = time.monotonic()
     source = _locate(spec.model)
@@ -115,11 +118,11 @@ def load(spec: ScoreSpec, device: str, backend: str, cache_dir: str) -> Loaded:
 
 
 def _score_a_pair(tokenizer: Any, backend: Backend) -> None:
-    """What is wrong with tokenizer or graph is seen now, and not with each row."""
+    """Score one pair, so that a broken tokenizer or graph fails here and not for each row."""
     tokens = tokenize_pairs(tokenizer, ["a"], ["b"], max_length=16)
     logits = backend.submit(pad([(tokens, np.zeros(1, np.intp))], tokenizer.pad_token_id or 0)).result()
     if logits.shape != (1,):
-        raise ValueError(f"its output for one pair has the shape {list(logits.shape)}")
+        raise ValueError(f"its output for one pair has shape {list(logits.shape)} instead of [1]")
 
 
 def _load_backend(choice: Choice, files: ModelFiles, device: str) -> Backend:
@@ -132,24 +135,42 @@ def _load_backend(choice: Choice, files: ModelFiles, device: str) -> Backend:
 
 
 def _locate(name: str) -> str | Path:
-    """A directory, or the hub id as it is."""
+    """The directory of a model, or its hub id.
+
+    Raises
+    ------
+    WorkerError
+        `name` is a path, and this host has no such directory.
+    SpecError
+        The directory does not contain a model.
+    """
     if name == "demo":
         return DEMO_MODEL
     path = Path(name).expanduser()
     if not path.is_dir():
-        return name
+        if not _is_path(name):
+            return name
+        raise WorkerError(
+            f"model {name}: no such directory on worker host {socket.gethostname()}; "
+            "put the model at this path on every worker host, or name a model on the hub"
+        )
     if not (path / "config.json").is_file():
-        raise SpecError(f"{name} is no model: there is no config.json in it")
+        raise SpecError(f"{name} is not a model: there is no config.json in it")
     if not any(path.glob("*.safetensors")):
         raise SpecError(f"{name} has no *.safetensors: save the model with safe_serialization=True")
     return path
 
 
+def _is_path(name: str) -> bool:
+    """Whether a model's name can only be a path: a hub id has one slash and starts with a letter or digit."""
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1
+
+
 @contextmanager
 def _one_line(spec: ScoreSpec) -> Iterator[None]:
-    """Whatever is wrong with a model is one `SpecError`: it would meet every chunk alike.
+    """Turn every error of a model into one `SpecError`, as every chunk would meet it.
 
-    Where the memory does not suffice, the model may be well.
+    Errors of memory and device pass: another worker may load the same model.
     """
     try:
         yield
@@ -163,8 +184,8 @@ def _one_line(spec: ScoreSpec) -> Iterator[None]:
 
 
 def _cannot_load(spec: ScoreSpec, error: BaseException) -> str:
-    told = " ".join(str(error).split())[:_LONGEST] or "no reason given"
-    reason = told if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {told}"
+    text = " ".join(str(error).split())[:_LONGEST] or "no reason given"
+    reason = text if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}"
     if spec.model == "demo" or Path(spec.model).expanduser().is_dir():
         return f"cannot load the model in {spec.model}: {reason}"
     if isinstance(error, OSError):
@@ -176,17 +197,17 @@ def _cannot_load(spec: ScoreSpec, error: BaseException) -> str:
 
 
 _LONGEST = 300
-"""Characters of an error to show."""
+"""Characters of an error that are shown, at most."""
 
 
 def _max_length(spec: ScoreSpec, config: Any, tokenizer: Any) -> int:
-    """The limit sentence-transformers applies, but never more positions than the model has."""
+    """The limit that sentence-transformers applies, and at most the model's number of positions."""
     positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
     positions -= first_position(config)
     if spec.max_length is None:
         return int(min(tokenizer.model_max_length, positions))
     if spec.max_length > positions:
         raise SpecError(
-            f"max_length {spec.max_length} is over the {positions} positions model {spec.model} has"
+            f"max_length {spec.max_length} is more than the {positions} positions of model {spec.model}"
         )
     return spec.max_length

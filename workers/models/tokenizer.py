@@ -1,4 +1,4 @@
-"""Text pairs to token ids."""
+"""Tokenizes pairs of texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workers.models.tokens import Ids, Tokens, spans
 
 
 class PairTokenizer:
-    """A Hugging Face tokenizer applied to pairs, as sentence-transformers applies it.
+    """A Hugging Face tokenizer for pairs, with the truncation of sentence-transformers.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class PairTokenizer:
     def __init__(self, tokenizer: Any, max_length: int) -> None:
         self._tokenizer = tokenizer
         self.max_length = max_length
-        self.pad_id = tokenizer.pad_token_id or 0  # masked out: any id does where there is none
+        self.pad_id = tokenizer.pad_token_id or 0  # without a padding token any id will do: it is masked
         joiner = Joiner.of(tokenizer)
         self._joiner = joiner if joiner and joiner.specials < max_length else None
 
@@ -41,7 +41,7 @@ class PairTokenizer:
 def tokenize_pairs(
     tokenizer: Any, queries: Sequence[str], passages: Sequence[str], max_length: int
 ) -> Tokens:
-    """Pairs ``[n]`` as the Hugging Face tokenizer itself does them, one by one."""
+    """Tokenize pairs ``[n]`` with the Hugging Face tokenizer itself, one by one."""
     encoded = tokenizer(
         list(queries),
         list(passages),
@@ -58,20 +58,20 @@ def tokenize_pairs(
 
 
 class Joiner:
-    """Makes of pairs what their tokenizer does, but tokenizes each distinct text once, by itself.
+    """Gives the same tokens for pairs as their tokenizer, but tokenizes each distinct text only once.
 
-    The pairs are then put together in numpy: Python objects for each of them take time that no number
-    of threads makes up for.
+    The token ids of pairs are then joined in numpy. That is faster than Python objects for each pair,
+    which no number of threads speeds up.
 
     Parameters
     ----------
     texts
         Tokenizes single texts, without special tokens and truncation.
     pattern, types
-        A pair's ids and their types, with one token, of any id, in place of each text. ``types`` is
-        ``None`` for models that have none.
+        Token ids and types of a pair, with one placeholder token for each text. ``types`` is ``None`` for
+        models without types.
     places
-        Where in the pattern the two texts stand.
+        Positions of the two placeholders in the pattern.
     """
 
     def __init__(self, texts: Tokenizer, pattern: Ids, types: Ids | None, places: list[int]) -> None:
@@ -83,11 +83,11 @@ class Joiner:
 
     @classmethod
     def of(cls, tokenizer: Any) -> Joiner | None:
-        """One for a Hugging Face tokenizer, if on samples it does exactly as the tokenizer itself."""
+        """A joiner for a Hugging Face tokenizer; ``None`` if they differ on any sample."""
         try:
             joiner = cls._guess(tokenizer)
             return joiner if joiner._agrees_with(tokenizer) else None
-        except Exception:  # not made of Rust, or of parts that nobody knows
+        except Exception:  # not a Rust tokenizer, or one with unknown parts
             return None
 
     @classmethod
@@ -117,25 +117,25 @@ class Joiner:
         return True
 
     def tokenize(self, queries: Sequence[str], passages: Sequence[str], max_length: int) -> Tokens:
-        """Pairs ``[n]`` of at most that many tokens."""
+        """Tokenize pairs ``[n]``, truncated to `max_length` tokens."""
         numbers = {text: number for number, text in enumerate(dict.fromkeys(chain(queries, passages)))}
         texts = self._tokenize_texts(list(numbers))
         pairs = np.array([[numbers[text] for text in column] for column in (queries, passages)], np.int64)
-        kept = longest_first(texts.lengths[pairs], max_length - self.specials)
-        return self._join(texts, pairs, kept)
+        lengths = longest_first(texts.lengths[pairs], max_length - self.specials)
+        return self._join(texts, pairs, lengths)
 
     def _tokenize_texts(self, texts: list[str]) -> Tokens:
         encodings = self._texts.encode_batch_fast(texts, add_special_tokens=False)
         offsets = _offsets(np.fromiter(map(len, encodings), np.int64, len(encodings)))
         return Tokens(_flat(map(attrgetter("ids"), encodings), int(offsets[-1])), None, offsets)
 
-    def _join(self, texts: Tokens, pairs: Ids, kept: Ids) -> Tokens:
-        """The first `kept` tokens of the texts of `pairs`, both of shape ``[2, n]``, in the pattern."""
+    def _join(self, texts: Tokens, pairs: Ids, truncated: Ids) -> Tokens:
+        """Insert the first `truncated` tokens of the texts of `pairs` (both ``[2, n]``) into the pattern."""
         width = len(self._pattern)
-        starts = np.tile(np.arange(width), (pairs.shape[1], 1))  # in the pattern and, after it, the texts
+        starts = np.tile(np.arange(width), (pairs.shape[1], 1))  # in the array [pattern, all texts]
         lengths = np.ones_like(starts)
         starts[:, self._places] = width + texts.offsets[pairs].T
-        lengths[:, self._places] = kept.T
+        lengths[:, self._places] = truncated.T
         flat = lengths.ravel()
         return Tokens(
             ids=np.concatenate([self._pattern, texts.ids])[spans(starts.ravel(), flat)],
@@ -145,19 +145,19 @@ class Joiner:
 
 
 def longest_first(lengths: Ids, room: int) -> Ids:
-    """How many tokens are kept of texts ``[2, n]`` when the longer of two is cut until there is room."""
+    """Lengths of texts ``[2, n]`` after truncation: the longer of two is cut until both fit into `room`."""
     first, second = lengths
     shorter = np.minimum(np.minimum(first, second), room // 2)
     longer = np.minimum(np.maximum(first, second), room - shorter)
-    swap = first > second  # of two that are equally long the second keeps the odd token
+    swap = first > second  # of two equally long texts, the second keeps the odd token
     return np.where(swap, [longer, shorter], [shorter, longer])
 
 
 def _single_texts(tokenizer: Any) -> Tokenizer:
-    """The Rust tokenizer inside, without the truncation and the template that `tokenizer` sets in it.
+    """The Rust tokenizer of `tokenizer`, without its truncation and template.
 
-    It is made of the same parts. In a copy, which goes by way of JSON, the scores of a Unigram model
-    differ in the last digit, and so now and then do the tokens.
+    It shares the parts of the original. A copy would go through JSON, where the scores of a Unigram model
+    lose their last digit, which sometimes changes the tokens.
     """
     whole = tokenizer.backend_tokenizer
     single = Tokenizer(whole.model)
@@ -166,7 +166,7 @@ def _single_texts(tokenizer: Any) -> Tokenizer:
     added = whole.get_added_tokens_decoder()
     single.add_tokens([token for _, token in sorted(added.items())])
     if single.get_added_tokens_decoder() != added:
-        raise ValueError("the added tokens do not have the ids that they get when they are added")
+        raise ValueError("added tokens get other ids when they are added again")
     single.encode_special_tokens = tokenizer.split_special_tokens
     return single
 

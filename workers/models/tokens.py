@@ -1,4 +1,4 @@
-"""Token ids of many rows as flat arrays, and as the rectangles that models take."""
+"""Token ids of many rows: as flat arrays, and as the padded batches that models take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ids = npt.NDArray[np.int64]
 class Batch:
     """Padded model input: ``ids``, ``types`` and ``mask`` of shape ``[rows, longest]``.
 
-    ``types`` (segment ids) is ``None`` for models that have none.
+    ``types`` (segment ids) is ``None`` for models without types.
     """
 
     ids: Ids
@@ -55,7 +55,7 @@ class Tokens:
         return np.diff(self.offsets)
 
     def places(self, rows: Rows) -> Ids:
-        """Where in ``ids`` the tokens of the given rows stand, row after row."""
+        """Indices into ``ids`` of the tokens of the given rows, row after row."""
         return spans(self.offsets[rows], self.lengths[rows])
 
 
@@ -66,7 +66,7 @@ def spans(starts: Ids, lengths: Ids) -> Ids:
 
 
 def pad(parts: Sequence[tuple[Tokens, Rows]], pad_id: int) -> Batch:
-    """Rows of one or several `Tokens` as one rectangle, padded on the right."""
+    """Rows of one or several `Tokens` as one batch, padded on the right."""
     lengths = np.concatenate([tokens.lengths[rows] for tokens, rows in parts])
     mask = np.arange(lengths.max(initial=0)) < lengths[:, None]
     found = [(tokens, tokens.places(rows)) for tokens, rows in parts]

@@ -16,7 +16,7 @@ from workers.backends.base import ModelFiles
 from workers.backends.inputs import INPUTS
 from workers.backends.model_file import model_file
 from workers.device import int8_instructions
-from workers.disk_cache import digest, made_once
+from workers.disk_cache import build_once, cache_name
 
 _RECIPE = 3
 """Changes when the same inputs would make another file."""
@@ -46,7 +46,7 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
         logger.info("using the model's own %s", shipped.name)
         return shipped
     versions = [*(version(name) for name in ("torch", "transformers", "onnx")), onnxruntime.__version__]
-    name = digest(files.source, files.revision, str(_RECIPE), str(OPSET), kind, *versions)
+    name = cache_name(files.source, files.revision, str(_RECIPE), str(OPSET), kind, *versions)
 
     def export(folder: Path) -> None:
         started = time.monotonic()
@@ -55,7 +55,7 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
         _export(Traceable(files.classifier()), kind, folder)
         logger.info("exported %s as %s in %.1f s", files.source, kind, time.monotonic() - started)
 
-    return made_once(files.cache / "onnx" / name, export) / _FILE
+    return build_once(files.cache / "onnx" / name, export) / _FILE
 
 
 _SHIPPED = "onnx/model.onnx"

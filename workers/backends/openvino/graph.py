@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from workers.backends.base import ModelFiles
 from workers.backends.openvino.silent import openvino
-from workers.disk_cache import digest, made_once
+from workers.disk_cache import build_once, cache_name
 
 if TYPE_CHECKING:
     from workers.backends.traceable import Traceable
@@ -40,7 +40,7 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
     """
     kind = "int8" if precision == "int8" else "fp32"
     packages = ("torch", "transformers", "openvino", *(["nncf"] if kind == "int8" else []))
-    made_from = digest(files.source, files.revision, str(_RECIPE), kind, *map(version, packages))
+    made_from = cache_name(files.source, files.revision, str(_RECIPE), kind, *map(version, packages))
     folder = files.cache / "openvino" / made_from
     if folder.is_dir():
         try:
@@ -52,7 +52,7 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
     graph = graph_of(files.classifier(), precision)
     logger.info("converted %s for OpenVINO in %.1f s", files.source, time.monotonic() - started)
     try:
-        made_once(folder, partial(_save, graph))
+        build_once(folder, partial(_save, graph))
     except (OSError, RuntimeError) as error:
         logger.warning("cannot keep the OpenVINO graph of %s: %s", files.source, error)
     return graph
