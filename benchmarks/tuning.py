@@ -40,7 +40,7 @@ from rankmill.tuning.grid import label
 from rankmill.tuning.machine import markdown_table
 from rankmill.tuning.pairs import fingerprint, sample
 from rankmill.tuning.records import Records
-from rankmill.tuning.trials import MAX_ROWS, Changes, Reference, Trials, ranks_kept
+from rankmill.tuning.trials import MAX_ROWS, Changes, Reference, Trials, rank_agreement
 from rankmill.tuning.tune import Tuner
 
 MIN_SPEARMAN = 0.999
@@ -121,7 +121,7 @@ def tune(base: Settings, trials: Trials, budget: float) -> Kept:
     with tempfile.TemporaryDirectory() as folder:
         own = Records(Path(folder) / "records.jsonl")
         tuned = Tuner(base, trials, "throughput", own, **options).tune()
-        trials.keep(None)
+        trials.end_others(None)
     wall, reference = time.monotonic() - started, (own.get("reference") or {})["value"]
     return {"wall": wall, "changes": tuned.changes, "story": tuned.story, "reference": reference}
 
@@ -161,14 +161,14 @@ def measure(trials: Trials, changes: Changes, reference: Reference) -> Kept:
         cell.spearman = spearman(trials, runs[0].scores, reference)
     except RankmillError as error:
         cell.reason = " ".join(str(error).split())
-    trials.keep(None)
+    trials.end_others(None)
     cell.wall = time.monotonic() - started
     return cell.model_dump()
 
 
 def spearman(trials: Trials, scores: npt.NDArray[np.float32], reference: Reference) -> float:
     """Rank correlation with the reference; 0 where there are no ranks."""
-    found = ranks_kept(trials.pairs, scores, reference.scores)
+    found = rank_agreement(trials.pairs, scores, reference.scores)
     return found.spearman if found else 0.0
 
 

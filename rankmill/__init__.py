@@ -1,1 +1,1 @@
-"""What people and other services touch: commands, embedded cluster, page, tuning."""
+"""User interfaces: commands, the embedded cluster, the live page, tuning."""

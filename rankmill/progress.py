@@ -1,4 +1,4 @@
-"""What a person sees while a file is scored: a line on a terminal, sparse messages elsewhere."""
+"""Progress display while a file is scored: a line on a terminal, occasional log messages elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProgressView(Protocol):
-    """Shows how far a run has come."""
+    """Shows the progress of a run."""
 
     def __enter__(self) -> ProgressView: ...
 
@@ -26,12 +26,12 @@ class ProgressView(Protocol):
     ) -> None: ...
 
     def update(self, rows: int, pairs_per_second: float, workers: int) -> None:
-        """Show `rows` done in all, the speed, and the live workers."""
+        """Show the total of `rows` done, the speed, and the number of live workers."""
         ...
 
 
 def progress_view(total: int, *, quiet: bool) -> ProgressView:
-    """A line on a terminal, else a log message now and then."""
+    """A progress line if standard error is a terminal, else a log message every 30 s."""
     if quiet or not sys.stderr.isatty():
         return _LogView(total)
     return _TerminalView(total)

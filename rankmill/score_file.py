@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Request:
-    """What the command line asks for, beside the settings."""
+    """Options of the command line that are not settings."""
 
     inputs: Sequence[str]
     output: str | None
@@ -48,13 +48,13 @@ class Request:
 
 @dataclass(frozen=True)
 class Summary:
-    """What was done.
+    """Result of the command, as printed with ``--json``.
 
-    ``resumed_rows`` of the ``rows`` were scored by earlier runs of the command, which were
-    interrupted; ``seconds`` and ``pairs_per_second`` leave those out. ``startup_seconds`` is how
-    long it took until a worker was there; ``pairs_per_second`` leaves it out, too.
-    ``real_token_share`` is the share of computed tokens that were not padding. ``int8_gain`` is how
-    many times as fast int8 would be, where workers have measured that.
+    ``resumed_rows`` of the ``rows`` were scored by earlier, interrupted runs of the command;
+    ``seconds`` and ``pairs_per_second`` do not count them. ``startup_seconds`` is the time until the
+    first worker was ready; ``pairs_per_second`` excludes it. ``real_token_share`` is the share of the
+    computed tokens that were not padding. ``int8_gain`` is the speed of int8 divided by the speed of
+    the precision used, if workers have measured it.
     """
 
     output: str
@@ -76,17 +76,17 @@ class Summary:
 
 
 def score_file(request: Request, settings: Settings) -> Summary:
-    """Score the files of `request` into one output file, or go on with what is done of it.
+    """Score the files of `request` into one output file; resume an interrupted run of the same request.
 
     Raises
     ------
     InputError, ConfigError, ConnectionFailed
-        Nothing was done; the message says what to change.
+        No row was scored; the message says what to change.
     RunFailed, EmbeddedError, OutputError
-        The run cannot be finished; no output was written. What was scored is kept, and the same
-        request goes on from there.
+        The run cannot be finished; no output was written. The scores computed so far are stored,
+        and the same request resumes from them.
     InputChanged
-        The input is not what it was; no output was written, and what was scored is dropped.
+        The input changed during the run; no output was written, and the scores are dropped.
     """
     started = time.monotonic()
     files = find_files(request.inputs, request.output)
@@ -98,7 +98,7 @@ def score_file(request: Request, settings: Settings) -> Summary:
     made_from = manifest(files, fingerprints, settings.model, _options(request, settings))
     with ExitStack() as stack:
         work = stack.enter_context(Workspace(target, made_from, restart=request.restart, force=request.force))
-        session = stack.enter_context(Session(settings))  # workers start while the files are looked at
+        session = stack.enter_context(Session(settings))  # workers start while the files are opened
         source = open_source(
             files,
             request.columns,
@@ -124,7 +124,7 @@ def score_file(request: Request, settings: Settings) -> Summary:
 
 
 def _options(request: Request, settings: Settings) -> dict[str, object]:
-    """The options that the output's rows depend on."""
+    """Options that change the rows of the output."""
     return {
         **settings.spec().model_dump(),
         "chunk_size": settings.chunk_size,
@@ -137,7 +137,7 @@ def _options(request: Request, settings: Settings) -> dict[str, object]:
 
 
 def output_path(request: Request, files: Sequence[InputFile]) -> Path:
-    """The output asked for, else ``<input stem>.scored.parquet`` beside the input."""
+    """The requested output, else ``<input stem>.scored.parquet`` beside the input."""
     if request.output:
         return Path(request.output)
     if len(request.inputs) > 1 or (len(files) > 1 and not Path(request.inputs[0]).is_dir()):
@@ -166,7 +166,7 @@ def _score(
         view.update(output.rows, watch.speed(output.rows - tally.resumed_rows), watch.workers)
 
     tables = source.tables(client.settings.chunk_size)
-    # A branch may have moved since: the rest is scored by the commit that scored the first chunk.
+    # The branch may have a new commit by now: score the rest with the commit that scored the first chunk.
     revision = (journal.first and journal.first.revision) or client.settings.revision
     options: dict[str, Any] = {"rows": source.rows, "journal": journal, "revision": revision}
     try:
@@ -179,11 +179,11 @@ def _score(
     except RunFailed as error:
         if output.rows:
             raise
-        raise InputError(str(error)) from None  # not one chunk: the model, most likely
+        raise InputError(str(error)) from None  # no chunk was scored: most likely the model is wrong
 
 
 def _settle_last_run(store: RunStore, work: Workspace) -> None:
-    """Keep what workers have finished of a run that died, and let the rest not be scored for nobody."""
+    """Move the finished chunks of a run whose producer died to the journal; delete the run from Redis."""
     journal = work.journal
     try:
         left = store.load(journal.run) if journal.run else None
@@ -193,21 +193,21 @@ def _settle_last_run(store: RunStore, work: Workspace) -> None:
             whole = [result for result in scored if len(result.scores) == _rows_of(store, left, result.chunk)]
             journal.add({result.chunk: (len(result.scores), result) for result in whole})
     except WireError as error:
-        logger.warning("what the last run has left in Redis cannot be used: %s", error)
+        logger.warning("the results of the last run in Redis cannot be used: %s", error)
         return
     if left:
         store.delete(left, store.chunks(left))
 
 
 def _rows_of(store: RunStore, run: Run, chunk: int) -> int | None:
-    """Rows of a chunk whose pairs are still in Redis; none of a piece of one."""
+    """Number of rows of a chunk whose pairs are still in Redis; ``None`` if they are not, or for a piece."""
     payload = store.payload(run, chunk)
     return len(decode_pairs(payload)[0]) if payload and chunk < FIRST_PIECE else None
 
 
 @dataclass
 class _Tally:
-    """Sums over the chunks' statistics, and the rows that were scored before this process began."""
+    """Sums over the chunks' statistics, and the number of rows that earlier processes scored."""
 
     resumed_rows: int = 0
     tokens: int = 0
@@ -216,7 +216,7 @@ class _Tally:
     how: set[tuple[str, str, str]] = field(default_factory=set)
     revisions: set[str] = field(default_factory=set)
     int8_gain: float | None = None
-    """Of the worker that would gain least."""
+    """The smallest gain that any worker has measured."""
 
     def add(self, part: ScoredTable) -> None:
         stats = part.stats
@@ -232,7 +232,7 @@ class _Tally:
             self.int8_gain = min(stats.int8_gain, self.int8_gain or math.inf)
 
     def named(self, index: int) -> str:
-        """Backend (0), device (1) or precision (2), several joined where workers differ."""
+        """Backend (0), device (1) or precision (2); joined with commas where workers differ."""
         return ", ".join(sorted({how[index] for how in self.how}))
 
     @property
@@ -241,7 +241,7 @@ class _Tally:
 
 
 def _metadata(settings: Settings, tally: _Tally) -> dict[str, str]:
-    """What the output says of how it was made."""
+    """Metadata of the output file: release, model, precision and so on."""
     return {
         "rankmill.version": version("rankmill"),
         "rankmill.model": settings.model,

@@ -1,4 +1,4 @@
-"""Somewhere to score: a server and its workers, or embedded ones for as long as a command runs."""
+"""A scoring session: the client of a server with workers, or of an embedded server with embedded workers."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ from rankmill.local.worker_watch import WorkerWatch
 
 
 @dataclass(frozen=True)
-class Scored:
-    """A table's scores: float32 of shape ``[n]``, NaN where a row has none, and what they took."""
+class RunScores:
+    """Scores of a run, float32 of shape ``[n]``, NaN for rows without one; its duration and statistics."""
 
     scores: npt.NDArray[np.float32]
     seconds: float
     stats: tuple[ChunkStats, ...]
     workers: frozenset[str]
-    """Names of those that have scored some of it."""
+    """Names of the workers that scored at least one chunk."""
 
 
 class Session:
-    """The settings' server if they name one, else an embedded server and embedded workers.
+    """A session on the server that the settings name, else on an embedded server with embedded workers.
 
-    Use as a context manager; starting takes no time, `client` waits for the server.
+    Use it as a context manager. Entering does not wait; `client` waits until the server is ready.
 
     Parameters
     ----------
     settings
-        Where to score, what with, and what embedded workers read.
+        Server, model, and the settings of embedded workers.
 
     Attributes
     ----------
     embedded
-        The embedded server and workers, if there are any.
+        The embedded server and workers; ``None`` if the settings name a server.
 
     Raises
     ------
     EmbeddedError
-        From all that waits: the embedded server or its workers cannot be kept alive.
+        From every method that waits: the embedded server or its workers cannot be kept alive.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -71,7 +71,7 @@ class Session:
 
     @cached_property
     def client(self) -> Client:
-        """A client of the server.
+        """The client of the server.
 
         Raises
         ------
@@ -88,8 +88,9 @@ class Session:
 
     @cached_property
     def watch(self) -> WorkerWatch:
-        """What is known of the workers."""
-        return WorkerWatch(self.client.store.redis, self._settings.queue, self.embedded)
+        """The watch over the queue's workers."""
+        settings = self._settings
+        return WorkerWatch(self.client.store.redis, settings.queue, settings.redis_url or "", self.embedded)
 
     @contextmanager
     def run(
@@ -100,9 +101,9 @@ class Session:
         on_wait: Callable[[], None] = lambda: None,
         **options: Any,
     ) -> Iterator[ScoringRun]:
-        """Start a run; leaving the ``with`` block by an error cancels it.
+        """Start a run; an error inside the ``with`` block cancels it.
 
-        Parameters are those of `Client.start`. While results are waited for, the workers are watched.
+        Parameters as of `Client.start`. While it waits for results, the session watches the workers.
 
         Raises
         ------
@@ -119,28 +120,28 @@ class Session:
         try:
             yield run
         except BaseException:
-            with suppress(RankmillError):  # the server may be what has failed
+            with suppress(RankmillError):  # the server itself may have failed
                 run.cancel()
             raise
 
     def score(
         self, table: pa.Table, columns: tuple[str, str], *, chunk_size: int | None = None, **options: Any
-    ) -> Scored:
-        """Score a table as one run, and wait.
+    ) -> RunScores:
+        """Score a table as one run, and wait for its scores.
 
         Parameters
         ----------
         table, columns
-            The pairs, and where they are.
+            The pairs, and the names of the query and passage columns.
         chunk_size
-            Rows in a chunk, at most; default: the settings'.
+            Most rows in a chunk; default: the setting ``chunk_size``.
         options
-            As of `run`.
+            Passed to `run`.
 
         Raises
         ------
         RunFailed
-            The workers refuse the model, the precision, the backend.
+            The workers refuse the model, the precision or the backend.
         """
         started = time.perf_counter()
         rows = chunk_size or self._settings.chunk_size
@@ -149,7 +150,7 @@ class Session:
             parts = list(run.tables())
         seconds = time.perf_counter() - started
         scores = [part.scores.to_numpy(zero_copy_only=False) for part in parts]
-        return Scored(
+        return RunScores(
             np.concatenate(scores).astype(np.float32) if scores else np.zeros(0, np.float32),
             seconds,
             tuple(part.stats for part in parts if part.stats),

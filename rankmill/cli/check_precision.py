@@ -1,4 +1,4 @@
-"""``rankmill check-precision``: measure what a precision does to rankings before it is used."""
+"""``rankmill check-precision``: measure how much a precision changes rankings before it is used."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ class PrecisionRefused(RankmillError):
 @options.command("check-precision")
 @click.argument("inputs", nargs=-1, required=True, metavar="FILE...")
 @click.option("--precision", "precisions", multiple=True, metavar="NAME",
-              help="To be checked; may be given several times.  [default: the settings']")  # fmt: skip
+              help="Precision to check; may be given several times.  [default: the settings']")  # fmt: skip
 @click.option("--threshold", type=click.FloatRange(0, 1), default=0.999, show_default=True,
               help="Mean rank correlation with fp32 within a query that a precision must reach.")  # fmt: skip
-@click.option("--report-only", is_flag=True, help="Exit with 0 whatever is found.")
-@click.option("--label-column", metavar="NAME", help="Relevance as a number; also report nDCG@10.")
+@click.option("--report-only", is_flag=True, help="Exit with 0 whatever the verdict.")
+@click.option(
+    "--label-column", metavar="NAME", help="Column with the relevance as a number; also report nDCG@10."
+)
 @click.option("--sample", type=click.IntRange(min=2), default=2000, show_default=True,
-              help="Rows to score: random ones, up to 50 of a query at first.")  # fmt: skip
+              help="Number of rows to score: random ones, up to 50 of each query first.")  # fmt: skip
 @options.columns()
 @options.settings(
     "model", "revision", "max_length", "queue", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED
@@ -54,8 +56,8 @@ def check_precision(
 ) -> None:
     """Compare the rankings of precisions with those of fp32.
 
-    Scores FILE in fp32 and in the others, and compares how they rank the passages of a query.
-    Exits with 1 where a precision stays below the threshold, may be below it, or loses rows; with 2 where
+    Scores a sample of FILE in fp32 and in each precision, and compares how they rank the passages of each
+    query. The exit code is 1 if a precision is below the threshold, may be below it, or loses rows; 2 if
     nothing could be compared.
     """
     columns = TextColumns(query_column, passage_column)
@@ -100,17 +102,17 @@ def _share(value: float | None) -> str:
 
 def _refusal(bad: Sequence[Measured], threshold: float) -> str:
     reasons = [_reason(each, threshold) for each in bad]
-    return f"{'; '.join(reasons)}: use another precision, or --threshold or --report-only if that will do"
+    return f"{'; '.join(reasons)}: use another precision, lower --threshold, or give --report-only"
 
 
 def _reason(measured: Measured, threshold: float) -> str:
     ranks, name = measured.agreement, measured.precision
     match ranks.verdict(threshold):
         case "lost":
-            return f"{name} ranks as {REFERENCE} does to {ranks}, below {threshold:g}"
+            return f"{name} has rank correlation {ranks} with {REFERENCE}, below {threshold:g}"
         case "undecided":
             return (
-                f"{name} is undecided: it ranks as {REFERENCE} does to {ranks}, which may be below "
-                f"{threshold:g}; sample more, about --sample {ranks.rows_wanted(threshold)}"
+                f"{name} is undecided: it has rank correlation {ranks} with {REFERENCE}, which may be below "
+                f"{threshold:g}; take a larger sample, about --sample {ranks.rows_wanted(threshold)}"
             )
     return f"{name} gives no score for {measured.lost:,} rows that have one in {REFERENCE}"

@@ -1,4 +1,4 @@
-"""``rankmill config``: what the settings are, where each comes from, and their schema for editors."""
+"""``rankmill config``: print the settings and their sources, and the JSON schema for editors."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def config() -> None:
 @options.command("show")
 @options.settings()
 def show(config: str | None) -> None:
-    """Print every setting, merged as a command would, and where it was set.
+    """Print every setting as a command would use it, and its source.
 
-    What is printed is a config file: a file's name or 'the environment' stands behind each value.
+    The output is a config file. A comment after each value names its source: a file or the environment.
     """
     merged = merge_settings(config=config)
     settings = validate(merged)
@@ -46,7 +46,7 @@ for command in (show, schema):
 
 
 def config_schema() -> dict[str, Any]:
-    """The JSON schema of a config file: any of the settings, and ``extends``."""
+    """The JSON schema of a config file: all settings, none of them required, and ``extends``."""
     found = Settings.model_json_schema()
     found["title"] = "rankmill config file"
     found["properties"]["extends"] = {"type": "string", "title": "Config file that this one changes"}

@@ -1,4 +1,4 @@
-"""How commands end that cannot go on: one line on standard error, and an exit code."""
+"""How commands report failure: one line on standard error, and an exit code."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import click
 
 from jobs.errors import ExitCode, RankmillError
 
-MEASURED = "what was measured is kept, and the same command continues"
+MEASURED = "the measurements are kept, and the same command continues"
 
 P = ParamSpec("P")
 
 
 def clean_exit(interrupted: str = "") -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Make every expected failure of a command one line and an exit code.
+    """Turn every expected failure of a command into one line and an exit code.
 
-    SIGTERM ends the command as Ctrl-C does, unless it handles signals itself.
+    SIGTERM ends the command as Ctrl-C does, unless the command handles signals itself.
 
     Parameters
     ----------
     interrupted
-        What is left of the command's work when it is interrupted, for that line.
+        Text for the line printed after an interruption: what remains of the command's work.
     """
 
     def wrap(command: Callable[P, None]) -> Callable[P, None]:
@@ -40,9 +40,9 @@ def clean_exit(interrupted: str = "") -> Callable[[Callable[P, None]], Callable[
                 error.args = (f"interrupted; {interrupted}" if interrupted else "interrupted",)
                 _fail(error, ExitCode.INTERRUPTED)
             except BrokenPipeError:
-                raise  # whoever read the output has seen enough; click ends without a word
+                raise  # the reader has closed the pipe; click exits silently
             except Exception as error:
-                if not isinstance(error, _outside()):
+                if not isinstance(error, _system_errors()):
                     raise
                 _fail(error, ExitCode.FAILED)
 
@@ -51,8 +51,8 @@ def clean_exit(interrupted: str = "") -> Callable[[Callable[P, None]], Callable[
     return wrap
 
 
-def _outside() -> tuple[type[Exception], ...]:
-    """Failures of server, disk and memory; imported only when there is one."""
+def _system_errors() -> tuple[type[Exception], ...]:
+    """Errors of the server, the disk and memory; their packages are imported only after a failure."""
     import pyarrow as pa
     import redis
 
@@ -60,7 +60,7 @@ def _outside() -> tuple[type[Exception], ...]:
 
 
 def _fail(error: BaseException, code: ExitCode) -> NoReturn:
-    """End with the error and its notes in one line."""
+    """Print the error and its notes as one line, and exit."""
     from jobs.runtime.passwords import mask_passwords
 
     reason = str(error) or type(error).__name__

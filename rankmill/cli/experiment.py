@@ -1,4 +1,4 @@
-"""``rankmill experiment``: run grids of settings and report what they show."""
+"""``rankmill experiment``: measure grids of settings and write a report."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from jobs.errors import ConfigError
 from jobs.runtime.passwords import mask_passwords
 from rankmill.cli import options
 from rankmill.cli.exits import MEASURED
-from rankmill.tuning.cell import Visit
+from rankmill.tuning.cell import CellResult
 from rankmill.tuning.experiment import Experiment, load_experiment, shipped
 from rankmill.tuning.grid import RECORDS, Plan, plan, run
 from rankmill.tuning.records import Records
-from rankmill.tuning.reports.figures import measurements, write_measurements
+from rankmill.tuning.reports.statistics import measurements, write_measurements
 
 _EPILOG = f"""\b
 rankmill ships: {", ".join(shipped())}
 
 \b
 Exit codes:
-  0    done; what could not be measured stands in the report with its reason
-  1    failed; what was measured is kept
+  0    done; the report lists cells that could not be measured, with reasons
+  1    failed; the measurements are kept
   2    wrong usage, found before any work
-  130  interrupted; what was measured is kept
+  130  interrupted; the measurements are kept
 
 The same command continues after an interruption."""
 
@@ -41,23 +41,25 @@ The same command continues after an interruption."""
 @click.option(
     "--pairs",
     metavar="FILE",
-    help="Pairs, or 'varied' or 'example', which rankmill ships.  [default: the experiment's]",
+    help="File of pairs, or 'varied' or 'example' (shipped pairs).  [default: the experiment's]",
 )
 @options.columns("the experiment's")
 @click.option(
     "--model", metavar="TEXT", help="Hub id, local directory, or 'demo'.  [default: the experiment's]"
 )
 @click.option("--scale", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True,
-              help="Rows and requests in each measurement, as a share of what the files say.")  # fmt: skip
+              help="Factor for the numbers of rows and requests in the files.")  # fmt: skip
 @click.option(
     "--repeats",
     type=int,
-    help="Measurements of each cell by the same workers.  [default: the experiment's]",
+    help="Measurements of each cell with the same workers.  [default: the experiment's]",
 )
 @click.option(
-    "--rounds", type=int, help="Visits of each cell, in fresh workers.  [default: the experiment's]"
+    "--rounds",
+    type=int,
+    help="Passes over the grid; each cell gets fresh workers.  [default: the experiment's]",
 )
-@click.option("--restart", is_flag=True, help="Measure again what the folder has already.")
+@click.option("--restart", is_flag=True, help="Measure again the cells that the folder has already.")
 @options.quiet
 def experiment(
     files: tuple[str, ...],
@@ -70,8 +72,8 @@ def experiment(
 ) -> None:
     """Measure grids of settings, and write a report.
 
-    The cells of each experiment FILE are measured in turn, in fresh workers. FILE is a YAML file, or the
-    name of an experiment that rankmill ships; default: all of those.
+    Measures the cells of each experiment FILE in turn, with fresh workers. FILE is a YAML file, or the name
+    of an experiment that rankmill ships; default: all shipped experiments.
     """
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("plots need matplotlib: pip install 'rankmill[bench]'")
@@ -81,46 +83,48 @@ def experiment(
     plans = plan(experiments, {"model": model} if model else {}, given, scale)
     if restart:
         (folder / RECORDS).unlink(missing_ok=True)
-    visits = _run(plans, folder, quiet)
-    _report(folder, experiments, visits)
+    results = _run(plans, folder, quiet)
+    _report(folder, experiments, results)
 
 
-def _run(plans: Sequence[Plan], folder: Path, quiet: bool) -> list[Visit]:
-    """Make the visits, with a line for each that is new."""
+def _run(plans: Sequence[Plan], folder: Path, quiet: bool) -> list[CellResult]:
+    """Measure the planned cells, and print a line for each."""
     console = Console(stderr=True, quiet=quiet, highlight=False, markup=False, emoji=False)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    visits = []
+    results = []
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=len(plans))
         runs = run(plans, Records(folder / RECORDS))
         for number, planned in enumerate(plans):
             where = f"{planned.experiment.name}: {planned.label}"
             progress.update(task, completed=number, description=where.replace("[", r"\["))
-            _, made, kept = next(runs)
-            visits.append(made)
-            told = "was measured before" if kept else _outcome(made)
-            console.print(f"[{number + 1}/{len(plans)}] {where}: {told}", soft_wrap=True)
-    return visits
+            _, result, known = next(runs)
+            results.append(result)
+            outcome = "was measured before" if known else _outcome(result)
+            console.print(f"[{number + 1}/{len(plans)}] {where}: {outcome}", soft_wrap=True)
+    return results
 
 
-def _outcome(visit: Visit) -> str:
-    """What came of a visit, in a line."""
-    if visit.status != "measured":
-        return f"{visit.status}: {mask_passwords(visit.reason)}"
-    figures = measurements([visit]).median(numeric_only=True)
+def _outcome(result: CellResult) -> str:
+    """The result of a cell, in one line."""
+    if result.status != "measured":
+        return f"{result.status}: {mask_passwords(result.reason)}"
+    statistics = measurements([result]).median(numeric_only=True)
     parts = []
-    if figures["pairs_per_second"] > 0:
-        parts.append(f"{figures['pairs_per_second']:,.0f} pairs/s")
-    if figures["p95_ms"] > 0:
-        parts.append(f"p95 {figures['p95_ms']:,.0f} ms at {figures['requests_per_second']:,.1f} requests/s")
+    if statistics["pairs_per_second"] > 0:
+        parts.append(f"{statistics['pairs_per_second']:,.0f} pairs/s")
+    if statistics["p95_ms"] > 0:
+        parts.append(
+            f"p95 {statistics['p95_ms']:,.0f} ms at {statistics['requests_per_second']:,.1f} requests/s"
+        )
     return ", ".join(parts)
 
 
-def _report(folder: Path, experiments: Sequence[Experiment], visits: Sequence[Visit]) -> None:
+def _report(folder: Path, experiments: Sequence[Experiment], results: Sequence[CellResult]) -> None:
     from rankmill.tuning.reports.report import write_report  # matplotlib is slow to import
 
-    write_measurements(folder / "measurements.parquet", visits)
-    path = write_report(folder, experiments, visits)
+    write_measurements(folder / "measurements.parquet", results)
+    path = write_report(folder, experiments, results)
     click.echo(f"the report is in {path}, every measurement in {folder / 'measurements.parquet'}")
 
 

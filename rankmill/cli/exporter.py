@@ -1,4 +1,4 @@
-"""``rankmill exporter``: serve the cluster's page, and its metrics to Prometheus."""
+"""``rankmill exporter``: serve the live page, and the cluster's metrics to Prometheus."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from rankmill.cluster.exporter import exporter_app
 def exporter(config: str | None, **flags: Any) -> None:
     """Serve the live page, and metrics to Prometheus.
 
-    It does so until SIGTERM or Ctrl-C. / is the page, for people; /metrics has queues, workers and runs
-    as Redis knows them; /sd names the workers' own metrics, for Prometheus' HTTP service discovery;
-    /healthz says that the exporter is alive. It stays up while Redis is away, and says so.
+    Runs until SIGTERM or Ctrl-C. / is the live page; /metrics has the metrics of queues, workers and runs,
+    read from Redis; /sd lists the addresses of the workers' own metrics for Prometheus' HTTP service
+    discovery; /healthz answers 200 while the exporter is alive. The exporter keeps running while Redis does
+    not answer, and reports that.
     """
     settings = load_settings(flags, config)
     set_up(settings.log_level, settings.log_format)

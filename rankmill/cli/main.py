@@ -1,4 +1,4 @@
-"""``rankmill``: all commands as one family."""
+"""``rankmill``: the command group."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMMANDS = {
     "exporter": "exporter.exporter",
     "config": "config.config",
 }
-"""Module and name of each command; a module is imported when its command is asked for."""
+"""Module and name of each command; a module is imported when its command is used."""
 
 _EPILOG = """\b
 Exit codes:
@@ -45,4 +45,4 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, epilog=_EPILOG, context_settings=options.CONTEXT)
 @options.version
 def rankmill() -> None:
-    """Score pairs with cross-encoders; look after workers and runs; choose how they score."""
+    """Score pairs with cross-encoders, watch workers and runs, and find the best settings."""

@@ -1,4 +1,4 @@
-"""Options that several commands have, each declared once."""
+"""Options that several commands share, each declared once."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ REDIS_OR_EMBEDDED = "REDIS_URL, else an embedded server and workers"
 _HELP = {
     "model": "Hub id, local directory, or 'demo'.",
     "revision": "Branch, tag or commit on the hub.",
-    "precision": "What the model computes in; auto: what the worker's hardware is best at.",
-    "max_length": "Longest pair in tokens; longer ones are truncated.",
-    "activation": "From the model's output to the score; default: the model's own.",
+    "precision": "Number format the model computes in; auto: the one that is best on the worker's hardware.",
+    "max_length": "Most tokens in a pair; longer pairs are truncated.",
+    "activation": "Function from the model's output to the score; default: the model's own.",
     "redis_url": "redis://, rediss:// (TLS) or unix:// URL of the server.",
     "queue": "Name of the queue.",
-    "chunk_size": "Pairs in a job, at most.",
+    "chunk_size": "Most pairs in a job.",
     "workers": "Worker processes on this host; auto: one for each GPU, else 1.",
     "threads": f"CPU threads of each worker; auto: its share of the cores ({cores()} here).",
-    "device": "Where workers on this host run the model; auto: cuda, else mps, else cpu.",
-    "backend": "What runs the model; auto: openvino on x86 CPUs if it is installed, else torch.",
-    "warm": "Models to load at the start, with commas between them.",
+    "device": "Device on which workers of this host run the model; auto: cuda, else mps, else cpu.",
+    "backend": "Library that runs the model; auto: on a CPU the fastest installed, as measured; else torch.",
+    "warm": "Models to load at the start, separated by commas.",
     "log_level": "Least severe messages to show; debug: a line for each chunk.",
     "exporter_address": "HOST:PORT to listen on; if the port is in use, the next free one.",
-    "exporter_hosts": "Names to be asked by, with commas between them, beside localhost and IP addresses.",
+    "exporter_hosts": "Host names to answer to, separated by commas, besides localhost and IP addresses.",
 }
 _NONE = {
     "revision": "the hub's default branch",
@@ -44,7 +44,7 @@ _NONE = {
     "warm": "none",
     "exporter_hosts": "none",
 }
-"""What it means that a setting has no value, where `None` or nothing is the default."""
+"""Text that --help shows as the default of a setting whose default is `None` or empty."""
 
 _FLAGS = {"redis_url": "--redis", "exporter_address": "--address", "exporter_hosts": "--hosts"}
 
@@ -54,7 +54,7 @@ _DEFAULTS = {name: found.value for name, found in merge_settings(environ={}).ite
 def command(
     name: str, *, epilog: str | None = None, interrupted: str = ""
 ) -> Callable[[Function], click.Command]:
-    """`click.command` as all of ours are: with ``-h``, and failures that are one line (`clean_exit`)."""
+    """`click.command` with ``-h``, and with failures printed as one line (`clean_exit`)."""
 
     def wrap(function: Function) -> click.Command:
         make = click.command(name, epilog=epilog, context_settings=CONTEXT)
@@ -64,9 +64,9 @@ def command(
 
 
 def settings(*names: str, **defaults: str) -> Option:
-    """Flags that override settings, by the settings' names, and ``--config``.
+    """``--config``, and flags that override the settings called `names`.
 
-    `defaults` are flags as well, with what to call their default where it is not the setting's own.
+    The keys of `defaults` are flags as well; their values replace the default that --help shows.
     """
 
     def wrap(function: Function) -> Function:
@@ -93,7 +93,7 @@ def _setting(name: str, default: str | None) -> Option:
 
 
 def _values(annotation: Any) -> tuple[list[str], bool]:
-    """The words that a setting can be, and whether it can be a number; click does not check them."""
+    """Words that a setting accepts, and whether it accepts a number; only for --help and completion."""
     if get_origin(annotation) is Literal:
         return [str(word) for word in get_args(annotation)], False
     parts = [_values(part) for part in get_args(annotation)]
@@ -102,14 +102,14 @@ def _values(annotation: Any) -> tuple[list[str], bool]:
 
 
 def server(settings: Settings) -> str:
-    """The server's URL; raises `ConfigError` where a command needs one and none is named."""
+    """The server's URL; raises `ConfigError` if the settings name none."""
     if not settings.redis_url:
         raise ConfigError("no Redis server is named: give --redis or set REDIS_URL")
     return settings.redis_url
 
 
 def columns(default: str | None = None) -> Option:
-    """Where the texts are in the input: ``query`` and ``passage``, or `default`, in words."""
+    """Flags for the names of the query and passage columns; `default` is the default that --help shows."""
 
     def wrap(function: Function) -> Function:
         for name in ("passage", "query"):
@@ -117,7 +117,7 @@ def columns(default: str | None = None) -> Option:
                 f"--{name}-column",
                 default=None if default else name,
                 metavar="NAME",
-                help=f"Where the {name} is.  [default: {default or name}]",
+                help=f"Column with the {name}.  [default: {default or name}]",
             )(function)
         return function
 
@@ -125,5 +125,5 @@ def columns(default: str | None = None) -> Option:
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-quiet = click.option("-q", "--quiet", is_flag=True, help="No progress, no messages but errors.")
+quiet = click.option("-q", "--quiet", is_flag=True, help="No progress display; no messages except errors.")
 version = click.version_option(package_name="rankmill")

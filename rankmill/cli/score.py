@@ -19,51 +19,52 @@ from rankmill.score_file import Request, Summary
 from rankmill.score_file import score_file as run_score_file
 
 _WORTH_A_HINT = 1.3
-"""How many times as fast int8 has to be for the summary to say so."""
+"""The summary mentions int8 if it would be at least this many times as fast."""
 
 _EPILOG = """\b
 Exit codes:
   0    every row was scored
-  1    failed, or no server answers; no output was written, what was scored
-       is kept
+  1    failed, or no server answers; no output was written, the scores are
+       kept
   2    wrong usage or input, found before any work
   3    done, but some rows have no score: OUTPUT.errors.jsonl names them
-  130  interrupted; no output was written, what was scored is kept
+  130  interrupted; no output was written, the scores are kept
 
 \b
-What is scored is kept in OUTPUT.rankmill/ until the output is there. After a
+Scores are kept in OUTPUT.rankmill/ until the output file is complete. After a
 failure, an interruption or a crash, the same command continues.
 
---workers, --device and --backend are for embedded workers; others have their
-own settings. Every setting of configs/base.yaml can be set in a file
-(--config), by RANKMILL_<NAME> in the environment, or by its flag; the flag wins."""
+--workers, --device and --backend are for embedded workers; other workers have
+their own settings. Every setting of configs/base.yaml can be set in a file
+(--config), by RANKMILL_<NAME> in the environment, or by its flag. A flag
+overrides the environment, and the environment overrides the file."""
 
 
 def _names(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """Names with commas between them, in any number of options."""
+    """The names in all uses of an option, each of which is a list separated by commas."""
     return tuple(name for names in given for name in names.split(",") if name)
 
 
 @options.command("score-file", epilog=_EPILOG, interrupted="no output was written")
 @click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
 @click.option(
-    "-o", "--output", metavar="FILE", help="Parquet file to make.  [default: <input stem>.scored.parquet]"
+    "-o", "--output", metavar="FILE", help="Parquet file to write.  [default: <input stem>.scored.parquet]"
 )
 @options.columns()
 @click.option("--score-column", default="score", show_default=True, metavar="NAME", help="Column to add.")
 @click.option("--text-columns", multiple=True, metavar="NAME,...", callback=_names,
-              help="Columns that are text, whatever their values look like.")  # fmt: skip
+              help="Columns to read as text, even if their values look like numbers.")  # fmt: skip
 @click.option("--on-null", type=click.Choice(["error", "fail"]), default="error", show_default=True,
-              help="A null text is that row's error, or stops before any work.")  # fmt: skip
+              help="A null text: error gives that row an error, fail stops before any work.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing output.")
-@click.option("--restart", is_flag=True, help="Start over; drop what an interrupted run has scored.")
+@click.option("--restart", is_flag=True, help="Start over; drop the scores of an interrupted run.")
 @options.settings(
     "model", "revision", "precision", "max_length", "activation", "queue", "chunk_size",
     "workers", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED,
 )  # fmt: skip
 @options.as_json
 @options.quiet
-@click.option("-v", "--verbose", is_flag=True, help="More messages: a line for each chunk.")
+@click.option("-v", "--verbose", is_flag=True, help="More messages: one for each chunk.")
 @options.version
 def score_file(
     inputs: tuple[str, ...],
@@ -110,12 +111,12 @@ def score_file(
 
 
 def describe(summary: Summary, request: Request) -> str:
-    """The summary of what was asked for, for a person."""
+    """The summary as text for a person."""
     if not summary.rows:
         return f"no rows in the input; an empty output is in {summary.output}"
     lines = [
         f"{summary.rows - summary.row_errors:,} of {summary.rows:,} rows scored in {summary.seconds:,.1f} s, "
-        f"of which start-up {summary.startup_seconds:,.1f} s: {summary.pairs_per_second:,.0f} pairs/s",
+        f"including {summary.startup_seconds:,.1f} s of start-up: {summary.pairs_per_second:,.0f} pairs/s",
         f"model {summary.model}: {summary.backend}, {summary.device}, {summary.precision}; "
         f"{summary.real_token_share:.1%} of the computed tokens were real; {summary.retries} retries",
         f"scores are in {summary.output}",
@@ -126,8 +127,8 @@ def describe(summary: Summary, request: Request) -> str:
         lines.append(f"{summary.row_errors:,} rows have no score; {summary.errors_file} says which and why")
     if summary.int8_gain is not None and summary.int8_gain >= _WORTH_A_HINT:
         lines.append(
-            f"int8 would be about {summary.int8_gain:.1f} times as fast here; this tells what it does to "
-            f"your rankings: {_check_int8(summary, request)}"
+            f"int8 would be about {summary.int8_gain:.1f} times as fast here; to see how much it changes "
+            f"your rankings, run: {_check_int8(summary, request)}"
         )
     return "\n".join(lines)
 

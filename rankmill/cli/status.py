@@ -1,4 +1,4 @@
-"""``rankmill status``, ``runs``, ``errors`` and ``cancel``: what goes on, and how to stop it."""
+"""``rankmill status``, ``runs``, ``errors`` and ``cancel``: show a cluster's state, cancel a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jobs.runtime.passwords import mask_passwords
 from jobs.runtime.settings import load_settings
 from rankmill.cli import options
 from rankmill.cluster import tables
-from rankmill.cluster.snapshot import PAGE_RUNS, Cluster, read_cluster
+from rankmill.cluster.snapshot import PAGE_RUNS, Snapshot, read_cluster
 
 _LOOK_SECONDS = 2.0
 _STATUS_RUNS = 10
@@ -31,26 +31,28 @@ _WAIT_SECONDS = 5
 
 @options.command("status")
 @options.settings("redis_url")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch, a line for each look.")
-@click.option("--watch", is_flag=True, help=f"Look again every {_LOOK_SECONDS:.0f} s, until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch, a line every time.")
+@click.option("--watch", is_flag=True, help=f"Refresh every {_LOOK_SECONDS:.0f} s, until Ctrl-C.")
 def status(redis_url: str | None, config: str | None, as_json: bool, watch: bool) -> None:
     """Show queues, workers and runs."""
     store = _store(redis_url, config)
     if not watch:
         _show_status(read_cluster(store.redis), as_json)
         return
-    with suppress(KeyboardInterrupt):  # is how to end it
+    with suppress(KeyboardInterrupt):  # the way to end it
         _watch(store, as_json)
 
 
 @options.command("runs")
 @options.settings("redis_url")
-@click.option("--page", type=click.IntRange(min=1), default=1, help=f"Which page, of {PAGE_RUNS} runs each.")
+@click.option(
+    "--page", type=click.IntRange(min=1), default=1, help=f"Page number; a page has {PAGE_RUNS} runs."
+)
 @options.as_json
 def runs(redis_url: str | None, config: str | None, page: int, as_json: bool) -> None:
     """List the runs that are not finished.
 
-    Those last worked on come first.
+    The runs with the most recent activity come first.
     """
     cluster = read_cluster(_store(redis_url, config).redis, page=page - 1)
     if as_json:
@@ -69,8 +71,8 @@ def runs(redis_url: str | None, config: str | None, page: int, as_json: bool) ->
 def cancel(run_id: str, redis_url: str | None, config: str | None) -> None:
     """Cancel a run.
 
-    It is named by its id or how that begins. Its waiting chunks leave the queue, workers stop within
-    seconds, and so does its producer; a score-file keeps what is scored, and the same command continues.
+    RUN is the run's id or the beginning of it. The run's waiting chunks leave the queue; its producer, and
+    the workers' work on it, stop within seconds. score-file keeps the scores, and the same command continues.
     """
     store = _store(redis_url, config)
     run = _find(store, run_id)
@@ -81,37 +83,39 @@ def cancel(run_id: str, redis_url: str | None, config: str | None) -> None:
 @options.command("errors")
 @click.argument("run_id", metavar="RUN")
 @options.settings("redis_url")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, a line for each row.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, one line for each row.")
 def errors(run_id: str, redis_url: str | None, config: str | None, as_json: bool) -> None:
     """List the rows of a run without a score.
 
-    With the reason, the attempts made, and the worker of the last one. The run is named by its id or
-    how that begins.
+    Each row has its reason, the number of attempts, and the worker of the last attempt. RUN is the run's id
+    or the beginning of it.
     """
     store = _store(redis_url, config)
     run = _find(store, run_id)
     found, damaged = store.row_errors(run.id)
     if damaged:
-        click.echo(f"{damaged} entries of {keys.errors(run.id)} are damaged and left out", err=True)
+        click.echo(f"{damaged} entries of {keys.errors(run.id)} are damaged and are not shown", err=True)
     if as_json:
         for error in found:
             click.echo(error.model_dump_json())
         return
     if not found and not damaged:
-        click.echo(f"run {run.id}: every row that is done has a score")
+        click.echo(f"run {run.id}: every row finished so far has a score")
         return
     _console().print(tables.errors_table(found))
     if len(found) >= MAX_ROW_ERRORS:
-        click.echo(f"these are the first {len(found)}; the list beside the run's output will have all")
+        click.echo(
+            f"these are the first {len(found)}; OUTPUT.errors.jsonl will list all when the run is done"
+        )
 
 
 def _store(redis_url: str | None, config: str | None) -> RunStore:
-    """The runs of the server that is asked for."""
+    """The run store of the server that the options name."""
     return RunStore(connect(options.server(load_settings({"redis_url": redis_url}, config)), _WAIT_SECONDS))
 
 
 def _watch(store: RunStore, as_json: bool) -> None:
-    """Show the status again and again."""
+    """Show the status repeatedly."""
     if as_json or not sys.stdout.isatty():
         while True:
             _show_status(_look(store), as_json)
@@ -122,19 +126,19 @@ def _watch(store: RunStore, as_json: bool) -> None:
             time.sleep(_LOOK_SECONDS)
 
 
-def _look(store: RunStore) -> Cluster | str:
-    """The cluster, or why it cannot be seen just now."""
+def _look(store: RunStore) -> Snapshot | str:
+    """A snapshot of the cluster, or the reason why there is none now."""
     try:
         return read_cluster(store.redis)
     except (redis.RedisError, RedisUnavailable) as error:
         return f"trying again: {_line(error)}"
 
 
-def _status(found: Cluster | str) -> RenderableType:
+def _status(found: Snapshot | str) -> RenderableType:
     return Text(found, style="bold red") if isinstance(found, str) else tables.overview(found, _STATUS_RUNS)
 
 
-def _show_status(found: Cluster | str, as_json: bool) -> None:
+def _show_status(found: Snapshot | str, as_json: bool) -> None:
     if not as_json:
         _console().print(_status(found))
     elif isinstance(found, str):
@@ -144,21 +148,23 @@ def _show_status(found: Cluster | str, as_json: bool) -> None:
 
 
 def _find(store: RunStore, prefix: str) -> Run:
-    """The one run whose id begins so."""
+    """The run whose id begins with `prefix`; raises `InputError` unless there is exactly one."""
     found = store.find(prefix)
     if len(found) > 1:
-        raise InputError(f"{len(found)} runs begin with {prefix}: {', '.join(found[:5])}; give more of it")
+        raise InputError(
+            f"{len(found)} runs begin with {prefix}: {', '.join(found[:5])}; give more characters of the id"
+        )
     run = store.load(found[0]) if found else None
     if run is None:
         raise InputError(
-            f"there is no run {prefix}: it has finished, was cancelled or has expired; a finished score-file "
-            "has left the rows without a score beside its output, in OUTPUT.errors.jsonl"
+            f"there is no run {prefix}: it has finished, was cancelled or has expired; score-file lists the "
+            "rows without a score of a finished run in OUTPUT.errors.jsonl, beside its output"
         )
     return run
 
 
 def _console() -> Console:
-    """Standard output; what comes from Redis is no markup."""
+    """A console on standard output that does not read texts from Redis as markup."""
     return Console(markup=False, highlight=False, emoji=False)
 
 

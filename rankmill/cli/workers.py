@@ -18,7 +18,7 @@ from jobs.runtime.patience import redis_errors, waiting
 from jobs.runtime.settings import load_settings
 from rankmill.cli import options
 from rankmill.local.embedded import worker_environs
-from rankmill.local.processes import Worker, WorkerPool, WorkersFailed
+from rankmill.local.processes import Worker, WorkerProcesses, WorkersFailed
 
 _LOOK_SECONDS = 0.2
 
@@ -31,76 +31,76 @@ logger = logging.getLogger(__name__)
 def score_workers(config: str | None, **flags: Any) -> None:
     """Start this host's workers and keep them running.
 
-    There is one for each GPU, or they share the cores. Each is an rq worker of class
-    workers.ScoringWorker. One that dies is started again, after a pause
-    that grows, and its chunks run elsewhere at once; one that dies again and again at its start ends
-    the command with exit code 1. SIGTERM and Ctrl-C let the workers finish the batch in progress and
-    hand the rest back; a second one makes them do so at once.
+    The default is one worker for each GPU, or one worker that uses all CPU cores. Each is an rq worker of
+    class workers.ScoringWorker. A worker that dies is started again after a pause, which grows with each
+    death, and other workers get its chunks at once. If a worker dies repeatedly at its start, the command
+    ends with exit code 1. After SIGTERM or Ctrl-C the workers finish the batch in progress and return the
+    rest of their chunks to the queue; after a second signal they return all chunks at once.
     """
     require_worker_packages()
     settings = load_settings(flags, config)
     server = options.server(settings)
     connect(server, settings.redis_wait_seconds).close()
     set_up(settings.log_level, settings.log_format)
-    pool = WorkerPool(
+    processes = WorkerProcesses(
         settings.queue,
         server,
         worker_environs(settings),
         prefix=f"{socket.gethostname()}-{os.getpid()}",
         wait_seconds=settings.redis_wait_seconds,
-        on_death=_tell,
+        on_death=_log_death,
     )
-    keep(pool)
+    keep(processes)
 
 
-def keep(pool: WorkerPool) -> None:
-    """Look after the workers until told to stop.
+def keep(processes: WorkerProcesses) -> None:
+    """Keep the workers running until SIGTERM or SIGINT.
 
     Raises
     ------
     WorkersFailed
-        One of them cannot start, or has given up waiting for Redis.
+        A worker cannot start, or has given up waiting for Redis.
     RedisUnavailable
-        What a dead one had claimed cannot be handed on.
+        The jobs that a dead worker had claimed cannot be returned to the queue.
     """
-    told: list[int] = []
+    signals: list[int] = []
 
     def stop(signum: int, frame: object) -> None:
-        told.append(signum)
-        pool.send(signal.SIGTERM)
+        signals.append(signum)
+        processes.send(signal.SIGTERM)
 
-    def look() -> None:
-        if told:
-            raise _Told
+    def check_signals() -> None:
+        if signals:
+            raise _Stopped
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
     try:
-        with suppress(_Told), redis_errors(), waiting(look=look):
-            while not told:
-                hopeless = pool.look_after()
-                if hopeless:
-                    raise WorkersFailed(_why(hopeless))
+        with suppress(_Stopped), redis_errors(), waiting(look=check_signals):
+            while not signals:
+                failed = processes.restart_dead()
+                if failed:
+                    raise WorkersFailed(_why(failed))
                 time.sleep(_LOOK_SECONDS)
     except RankmillError:
-        pool.send(signal.SIGTERM)
+        processes.send(signal.SIGTERM)
         raise
     finally:
-        pool.wait()
+        processes.wait()
 
 
-class _Told(Exception):
-    """A signal has come while Redis was waited for."""
+class _Stopped(Exception):
+    """A signal arrived while the command waited for Redis."""
 
 
 def _why(worker: Worker) -> str:
-    """Why there is no going on after this worker's end."""
+    """Why the worker cannot be started again, in one line."""
     if worker.gave_up:
         return f"{worker.name} has given up waiting for Redis; its last lines above say why"
     died = f"has died {worker.early_deaths} times in a row at its start"
     return f"{worker.name} {'cannot start' if worker.refuses else died}; its last lines above say why"
 
 
-def _tell(worker: Worker, code: int) -> None:
+def _log_death(worker: Worker, code: int) -> None:
     with about(worker=worker.rq_name):
         logger.warning("worker died with status %d, starting it again", code)

@@ -1,1 +1,1 @@
-"""The cluster for people and for Prometheus: snapshot, tables, page, exporter."""
+"""Views of the cluster for people and for Prometheus: snapshot, tables, live page, exporter."""

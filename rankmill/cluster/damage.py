@@ -1,4 +1,4 @@
-"""Keys in Redis that cannot be read: they are noted, and all others shown as they are."""
+"""Damaged keys in Redis: they are listed with a reason, and all other keys are shown."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pydantic import BaseModel, ConfigDict
 from redis.client import Pipeline
 
 MAX_DAMAGED = 100
-"""So many damaged keys are told of in a look at the cluster."""
+"""Most damaged keys that a snapshot lists."""
 
 _REASON_CHARS = 300
 
 
 class Damaged(BaseModel):
-    """A key that cannot be read, or not in whole, and why."""
+    """A key that cannot be read, or only in part, and the reason."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -25,29 +25,29 @@ class Damaged(BaseModel):
 
 
 class Damage:
-    """Takes note of what cannot be read in a look at the cluster."""
+    """Collects the keys that cannot be read for a snapshot."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
 
     def note(self, key: str, reason: object) -> None:
-        """Note a key; the first reason counts."""
+        """Add a key; only its first reason is stored."""
         if len(self._reasons) < MAX_DAMAGED:
             self._reasons.setdefault(key, " ".join(str(reason).split())[:_REASON_CHARS])
 
     def found(self) -> tuple[Damaged, ...]:
-        """What was noted."""
+        """The damaged keys found so far."""
         return tuple(Damaged(key=key, reason=reason) for key, reason in self._reasons.items())
 
     def replies(self, pipe: Pipeline, expected: Sequence[tuple[str, Any]]) -> list[Any]:
-        """What the commands in `pipe` answer.
+        """Run the commands in `pipe`, and return their replies.
 
         Parameters
         ----------
         pipe
             Commands that only read.
         expected
-            For each command its key, and what to take where that holds a value of another type.
+            For each command its key, and the reply to use if the key holds a value of another type.
 
         Raises
         ------
@@ -66,7 +66,7 @@ class Damage:
         return replies
 
     def text(self, raw: bytes, key: str) -> str | None:
-        """A value or member as text, ``None`` if it is none."""
+        """A value or member as text; ``None`` if it is not UTF-8."""
         try:
             return raw.decode()
         except UnicodeDecodeError:
@@ -74,5 +74,5 @@ class Damage:
             return None
 
     def texts(self, raws: Iterable[bytes], key: str) -> list[str]:
-        """Those that are text."""
+        """The values that are UTF-8, as texts."""
         return [text for text in (self.text(raw, key) for raw in raws) if text is not None]

@@ -1,4 +1,4 @@
-"""The live page: the cluster for people, with nothing to install and nothing from elsewhere."""
+"""The live page: the state of the cluster in a browser, without files from other servers."""
 
 from __future__ import annotations
 
@@ -41,40 +41,40 @@ _HEADERS = [
     ("Referrer-Policy", "no-referrer"),
     ("Cache-Control", "no-cache"),
 ]
-"""Nothing but our own files runs or is asked, and nobody frames the page."""
+"""The browser loads only files of this server, and no other page may frame this one."""
 
 
 def page_apps(client: redis.Redis) -> dict[str, WSGIApplication]:
-    """The page, its files and its figures, by path; begins to watch the cluster.
+    """The page, its files and its data, by path; starts the thread that watches the cluster.
 
     Parameters
     ----------
     client
-        The server, by an `jobs.runtime.connection.impatient` client: it may be away at any time.
+        Client of the server from `jobs.runtime.connection.impatient`: it does not wait for the server.
     """
     history = History()
     threading.Thread(target=_watch, args=(client, history), name="history", daemon=True).start()
     names = [path.name for path in _PAGE.iterdir() if path.suffix in _TYPES]
     files = {f"/{name}": _file(_PAGE / name) for name in names}
-    return {"/": files.pop("/index.html"), **files, "/api/cluster.json": _figures(client, history)}
+    return {"/": files.pop("/index.html"), **files, "/api/cluster.json": _cluster_json(client, history)}
 
 
 def _watch(client: redis.Redis, history: History) -> None:
-    """Look at the cluster for as long as the process lives, whatever there is to be seen."""
-    told = ""
+    """Add a snapshot to the history every 2 s while the process lives; log each new error once."""
+    logged = ""
     while True:
         try:
             history.add(read_cluster(client))
         except Exception as error:
-            if not isinstance(error, redis.RedisError | OSError) and told != repr(error):
-                told = repr(error)
-                logger.exception("the last minutes cannot be told; trying again every %g s", _LOOK_SECONDS)
+            if not isinstance(error, redis.RedisError | OSError) and logged != repr(error):
+                logged = repr(error)
+                logger.exception("no snapshot for the page's plots; trying again every %g s", _LOOK_SECONDS)
             history.add_gap(time.time())
         time.sleep(_LOOK_SECONDS)
 
 
-def _figures(client: redis.Redis, history: History) -> WSGIApplication:
-    """The cluster, with the page of runs asked for, and its last minutes; or why there is none."""
+def _cluster_json(client: redis.Redis, history: History) -> WSGIApplication:
+    """Serves the history, and a snapshot with the requested page of runs or the error instead of it."""
 
     def app(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         asked = parse_qs(environ.get("QUERY_STRING", "")).get("page", ["0"])[0]

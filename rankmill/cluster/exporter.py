@@ -1,4 +1,4 @@
-"""The cluster's metrics, as Redis knows it, and where Prometheus finds the workers'."""
+"""The exporter: metrics of the cluster from Redis, and the addresses of the workers' own metrics."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from jobs.runtime.http import answer, paths
 from jobs.runtime.passwords import mask_passwords
 from jobs.worker_report import WorkerReport
 from rankmill.cluster.dashboard import page_apps
-from rankmill.cluster.snapshot import Cluster, read_cluster
+from rankmill.cluster.snapshot import Snapshot, read_cluster
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication
 
 _CACHE_SECONDS = 1
-"""Whoever asks again so soon gets the same answer, and Redis is left in peace."""
+"""Requests within this time get the same snapshot, so that they put no load on Redis."""
 
 _STATES = ("idle", "busy", "lost", "foreign")
 _COUNTED = ("chunks", "retried_chunks", "pairs", "row_errors")
@@ -39,18 +39,18 @@ logger = logging.getLogger(__name__)
 
 
 def exporter_app(client: redis.Redis) -> WSGIApplication:
-    """Serves ``/metrics``, ``/sd`` and ``/healthz``, and the live page at ``/``.
+    """The application that serves ``/metrics``, ``/sd`` and ``/healthz``, and the live page at ``/``.
 
     Parameters
     ----------
     client
-        The server, by an `jobs.runtime.connection.impatient` client: it may be away at any time.
+        Client of the server from `jobs.runtime.connection.impatient`: it does not wait for the server.
     """
     view = ClusterView(client)
 
     def targets() -> tuple[HTTPStatus, str]:
         cluster = view.look()
-        if cluster is None:  # Prometheus keeps to the targets it had
+        if cluster is None:  # after a 503 Prometheus keeps its targets
             return HTTPStatus.SERVICE_UNAVAILABLE, "Redis does not answer"
         return HTTPStatus.OK, json.dumps(discovery(cluster))
 
@@ -74,34 +74,34 @@ def exporter_registry(view: ClusterView) -> CollectorRegistry:
     return registry
 
 
-def discovery(cluster: Cluster) -> list[dict[str, list[str]]]:
-    """Where the live workers serve their metrics, as Prometheus wants to be told."""
+def discovery(cluster: Snapshot) -> list[dict[str, list[str]]]:
+    """Addresses of the live workers' metrics, in the format of Prometheus' HTTP service discovery."""
     found = []
     for worker in cluster.workers:
-        with suppress(ValueError):  # a damaged report may have anything there
+        with suppress(ValueError):  # a damaged report may have any text there
             found.append(urlsplit(worker.report.metrics_url or "").netloc if worker.report else "")
     return [{"targets": sorted(filter(None, found))}]
 
 
 class ClusterView:
-    """The cluster as it was less than a second ago; safe to share between threads."""
+    """A snapshot that is less than a second old; threads may share the object."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
         self._lock = threading.Lock()
-        self._seen: Cluster | None = None
+        self._seen: Snapshot | None = None
         self._until = 0.0
         self._away = False
 
-    def look(self) -> Cluster | None:
-        """The cluster, or ``None`` while Redis does not answer."""
+    def look(self) -> Snapshot | None:
+        """The snapshot; ``None`` while Redis does not answer."""
         with self._lock:
             if time.monotonic() >= self._until:
                 self._seen = self._read()
                 self._until = time.monotonic() + _CACHE_SECONDS
             return self._seen
 
-    def _read(self) -> Cluster | None:
+    def _read(self) -> Snapshot | None:
         try:
             found = read_cluster(self._client, page_size=0)
         except (redis.RedisError, OSError) as error:
@@ -114,7 +114,7 @@ class ClusterView:
 
 
 class ClusterMetrics(Collector):
-    """Reads the cluster when Prometheus asks; without Redis there is ``rankmill_redis_up 0`` alone."""
+    """Reads the cluster for each scrape; while Redis is away, there is only ``rankmill_redis_up 0``."""
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
@@ -123,7 +123,7 @@ class ClusterMetrics(Collector):
         self._total: Counter[str] = Counter()
 
     def describe(self) -> Iterable[Metric]:
-        """All metrics, without a look at Redis."""
+        """All metrics without values; does not read Redis."""
         return _families().values()
 
     def collect(self) -> Iterable[Metric]:
@@ -138,19 +138,21 @@ class ClusterMetrics(Collector):
                 families[f"rankmill_cluster_{field}"].add_metric([], self._total[field])
         return families.values()
 
-    def _count(self, cluster: Cluster) -> None:
-        """Add what each worker has done since the last look: a worker that ends takes nothing along."""
+    def _count(self, cluster: Snapshot) -> None:
+        """Add each worker's increase since the last scrape, so that totals do not fall when a worker ends."""
         with self._lock:
             reports = {worker.name: worker.report for worker in cluster.workers if worker.report}
             for name, report in reports.items():
                 before = self._reports.get(name)
                 for field in _COUNTED:
                     done, known = getattr(report, field), getattr(before, field) if before else 0
-                    self._total[field] += done - known if done >= known else done  # less: begun anew
+                    self._total[field] += (
+                        done - known if done >= known else done
+                    )  # a smaller value: a new process
             self._reports = reports
 
 
-def _fill(families: dict[str, GaugeMetricFamily | CounterMetricFamily], cluster: Cluster) -> None:
+def _fill(families: dict[str, GaugeMetricFamily | CounterMetricFamily], cluster: Snapshot) -> None:
     beats: dict[str, float] = {}
     lost = Counter[str]()
     for worker in cluster.workers:
@@ -175,41 +177,41 @@ def _fill(families: dict[str, GaugeMetricFamily | CounterMetricFamily], cluster:
 
 
 def _families() -> dict[str, GaugeMetricFamily | CounterMetricFamily]:
-    """Each metric by its name, empty."""
+    """The metrics without values, by name."""
     gauges = {
-        "rankmill_redis_up": ("1 if Redis answers, else 0; then there is none of the others.", ()),
+        "rankmill_redis_up": ("1 if Redis answers, else 0; then the other metrics are absent.", ()),
         "rankmill_queue_jobs": (
             "Chunks of a queue: waiting, started, failed (for good).",
             ("queue", "state"),
         ),
         "rankmill_queue_oldest_job_age_seconds": (
-            "Age of the chunk that is next in the queue, 0 if none waits.",
+            "Age of the next chunk in the queue, 0 if none waits.",
             ("queue",),
         ),
         "rankmill_queue_workers": ("Live ScoringWorkers that listen on the queue.", ("queue",)),
         "rankmill_queue_lost_workers": (
-            "ScoringWorkers of the queue that have not beaten for their lease (lease_seconds).",
+            "ScoringWorkers of the queue without a heartbeat for longer than their lease (lease_seconds).",
             ("queue",),
         ),
         "rankmill_queue_heartbeat_age_seconds": (
-            "The longest that any ScoringWorker of the queue has not beaten, 0 without workers.",
+            "Largest age of the last heartbeat among the queue's ScoringWorkers, 0 without workers.",
             ("queue",),
         ),
         "rankmill_workers": (
-            "Workers by state: idle, busy, lost (a ScoringWorker that has not beaten for its lease), "
+            "Workers by state: idle, busy, lost (a ScoringWorker without a heartbeat for its lease), "
             "foreign (an RQ worker that cannot score).",
             ("state",),
         ),
         "rankmill_runs_active": ("Runs that are not finished.", ()),
         "rankmill_redis_writable": (
-            "1 if Redis takes writes, else 0: it is full, say, or a replica, and everybody waits.",
+            "1 if Redis takes writes, else 0 (for example full, or a replica); all processes wait for it.",
             (),
         ),
         "rankmill_jobs_set_aside": ("Jobs that could not be read, in the last week; at most 100.", ()),
     }
     counters = {
-        "rankmill_cluster_chunks": "Chunks scored by all workers, as their heartbeats say.",
-        "rankmill_cluster_retried_chunks": "Chunks that workers claimed after an attempt that had failed.",
+        "rankmill_cluster_chunks": "Chunks scored by all workers, from their heartbeats' reports.",
+        "rankmill_cluster_retried_chunks": "Chunks that workers claimed after a failed attempt.",
         "rankmill_cluster_pairs": "Pairs that went through the models of all workers.",
         "rankmill_cluster_row_errors": "Pairs that got an error instead of a score.",
     }

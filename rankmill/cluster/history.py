@@ -1,4 +1,4 @@
-"""What successive looks at the cluster tell that a single one does not: speed, latency, waste."""
+"""Rates computed from successive snapshots of the cluster: speed, latency, padding."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from itertools import accumulate
 from pydantic import BaseModel, ConfigDict
 
 from jobs.worker_report import LATENCY_BUCKETS, STAGES, WorkerReport
-from rankmill.cluster.snapshot import Cluster
+from rankmill.cluster.snapshot import Snapshot
 
 WINDOW_SECONDS = 30
-"""What is said of a moment is of so many seconds before it."""
+"""Rates are computed over this many seconds."""
 
-KEPT_POINTS = 300
+MAX_POINTS = 300
 
 _GROWING = ("beat", "pairs", "tokens", "padded_tokens", "row_errors", "retried_chunks")
 
 
 class Rates(BaseModel):
-    """What the workers did in the last `WINDOW_SECONDS`; ``None`` where they did nothing of the kind.
+    """Rates of the workers over the last `WINDOW_SECONDS`; ``None`` where there is no data for them.
 
     ``padding`` is the share of the computed tokens that was padding, ``stages`` the share of the
-    workers' time by stage, ``latency`` the quantiles p50, p95 and p99 in seconds of the time from a
-    chunk's submission to its result, ``speeds`` are pairs a second by worker.
+    workers' time by stage, ``latency`` the quantiles p50, p95 and p99 of the seconds from a chunk's
+    submission to its result, ``speeds`` the pairs per second by worker.
     """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
@@ -40,16 +40,16 @@ class Rates(BaseModel):
 
 
 class History:
-    """The last minutes of a cluster, for whoever opens the page."""
+    """The last ten minutes of a cluster, for the plots of the page."""
 
     def __init__(self) -> None:
         self._reports: dict[str, deque[WorkerReport]] = {}
         self._points: deque[tuple[float, float | None, float | None, float | None, float | None, int | None]]
-        self._points = deque(maxlen=KEPT_POINTS)
+        self._points = deque(maxlen=MAX_POINTS)
         self.rates = Rates()
 
-    def add(self, cluster: Cluster) -> None:
-        """Take in a look at the cluster."""
+    def add(self, cluster: Snapshot) -> None:
+        """Add a snapshot."""
         live = {worker.name: worker.report for worker in cluster.workers if worker.report}
         for gone in self._reports.keys() - live.keys():
             del self._reports[gone]
@@ -61,11 +61,11 @@ class History:
         self._points.append((cluster.at, self.rates.pairs_per_second, p50, p95, p99, waiting))
 
     def add_gap(self, at: float) -> None:
-        """Note that there was nothing to be seen."""
+        """Add a point without values: there was no snapshot."""
         self._points.append((at, None, None, None, None, None))
 
     def series(self) -> dict[str, list[float | None]]:
-        """The points, by what they are of."""
+        """The points as columns, by name."""
         names = ("at", "pairs_per_second", "p50", "p95", "p99", "waiting")
         return {name: [point[place] for point in self._points] for place, name in enumerate(names)}
 
@@ -79,14 +79,14 @@ class History:
 
 
 def _went_back(old: WorkerReport, new: WorkerReport) -> bool:
-    """Whether something is less than it was, that only grows as long as a process lives."""
+    """Whether a counter has decreased, which never happens while a process lives."""
     before = [getattr(old, name) for name in _GROWING] + [*old.stage_seconds, *old.latency_counts]
     after = [getattr(new, name) for name in _GROWING] + [*new.stage_seconds, *new.latency_counts]
     return any(late < early for early, late in zip(before, after, strict=True))
 
 
 def quantile(counts: Sequence[int], share: float) -> float | None:
-    """The value below which `share` of what was counted in `LATENCY_BUCKETS` lies.
+    """The quantile `share` of a histogram with the buckets `LATENCY_BUCKETS`, interpolated.
 
     >>> quantile([0, 0, 0, 0, 10, *[0] * 8], 0.5)
     0.75
@@ -98,14 +98,14 @@ def quantile(counts: Sequence[int], share: float) -> float | None:
     sums = list(accumulate(counts))
     place = bisect_left(sums, wanted)
     if place == len(LATENCY_BUCKETS):
-        return float(LATENCY_BUCKETS[-1])  # or more: it is all that is known
+        return float(LATENCY_BUCKETS[-1])  # beyond the last bucket: its lower bound
     lower = LATENCY_BUCKETS[place - 1] if place else 0.0
     within = (wanted - (sums[place] - counts[place])) / counts[place]
     return lower + within * (LATENCY_BUCKETS[place] - lower)
 
 
 def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
-    """What was done between two reports of each worker."""
+    """Rates between the first and the last report of each worker."""
     pairs = {name: pair for name, pair in spans.items() if pair[1].beat > pair[0].beat}
     if not pairs:
         return Rates()
@@ -133,7 +133,7 @@ def _shares(seconds: Sequence[float]) -> dict[str, float] | None:
 
 
 def _sums(new: Iterable[Sequence[float]], old: Iterable[Sequence[float]]) -> list[float]:
-    """Sum of the differences, place by place."""
+    """Sums of the differences, element by element."""
     return [
         sum(after) - sum(before)
         for after, before in zip(zip(*new, strict=True), zip(*old, strict=True), strict=True)

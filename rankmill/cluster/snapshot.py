@@ -1,4 +1,4 @@
-"""The cluster as Redis knows it: queues, workers and runs, in a few round trips however large it is."""
+"""A snapshot of the cluster from Redis: queues, workers and runs, in a few round trips whatever its size."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _WORKER_PREFIX = f"{RQ_KEY_PREFIX}:worker:"
 _WORKER_FIELDS = ("queues", "state", "birth", "death", "last_heartbeat", SCORING_FIELD)
 
 WorkerStateName = Literal["idle", "busy", "lost", "foreign"]
-"""``lost``: a ScoringWorker that has not beaten for its lease; ``foreign``: an RQ worker of another kind."""
+"""``lost``: a ScoringWorker without a heartbeat for its lease; ``foreign``: an RQ worker of another class."""
 
 
 class _Frozen(BaseModel):
@@ -38,9 +38,9 @@ class _Frozen(BaseModel):
 
 
 class QueueState(_Frozen):
-    """A queue: jobs that wait, run and have failed for good, and the workers that can score them.
+    """A queue: its waiting, started and finally failed jobs, and the number of its live ScoringWorkers.
 
-    ``oldest_seconds`` is how long ago the job that is next was made; ``None`` if none waits.
+    ``oldest_seconds`` is the age of the next job; ``None`` if none waits.
     """
 
     name: str
@@ -52,7 +52,7 @@ class QueueState(_Frozen):
 
 
 class WorkerState(_Frozen):
-    """A worker; ``report`` is what it says of itself, ``None`` where it says nothing (any more)."""
+    """A worker; ``report`` is its own report, ``None`` if it has none or the report has expired."""
 
     name: str
     queues: tuple[str, ...]
@@ -62,9 +62,9 @@ class WorkerState(_Frozen):
 
 
 class RunState(_Frozen):
-    """A run that is not finished; ``rows`` in all and ``seconds_left`` where they are known.
+    """An unfinished run; ``rows`` (the total) and ``seconds_left`` are ``None`` if they are not known.
 
-    ``quiet_seconds`` is how long ago the last result came, or the run was created if none has.
+    ``quiet_seconds`` is the time since the last result, or since the run's creation if it has no result.
     """
 
     id: str
@@ -79,11 +79,11 @@ class RunState(_Frozen):
     quiet_seconds: float
 
 
-class Cluster(_Frozen):
-    """All queues and workers, and one page of the runs, those last worked on first.
+class Snapshot(_Frozen):
+    """All queues and workers, and one page of the runs, the most recently active first.
 
-    ``at`` is in seconds since 1970; ``page`` counts from 0; ``damaged`` is what could not be read.
-    ``trouble`` says why the server takes no writes just now, so that nothing goes on; ``set_aside`` are
+    ``at`` is in seconds since 1970; ``page`` counts from 0; ``damaged`` lists the keys that cannot be read.
+    ``trouble`` is the reason why the server takes no writes now, if it takes none; ``set_aside`` lists the
     jobs that no worker could read.
     """
 
@@ -99,15 +99,15 @@ class Cluster(_Frozen):
     damaged: tuple[Damaged, ...] = ()
 
 
-def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RUNS) -> Cluster:
-    """Look at the cluster.
+def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RUNS) -> Snapshot:
+    """Read the state of the cluster.
 
     Parameters
     ----------
     client
         The server; responses as bytes.
     page, page_size
-        Which runs: those from ``page * page_size`` on.
+        Which runs to read: ``page_size`` runs from position ``page * page_size`` on.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RU
     names = _names(damage.texts(worker_keys, REDIS_WORKER_KEYS), _WORKER_PREFIX)
     workers = _workers(client, names, now, damage)
     queues = _names(damage.texts(queue_keys, Queue.redis_queues_keys), Queue.redis_queue_namespace_prefix)
-    return Cluster(
+    return Snapshot(
         at=now,
         trouble=refuses_writes(client),
         set_aside=tuple(jobs_set_aside(client)),
@@ -154,7 +154,7 @@ def _workers(client: redis.Redis, names: list[str], now: float, damage: Damage) 
     found = []
     for name, fields, raw in zip(names, replies[::2], replies[1::2], strict=True):
         known = dict(zip(_WORKER_FIELDS, fields, strict=True))
-        # Of one that is gone for long, RQ's list has but the name.
+        # RQ's list still has the name of a worker whose hash has expired.
         if (raw or known["birth"]) and not known["death"]:
             found.append(_worker(name, known, raw, now, damage))
     return tuple(found)
@@ -277,9 +277,9 @@ def _queues_of(workers: Iterable[WorkerState]) -> set[str]:
 
 
 def _seconds(raw: bytes | None, key: str, damage: Damage) -> float | None:
-    """A time as RQ writes it, in seconds since 1970; ``None`` if it is none."""
+    """A time in RQ's format, in seconds since 1970; ``None`` if the value is absent or not a time."""
     try:
         return None if raw is None else str_to_date(raw).timestamp()
     except (ValueError, ArithmeticError):
-        damage.note(key, f"{raw!r:.60} is no time")
+        damage.note(key, f"{raw!r:.60} is not a time")
         return None

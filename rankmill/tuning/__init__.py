@@ -1,1 +1,1 @@
-"""Experiments and tuning: settings tried in turn in fresh workers, and what is learnt of it."""
+"""Experiments and tuning: measure settings in fresh workers, report them, find the best ones."""

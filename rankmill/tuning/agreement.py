@@ -1,4 +1,4 @@
-"""How well scores rank the passages of a query as others do, and how sure that is."""
+"""Rank agreement of two sets of scores within each query, with a confidence interval."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Scores = npt.NDArray[np.float32]
 Verdict = Literal["kept", "lost", "undecided"]
 
 TOP = 10
-"""Places of a ranking that people look at."""
+"""Number of first places of a ranking that are compared as a set."""
 
 _DRAWS = 1000
 _INTERVAL = (2.5, 97.5)
 """Percentiles of the bootstrap draws."""
 
 _MANY_QUERIES = 20
-"""With fewer, what a draw of queries shows of the variance is too little: their rows are drawn as well."""
+"""With fewer queries, resampling queries alone underestimates the variance: their rows are resampled too."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class Agreement:
     Attributes
     ----------
     spearman
-        Rank correlation, the mean over the queries.
+        Spearman's rank correlation, the mean over the queries.
     low, high
-        Where it lies for queries and rows like these, with 95% confidence (bootstrap).
+        Its 95% confidence interval (bootstrap).
     queries, rows
-        How many were compared: queries that have two ranks, and their rows.
+        Number of queries compared (those with at least two different ranks), and of their rows.
     same_top
-        Share of the queries whose first `TOP` are the same set; ``None`` where no query has more than `TOP`.
+        Share of the queries whose first `TOP` rows are the same set; ``None`` if no query has more rows.
     top_overlap
-        Mean share of the first `TOP` that both have.
+        Mean share of the first `TOP` rows that both rankings have in common.
     """
 
     spearman: float
@@ -55,19 +55,19 @@ class Agreement:
         return f"{self.spearman:.5f} ({self.low:.5f} to {self.high:.5f})"
 
     def verdict(self, threshold: float) -> Verdict:
-        """Whether `spearman` is at least `threshold`, as far as these rows can tell."""
+        """Whether `spearman` reaches `threshold` ("kept"), does not ("lost"), or these rows cannot tell."""
         if self.low >= threshold:
             return "kept"
         return "lost" if self.high < threshold else "undecided"
 
     def rows_wanted(self, threshold: float) -> int:
-        """About how many rows would decide: an interval narrows with the root of their number."""
+        """Approximate number of rows that would decide; the interval narrows with the root of that number."""
         margin = max(abs(self.spearman - threshold), 1e-5)
         return math.ceil(self.rows * ((self.high - self.low) / 2 / margin) ** 2 / 1000) * 1000
 
 
 def agreement(queries: Sequence[str], scores: Scores, reference: Scores) -> Agreement | None:
-    """Compare `scores` with `reference`, both ``[n]``; ``None`` where no query has two ranks in both."""
+    """Compare `scores` with `reference`, both ``[n]``; ``None`` if no query has two ranks in both."""
     table = pd.DataFrame({"query": queries, "score": scores, "reference": reference})
     ranks, overlaps = [], []
     for _, rows in table.groupby("query", sort=False):
@@ -92,13 +92,13 @@ def agreement(queries: Sequence[str], scores: Scores, reference: Scores) -> Agre
 
 
 def _overlap(scores: Scores, reference: Scores) -> float:
-    """Share of the first `TOP` that both have; of equal scores the first row comes first."""
+    """Share of the first `TOP` rows that both rankings have in common; ties keep the order of the rows."""
     first = [set(np.argsort(-each, kind="stable")[:TOP].tolist()) for each in (scores, reference)]
     return len(first[0] & first[1]) / TOP
 
 
 def _interval(ranks: list[npt.NDArray[np.float64]], values: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Bootstrap interval of the mean of `values`, which are those of `ranks`; the same one each time."""
+    """Bootstrap interval of the mean of `values`, the correlations of `ranks`; the seed is fixed."""
     random = np.random.default_rng(0)
     picked = random.integers(len(values), size=(_DRAWS, len(values)))
     if len(values) >= _MANY_QUERIES:
@@ -111,13 +111,13 @@ def _interval(ranks: list[npt.NDArray[np.float64]], values: npt.NDArray[np.float
 
 
 def _drawn(ranks: npt.NDArray[np.float64], random: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Correlations ``[draws]`` of a query whose rows are drawn with replacement."""
+    """Correlations ``[draws]`` of a query for draws of its rows with replacement."""
     found = _correlation(ranks[random.integers(len(ranks), size=(_DRAWS, len(ranks)))])
     return np.where(np.isfinite(found), found, _correlation(ranks[None])[0])
 
 
 def _correlation(pairs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Pearson's correlation of ``[..., n, 2]``; not a number where one side does not vary."""
+    """Pearson's correlation of ``[..., n, 2]``; NaN where one side is constant."""
     centred = pairs - pairs.mean(axis=-2, keepdims=True)
     with np.errstate(invalid="ignore", divide="ignore"):
         both = (centred[..., 0] * centred[..., 1]).sum(axis=-1)

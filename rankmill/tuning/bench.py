@@ -1,4 +1,4 @@
-"""Fresh workers with one setting, and what can be measured of them."""
+"""A bench: fresh workers with given settings, and measurements of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jobs.errors import RankmillError
 from jobs.runtime.settings import Settings
 from jobs.worker_report import STAGES, queue_workers, worker_reports
 from rankmill.local.embedded import worker_environs
-from rankmill.session import Scored, Session
+from rankmill.session import RunScores, Session
 from rankmill.tuning.pairs import COLUMNS
 
 _LOOK_SECONDS = 0.1
@@ -26,30 +26,30 @@ _REPORT_SECONDS = 30
 
 
 class BenchFailed(RankmillError):
-    """Workers died, or took too long: what was to be measured cannot be on this machine."""
+    """Workers died or took too long, so that the settings cannot be measured on this machine."""
 
 
 class Bench:
-    """A private server and its workers, which end with the ``with`` block.
+    """A private server and workers, which end with the ``with`` block.
 
     Parameters
     ----------
     settings
-        Of the workers and of the run.
+        Settings of the workers and of the runs.
     timeout
-        Seconds until whatever is under way is given up.
+        Seconds since the start after which every measurement fails.
 
     Attributes
     ----------
     workers
-        How many there are.
+        Number of workers.
 
     Raises
     ------
     EmbeddedError
         The workers cannot be started.
     BenchFailed
-        From all that measures.
+        From every method that measures.
     """
 
     def __init__(self, settings: Settings, timeout: float) -> None:
@@ -77,16 +77,16 @@ class Bench:
 
     @property
     def peak_bytes(self) -> int:
-        """Resident memory of all workers together, at its highest until now."""
+        """Highest total of the workers' resident memory so far."""
         return self._memory.peak
 
     def warm_up(self, pairs: pa.Table, **spec: Any) -> float:
-        """Score `pairs` until every worker has had some; seconds since the start of the workers.
+        """Score `pairs` until every worker has scored some; returns the seconds since the workers' start.
 
         Raises
         ------
         RunFailed
-            The workers refuse the model, the precision, the backend.
+            The workers refuse the model, the precision or the backend.
         """
         seen: set[str] = set()
         rows = max(len(pairs) // (2 * self.workers), 1)
@@ -94,12 +94,12 @@ class Bench:
             seen |= self._score(pairs, chunk_size=rows, **spec).workers
         return time.monotonic() - self._started
 
-    def bulk(self, pairs: pa.Table, **spec: Any) -> Scored:
-        """Score `pairs` as one run, in chunks of the settings' size."""
+    def bulk(self, pairs: pa.Table, **spec: Any) -> RunScores:
+        """Score `pairs` as one run, in chunks of ``chunk_size`` rows."""
         return self._score(pairs, **spec)
 
-    def requests(self, pairs: Iterable[pa.Table], concurrency: int) -> list[Scored]:
-        """Score each table as a run of its own, so many of them at a time."""
+    def requests(self, pairs: Iterable[pa.Table], concurrency: int) -> list[RunScores]:
+        """Score each table as a run of its own, `concurrency` runs at a time."""
         with ThreadPoolExecutor(concurrency) as threads:
             try:
                 return list(threads.map(lambda table: self._score(table, chunk_size=len(table)), pairs))
@@ -108,7 +108,7 @@ class Bench:
                 raise
 
     def stage_seconds(self) -> dict[str, float]:
-        """What the workers' time since their start went into, by what they next say of themselves."""
+        """Seconds that the workers spent in each stage since their start, from their next reports."""
         asked = time.time()
         deadline = time.monotonic() + _REPORT_SECONDS
         names = queue_workers(self._redis, self.settings.queue).scoring
@@ -122,7 +122,7 @@ class Bench:
             time.sleep(_LOOK_SECONDS)
         raise BenchFailed(f"the workers have not reported for {_REPORT_SECONDS} s")
 
-    def _score(self, pairs: pa.Table, *, chunk_size: int | None = None, **spec: Any) -> Scored:
+    def _score(self, pairs: pa.Table, *, chunk_size: int | None = None, **spec: Any) -> RunScores:
         return self._session.score(pairs, COLUMNS, chunk_size=chunk_size, on_wait=self._look, **spec)
 
     def _look(self) -> None:
@@ -132,14 +132,14 @@ class Bench:
             raise BenchFailed(f"not done after {self._timeout:,.0f} s")
 
 
-def cut(pairs: pa.Table, requests: int, size: int) -> list[pa.Table]:
-    """Tables of `size` rows, `requests` of them, starting over where `pairs` end."""
+def split_requests(pairs: pa.Table, requests: int, size: int) -> list[pa.Table]:
+    """Split `pairs` into `requests` tables of `size` rows; repeats the pairs if there are too few."""
     whole = pairs.take(np.arange(requests * size) % len(pairs))
     return [whole.slice(start, size) for start in range(0, len(whole), size)]
 
 
 class _PeakMemory:
-    """Watches the resident memory of the workers under a process."""
+    """Records the highest resident memory of the worker processes among a process's children."""
 
     def __init__(self, pid: int) -> None:
         self.peak = 0

@@ -1,4 +1,4 @@
-"""One visit to a cell of the grid: fresh workers, a warm-up, and the measurements, whatever comes of it."""
+"""Measure one cell of the grid: fresh workers, a warm-up, then the measurements."""
 
 from __future__ import annotations
 
@@ -12,37 +12,40 @@ from pydantic import BaseModel
 from jobs.errors import EmbeddedError, RunFailed
 from jobs.results import ChunkStats
 from jobs.runtime.settings import Settings
-from rankmill.session import Scored
-from rankmill.tuning.bench import Bench, BenchFailed, cut
+from rankmill.session import RunScores
+from rankmill.tuning.bench import Bench, BenchFailed, split_requests
 from rankmill.tuning.experiment import Measure, Value
 
 
-class Tokens(BaseModel):
-    """Real tokens, and those computed, padding included."""
+class TokenCounts(BaseModel):
+    """Real tokens, and computed tokens including padding."""
 
     real: int = 0
     padded: int = 0
 
     @property
     def waste(self) -> float:
-        """Share of what was computed that was padding."""
+        """Share of the computed tokens that was padding."""
         return 1 - self.real / self.padded if self.padded else 0.0
 
 
 class Repeat(BaseModel):
-    """One measurement: a bulk run of ``rows``, and requests, of which each one's latency is known."""
+    """One measurement: a bulk run of ``rows`` pairs, and requests with the latency of each."""
 
     rows: int = 0
     bulk_seconds: float = 0.0
-    bulk_tokens: Tokens = Tokens()
+    bulk_tokens: TokenCounts = TokenCounts()
     latencies: list[float] = []
     request_seconds: float = 0.0
-    request_tokens: Tokens = Tokens()
+    request_tokens: TokenCounts = TokenCounts()
     row_errors: int = 0
 
 
-class Visit(BaseModel):
-    """What became of a cell. ``impossible``: its workers would not have it; ``failed``: they could not."""
+class CellResult(BaseModel):
+    """Result of a cell in one round.
+
+    ``status`` is ``impossible`` if the workers refuse the settings, ``failed`` if they died or took too long.
+    """
 
     experiment: str
     cell: dict[str, Value]
@@ -62,8 +65,8 @@ class Visit(BaseModel):
     ended: float = 0.0
 
 
-def visit(known: dict[str, Any], settings: Settings, measure: Measure, pairs: pa.Table) -> Visit:
-    """Measure a cell; ``known`` is what its record says of it beforehand."""
+def measure_cell(known: dict[str, Any], settings: Settings, measure: Measure, pairs: pa.Table) -> CellResult:
+    """Measure a cell; ``known`` has the fields of its result that are known beforehand."""
     started = time.monotonic()
     record: dict[str, Any] = {**known, "settings": settings.model_dump(), "measure": measure.model_dump()}
     try:
@@ -73,12 +76,12 @@ def visit(known: dict[str, Any], settings: Settings, measure: Measure, pairs: pa
         record |= {"status": "impossible", "reason": str(error)}
     except BenchFailed as error:
         record |= {"status": "failed", "reason": str(error)}
-    return Visit(**record, seconds=time.monotonic() - started, ended=time.time())
+    return CellResult(**record, seconds=time.monotonic() - started, ended=time.time())
 
 
 def _measure(bench: Bench, measure: Measure, pairs: pa.Table) -> dict[str, Any]:
     startup = bench.warm_up(pairs.slice(0, measure.warm_up))
-    requests = cut(pairs, measure.requests, measure.request_size)
+    requests = split_requests(pairs, measure.requests, measure.request_size)
     repeats = []
     stats: ChunkStats | None = None
     for _ in range(measure.repeats):
@@ -97,7 +100,7 @@ def _measure(bench: Bench, measure: Measure, pairs: pa.Table) -> dict[str, Any]:
     }
 
 
-def _repeat(rows: int, bulk: Scored | None, requests: list[Scored], seconds: float) -> Repeat:
+def _repeat(rows: int, bulk: RunScores | None, requests: list[RunScores], seconds: float) -> Repeat:
     every = [*([bulk] if bulk else []), *requests]
     return Repeat(
         rows=rows,
@@ -110,10 +113,10 @@ def _repeat(rows: int, bulk: Scored | None, requests: list[Scored], seconds: flo
     )
 
 
-def _stats(scored: Iterable[Scored]) -> Iterator[ChunkStats]:
+def _stats(scored: Iterable[RunScores]) -> Iterator[ChunkStats]:
     return (stats for part in scored for stats in part.stats)
 
 
-def _tokens(scored: Iterable[Scored]) -> Tokens:
+def _tokens(scored: Iterable[RunScores]) -> TokenCounts:
     stats = list(_stats(scored))
-    return Tokens(real=sum(one.tokens for one in stats), padded=sum(one.padded_tokens for one in stats))
+    return TokenCounts(real=sum(one.tokens for one in stats), padded=sum(one.padded_tokens for one in stats))

@@ -1,4 +1,4 @@
-"""The experiment file: what to vary, what to measure, and what others have found."""
+"""The experiment file: the grid of settings, the measurement, and reference findings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rankmill.tuning.pairs import BUILT_IN
 SHIPPED = BASE.with_name("experiments")
 
 _NOT_VARIED = {"redis_url", "queue", "run_ttl"}
-"""Settings of the server, of which every cell has its own."""
+"""Settings of the server, which an experiment cannot vary: every cell has a server of its own."""
 
 Value = str | int | float | bool
 
@@ -28,31 +28,30 @@ class _Strict(BaseModel):
 
 
 class Measure(_Strict):
-    """What is measured in each cell.
+    """How each cell is measured.
 
     Attributes
     ----------
     pairs
-        A file of pairs, seen from the experiment's file, or ``varied`` or ``example``, which rankmill
-        ships.
+        A file of pairs, relative to the experiment's file, or ``varied`` or ``example`` (shipped pairs).
     query_column, passage_column
-        Where the texts are in that file.
+        Columns of that file with the texts.
     rows
-        Pairs of the bulk run; 0: none is made.
+        Pairs of the bulk run; 0: no bulk run.
     requests
-        Small requests, each one's latency measured; 0: none are made.
+        Number of small requests whose latency is measured; 0: none.
     request_size
-        Pairs in each of them.
+        Pairs in a request.
     concurrency
-        Requests under way at a time.
+        Requests in flight at a time.
     warm_up
-        Pairs that every worker's warm-up takes, at least.
+        Number of pairs scored as a warm-up, some of them by every worker.
     repeats
-        Measurements by the same workers.
+        Measurements with the same workers.
     rounds
-        Visits of each cell, each in fresh workers, after all other cells have had theirs.
+        Passes over the whole grid; each pass measures each cell with fresh workers.
     timeout
-        Seconds for a visit, at most.
+        Most seconds for a cell in a round.
     """
 
     pairs: str = "varied"
@@ -74,38 +73,38 @@ class Measure(_Strict):
         return self
 
     def changed(self, changes: Mapping[str, Any]) -> Measure:
-        """With some values replaced; raises `ConfigError` if that cannot be."""
+        """A copy with some values replaced; raises `ConfigError` for an invalid value."""
         try:
             return Measure(**{**self.model_dump(), **changes})
         except ValidationError as error:
             raise ConfigError(_first(error)) from None
 
     def scaled(self, scale: float) -> Measure:
-        """With that share of rows and requests, but at least one where there are some."""
+        """A copy with rows and requests multiplied by `scale`, each at least 1 unless it is 0."""
         sizes = {name: getattr(self, name) for name in ("rows", "requests")}
         return self.model_copy(
             update={name: max(round(scale * size), 1) if size else 0 for name, size in sizes.items()}
         )
 
 
-Figure = Literal[
+Statistic = Literal[
     "pairs_per_second", "requests_per_second", "p50_ms", "p95_ms", "p99_ms", "padding_waste", "peak_mib"
 ]
-"""What is known of a measured cell, as in the report's tables."""
+"""Statistics of a measured cell, as in the report's tables."""
 
 
 class Finding(_Strict):
-    """Something that was found elsewhere: ``figure`` of the cells ``of``, over that of ``over`` if given."""
+    """A reference result: ``figure`` of the cells ``of``, divided by that of the cells ``over`` if given."""
 
     claim: str
-    figure: Figure
+    figure: Statistic
     of: dict[str, Value]
     over: dict[str, Value] | None = None
     value: float
 
 
 class Experiment(_Strict):
-    """A grid of settings around a base, and what to measure in each of its cells."""
+    """A base config, a grid of settings that change it, and how to measure each cell of the grid."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
     description: str
@@ -137,7 +136,7 @@ class Experiment(_Strict):
         return self
 
     def cells(self) -> list[dict[str, Value]]:
-        """The combinations of the grid's values, the last key's varying fastest."""
+        """All combinations of the grid's values; the last key varies fastest."""
         return [
             dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())
         ]
@@ -149,15 +148,15 @@ class Experiment(_Strict):
         measure: Mapping[str, Any],
         scale: float = 1.0,
     ) -> tuple[Settings, Measure]:
-        """All settings of a cell, and what is measured there.
+        """All settings of a cell, and its measurement.
 
-        The grid wins over the options given (`flags` for settings, `measure` for what is
-        measured), and those over the file. `scale` is the share of rows and requests to take.
+        The grid overrides the command's options (`flags` for settings, `measure` for the measurement), and
+        these override the file. `scale` multiplies the numbers of rows and requests.
 
         Raises
         ------
         ConfigError
-            The cell is impossible.
+            The cell's settings are invalid.
         """
         ours = {key: value for key, value in cell.items() if key in Measure.model_fields}
         theirs = {key: value for key, value in cell.items() if key not in ours}
@@ -167,12 +166,12 @@ class Experiment(_Strict):
 
 
 def load_experiment(file: str | os.PathLike[str]) -> Experiment:
-    """Read an experiment file, or the one of that name that rankmill ships.
+    """Read an experiment file, or a shipped experiment by its name.
 
     Raises
     ------
     ConfigError
-        Names the file and the key: not there, not YAML, an unknown key, a bad value.
+        The file does not exist or is not YAML, or a key is unknown or has an invalid value.
     """
     path = _locate(Path(file))
     try:
@@ -185,7 +184,7 @@ def load_experiment(file: str | os.PathLike[str]) -> Experiment:
     if measure.pairs not in BUILT_IN:
         beside = measure.model_copy(update={"pairs": str(path.parent / measure.pairs)})
         experiment = experiment.model_copy(update={"measure": beside})
-    merge_settings(config=experiment.base)  # a base that is not there is told before any work
+    merge_settings(config=experiment.base)  # reports a missing base before any work
     return experiment
 
 
@@ -205,7 +204,7 @@ def _locate(path: Path) -> Path:
 
 
 def _first(error: ValidationError) -> str:
-    """The first thing that is wrong, with the key it is wrong with."""
+    """The first validation error, with its key."""
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
     if first["type"] == "extra_forbidden":

@@ -1,4 +1,4 @@
-"""Going over the grids, cell after cell and round after round, and keeping what is measured."""
+"""Run the grids: plan all cells of all rounds, measure those without a record, and record the results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from jobs.errors import ConfigError
 from jobs.runtime.settings import Settings
-from rankmill.tuning.cell import Visit, visit
+from rankmill.tuning.cell import CellResult, measure_cell
 from rankmill.tuning.experiment import Experiment, Measure, Value
 from rankmill.tuning.pairs import BUILT_IN, fingerprint, sample
 from rankmill.tuning.records import Records
@@ -26,7 +26,7 @@ RECORDS = "measurements.jsonl"
 
 @dataclass(frozen=True)
 class Plan:
-    """A visit to be made: ``obstacle`` says why it cannot be."""
+    """A cell to be measured in a round; ``obstacle`` is the reason if its settings are invalid."""
 
     experiment: Experiment
     cell: dict[str, Value]
@@ -42,7 +42,7 @@ class Plan:
 
     @property
     def key(self) -> str:
-        """What the measurements depend on, but for the pairs."""
+        """Everything that the result depends on, except the pairs, as text."""
         settings = self.settings.model_dump() if self.settings else self.obstacle
         measure = self.measure.model_dump(exclude={"rounds", "timeout"})
         version = importlib.metadata.version("rankmill")
@@ -57,14 +57,14 @@ def label(cell: Mapping[str, Value]) -> str:
 def plan(
     experiments: Iterable[Experiment], flags: Mapping[str, Any], measure: Mapping[str, Any], scale: float
 ) -> list[Plan]:
-    """All visits, in their order: each experiment's rounds, each over all of its cells.
+    """All cells to measure, in order: for each experiment, for each round, all cells of its grid.
 
-    `flags` and `measure` are the options given; `scale` is the share of rows and requests to take.
+    `flags` and `measure` are the command's options; `scale` multiplies the numbers of rows and requests.
 
     Raises
     ------
     ConfigError
-        An option has a value it cannot take.
+        An option has an invalid value.
     """
     found = []
     for experiment in experiments:
@@ -79,8 +79,8 @@ def plan(
     return found
 
 
-def run(plans: Iterable[Plan], records: Records) -> Iterator[tuple[Plan, Visit, bool]]:
-    """Make the visits that are not in `records` yet; yields each, and whether it was there already.
+def run(plans: Iterable[Plan], records: Records) -> Iterator[tuple[Plan, CellResult, bool]]:
+    """Measure the planned cells that `records` does not have; yields each result and whether it was recorded.
 
     Raises
     ------
@@ -90,24 +90,24 @@ def run(plans: Iterable[Plan], records: Records) -> Iterator[tuple[Plan, Visit, 
     for planned in plans:
         pairs = _pairs(planned.measure)
         key = hashlib.sha256(f"{planned.key} {fingerprint(pairs)}".encode()).hexdigest()
-        kept = records.get(key)
-        if kept is not None:
-            yield planned, Visit(**kept), True
+        record = records.get(key)
+        if record is not None:
+            yield planned, CellResult(**record), True
             continue
-        made = _make(planned, pairs)
-        records.add(key, made.model_dump())
-        yield planned, made, False
+        result = _measure(planned, pairs)
+        records.add(key, result.model_dump())
+        yield planned, result, False
 
 
-def _make(planned: Plan, pairs: pa.Table) -> Visit:
+def _measure(planned: Plan, pairs: pa.Table) -> CellResult:
     known: dict[str, Any] = {
         "experiment": planned.experiment.name,
         "cell": planned.cell,
         "round": planned.round,
     }
     if planned.settings is None:
-        return Visit(**known, status="impossible", reason=planned.obstacle, ended=time.time())
-    return visit(known, planned.settings, planned.measure, pairs)
+        return CellResult(**known, status="impossible", reason=planned.obstacle, ended=time.time())
+    return measure_cell(known, planned.settings, planned.measure, pairs)
 
 
 def _pairs(measure: Measure) -> pa.Table:

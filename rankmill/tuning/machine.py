@@ -1,4 +1,4 @@
-"""What reports of measurements have in common: the machine, and tables."""
+"""Parts that all reports of measurements share: the description of the machine, Markdown tables."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ INSTRUCTION_SETS = (
     "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16",
     "amx_int8", "amx_bf16", "amx_fp16", "asimd", "asimddp", "i8mm", "bf16", "sve",
 )  # fmt: skip
-"""Those that decide how fast a model runs, as Linux calls them."""
+"""Instruction sets that determine how fast a model runs, by their names in Linux."""
 
 
 def describe_machine(
     packages: Iterable[str] = ("torch", "transformers", "rq", "redis", "pyarrow"),
 ) -> dict[str, str]:
-    """The machine and the versions of `packages` here, each with its label."""
+    """Facts about the machine and the installed versions of `packages`, by label."""
     return {
         "CPU": cpu_name(),
         "cores": f"{psutil.cpu_count(logical=False)} ({psutil.cpu_count()} threads)",
@@ -32,12 +32,12 @@ def describe_machine(
 
 
 def instruction_sets() -> list[str]:
-    """Those of `INSTRUCTION_SETS` that this CPU has; none where Linux does not tell."""
+    """The `INSTRUCTION_SETS` that this CPU has; empty where the system does not list CPU flags."""
     return [name for name in INSTRUCTION_SETS if name in cpu_flags()]
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table, its columns aligned so that it reads well as text too; numbers to the right."""
+    """A Markdown table, padded so that it is readable as text; columns of numbers are right-aligned."""
     cells = [list(header), *(list(row) for row in rows)]
     widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
     right = [

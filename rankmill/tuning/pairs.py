@@ -1,4 +1,4 @@
-"""Pairs to measure with: of a file, or made from the shipped example."""
+"""Pairs for measurements: a sample of a file, or pairs made from the shipped example."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ COLUMNS = ("query", "passage")
 
 _EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pairs.jsonl"
 _LOOK_ROWS = 100_000
-"""Rows at the beginning of a file that a sample is taken from."""
-_OF_A_QUERY = 50
-"""Rows of one query in a sample, at most, as long as there are other queries.
+"""A sample is taken from this many rows at the beginning of the input."""
+_ROWS_OF_A_QUERY = 50
+"""Most rows of one query in a sample, as long as there are other queries.
 
-Among few, any change of rank is a great one; many leave room for few queries, which differ. Of 100 pairs of
-MS MARCO with 25, 50 and 74 of a query, 92%, 100% and 100% of the samples pass bf16 (0.9998 by all 4,000
-pairs) at a threshold of 0.999, and 1%, 12% and 28% int8 (0.9985).
+With few rows in a query, one change of rank changes the correlation much; with many, the sample has few
+queries, and queries differ. For samples of 100 pairs of MS MARCO with 25, 50 and 74 rows of a query, bf16
+(0.9998 on all 4,000 pairs) passed a threshold of 0.999 in 92%, 100% and 100% of the samples, and int8
+(0.9985) in 1%, 12% and 28%.
 """
 
 
 def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Table:
-    """`rows` pairs (repeated, where there are not so many) as a table of `COLUMNS`.
+    """`rows` pairs as a table of `COLUMNS`; repeats the pairs if there are too few. The seed is fixed.
 
     Parameters
     ----------
     pairs
-        ``example``: the shipped pairs, in random order. ``varied``: those cut, or
-        filled up with others, to 4 to 400 words, distributed as passages of web pages are. Else
-        a file, of which queries are taken in random order, with up to 50 of their pairs, as ranks within
-        a query are compared: at random, as the first ones may be the best ones (`draw`). Always the
-        same ones.
+        ``example``: the shipped pairs, in random order. ``varied``: the shipped pairs with passages of 4 to
+        400 words, made by cutting and joining, with the length distribution of web passages. Else a file,
+        sampled by `draw`: queries in random order, each with up to 50 random pairs, because ranks are
+        compared within a query and the first pairs of a query may be the best ones.
     rows
-        How many.
+        Number of pairs.
     columns
-        Where the texts are in a file.
+        Columns of the file with the texts.
 
     Raises
     ------
@@ -65,23 +65,23 @@ def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Tabl
 
 
 def file_sample(inputs: Sequence[str], rows: int, columns: TextColumns, label: str | None = None) -> pa.Table:
-    """Up to `rows` pairs of files, chosen by `draw`; always the same ones.
+    """Up to `rows` pairs of files, chosen by `draw` with a fixed seed.
 
     Parameters
     ----------
     inputs
-        Files, directories or globs; the first 100,000 rows are drawn from.
+        Files, directories or globs; the sample is drawn from the first 100,000 rows.
     rows
-        How many, at most. Rows with a null text are not among them.
+        Most pairs to draw. Rows with a null text are left out.
     columns
-        Where the texts are.
+        Columns with the texts.
     label
-        Another column to keep, which must hold numbers.
+        A column of numbers to include in the result.
 
     Raises
     ------
     InputError
-        The files cannot be read, have no pairs, or no such column.
+        The files cannot be read, have no pairs, or lack a column.
     """
     source = open_source(find_files(inputs), columns, allow_nulls=True)
     if label is not None:
@@ -93,15 +93,15 @@ def file_sample(inputs: Sequence[str], rows: int, columns: TextColumns, label: s
         whole = (pc.is_valid(table[name]) for name in columns.names)
         table = table.filter(reduce(pc.and_, whole))
     if table is None or not len(table):
-        raise InputError(f"{', '.join(inputs)}: there are no pairs in it")
+        raise InputError(f"{', '.join(inputs)}: the input has no pairs")
     return table.take(draw(table[columns.query].to_pylist(), rows))
 
 
 def draw(queries: Sequence[str], rows: int) -> list[int]:
-    """Places of up to `rows` of the rows whose queries these are: the sample that rankings are compared on.
+    """Indices of up to `rows` rows to sample, given the query of each row.
 
-    Queries come in random order, each with up to 50 of its rows, at random; if that is not enough, each
-    with up to 50 more, and so on.
+    The sample takes the queries in random order, with up to 50 random rows of each. If these are too few, it
+    takes up to 50 more rows of each query, and so on.
     """
     random = np.random.default_rng(0)
     places: dict[str, list[int]] = {}
@@ -110,10 +110,10 @@ def draw(queries: Sequence[str], rows: int) -> list[int]:
     mine = list(places.values())
     shuffled = [random.permutation(mine[number]).tolist() for number in random.permutation(len(mine))]
     taken: list[int] = []
-    for start in range(0, max(map(len, mine), default=0), _OF_A_QUERY):
+    for start in range(0, max(map(len, mine), default=0), _ROWS_OF_A_QUERY):
         if len(taken) >= rows:
             break
-        taken += [place for each in shuffled for place in each[start : start + _OF_A_QUERY]]
+        taken += [place for each in shuffled for place in each[start : start + _ROWS_OF_A_QUERY]]
     return taken[:rows]
 
 
@@ -126,7 +126,7 @@ def _check_label(schema: pa.Schema, label: str) -> None:
 
 
 def fingerprint(table: pa.Table) -> str:
-    """A hash of the texts."""
+    """A SHA-256 digest of the table's texts."""
     return hashlib.sha256(json.dumps([column.to_pylist() for column in table.columns]).encode()).hexdigest()
 
 
@@ -146,7 +146,7 @@ def _varied(rows: int, random: np.random.Generator) -> pa.Table:
     lengths = np.clip(random.lognormal(np.log(55), 0.7, rows).astype(int), 4, 400)
     found = []
     for row, length in enumerate(lengths.tolist()):
-        query = queries[row // _OF_A_QUERY % len(queries)]
+        query = queries[row // _ROWS_OF_A_QUERY % len(queries)]
         words = passages[query][row % len(passages[query])].split()
         while len(words) < length:
             words += every[random.integers(len(every))].split()

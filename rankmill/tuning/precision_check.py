@@ -1,4 +1,4 @@
-"""What a precision costs: the same pairs scored with it and in fp32, and the rankings compared."""
+"""Precision check: score the same pairs in fp32 and in other precisions, and compare the rankings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 from jobs.errors import InputError, RunFailed
 from jobs.runtime.settings import Settings
 from producer.files.readers import TextColumns
-from rankmill.session import Scored, Session
+from rankmill.session import RunScores, Session
 from rankmill.tuning.agreement import Agreement, agreement
 from rankmill.tuning.pairs import file_sample
 from rankmill.tuning.quality import Qrels, ndcg
@@ -21,20 +21,20 @@ REFERENCE = "fp32"
 
 @dataclass(frozen=True)
 class Measured:
-    """How a precision did.
+    """Result of a precision.
 
     Attributes
     ----------
     precision
-        The one asked for, or what ``auto`` meant.
+        The requested precision, or the one that ``auto`` chose.
     backend, device
-        What ran it.
+        Backend and device that ran it.
     agreement
-        How it ranks the passages of a query, beside fp32.
+        Agreement of its rankings within each query with those of fp32.
     ndcg
-        nDCG@10 by the labels, where there are any.
+        nDCG@10 by the labels; ``None`` without labels.
     lost
-        Rows that have a score in fp32 and none in this precision.
+        Number of rows that have a score in fp32 but none in this precision.
     """
 
     precision: str
@@ -53,29 +53,29 @@ def check_precisions(
     precisions: Sequence[str],
     settings: Settings,
 ) -> list[Measured]:
-    """Score a sample of the input in fp32 and in each precision: fp32 first, then those asked for.
+    """Score a sample of the input in fp32 and in each precision; the results, fp32 first.
 
     Parameters
     ----------
     inputs
         Files, directories or globs.
     columns
-        Where the pairs are.
+        Columns with the texts.
     label_column
-        Where relevance is, as a number; without it there is no nDCG.
+        Column with the relevance as a number; without it there is no nDCG.
     sample
-        Rows to score, at most; which ones: `rankmill.tuning.pairs.draw`.
+        Most rows to score; `rankmill.tuning.pairs.draw` chooses them.
     precisions
-        What to compare with fp32.
+        Precisions to compare with fp32.
     settings
-        The model, and where it runs.
+        The model, and the server or the embedded workers.
 
     Raises
     ------
     InputError
-        The rows cannot be compared, or a precision cannot be run.
+        The rows cannot be compared, or no worker can run a precision.
     """
-    with Session(settings) as session:  # workers start while the files are looked at
+    with Session(settings) as session:  # workers start while the files are read
         table = file_sample(inputs, sample, columns, label_column)
         scored = [
             _score(session, table, columns, precision)
@@ -86,7 +86,7 @@ def check_precisions(
     return [_measured(each, scored[0], queries, labels) for each in scored]
 
 
-def _score(session: Session, table: pa.Table, columns: TextColumns, precision: str) -> Scored:
+def _score(session: Session, table: pa.Table, columns: TextColumns, precision: str) -> RunScores:
     try:
         scored = session.score(table, columns.names, precision=precision)
     except RunFailed as error:
@@ -97,7 +97,7 @@ def _score(session: Session, table: pa.Table, columns: TextColumns, precision: s
 
 
 def _measured(
-    scored: Scored, reference: Scored, queries: list[str], labels: list[float | None] | None
+    scored: RunScores, reference: RunScores, queries: list[str], labels: list[float | None] | None
 ) -> Measured:
     has_reference = np.isfinite(reference.scores)
     both = np.flatnonzero(has_reference & np.isfinite(scored.scores))
@@ -115,7 +115,7 @@ def _measured(
 
 
 def _qrels(queries: list[str], labels: list[float | None]) -> Qrels:
-    """Each row is a document of its query."""
+    """The labels as judgments; each row is a document of its query."""
     found: dict[str, dict[str, float]] = {}
     for row, (query, label) in enumerate(zip(queries, labels, strict=True)):
         if label is not None:

@@ -1,4 +1,4 @@
-"""How good scores are by labels: nDCG as trec_eval computes it."""
+"""Ranking quality by labels: nDCG as trec_eval computes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pandas as pd
 
 Scores = npt.NDArray[np.float32]
 Qrels = Mapping[str, Mapping[str, float]]
-"""Query id to document id to grade."""
+"""Grades by query id and document id."""
 
 
 def read_qrels(path: Path) -> Qrels:
@@ -29,8 +29,8 @@ def ndcg(
 ) -> float:
     """trec_eval's ``ndcg_cut_k``, the mean over the queries that have judgments.
 
-    The gain is the grade itself; the ideal ranking is that of all judged documents, found or not;
-    of equal scores the document with the larger id comes first.
+    The gain is the grade. The ideal ranking contains all judged documents, even those without a score here.
+    Among equal scores the document with the larger id comes first.
     """
     run = pd.DataFrame({"query": queries, "document": documents, "score": scores})
     values = []

@@ -1,4 +1,4 @@
-"""What was measured, on disk as soon as it is: a JSON object a line."""
+"""Records of measurements on disk: a file with one JSON object per line, synced after each record."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from jobs.errors import InputError
 
 
 class Records:
-    """Values by key that outlive an interruption. A line that was not finished counts for nothing.
+    """Values by key in a file, which survive an interruption. An incomplete last line is ignored.
 
     Parameters
     ----------
     path
-        The file; made when something is added.
+        The file; it is created when the first value is added.
     about
-        What the values are about; those about something else do not count.
+        Prefix of all keys: identifies what was measured. Records with another prefix are ignored.
 
     Raises
     ------
     InputError
-        The file is there and holds something else.
+        The file exists and has other content.
     """
 
     def __init__(self, path: Path, about: str = "") -> None:
@@ -33,20 +33,20 @@ class Records:
         self._good = 0
         for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
             if not line.endswith(b"\n"):
-                break  # torn
+                break  # incomplete: the process died while it wrote the line
             try:
                 record = json.loads(line)
                 self._values[record["key"]] = record["value"]
             except (ValueError, TypeError, KeyError):
-                raise InputError(f"{path}: these are no measurements of rankmill; move it away") from None
+                raise InputError(f"{path}: not a file of rankmill's measurements; move it away") from None
             self._good += len(line)
 
     def get(self, key: str) -> Any | None:
-        """The value, if it is there."""
+        """The value of a key; ``None`` if there is no record."""
         return self._values.get(self._about + key)
 
     def add(self, key: str, value: Any) -> None:
-        """Keep a value (of JSON's types); it is on disk when this returns."""
+        """Record a value (of JSON's types); it is on disk when this returns."""
         key = self._about + key
         line = json.dumps({"key": key, "value": value}).encode() + b"\n"
         self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The search for the best settings: what matters most first, each against the best so far."""
+"""The search for the best settings: one setting after another, the most important first."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from jobs.runtime.settings import Backend, Settings
 from jobs.spec import Precision
 from rankmill.tuning.grid import label
 from rankmill.tuning.records import Records
-from rankmill.tuning.trials import REFERENCE, Changes, Duel, Objective, Probe, Probes, Reference, Trials
+from rankmill.tuning.trials import REFERENCE, Changes, Comparison, Objective, Probe, Probes, Reference, Trials
 
-Kept = TypeVar("Kept", bound=BaseModel)
+RecordT = TypeVar("RecordT", bound=BaseModel)
 
 _MARGIN = 1.02
-"""What a setting has to win by; less is noise."""
+"""Smallest gain with which a change is taken; smaller gains are noise."""
 
 _FINALISTS = 3
 _CHANCE = 1.5
-"""A backend and precision that took so many times as long as the fastest is out."""
+"""A backend and precision that took this many times as long as the fastest is not compared further."""
 
 _SAMPLE_SHARE = 1 / 30
 """Share of the budget that the reference may take for the sample."""
 
 
 class NothingWorks(RankmillError):
-    """No backend and precision can score the sample here as well as it must be."""
+    """No backend and precision can score the sample here with the required rank correlation."""
 
 
 class _OutOfTime(Exception):
@@ -41,10 +41,10 @@ class _OutOfTime(Exception):
 
 @dataclass
 class Tuned:
-    """What won: ``changes`` to the settings that tuning began with, and how it came to that.
+    """The best settings found: ``changes`` to the settings that tuning began with, and its steps (``story``).
 
-    ``gain`` is how many times better what was found is than those, measured in turn at the end; `None` if
-    one of them failed. Where it is below 1 there are no changes.
+    ``gain`` is the cost of the first settings over the cost of the best ones, measured in turn at the end;
+    `None` if one of them failed. If it is below 1, there are no changes.
     """
 
     changes: dict[str, Any]
@@ -53,24 +53,24 @@ class Tuned:
 
 
 class Tuner:
-    """Tunes what the settings leave to ``auto``; what they fix stays.
+    """Tunes the settings that are ``auto``; the others do not change.
 
     Parameters
     ----------
     base
         Settings to begin with.
     trials
-        What measures.
+        Makes the measurements.
     objective
-        What counts.
+        What to optimize.
     records
-        What was measured before an interruption, which is not measured again.
+        Measurements of an interrupted tuning, which are not made again.
     budget
-        Seconds to measure, at most; a measurement that has begun is finished.
+        Most seconds to measure; a measurement that has begun is finished.
     min_spearman
-        Rank correlation with the reference that a precision must have.
+        Rank correlation with the reference that a precision must reach.
     say
-        Told each step as it is done.
+        Called with a line of text after each step.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class Tuner:
         Raises
         ------
         NothingWorks
-            Nothing can score the sample.
+            No backend and precision can score the sample well enough.
         RunFailed
-            Nor can the reference: the model cannot be loaded, say.
+            The reference cannot score it, for example because the model cannot be loaded.
         """
         reference = self._once("reference", Reference, self._reference)
         self._trials.use(reference)
@@ -112,11 +112,11 @@ class Tuner:
             self._split(reference.device)
         except _OutOfTime:
             self._tell(f"the budget of {self._budget:,.0f} s is spent; not finished: {step}")
-        gain = self._against({}, self._best, always=True).gain or None
+        gain = self._compare({}, self._best, always=True).gain or None
         if gain:
-            self._tell(f"all together: {gain:.2f} times as good as the settings it began with")
+            self._tell(f"all changes together: {gain:.2f} times as good as the initial settings")
         if gain and gain < 1:
-            self._tell("the settings it began with stay")
+            self._tell("the initial settings are better: nothing is changed")
             self._best = {}
         return Tuned(self._best, gain, self._story)
 
@@ -124,7 +124,7 @@ class Tuner:
         return self._trials.reference(self._budget * _SAMPLE_SHARE)
 
     def _choose_backend(self, reference: Reference) -> None:
-        """Backend and precision: each once; the fastest that are good enough then in turn."""
+        """Measure each backend and precision once; then compare the fastest acceptable ones in turn."""
         self._tell(f"sample of {len(reference.scores)} pairs; ranks are compared with {label(REFERENCE)}")
         found: list[Probe] = []
         out_of_time = None
@@ -141,26 +141,26 @@ class Tuner:
         good = self._good(found)
         if not good:
             raise NothingWorks(
-                f"no backend and precision was found that scores the sample as well as it must be "
-                f"({self._story[-1]}); see --min-spearman and --budget"
+                f"no backend and precision reaches the required rank correlation on the sample "
+                f"({self._story[-1]}); lower --min-spearman or raise --budget"
             )
         self._best = {"backend": good[0].backend, "precision": good[0].precision}
         if out_of_time:
             raise out_of_time
         for probe in good[1:_FINALISTS]:
             if self._objective == "memory" or probe.seconds < _CHANCE * good[0].seconds:
-                self._challenge({"backend": probe.backend, "precision": probe.precision})
+                self._try({"backend": probe.backend, "precision": probe.precision})
 
     def _probe(self, backend: str, reference: Reference) -> Probes:
         return self._trials.probe(backend, self._open("precision", get_args(Precision)), reference)
 
     def _good(self, found: list[Probe]) -> list[Probe]:
-        """Those that can be had and keep the ranks, fastest first; says what the others lack."""
+        """The probes that run here and keep the ranks, fastest first; reports why the others do not."""
         good = []
         for probe in found:
             name = f"{probe.backend}, {probe.precision}"
             if probe.reason:
-                self._tell(f"{name}: not here: {probe.reason}")
+                self._tell(f"{name}: not possible here: {probe.reason}")
                 continue
             found_ranks = probe.agreement
             if found_ranks is None:
@@ -175,60 +175,62 @@ class Tuner:
                 self._tell(f"{name}: refused, {ranks} is below {self._min_spearman}")
             else:
                 self._tell(
-                    f"{name}: not taken, {ranks} may be below {self._min_spearman}; a larger --budget "
-                    "has a larger sample, and rankmill check-precision a larger one still"
+                    f"{name}: not taken, {ranks} may be below {self._min_spearman}; a larger --budget takes "
+                    "a larger sample, and rankmill check-precision takes an even larger one"
                 )
         return sorted(good, key=lambda probe: probe.seconds)
 
     def _climb(self, device: str) -> None:
-        """The token budget: doubled as long as that wins; else halved."""
+        """Token budget: double it while that is better, or halve it while that is better."""
         if isinstance(self._base.token_budget, int):
             return
         first = TOKEN_BUDGETS[device]
         for factor in (2.0, 0.5):
             tokens = first * factor
-            while self._challenge({"token_budget": int(tokens)}):
+            while self._try({"token_budget": int(tokens)}):
                 tokens *= factor
             if "token_budget" in self._best:
                 return
 
     def _split(self, device: str) -> None:
-        """Workers, and the cores or GPUs shared among them."""
+        """Number of workers, which share the cores or the GPU."""
         if self._base.workers != "auto" or self._base.threads != "auto":
             return
         if device == "cpu":
             workers = 2
-            while workers <= cores() and self._challenge({"workers": workers, "threads": cores() // workers}):
+            while workers <= cores() and self._try({"workers": workers, "threads": cores() // workers}):
                 workers *= 2
         elif device == "cuda":
-            self._challenge({"workers": 2})
+            self._try({"workers": 2})
 
-    def _challenge(self, changes: Changes) -> bool:
-        """Whether the best so far is better with `changes`; then they are part of it."""
+    def _try(self, changes: Changes) -> bool:
+        """Compare the best settings so far with and without `changes`; take the changes if that is better."""
         challenger = {**self._best, **changes}
-        duel = self._against(self._best, challenger)
-        won = duel.gain > _MARGIN
-        if duel.reason:
-            self._tell(f"{label(changes)}: not here: {duel.reason}")
+        found = self._compare(self._best, challenger)
+        won = found.gain > _MARGIN
+        if found.reason:
+            self._tell(f"{label(changes)}: not possible here: {found.reason}")
         else:
-            times = f"{duel.gain:.2f} times as good, {len(duel.first)} in turn"
+            times = f"{found.gain:.2f} times as good, measured {len(found.first)} times in turn"
             self._tell(f"{label(changes)}: {times}: {'taken' if won else 'not taken'}")
         if won:
             self._best = challenger
-        self._trials.keep(self._best)
+        self._trials.end_others(self._best)
         return won
 
-    def _against(self, first: Changes, second: Changes, *, always: bool = False) -> Duel:
+    def _compare(self, first: Changes, second: Changes, *, always: bool = False) -> Comparison:
         name = f"{label(first)} against {label(second)}"
-        return self._once(name, Duel, lambda: self._trials.duel(first, second), always)
+        return self._once(name, Comparison, lambda: self._trials.compare(first, second), always)
 
     def _open(self, setting: str, values: tuple[str, ...]) -> list[str]:
-        """The values to try: all, or the one that the settings fix."""
+        """Values to try: all, or only the one that the settings fix."""
         fixed = getattr(self._base, setting)
         return [value for value in values if value != "auto"] if fixed == "auto" else [fixed]
 
-    def _once(self, name: str, kind: type[Kept], measure: Callable[[], Kept], always: bool = False) -> Kept:
-        """What was recorded under `name`, or is now, if there is time or it is `always` wanted."""
+    def _once(
+        self, name: str, kind: type[RecordT], measure: Callable[[], RecordT], always: bool = False
+    ) -> RecordT:
+        """The value recorded under `name`; else measure and record it, if the budget or `always` allows."""
         record = self._records.get(name)
         if record is None:
             if self._spent > self._budget and not always:

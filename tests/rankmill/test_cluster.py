@@ -21,7 +21,7 @@ from jobs.runs import RunStore
 from jobs.spec import ScoreSpec
 from jobs.worker_report import WorkerReport, announce_worker
 from producer import Client, ScoringRun
-from rankmill.cluster.snapshot import Cluster, WorkerState, read_cluster
+from rankmill.cluster.snapshot import Snapshot, WorkerState, read_cluster
 from rankmill.cluster.tables import overview
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.models import make_bert
@@ -32,7 +32,7 @@ def slow_model(tmp_path: Path) -> Path:
     return make_bert(tmp_path / "slow", hidden=128, layers=4)
 
 
-def worker_named(cluster: Cluster, name: str) -> WorkerState | None:
+def worker_named(cluster: Snapshot, name: str) -> WorkerState | None:
     return next((worker for worker in cluster.workers if worker.name == name), None)
 
 
@@ -57,7 +57,7 @@ def test_a_cluster_at_work_is_seen_as_it_is(server: Server, workers: StartWorker
     workers(name="w1", environ={"RANKMILL_CLAIM_AHEAD": "64"})
     reader = threading.Thread(target=read, args=(run,))
     reader.start()
-    found: list[Cluster] = []
+    found: list[Snapshot] = []
 
     def at_work() -> bool:
         found.append(read_cluster(server.client))

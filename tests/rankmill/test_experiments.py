@@ -24,7 +24,7 @@ from rankmill.cli.experiment import experiment
 from rankmill.tuning.experiment import Finding, load_experiment, shipped
 from rankmill.tuning.pairs import sample
 from rankmill.tuning.records import Records
-from rankmill.tuning.reports.figures import here, pareto
+from rankmill.tuning.reports.statistics import measured_value, pareto
 from tests.conftest import BIN, ENVIRON, wait_for
 
 MEASURE = {"rows": 40, "requests": 4, "request_size": 5, "concurrency": 2, "warm_up": 4, "repeats": 2}
@@ -50,7 +50,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, env=ENVIRON, stderr=subprocess.PIPE, text=True)
 
 
-def visits(folder: Path) -> list[dict[str, Any]]:
+def results(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / "measurements.jsonl").read_text().splitlines()
     return [json.loads(line)["value"] for line in lines]
 
@@ -101,7 +101,7 @@ def test_impossible_cells_are_results_and_the_report_is_whole(tmp_path: Path, ti
     file, out = write(tmp_path, tiny_model, grid=grid, reference=reference), tmp_path / "out"
     result = run(file, "-o", out, "--scale", 0.5)
     assert result.exit_code == 0, result.output
-    found = {(v["cell"]["precision"], v["cell"]["token_budget"]): v for v in visits(out)}
+    found = {(v["cell"]["precision"], v["cell"]["token_budget"]): v for v in results(out)}
     assert [found["fp32", 512]["status"], *(v["status"] for v in list(found.values())[1:])] == [
         "measured",
         *["impossible"] * 3,
@@ -138,7 +138,7 @@ def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path: Path, tiny_mod
     first.send_signal(signal.SIGINT)
     _, told = first.communicate(timeout=60)
     assert first.returncode == 130
-    assert "interrupted; what was measured is kept, and the same command continues" in told
+    assert "interrupted; the measurements are kept, and the same command continues" in told
     before = kept.read_bytes()
     kept.write_bytes(before + b'{"key": "a line that was never fini')
 
@@ -146,7 +146,7 @@ def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path: Path, tiny_mod
     assert result.exit_code == 0, result.output
     assert "[1/2] mine: workers=1: was measured before" in result.output
     assert kept.read_bytes().startswith(before)
-    assert [visit["status"] for visit in visits(out)] == ["measured", "measured"]
+    assert [result["status"] for result in results(out)] == ["measured", "measured"]
     report = (out / "report.md").read_text()
     assert re.findall(r"!\[.+\]\((.+)\)", report) == [
         "mine-cells.svg",
@@ -211,7 +211,7 @@ def test_records_are_those_of_one_matter_and_of_whole_lines(tmp_path: Path) -> N
     assert (Records(path, "one").get("a"), Records(path, "one").get("b")) == (1, [2])
     assert Records(path, "two").get("a") is None
     path.write_text("something else\n")
-    with pytest.raises(InputError, match="these are no measurements of rankmill"):
+    with pytest.raises(InputError, match="not a file of rankmill's measurements"):
         Records(path)
 
 
@@ -221,6 +221,6 @@ def test_the_front_and_the_findings() -> None:
         {"cell": [{"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a": 2, "b": 1}], "p50_ms": [10.0, 30.0, 5.0]}
     )
     finding = Finding(claim="", figure="p50_ms", of={"a": 2}, over={"a": 1}, value=1)
-    assert here(finding, cells) == 0.25
-    assert here(finding.model_copy(update={"of": {"a": 3}}), cells) is None
-    assert here(finding, pd.DataFrame()) is None
+    assert measured_value(finding, cells) == 0.25
+    assert measured_value(finding.model_copy(update={"of": {"a": 3}}), cells) is None
+    assert measured_value(finding, pd.DataFrame()) is None

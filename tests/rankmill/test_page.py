@@ -21,7 +21,7 @@ from jobs.spec import ScoreSpec
 from jobs.worker_report import LATENCY_BUCKETS, WorkerReport, announce_worker
 from producer import Client
 from rankmill.cluster.history import WINDOW_SECONDS, History, quantile
-from rankmill.cluster.snapshot import Cluster, WorkerState
+from rankmill.cluster.snapshot import Snapshot, WorkerState
 from tests.conftest import BIN, ENVIRON, Server, StartWorker, wait_for
 from tests.harness.models import make_bert
 from tests.harness.tools import free_port, tool
@@ -150,11 +150,11 @@ def test_nothing_is_inline_and_nothing_comes_from_elsewhere(page: str) -> None:
         assert answers(page + name)
 
 
-def look(at: float, **report: Any) -> Cluster:
+def look(at: float, **report: Any) -> Snapshot:
     """A cluster with one worker that says `report`."""
     made = WorkerReport(device="cpu", started=0.0, beat=at, **report)
     worker = WorkerState(name="w", queues=("q",), state="busy", beat_seconds=0.0, report=made)
-    return Cluster(at=at, queues=(), workers=(worker,), runs=(), runs_total=0, page=0, page_size=50)
+    return Snapshot(at=at, queues=(), workers=(worker,), runs=(), runs_total=0, page=0, page_size=50)
 
 
 def test_rates_are_differences_between_reports() -> None:

@@ -50,7 +50,7 @@ def test_a_precision_below_the_threshold_is_refused_in_one_line(
     (line,) = refused.stderr.splitlines()
     ranks = r"0\.\d+ \(0\.\d+ to [01]\.\d+\)"
     assert re.match(
-        rf"check-precision: bf16 ranks as fp32 does to {ranks}, below 0\.99999: use another", line
+        rf"check-precision: bf16 has rank correlation {ranks} with fp32, below 0\.99999: use another", line
     )
     assert "--threshold or --report-only" in line
     assert "bf16" in refused.stdout

@@ -18,7 +18,7 @@ from rankmill.cli.tune import tune
 from rankmill.tuning.agreement import Agreement
 from rankmill.tuning.pairs import sample
 from rankmill.tuning.records import Records
-from rankmill.tuning.trials import Changes, Duel, Probe, Probes, Reference, Trials, ranks_kept
+from rankmill.tuning.trials import Changes, Comparison, Probe, Probes, Reference, Trials, rank_agreement
 from rankmill.tuning.tune import NothingWorks, Tuner
 from tests.conftest import BIN, ENVIRON, wait_for
 
@@ -53,13 +53,13 @@ def test_tuning_goes_on_after_an_interruption_and_writes_a_config(tmp_path: Path
     result = CliRunner().invoke(tune, [*arguments, "--budget", "0.1s"])
     assert result.exit_code == 0, result.output
     assert "torch, fp32: " in result.output
-    assert "torch, fp16: not here: precision fp16 is not supported on cpu" in result.output
+    assert "torch, fp16: not possible here: precision fp16 is not supported on cpu" in result.output
     assert "the budget of 0 s is spent; not finished" in result.output
     assert f"score-file INPUT --config {output}" in result.output
     settings = load_settings(config=output, environ={})
     assert (settings.model, settings.backend, settings.window) == (str(tiny_model), "torch", 7)
     assert settings.precision in {"fp32", "bf16"}
-    assert "# What was tried:" in output.read_text()
+    assert "# Steps of the tuning:" in output.read_text()
     assert not kept.exists()
 
 
@@ -67,13 +67,13 @@ def test_two_settings_are_measured_in_turn_and_one_that_cannot_be_loses(tiny_mod
     options = {"model": str(tiny_model), "backend": "torch", "precision": "fp32", "threads": 1}
     settings = load_settings(options, environ={})
     with Trials(settings, sample("example", 50), "latency", 300) as trials:
-        duel = trials.duel({}, {"precision": "fp16"})
-        assert duel.gain == 0
-        assert "precision fp16 is not supported on cpu" in duel.reason
-        duel = trials.duel({}, {"token_budget": 64})
-        assert 1 <= len(duel.first) == len(duel.second) <= 3
-        assert duel.gain > 0
-        assert not duel.reason
+        found = trials.compare({}, {"precision": "fp16"})
+        assert found.gain == 0
+        assert "precision fp16 is not supported on cpu" in found.reason
+        found = trials.compare({}, {"token_budget": 64})
+        assert 1 <= len(found.first) == len(found.second) <= 3
+        assert found.gain > 0
+        assert not found.reason
 
 
 def test_every_worker_has_the_sample_to_score_however_small_it_is(tiny_model: Path) -> None:
@@ -127,8 +127,8 @@ def test_what_is_no_better_in_the_end_does_not_win(tmp_path: Path, seconds: floa
             time.sleep(0.2)
             return Probes(probes=[Probe(backend=backend, precision="fp32", seconds=0.1, agreement=SAME)])
 
-        def duel(self, first: Changes, second: Changes) -> Duel:
-            return Duel(first=[1.0], second=[seconds])
+        def compare(self, first: Changes, second: Changes) -> Comparison:
+            return Comparison(first=[1.0], second=[seconds])
 
     settings = load_settings({"model": "demo", "backend": "torch"}, environ={})
     trials = Lucky(settings, sample("example", 2), "throughput", 300)
@@ -170,7 +170,7 @@ def test_ranks_are_compared_within_a_query_and_else_over_all() -> None:
     two = pa.table({"query": ["a", "a", "b", "b"]})
 
     def spearman(pairs: pa.Table, reference: list[float]) -> float:
-        found = ranks_kept(pairs, scores, reference)
+        found = rank_agreement(pairs, scores, reference)
         assert found
         return found.spearman
 
@@ -178,4 +178,4 @@ def test_ranks_are_compared_within_a_query_and_else_over_all() -> None:
     assert spearman(two, [20, 10, 1, 2]) == pytest.approx(0.0)
     lone = pa.table({"query": ["a", "b", "c", "d"]})
     assert spearman(lone, [1, 2, 3, 4]) == pytest.approx(1.0)
-    assert ranks_kept(lone, scores, [7, 7, 7, 7]) is None
+    assert rank_agreement(lone, scores, [7, 7, 7, 7]) is None

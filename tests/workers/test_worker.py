@@ -260,8 +260,12 @@ def test_nobody_there_is_said_plainly_and_waited_for(
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRON)
     assert process.stderr is not None
     message = process.stderr.readline()
-    assert "nobody listens on queue 'rankmill' at" in message
-    assert "rq worker rankmill --worker-class workers.ScoringWorker --serializer json" in message
+    assert f"no worker listens on queue 'rankmill' at {server.url} yet" in message
+    assert f"score-workers --redis {server.url} --queue rankmill" in message
+    assert (
+        f"rq worker rankmill --worker-class workers.ScoringWorker --serializer json --url {server.url}"
+        in message
+    )
     workers()
     assert process.wait(timeout=60) == 0
 

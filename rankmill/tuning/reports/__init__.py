@@ -1,1 +1,1 @@
-"""Reports of experiments: figures, plots, tables."""
+"""Reports of experiments: statistics, plots, tables."""

@@ -1,4 +1,4 @@
-"""The report's plots: one figure of bars, one of latency, one of scaling, where there is something to see."""
+"""The report's plots: bars, latency and scaling; a plot without enough data is left out."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rankmill.tuning.experiment import Experiment
-from rankmill.tuning.reports.figures import STAGES, pareto
+from rankmill.tuning.reports.statistics import BUSY_STAGES, pareto
 
 _MAIN, _FRONT = "#c2410c", "#0f766e"
 _STAGE_COLOURS = ("#94a3b8", "#0f766e", "#c2410c", "#1e293b")
 _SEEN = 0.01
-"""Differences of padding waste that deserve a plot."""
+"""Smallest difference of padding between cells with which padding is plotted."""
 
 mpl.rcParams.update({"svg.hashsalt": "rankmill", "svg.fonttype": "none", "font.size": 9})
 
 
 def draw(experiment: Experiment, cells: pd.DataFrame, folder: Path) -> list[tuple[str, str]]:
-    """Draw what the cells of an experiment show; captions and file names in `folder`."""
+    """Draw the plots of an experiment into `folder`; returns their captions and file names."""
     drawn = []
     for title, name, plot in (
         ("Speed, padding, stages and memory", "cells", _bars),
-        ("Throughput against latency; green are the cells that no other beats in both", "latency",
+        ("Throughput against latency; green: the cells that no other cell beats in both", "latency",
          _latency),
         ("Scaling with workers", "workers", _scaling),
     ):  # fmt: skip
@@ -40,13 +40,13 @@ def draw(experiment: Experiment, cells: pd.DataFrame, folder: Path) -> list[tupl
 
 
 def save_chart(figure: Figure, path: Path) -> None:
-    """Write an SVG that is the same, byte for byte, for the same figures."""
+    """Write an SVG; the same data gives the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, format="svg", metadata={"Date": None})
 
 
 def _bars(experiment: Experiment, cells: pd.DataFrame) -> Figure | None:
-    """Panels of horizontal bars, a row for each cell."""
+    """Panels of horizontal bars, one bar for each cell."""
     panels: list[Callable[[Axes, pd.DataFrame], None]] = []
     if cells["pairs_per_second"].notna().any():
         panels.append(_speed)
@@ -76,7 +76,7 @@ def _waste(axes: Axes, cells: pd.DataFrame) -> None:
 
 def _stages(axes: Axes, cells: pd.DataFrame) -> None:
     left = pd.Series(0.0, cells.index)
-    for stage, colour in zip(STAGES, _STAGE_COLOURS, strict=True):
+    for stage, colour in zip(BUSY_STAGES, _STAGE_COLOURS, strict=True):
         share = 100 * cells[f"{stage}_share"]
         axes.barh(cells["label"], share, left=left, color=colour, label=stage)
         left += share
@@ -116,7 +116,7 @@ def _latency(experiment: Experiment, cells: pd.DataFrame) -> Figure | None:
 
 
 def _scaling(experiment: Experiment, cells: pd.DataFrame) -> Figure | None:
-    """Speed against the number of workers, beside what perfect scaling would be."""
+    """Speed against the number of workers, beside a line of perfect scaling."""
     cells = cells[cells["pairs_per_second"].notna()]
     if "workers" not in experiment.grid or len(cells) < 2:
         return None

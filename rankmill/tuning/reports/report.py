@@ -1,4 +1,4 @@
-"""The report: what was asked, what the machine said, and what others have found."""
+"""The report: a section for each experiment with its tables, reference findings and plots."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 
 from jobs.runtime.passwords import mask_passwords
-from rankmill.tuning.cell import Visit
+from rankmill.tuning.cell import CellResult
 from rankmill.tuning.experiment import Experiment, Finding
 from rankmill.tuning.grid import label
 from rankmill.tuning.machine import describe_machine, markdown_table
-from rankmill.tuning.reports.figures import here, summary
 from rankmill.tuning.reports.plots import draw
+from rankmill.tuning.reports.statistics import measured_value, summary
 
 REPORT = "report.md"
 
@@ -33,39 +33,39 @@ _COLUMNS = {
 }
 
 
-def write_report(folder: Path, experiments: Sequence[Experiment], visits: Sequence[Visit]) -> Path:
-    """Write the report and its plots into `folder`; the path of the report."""
-    parts = ["# Experiments", _machine(visits)]
+def write_report(folder: Path, experiments: Sequence[Experiment], results: Sequence[CellResult]) -> Path:
+    """Write the report and its plots into `folder`; returns the path of the report."""
+    parts = ["# Experiments", _machine(results)]
     for experiment in experiments:
-        parts += _section(experiment, [v for v in visits if v.experiment == experiment.name], folder)
+        parts += _section(experiment, [v for v in results if v.experiment == experiment.name], folder)
     path = folder / REPORT
     path.write_text(mask_passwords("\n\n".join(parts)) + "\n", encoding="utf-8")
     return path
 
 
-def _machine(visits: Sequence[Visit]) -> str:
-    facts = {**describe_machine(_PACKAGES), "model": ", ".join(_seen(visits, "model"))}
-    ended = [visit.ended for visit in visits]
+def _machine(results: Sequence[CellResult]) -> str:
+    facts = {**describe_machine(_PACKAGES), "model": ", ".join(_seen(results, "model"))}
+    ended = [result.ended for result in results]
     if ended:
         facts["measured"] = f"{_day(min(ended))} to {_day(max(ended))}"
-        facts["time it took"] = f"{sum(visit.seconds for visit in visits) / 60:,.1f} minutes"
+        facts["duration"] = f"{sum(result.seconds for result in results) / 60:,.1f} minutes"
     return markdown_table(["machine", ""], facts.items()) + "\n\n" + (
         "Speeds are medians of the measurements of a cell, with their range; latencies are percentiles over "
-        "all requests of a cell. What was measured minutes apart on a shared machine may differ for that "
-        "reason alone: a difference within the ranges says nothing."
+        "all requests of a cell. On a shared machine, measurements made minutes apart may differ for this "
+        "reason alone: a difference within the ranges is not significant."
     )  # fmt: skip
 
 
-def _section(experiment: Experiment, visits: list[Visit], folder: Path) -> list[str]:
-    cells = summary(experiment, visits)
-    parts = [f"## {experiment.name}", experiment.description.strip(), _how(visits)]
+def _section(experiment: Experiment, results: list[CellResult], folder: Path) -> list[str]:
+    cells = summary(experiment, results)
+    parts = [f"## {experiment.name}", experiment.description.strip(), _how(results)]
     if len(cells):
         parts += [_table(experiment, cells), _best(cells)]
     if len(cells) and cells["row_errors"].any():
         parts.append(f"{cells['row_errors'].sum():,.0f} rows got an error instead of a score.")
     if experiment.reference:
         parts.append(_findings(experiment.reference, cells))
-    if others := {label(v.cell): (v.status, v.reason) for v in visits if v.status != "measured"}:
+    if others := {label(v.cell): (v.status, v.reason) for v in results if v.status != "measured"}:
         rows = [(cell, status, _cell(reason)) for cell, (status, reason) in others.items()]
         parts.append(markdown_table(["not measured", "", "because"], rows))
     if len(cells):
@@ -73,8 +73,8 @@ def _section(experiment: Experiment, visits: list[Visit], folder: Path) -> list[
     return [part for part in parts if part]
 
 
-def _how(visits: Sequence[Visit]) -> str:
-    measure = next((visit.measure for visit in visits if visit.measure), None)
+def _how(results: Sequence[CellResult]) -> str:
+    measure = next((result.measure for result in results if result.measure), None)
     if measure is None:
         return ""
     sizes = []
@@ -83,8 +83,8 @@ def _how(visits: Sequence[Visit]) -> str:
     if measure["requests"]:
         sizes.append(f"{measure['requests']} requests of {measure['request_size']} pairs")
     return (
-        f"Each cell: {' and '.join(sizes)} ({measure['pairs']}); repeats by the same workers: "
-        f"{measure['repeats']}, rounds in fresh workers: {measure['rounds']}."
+        f"Each cell: {' and '.join(sizes)} ({measure['pairs']}); repeats with the same workers: "
+        f"{measure['repeats']}, rounds with fresh workers: {measure['rounds']}."
     )
 
 
@@ -107,7 +107,7 @@ def _table(experiment: Experiment, cells: pd.DataFrame) -> str:
 
 
 def _best(cells: pd.DataFrame) -> str:
-    """The cells that win, against those that lose most."""
+    """The best cell by each statistic, compared with the worst."""
     lines = []
     for name, what, most in (
         ("pairs_per_second", "bulk throughput", True),
@@ -129,9 +129,9 @@ def _best(cells: pd.DataFrame) -> str:
 def _findings(findings: Sequence[Finding], cells: pd.DataFrame) -> str:
     rows = []
     for finding in findings:
-        value = here(finding, cells)
+        value = measured_value(finding, cells)
         rows.append([finding.claim, _value(finding, finding.value), _value(finding, value)])
-    return markdown_table(["the reference found", "there", "here"], rows)
+    return markdown_table(["reference finding", "there", "here"], rows)
 
 
 def _value(finding: Finding, value: float | None) -> str:
@@ -146,8 +146,8 @@ def _value(finding: Finding, value: float | None) -> str:
     )
 
 
-def _seen(visits: Sequence[Visit], setting: str) -> list[str]:
-    return list(dict.fromkeys(str(visit.settings[setting]) for visit in visits if visit.settings))
+def _seen(results: Sequence[CellResult], setting: str) -> list[str]:
+    return list(dict.fromkeys(str(result.settings[setting]) for result in results if result.settings))
 
 
 def _cell(text: str) -> str:

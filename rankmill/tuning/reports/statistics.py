@@ -1,4 +1,4 @@
-"""From visits to figures: a row for each measurement, and what is known of each cell."""
+"""Statistics of results: a table of all measurements, and a summary of each cell."""
 
 from __future__ import annotations
 
@@ -10,53 +10,53 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rankmill.tuning.cell import Repeat, Visit
+from rankmill.tuning.cell import CellResult, Repeat
 from rankmill.tuning.experiment import Experiment, Finding, Value
 from rankmill.tuning.grid import label
 
-STAGES = ("fetch", "tokenize", "forward", "write")
-"""Those whose share is told; waiting depends on how long nobody asked for anything."""
+BUSY_STAGES = ("fetch", "tokenize", "forward", "write")
+"""Stages in which a worker is busy; the report leaves out wait, which depends on the requests."""
 
 
-def measurements(visits: Iterable[Visit]) -> pd.DataFrame:
-    """A row for each measurement (or visit without any), with all that was set and found."""
+def measurements(results: Iterable[CellResult]) -> pd.DataFrame:
+    """A row for each measurement (or for a result without any), with all settings and statistics."""
     rows = []
-    for visit in visits:
-        of_visit = {
-            **visit.model_dump(exclude={"repeats", "cell", "settings", "measure", "stage_seconds"}),
-            "cell": label(visit.cell),
-            **{f"setting_{key}": _text(value) for key, value in visit.settings.items()},
-            **{f"measure_{key}": value for key, value in visit.measure.items()},
-            **{f"{stage}_seconds": visit.stage_seconds.get(stage, np.nan) for stage in STAGES},
+    for result in results:
+        of_cell = {
+            **result.model_dump(exclude={"repeats", "cell", "settings", "measure", "stage_seconds"}),
+            "cell": label(result.cell),
+            **{f"setting_{key}": _text(value) for key, value in result.settings.items()},
+            **{f"measure_{key}": value for key, value in result.measure.items()},
+            **{f"{stage}_seconds": result.stage_seconds.get(stage, np.nan) for stage in BUSY_STAGES},
         }
-        for number, repeat in enumerate(visit.repeats or [None]):
-            known = _figures(repeat) if repeat else {}
+        for number, repeat in enumerate(result.repeats or [None]):
+            known = _statistics(repeat) if repeat else {}
             raw = {"latencies": repeat.latencies, "row_errors": repeat.row_errors} if repeat else {}
-            rows.append({**of_visit, "repeat": number, **known, **raw})
+            rows.append({**of_cell, "repeat": number, **known, **raw})
     return pd.DataFrame(rows)
 
 
-def write_measurements(path: Path, visits: Iterable[Visit]) -> None:
+def write_measurements(path: Path, results: Iterable[CellResult]) -> None:
     """All measurements as one Parquet file."""
-    measurements(visits).to_parquet(path, index=False)
+    measurements(results).to_parquet(path, index=False)
 
 
-def summary(experiment: Experiment, visits: Iterable[Visit]) -> pd.DataFrame:
+def summary(experiment: Experiment, results: Iterable[CellResult]) -> pd.DataFrame:
     """A row for each measured cell, in the grid's order: medians, and the range of the speed.
 
     The latencies of all measurements of a cell count as one sample for its percentiles.
     """
     rows = []
-    mine = list(visits)
+    mine = list(results)
     for cell in experiment.cells():
-        found = [visit for visit in mine if visit.cell == cell and visit.status == "measured"]
+        found = [result for result in mine if result.cell == cell and result.status == "measured"]
         if found:
             rows.append({"cell": cell, "label": label(cell), **_of_cell(found)})
     return pd.DataFrame(rows)
 
 
-def here(finding: Finding, cells: pd.DataFrame) -> float | None:
-    """What this machine says to a finding; `None` if its cells were not measured."""
+def measured_value(finding: Finding, cells: pd.DataFrame) -> float | None:
+    """The value of a finding on this machine; `None` if its cells were not measured."""
     of = _matching(cells, finding.of)[finding.figure].median() if len(cells) else np.nan
     if finding.over is not None:
         of /= _matching(cells, finding.over)[finding.figure].median() if len(cells) else np.nan
@@ -64,7 +64,7 @@ def here(finding: Finding, cells: pd.DataFrame) -> float | None:
 
 
 def pareto(speeds: Iterable[float], latencies: Iterable[float]) -> list[int]:
-    """Places of those than which none is both faster and quicker to answer, by latency.
+    """Indices of the points on the Pareto front of speed and latency, ordered by latency.
 
     >>> pareto([10, 20, 15, 30], [1, 2, 3, 9])
     [0, 1, 3]
@@ -80,29 +80,29 @@ def pareto(speeds: Iterable[float], latencies: Iterable[float]) -> list[int]:
     return front
 
 
-def _of_cell(visits: list[Visit]) -> dict[str, Any]:
-    repeats = [repeat for visit in visits for repeat in visit.repeats]
-    each = pd.DataFrame([_figures(repeat) for repeat in repeats])
+def _of_cell(results: list[CellResult]) -> dict[str, Any]:
+    repeats = [repeat for result in results for repeat in result.repeats]
+    each = pd.DataFrame([_statistics(repeat) for repeat in repeats])
     medians = each.median()
     speed = "pairs_per_second" if medians["pairs_per_second"] > 0 else "requests_per_second"
     latencies = [1000 * latency for repeat in repeats for latency in repeat.latencies]
     percentiles = np.percentile(latencies, [50, 95, 99]) if latencies else [np.nan] * 3
-    stages = pd.DataFrame([visit.stage_seconds for visit in visits])[list(STAGES)].sum()
+    stages = pd.DataFrame([result.stage_seconds for result in results])[list(BUSY_STAGES)].sum()
     return {
         **{str(name): value for name, value in medians.items()},
         **dict(zip(("p50_ms", "p95_ms", "p99_ms"), percentiles, strict=True)),
         "slowest": each[speed].min(),
         "fastest": each[speed].max(),
-        "peak_mib": max(visit.peak_bytes for visit in visits) / 2**20,
-        "startup_seconds": float(np.median([visit.startup_seconds for visit in visits])),
+        "peak_mib": max(result.peak_bytes for result in results) / 2**20,
+        "startup_seconds": float(np.median([result.startup_seconds for result in results])),
         "row_errors": sum(repeat.row_errors for repeat in repeats),
         **{f"{stage}_share": seconds / max(stages.sum(), 1e-9) for stage, seconds in stages.items()},
-        **{name: getattr(visits[0], name) for name in ("device", "backend", "precision")},
+        **{name: getattr(results[0], name) for name in ("device", "backend", "precision")},
     }
 
 
-def _figures(repeat: Repeat) -> dict[str, float]:
-    """Speeds in pairs a second, and waste; waste is the bulk run's, or else the requests'."""
+def _statistics(repeat: Repeat) -> dict[str, float]:
+    """Speeds, latencies and padding of a measurement; padding is of the bulk run, or else of the requests."""
     pairs = repeat.rows / repeat.bulk_seconds if repeat.bulk_seconds else np.nan
     size = len(repeat.latencies)
     percentiles = np.percentile(repeat.latencies, [50, 95, 99]) * 1000 if size else [np.nan] * 3
