@@ -189,7 +189,7 @@ def test_a_sample_of_a_file_has_many_pairs_of_a_query(tmp_path: Path) -> None:
     assert sample(str(tmp_path / "a.parquet"), 100, ("q", "p")) == found
     assert len(sample(str(tmp_path / "a.parquet"), 1500, ("q", "p"))) == 1500
     (tmp_path / "b.jsonl").write_text("")
-    with pytest.raises(InputError, match="no pairs in it"):
+    with pytest.raises(InputError, match="the input has no pairs"):
         sample(str(tmp_path / "b.jsonl"), 10)
 
 

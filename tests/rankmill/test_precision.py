@@ -52,7 +52,7 @@ def test_a_precision_below_the_threshold_is_refused_in_one_line(
     assert re.match(
         rf"check-precision: bf16 has rank correlation {ranks} with fp32, below 0\.99999: use another", line
     )
-    assert "--threshold or --report-only" in line
+    assert "lower --threshold, or give --report-only" in line
     assert "bf16" in refused.stdout
     assert "100 rows of 1 queries" in refused.stdout
     allowed = run(shared_queue, *options, "--threshold", "0.99999", "--report-only")
