@@ -1,4 +1,4 @@
-"""Every backend and precision of this machine beside PyTorch in fp32, and what a cached model saves.
+"""Every backend and precision of this machine beside PyTorch in fp32, and the time that a loaded model saves.
 
     python -m benchmarks.backends [--model MODEL] [--pairs PAIRS.parquet]
 
@@ -131,7 +131,7 @@ def table(
 
 
 def reload(model: str, device: str, folder: str) -> tuple[str, str, str, str]:
-    """The first load of a model in this process, and asking for it again."""
+    """Seconds of the first load of a model in this process, and of looking it up again."""
     load_here = partial(load, device=device, backend="auto", cache_dir=folder)
     cache = EngineCache(load_here, device, Limits(2), partial(Engine, token_budget=2048), lambda: None)
     spec = ScoreSpec(model=model)

@@ -1,4 +1,4 @@
-"""What the machine's matrix products alone would allow: pairs a second, were all else free.
+"""The ceiling: pairs a second if only the matrix products took time.
 
     python -m benchmarks.ceiling MODEL PAIRS.parquet
 
@@ -27,9 +27,9 @@ DTYPES = {
     "cpu": {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8},
     "cuda": {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16},
 }
-"""The arithmetics of products that contenders use on each device."""
+"""Arithmetics of the matrix products that contenders use on each device."""
 SECONDS = 0.3
-"""For each product, at least."""
+"""Least seconds to measure each product."""
 
 
 @dataclass(frozen=True)

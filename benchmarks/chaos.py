@@ -1,4 +1,4 @@
-"""What is lost when things die: one scenario a command, at random moments that a seed fixes.
+"""Losses when processes die: each command runs one scenario, with kills at random moments fixed by a seed.
 
     python -m benchmarks.chaos producer --rows 100000 --kills 20 --seed 1
 
@@ -45,7 +45,7 @@ Figures = dict[str, object]
 
 
 def main() -> None:
-    """Run one scenario and print its figures."""
+    """Run one scenario and print its results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("scenario", choices=SCENARIOS)
     parser.add_argument("--rows", type=int, default=100_000)
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def producer(directory: Path, rows: int, kills: int, seed: int) -> Figures:
-    """SIGKILL score-file, with a server and a worker that live on, and run the same command again."""
+    """SIGKILL score-file while its server and worker keep running, and run the same command again."""
     source = write_rows(directory / "a.parquet", rows)
     model = random_bert(directory / "model", hidden=32, layers=2)
     output, undisturbed = directory / "killed.parquet", directory / "undisturbed.parquet"
@@ -128,7 +128,7 @@ def worker(directory: Path, rows: int, kills: int, seed: int) -> Figures:
 
 
 def rq_worker(directory: Path, rows: int, kills: int, seed: int) -> Figures:
-    """SIGKILL one of two ``rq worker`` processes on a server that lives on, and start another at once.
+    """SIGKILL one of two ``rq worker`` processes while the server keeps running, and start another at once.
 
     Nobody tells that it died: its chunks run again when its leases lapse. One is killed only when
     both score, which takes some seconds after the last time.
@@ -182,7 +182,7 @@ def rq_worker(directory: Path, rows: int, kills: int, seed: int) -> Figures:
 
 @dataclass
 class Ending:
-    """How a command ended that was disturbed so many times."""
+    """How a command ended after the given number of disturbances."""
 
     hits: int
     seconds: float
@@ -214,7 +214,7 @@ def score_file(*arguments: object, environ: Mapping[str, str] | None = None) -> 
 
 
 def kill_one(parent: psutil.Process, rng: random.Random) -> bool:
-    """SIGKILL one of the RQ workers below `parent`; whether there was one."""
+    """SIGKILL one of the RQ workers below `parent`; returns whether there was one."""
     with suppress(psutil.NoSuchProcess):
         workers = [child for child in parent.children(recursive=True) if "rq.cli" in child.cmdline()]
         if workers:
@@ -229,7 +229,7 @@ def redis_aof(directory: Path, rows: int, kills: int, seed: int) -> Figures:
 
 
 def redis_bare(directory: Path, rows: int, kills: int, seed: int) -> Figures:
-    """SIGKILL the server, which keeps nothing, and start it again."""
+    """SIGKILL the server, which stores nothing on disk, and start it again."""
     return _redis(directory, rows, kills, seed, "bare")
 
 
@@ -239,17 +239,17 @@ def redis_flush(directory: Path, rows: int, kills: int, seed: int) -> Figures:
 
 
 def redis_failover(directory: Path, rows: int, kills: int, seed: int) -> Figures:
-    """Make the server a replica, of a master that is not there, for ten seconds."""
+    """Make the server a replica of an unreachable master for ten seconds."""
     return _redis(directory, rows, kills, seed, "failover")
 
 
 def redis_full(directory: Path, rows: int, kills: int, seed: int) -> Figures:
-    """Let the server have used up its memory, for twelve seconds."""
+    """Make the server run out of memory for twelve seconds."""
     return _redis(directory, rows, kills, seed, "full")
 
 
 _OUTAGES = {"failover": (replica, 10), "full": (full, 12)}
-"""How the server cannot serve, and for how many seconds."""
+"""Ways in which the server cannot serve, and for how many seconds."""
 
 
 def _redis(directory: Path, rows: int, kills: int, seed: int, how: str) -> Figures:

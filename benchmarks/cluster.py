@@ -23,7 +23,7 @@ BIN = Path(sys.executable).parent
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a benchmark talks to; ``server`` is the Valkey process."""
+    """The servers of a benchmark; ``server`` is the Valkey process."""
 
     url: str
     server: psutil.Process
@@ -31,7 +31,7 @@ class Cluster:
 
 @contextmanager
 def cluster(workers: int, threads: int, worker_class: str = "workers.ScoringWorker") -> Iterator[Cluster]:
-    """Start a server and workers on queue ``rankmill``; all of it is gone at the end."""
+    """Start a server and workers on queue ``rankmill``; all processes end with the block."""
     with tempfile.TemporaryDirectory() as name, valkey() as url:
         client = redis.Redis.from_url(url)
         server = psutil.Process(int(client.info("server")["process_id"]))
@@ -78,7 +78,7 @@ def start_worker(
 
 
 def wait_until(condition: Callable[[], object], process: subprocess.Popen[bytes] | None = None) -> None:
-    """Wait for up to a minute; ends the benchmark if that is not enough, or `process` ends before."""
+    """Wait for up to a minute; ends the benchmark if that is too short, or if `process` ends before."""
     deadline = time.monotonic() + 60
     while not condition():
         if time.monotonic() > deadline or (process is not None and process.poll() is not None):

@@ -97,7 +97,7 @@ def sample(source: Path, rows: int, target: Path) -> Path:
 
 
 def asked(args: argparse.Namespace, pairs: Path) -> dict[str, str]:
-    """What is compared: two comparisons of which this is the same can be joined."""
+    """Identity of a comparison: two comparisons with the same identity can be joined."""
     commit = _git("rev-parse", "--short", "HEAD") or "no commit"
     changed = ", changed" if _git("diff", "--name-only", "HEAD", "--", "*.py") else ""  # results may change
     return {
@@ -112,7 +112,7 @@ def asked(args: argparse.Namespace, pairs: Path) -> dict[str, str]:
 def one_round(
     results: Results, chosen: list[Contender], round_: int, args: argparse.Namespace, pairs: Path
 ) -> None:
-    """The ceiling, then every contender once; what is there already, or has failed before, is left out."""
+    """Run the ceiling, then every contender once; skips those that have run or failed before."""
     if len(results.ceilings) < round_:
         results.ceilings.append(ceiling(args.model.resolve(), pairs))
     for contender in chosen:
@@ -128,7 +128,7 @@ def one_round(
 
 
 def ceiling(model: Path, pairs: Path) -> Ceiling:
-    """Measured in a process of its own, as everything else."""
+    """The ceiling, measured in a process of its own like every contender."""
     command = [sys.executable, "-m", "benchmarks.ceiling", str(model), str(pairs)]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     return Ceiling(**json.loads(done.stdout.splitlines()[-1]))
@@ -152,12 +152,12 @@ def quality(results: Results, pairs: Path, qrels: Path | None) -> dict[str, dict
 
 
 def scores_of(contender: Contender) -> Path:
-    """Where its scores are left."""
+    """Path of the contender's scores."""
     return HOME / f"{contender.name}.npy"
 
 
 def save(results: Results, folder: Path) -> None:
-    """The raw runs, the tables and the chart, as far as they are."""
+    """Write the raw runs, the tables and the chart of the runs so far."""
     (folder / "compare.json").write_text(json.dumps(asdict(results), indent=1) + "\n", encoding="utf-8")
     (folder / "compare.md").write_text(standings(results) + "\n", encoding="utf-8")
     bars = [(c.title, speed, c.ours) for c in CONTENDERS if (speed := results.speed(c))]
@@ -167,7 +167,7 @@ def save(results: Results, folder: Path) -> None:
 
 
 def _git(*arguments: str) -> str:
-    """What git says; nothing where there is no repository."""
+    """The commit by git; empty outside a repository."""
     done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip()
 

@@ -1,4 +1,4 @@
-"""Who takes part in the side-by-side, and how one of them is run once."""
+"""The contenders of the comparison, and how to run one of them once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.environments import ROOT, CannotInstall, python_for
 
 LIMIT_SECONDS = 3600
-"""For one run of one contender; a peer that hangs must not end the comparison."""
+"""Seconds for one run of one contender; a peer that hangs must not end the comparison."""
 
 ANYWHERE = ("cpu", "cuda")
 
@@ -51,7 +51,7 @@ CONTENDERS = (
     SCORE_FILE,
     SCORE_FILE_INT8,
 )
-"""In the order in which they run and stand in the table."""
+"""The contenders, in the order of their runs and of the table."""
 
 
 @dataclass
@@ -95,7 +95,7 @@ def run(contender: Contender, round_: int, model: Path, pairs: Path, output: Pat
 
 
 def _environment() -> dict[str, str]:
-    """This process's, less what would change how many threads, or which settings, somebody gets."""
+    """This process's environment without variables that change the number of threads or the settings."""
     unwanted = ("RANKMILL_", "REDIS_URL", "OMP_", "MKL_", "PYTHONPATH")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
     return kept | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true"}

@@ -1,4 +1,4 @@
-"""Jobs that nobody can read: for the tests here and for `benchmarks.fuzz`."""
+"""Damaged jobs that cannot be read, for the tests and for `benchmarks.fuzz`."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ CALLS: list[Any] = [
 
 
 def datas() -> list[bytes]:
-    """The part of a job that says what to call, in forms that are none."""
+    """Invalid forms of the part of a job that names its function."""
     calls = [zlib.compress(json.dumps(call).encode()) for call in CALLS]
     return [*calls, *JSONS, zlib.compress(b"\xff"), zlib.compress(b" " * (8 << 20)), b"\x80\x04."]
 
 
 def damage(fields: dict[bytes, bytes], rng: random.Random) -> dict[bytes, bytes]:
-    """The hash of a job with something wrong with it, or nothing, by chance."""
+    """The hash of a job with a random damage, or with none."""
     found = dict(fields)
     for _ in range(rng.choice([1, 1, 1, 2, 5])):
         if rng.random() < 0.25:
@@ -80,7 +80,7 @@ def damage(fields: dict[bytes, bytes], rng: random.Random) -> dict[bytes, bytes]
 
 
 def put_damaged(client: Any, queue: str, fields: dict[bytes, bytes], rng: random.Random) -> bytes:
-    """Put a damaged job at the front of a queue; its id."""
+    """Put a damaged job at the front of a queue; returns its id."""
     number = rng.getrandbits(60)
     job_id = rng.choice([f"damaged-{number}".encode(), b"\xff%x" % number, b"a b:%x" % number])
     key = Job.redis_job_namespace_prefix.encode() + job_id
@@ -95,7 +95,7 @@ def put_damaged(client: Any, queue: str, fields: dict[bytes, bytes], rng: random
 
 
 def put_leases(client: Any, queue: str, job_id: bytes, rng: random.Random) -> None:
-    """Damage what RQ keeps about jobs beside their hashes."""
+    """Damage RQ's other keys about jobs (not their hashes)."""
     now = 1.0 if rng.random() < 0.5 else 1e12
     client.zadd(f"rq:wip:{queue}", {rng.choice([job_id, job_id + b":x", b"\xff:\xff", b":", b"a:b:c"]): now})
     client.zadd(f"rq:scheduled:{queue}", {rng.choice([job_id, b"\xff", b""]): 1})

@@ -17,7 +17,7 @@ class CannotInstall(Exception):
 
 
 def dependencies(script: Path) -> list[str]:
-    """What the script's first lines ask for (PEP 723); nothing: the project's own environment will do."""
+    """Dependencies in the script's first lines (PEP 723); none: the project's own environment is used."""
     block = re.search(r"^# /// script\n((?:#.*\n)+?)# ///$", script.read_text(encoding="utf-8"), re.M)
     if not block:
         return []
@@ -26,7 +26,7 @@ def dependencies(script: Path) -> list[str]:
 
 
 def python_for(script: Path, *, here: bool = False) -> Path:
-    """The interpreter to run `script` with, its environment made if it is not there.
+    """The interpreter to run `script` with; creates its environment if it does not exist.
 
     `here`: this command's own environment, where nothing can be fetched.
 

@@ -43,12 +43,12 @@ REPORT_FIELDS = [b"queues", b"state", b"birth", b"death", b"last_heartbeat", b"s
 
 
 _FAILED_ATTEMPT = "exception raised while executing"
-"""RQ's record of an attempt that failed, with its traceback: nobody ended."""
+"""RQ's log line for a failed attempt, with its traceback; no process ended."""
 
 
 @dataclass
 class Fuzz:
-    """A server, who reads it, and what was found."""
+    """A server, the processes that read it, and the faults found."""
 
     url: str
     server: Any
@@ -59,7 +59,7 @@ class Fuzz:
     rounds: int = 0
 
     def damage_jobs(self) -> None:
-        """Jobs in the queue, and what RQ keeps about them."""
+        """Damage jobs in the queue, and RQ's keys about them."""
         fields: Any = {b"data": b"", b"origin": b"rankmill"}
         sample = next(self.server.scan_iter("rq:job:*"), None)
         if sample and self.server.type(sample) == b"hash":
@@ -69,7 +69,7 @@ class Fuzz:
             put_leases(self.server, "rankmill", job, self.rng)
 
     def damage_reports(self) -> None:
-        """Workers that are none, or say nonsense of themselves."""
+        """Damage the list of workers, and their reports."""
         client, name = self.server, self.rng.choice([b"ghost", b"\xff", b"odd name"])
         client.sadd("rq:workers", b"rq:worker:" + name, self.rng.choice(ANYTHING))
         client.sadd("rq:workers:rankmill", b"rq:worker:" + name)
@@ -79,7 +79,7 @@ class Fuzz:
         client.set(keys.worker("").encode() + name, self.rng.choice(ANYTHING), ex=30)
 
     def damage_lists(self) -> None:
-        """Lists of runs, queues and jobs set aside."""
+        """Damage the lists of runs, of queues and of jobs set aside."""
         client = self.server
         score = self.rng.choice([0.0, 1e308, float("inf"), time.time() + 60])
         client.zadd(keys.runs(), {self.rng.choice(ANYTHING): score})
@@ -87,7 +87,7 @@ class Fuzz:
         client.lpush(keys.set_aside(), self.rng.choice(ANYTHING))
 
     def damage_run(self) -> None:
-        """A run of one's own: its record, payloads, results, progress; whoever submitted it may fail."""
+        """Damage a separate run: its record, payloads, results, progress; its producer may fail."""
         client = self.server
         try:
             run = self.client.submit(PAIRS)
@@ -118,7 +118,7 @@ class Fuzz:
             pass  # as it should: one line; or what is damaged already cannot be damaged so
 
     def look(self, url: str, processes: dict[str, subprocess.Popen[bytes]], logs: Path) -> None:
-        """Everybody must be alive and well, and good runs get their scores."""
+        """Check that all processes live and work, and that undamaged runs get their scores."""
         for name, process in processes.items():
             if process.poll() is not None:
                 self.findings.append(f"{name} ended with {process.returncode}")
@@ -146,7 +146,7 @@ class Fuzz:
 
 
 def fuzz(minutes: float, seed: int, directory: Path) -> Fuzz:
-    """Damage things for so long; what came of it."""
+    """Damage keys for the given time; returns the faults found."""
     model = directory / "model"
     random_bert(model, hidden=16, layers=2)
     environ = environment({"RANKMILL_HEARTBEAT_SECONDS": "1", "RANKMILL_LEASE_SECONDS": "3"})
@@ -194,7 +194,7 @@ def fuzz(minutes: float, seed: int, directory: Path) -> Fuzz:
 
 
 def main() -> None:
-    """Damage things for so many minutes."""
+    """Damage keys for the given number of minutes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--seed", type=int, default=1)

@@ -1,4 +1,4 @@
-"""score-file, killed again and again, and what became of its rows: for `benchmarks.chaos` and tests."""
+"""Kill score-file repeatedly and compare its output: for `benchmarks.chaos` and the tests."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from jobs.worker_report import queue_workers
 
 
 def environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's, without settings of rankmill's but one thread for a worker, and `environ`."""
+    """This process's environment without rankmill's settings, with one thread per worker, and `environ`."""
     own = {key: value for key, value in os.environ.items() if not key.startswith(("RANKMILL_", "REDIS_URL"))}
     return {**own, "RANKMILL_THREADS": "1", **(environ or {})}
 
 
 def folder_of(output: Path) -> Path:
-    """Where score-file keeps what it has scored."""
+    """The folder in which score-file keeps its scores."""
     return output.with_name(output.name + ".rankmill")
 
 
 def start(*arguments: object, environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    """The real command, under way."""
+    """Start the real command."""
     return subprocess.Popen(
         [str(BIN / "score-file"), *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -44,7 +44,7 @@ def start(*arguments: object, environ: Mapping[str, str] | None = None) -> subpr
 
 
 def stop(process: subprocess.Popen[str], output: Path, writes: int, sent: signal.Signals) -> bool:
-    """Signal `process` when it has written to its journal so many times; whether it still ran then."""
+    """Signal `process` after a number of writes to its journal; returns whether it was still running."""
     log = folder_of(output) / "journal.db-wal"
     seen, last = -1, -1  # the first look is no write
     while process.poll() is None:
@@ -63,7 +63,7 @@ def stop(process: subprocess.Popen[str], output: Path, writes: int, sent: signal
 
 @dataclass
 class Chaos:
-    """What a run under kills came to: how often it was killed, and the last process's words."""
+    """Result of a run under kills: the number of kills, and the last process's output."""
 
     kills: int
     code: int
@@ -108,7 +108,7 @@ def run_under_kills(
 
 @dataclass
 class Damage:
-    """How an output differs from that of an undisturbed run: all zeros if nothing was lost."""
+    """Differences of an output from that of an undisturbed run; all zeros if nothing was lost."""
 
     lost: int
     doubled: int
@@ -136,6 +136,6 @@ def damage(output: Path, undisturbed: Path) -> Damage:
 
 
 def finished_jobs(client: redis.Redis) -> int:
-    """Chunks that the workers of the queue have ever ended, whatever became of the scores."""
+    """Number of chunks that the workers of the queue have finished since their start, in all runs."""
     names = queue_workers(client, "rankmill").scoring
     return sum(int(client.hget(f"rq:worker:{name}", "successful_job_count") or 0) for name in names)

@@ -1,4 +1,4 @@
-"""What metrics cost: a worker that counts, serves and is scraped, beside one that does none of it.
+"""Cost of metrics: a worker that counts, serves and is scraped, beside a worker that does not.
 
     python -m benchmarks.metrics --model MODEL --pairs PAIRS.parquet
 
@@ -103,7 +103,7 @@ class Measured:
         self.cpu.append(sum(self._process.cpu_times()[:2]) - before)
 
     def batches_per_cpu_second(self) -> float:
-        """Of the worker's whole life, model load included."""
+        """CPU seconds since the worker's start, model load included."""
         batches = self._report().batches
         return batches / sum(self._process.cpu_times()[:2])
 

@@ -1,4 +1,4 @@
-"""Random models of any size, for benchmarks of what is not the model."""
+"""Random models of any size, for benchmarks of everything except the model."""
 
 from __future__ import annotations
 

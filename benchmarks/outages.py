@@ -1,4 +1,4 @@
-"""Servers that are there and cannot serve: full, a replica, with another password."""
+"""Servers that answer but cannot serve: full, a replica, with another password."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def full(client: Any) -> Iterator[None]:
 
 @contextmanager
 def replica(client: Any) -> Iterator[None]:
-    """The server is a replica, of a master that nobody reaches, as in the middle of a failover."""
+    """The server is a replica of an unreachable master, as in the middle of a failover."""
     client.execute_command("REPLICAOF", "127.0.0.1", "1")
     try:
         yield
@@ -30,7 +30,7 @@ def replica(client: Any) -> Iterator[None]:
 
 @contextmanager
 def locked(client: Any) -> Iterator[None]:
-    """Nobody but the connections of `client` knows the password any more."""
+    """The server requires another password; only the connections of `client` stay usable."""
     client.acl_setuser("keeper", enabled=True, nopass=True, keys=["*"], channels=["*"], categories=["+@all"])
     client.execute_command("AUTH", "keeper", "any")
     client.config_set("requirepass", "another")

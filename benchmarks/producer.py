@@ -1,4 +1,4 @@
-"""What score-file itself costs: CPU seconds for a million pairs, with workers that have their scores at once.
+"""Cost of score-file itself: CPU seconds for a million pairs, with workers that compute nothing.
 
     python -m benchmarks.producer                                   # shipped pairs, filled up, repeated
     python -m benchmarks.producer --pairs FILE --rows 200000 --format csv --runs 3 --profile producer.prof

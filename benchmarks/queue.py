@@ -1,4 +1,4 @@
-"""What the queue costs: chunks a second one Valkey carries, and how many workers it feeds.
+"""Cost of the queue: chunks a second that one Valkey can serve, and the number of workers it can feed.
 
     python -m benchmarks.queue --out DIR
 

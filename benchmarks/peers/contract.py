@@ -1,4 +1,4 @@
-"""The contract of every script here: how it is called, what it measures, what it prints.
+"""The contract of every script here: its arguments, its measurement, its output.
 
     python SCRIPT --model DIR --pairs FILE.parquet --output SCORES.npy
 

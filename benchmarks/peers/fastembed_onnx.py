@@ -22,7 +22,7 @@ BATCH = 64  # the default of TextCrossEncoder.rerank_pairs
 
 
 def load(args: argparse.Namespace) -> Loaded:
-    """Export, quantize, register and load what came of it."""
+    """Export, quantize, register and load the model."""
     with tempfile.TemporaryDirectory() as folder:
         file = export_int8(args.model, folder)
         TextCrossEncoder.add_custom_model("custom", ModelSource(hf="custom/custom"), model_file=file)

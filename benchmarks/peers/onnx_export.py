@@ -18,7 +18,7 @@ def export_int8(model: Path, folder: str) -> str:
 
 
 def instructions() -> str:
-    """The best of the instruction sets that the quantization knows."""
+    """The best instruction set that the quantization supports on this CPU."""
     if platform.machine() in {"arm64", "aarch64"}:
         return "arm64"
     cpuinfo = Path("/proc/cpuinfo")

@@ -14,7 +14,7 @@ from workers.models.loading import load_model
 
 
 def load(args: argparse.Namespace) -> Loaded:
-    """The engine as a worker would make it at its defaults."""
+    """The engine as a worker makes it with default settings."""
     use_threads("auto")
     device = resolve_device("auto")
     engine = Engine(

@@ -1,4 +1,4 @@
-"""score-file, embedded: every pair, less the same command for one pair.
+"""score-file, embedded: the time for every pair, minus that of the same command for one pair.
 
 ``load_seconds`` is the command for one pair: server, worker, model, one forward, the file.  Variants
 are precisions.  For the project's own environment.

@@ -20,7 +20,7 @@ BATCH = 32  # the default of CrossEncoder.predict
 
 
 def load(args: argparse.Namespace) -> Loaded:
-    """Export, quantize, load what came of it."""
+    """Export and quantize the model, and load the result."""
     with tempfile.TemporaryDirectory() as folder:
         file = export_int8(args.model, folder)
         model = CrossEncoder(folder, backend="onnx", model_kwargs={"file_name": file})
