@@ -58,7 +58,9 @@ def test_tuning_goes_on_after_an_interruption_and_writes_a_config(tmp_path: Path
     assert f"score-file INPUT --config {output}" in result.output
     settings = load_settings(config=output, environ={})
     assert (settings.model, settings.backend, settings.window) == (str(tiny_model), "torch", 7)
-    assert settings.precision in {"fp32", "bf16"}
+    # The initial settings measure their precision themselves; on a busy machine either may win.
+    kept_as_it_was = "the initial settings are better" in result.output
+    assert settings.precision in ({"auto"} if kept_as_it_was else {"fp32", "bf16"})
     assert "# Steps of the tuning:" in output.read_text()
     assert not kept.exists()
 
