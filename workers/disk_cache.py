@@ -80,7 +80,8 @@ def cache_name(source: str | Path, revision: str | None, *inputs: str) -> str:
     if isinstance(source, str):
         parts += [source, str(revision)]
     else:
-        for path in sorted([source / "config.json", *source.glob("*.safetensors")]):
+        ours = source.glob("rankmill_*.json")  # as `rankmill quantize` adds
+        for path in sorted([source / "config.json", *source.glob("*.safetensors"), *ours]):
             with path.open("rb") as file:
                 parts += [path.name, hashlib.file_digest(file, "blake2b").hexdigest()]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()

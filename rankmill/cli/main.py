@@ -18,6 +18,7 @@ _COMMANDS = {
     "tune": "tune.tune",
     "experiment": "experiment.experiment",
     "check-precision": "check_precision.check_precision",
+    "quantize": "quantize.quantize",
     "exporter": "exporter.exporter",
     "config": "config.config",
 }

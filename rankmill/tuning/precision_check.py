@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -78,17 +79,26 @@ def check_precisions(
     with Session(settings) as session:  # workers start while the files are read
         table = file_sample(inputs, sample, columns, label_column)
         scored = [
-            _score(session, table, columns, precision)
+            score_in(session, table, columns, precision)
             for precision in dict.fromkeys([REFERENCE, *precisions])
         ]
     queries = table[columns.query].to_pylist()
     labels = None if label_column is None else table[label_column].to_pylist()
-    return [_measured(each, scored[0], queries, labels) for each in scored]
+    return [compare(each, scored[0], queries, labels) for each in scored]
 
 
-def _score(session: Session, table: pa.Table, columns: TextColumns, precision: str) -> RunScores:
+def score_in(
+    session: Session, table: pa.Table, columns: TextColumns, precision: str, **options: Any
+) -> RunScores:
+    """Score a table in a precision, with `options` as of `Session.score`.
+
+    Raises
+    ------
+    InputError
+        No worker can, or no row has a score.
+    """
     try:
-        scored = session.score(table, columns.names, precision=precision)
+        scored = session.score(table, columns.names, precision=precision, **options)
     except RunFailed as error:
         raise InputError(str(error)) from None
     if not scored.stats:
@@ -96,9 +106,16 @@ def _score(session: Session, table: pa.Table, columns: TextColumns, precision: s
     return scored
 
 
-def _measured(
+def compare(
     scored: RunScores, reference: RunScores, queries: list[str], labels: list[float | None] | None
 ) -> Measured:
+    """How scores of rows ``[n]`` with these queries and labels rank beside the reference.
+
+    Raises
+    ------
+    InputError
+        There are no ranks to compare.
+    """
     has_reference = np.isfinite(reference.scores)
     both = np.flatnonzero(has_reference & np.isfinite(scored.scores))
     names = [queries[row] for row in both]

@@ -91,7 +91,7 @@ class OddWorker(ScoringWorker):
     def _prepare(self, settings: WorkerSettings) -> None:
         from workers.models import loading as models
 
-        load, locate = models.load, models._locate
+        load, locate = models.load, models.locate
 
         def load_here(spec: ScoreSpec, *args: Any, **options: Any) -> models.Loaded:
             if spec.precision == os.environ.get("LACKS"):
@@ -103,5 +103,5 @@ class OddWorker(ScoringWorker):
         def locate_here(name: str) -> str | Path:
             return locate("/gone/model" if name == os.environ.get("GONE") else name)
 
-        models.load, models._locate = load_here, locate_here
+        models.load, models.locate = load_here, locate_here
         super()._prepare(settings)

@@ -23,10 +23,12 @@ INSIDE: dict[str, set[str]] = {
     "rankmill.progress": set(),
     "rankmill.session": {"rankmill.local"},
     "rankmill.tuning": {"rankmill.local", "rankmill.session"},
+    "rankmill.quantization": {"rankmill.session", "rankmill.tuning"},
     "rankmill.score_file": {"rankmill.session", "rankmill.progress"},
     "workers.disk_cache": set(),
     "workers.metrics": set(),
     "workers.backends": {"workers.device", "workers.disk_cache", "workers.models"},
+    "workers.quantization": {"workers.backends", "workers.disk_cache", "workers.models"},
     "workers.models": {"workers.backends", "workers.disk_cache", "workers.engine"},
     "workers.engine": {
         "workers.backends", "workers.device", "workers.disk_cache", "workers.metrics", "workers.models"

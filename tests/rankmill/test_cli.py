@@ -22,7 +22,7 @@ from tests.conftest import BIN, ENVIRON
 
 FAMILY = [
     "score", "workers", "status", "runs", "errors", "cancel", "tune", "experiment", "check-precision",
-    "exporter", "config",
+    "quantize", "exporter", "config",
 ]  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def load(spec: ScoreSpec, device: str, backend: str, cache_dir: str) -> Loaded:
         Another worker may be able to load the model: its directory does not exist on this host, say.
     """
     started = time.monotonic()
-    source = _locate(spec.model)
+    source = locate(spec.model)
     with _one_line(spec):
         revision = commit_of(source, spec.revision)
         cache = cache_folder(cache_dir)
@@ -134,7 +134,7 @@ def _load_backend(choice: Choice, files: ModelFiles, device: str) -> Backend:
         ) from error
 
 
-def _locate(name: str) -> str | Path:
+def locate(name: str) -> str | Path:
     """The directory of a model, or its hub id.
 
     Raises

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workers.backends.base import ModelFiles
+from workers.backends.openvino.recipe import read_recipe
 from workers.backends.openvino.silent import openvino
 from workers.disk_cache import build_once, cache_name
 
@@ -49,7 +50,13 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
             logger.warning("%s is damaged and will be made again: %s", folder, error)
             shutil.rmtree(folder, ignore_errors=True)
     started = time.monotonic()
-    graph = graph_of(files.classifier(), precision)
+    classifier = files.classifier()
+    recipe = read_recipe(files.source, files.revision) if kind == "int8" else None
+    if recipe:
+        from workers.backends.openvino.smoothing import apply_recipe  # torch
+
+        apply_recipe(classifier, recipe, files.source, files.revision)
+    graph = graph_of(classifier, precision)
     logger.info("converted %s for OpenVINO in %.1f s", files.source, time.monotonic() - started)
     try:
         build_once(folder, partial(_save, graph))
@@ -64,7 +71,10 @@ def _save(graph: Any, folder: Path) -> None:
 
 
 def graph_of(classifier: Any, precision: str) -> Any:
-    """OpenVINO's graph of what `load_classifier` gives, of a family that `reads_first_token`."""
+    """OpenVINO's graph of what `load_classifier` gives, of a family that `reads_first_token`.
+
+    `workers.backends.openvino.smoothing` may have been at it.
+    """
     from workers.backends.traceable import Traceable  # torch: a worker that finds its graph needs none
 
     graph = _convert(Traceable(classifier))
@@ -89,13 +99,16 @@ def _convert(scorer: Traceable) -> Any:
 
 
 def _with_small_weights(model: Any) -> Any:
-    """The graph with weights in 8 bits.
+    """The graph with weights in 8 bits, but for those that `KEPT_EXACT` names.
 
     Calibrating activations on a sample as well took 40 s for a small model and made its scores
     worse than any precision here, and no two workers would have the same sample.
     """
     import nncf
 
+    from workers.backends.openvino.smoothing import KEPT_EXACT
+
     nncf.set_log_level(logging.ERROR)
+    exact = nncf.IgnoredScope(patterns=[rf".*\.{KEPT_EXACT}/.*"], validate=False)
     with redirect_stdout(StringIO()):  # a progress bar
-        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM)
+        return nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_SYM, ignored_scope=exact)

@@ -1,0 +1,245 @@
+"""rankmill quantize: a directory that every worker takes, with the model's own scores outside 8 bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs.spec import ScoreSpec
+from rankmill.quantization.calibration import Layer
+from rankmill.quantization.search import Search, groups
+from rankmill.tuning.agreement import Agreement
+from rankmill.tuning.precision_check import Measured
+from tests.conftest import BIN, ENVIRON, wait_for
+from tests.harness.models import make_bert
+from tests.workers.test_backends import EXAMPLES
+from workers.engine.engine import Engine
+from workers.models.loading import load_model
+
+pytest.importorskip("openvino")
+pytest.importorskip("nncf")
+
+RECIPE, FACTORS = "rankmill_quantization.json", "rankmill_smoothing.safetensors"
+QUERIES = ["how far"] * 20 + ["why moon"] * 20
+PASSAGES = [f"{n} cats and the {word}" for n in range(10) for word in ("moon", "king", "river", "tea")]
+
+
+def command(model: Path | str, output: Path, *options: str) -> list[str]:
+    return [str(BIN / "rankmill"), "quantize", str(model), "-o", str(output), *options]
+
+
+def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), env=ENVIRON, capture_output=True, text=True, timeout=200, check=False
+    )
+
+
+@dataclass(frozen=True)
+class Made:
+    model: Path
+    output: Path
+    report: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A tiny model, quantized by the command."""
+    folder = tmp_path_factory.mktemp("quantize")
+    model = make_bert(folder / "model")
+    options = ("--pairs", str(EXAMPLES), "--label-column", "relevant", "--trials", "3", "--json", "-q")
+    done = run(model, folder / "made", *options)
+    assert (done.returncode, done.stderr) == (0, "")
+    return Made(model, folder / "made", json.loads(done.stdout))
+
+
+def scores(model: Path, backend: str, precision: str, cache: Path) -> Any:
+    spec = ScoreSpec.model_validate(
+        {"model": str(model), "precision": precision, "activation": "identity", "max_length": 64}
+    )
+    return Engine(load_model(spec, "cpu", backend, str(cache)), 512).score(QUERIES, PASSAGES).scores
+
+
+@pytest.mark.parametrize("backend", ["torch", "openvino"])
+def test_outside_8_bits_it_scores_as_its_model(made: Made, backend: str, tmp_path: Path) -> None:
+    before, after = (scores(model, backend, "fp32", tmp_path) for model in (made.model, made.output))
+    assert np.abs(before - after).max() < 1e-5
+    assert np.ptp(before) > 0.1
+
+
+def test_the_report_says_how_it_was_made_and_what_it_costs(made: Made) -> None:
+    report = made.report
+    assert report == json.loads((made.output / RECIPE).read_text())
+    assert report["model"]["name"] == str(made.model)
+    assert report["pairs"]["calibrated_on"] + report["pairs"]["measured_on"] == 250
+    assert set(report["versions"]) == {"rankmill", "torch", "transformers", "openvino", "nncf"}
+    for name in ("fp32", "as_it_comes", "quantized"):
+        figures = report[name]
+        assert figures["low"] <= figures["spearman"] <= figures["high"] <= 1.000001
+        assert 0 < figures["ndcg"] <= 1
+    assert report["fp32"]["spearman"] == pytest.approx(1)
+    assert 0.8 < report["quantized"]["spearman"] < 1
+    assert 1 <= len(report["trials"]) <= 3
+    assert report["trials"][0]["left_out"] == []
+    assert (made.output.stat().st_mode & 0o055) == (made.model.stat().st_mode & 0o055)
+    assert not list(made.output.parent.glob(".*"))
+
+
+def test_the_same_pairs_make_the_same_files(made: Made, tmp_path: Path) -> None:
+    again = run(
+        made.model, tmp_path / "again", "--pairs", str(EXAMPLES), "--trials", "1", "--sample", "40", "-q"
+    )
+    assert again.returncode == 0, again.stderr
+    for name in (FACTORS, "model.safetensors", "config.json", "tokenizer.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (made.output / name).read_bytes(), name
+    report = json.loads((tmp_path / "again" / RECIPE).read_text())
+    assert report["pairs"]["fingerprint"] == made.report["pairs"]["fingerprint"]
+    assert report["model"] == made.report["model"]
+
+
+def weights_in_8_bits(cache: Path) -> set[str]:
+    """Names of the products in the kept graph whose weights are."""
+    from workers.backends.openvino.silent import openvino
+
+    (file,) = cache.glob("openvino/*/model.xml")
+    nodes = openvino.Core().read_model(file).get_ops()
+    return {
+        node.get_friendly_name()
+        for node in nodes
+        if node.get_type_name() == "MatMul" and _reads_small_weights(node)
+    }
+
+
+def _reads_small_weights(node: Any) -> bool:
+    source = node.input(1).get_source_output().get_node()
+    while source.get_type_name() in ("Convert", "Multiply", "Subtract"):
+        source = source.input(0).get_source_output().get_node()
+    return bool(source.get_type_name() == "Constant" and source.get_element_type().get_type_name() == "i8")
+
+
+def test_named_layers_are_left_out_of_8_bits_and_a_change_is_seen(made: Made, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(made.output, model)
+    for left_out in ([], ["bert.encoder.layer.0.output.dense", "bert.encoder.layer.1.attention.self.key"]):
+        (model / RECIPE).write_text(json.dumps({"format": 1, "left_out": left_out}))
+        cache = tmp_path / f"cache-{len(left_out)}"
+        found = scores(model, "openvino", "int8", cache)
+        assert np.abs(found - scores(made.model, "torch", "fp32", tmp_path)).max() < 0.2
+        assert len(weights_in_8_bits(cache)) == 2 * 6 + 1 - len(left_out)  # and the pooler
+    assert not any("layer.0.output.dense" in name for name in weights_in_8_bits(cache))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        ({"format": 2, "left_out": []}, f"{RECIPE} cannot be read (format: "),
+        ({"format": 1, "left_out": ["bert.pooler.other"]}, f"{RECIPE} is of another model"),
+        ("{", f"{RECIPE} cannot be read"),
+    ],
+)
+def test_a_recipe_that_is_not_the_models_is_one_line(
+    made: Made, recipe: object, reason: str, tmp_path: Path
+) -> None:
+    from jobs.errors import SpecError
+
+    model = tmp_path / "model"
+    shutil.copytree(made.output, model)
+    (model / RECIPE).write_text(recipe if isinstance(recipe, str) else json.dumps(recipe))
+    with pytest.raises(SpecError) as caught:
+        scores(model, "openvino", "int8", tmp_path / "cache")
+    assert reason in str(caught.value)
+
+
+def test_what_cannot_be_quantized_is_one_line(made: Made, tmp_path: Path) -> None:
+    one = tmp_path / "one.csv"
+    one.write_text("query,passage\na,b\na,c\n")
+    cases: list[tuple[tuple[Any, ...], str]] = [
+        ((made.model, made.output), "is there; choose another directory, or --force"),
+        ((made.model, made.model, "--force"), "was not made by rankmill quantize"),
+        ((made.model, tmp_path / "x", "--pairs", str(one)), "pairs of one query only"),
+        ((made.model, tmp_path / "x", "--pairs", str(one), "--query-column", "q"), "no column 'q'"),
+        ((tmp_path, tmp_path / "x"), "there is no config.json in it"),
+    ]
+    for arguments, message in cases:
+        done = run(*arguments, "-q")
+        assert done.returncode in (1, 2)
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("rankmill quantize: ")
+        assert message in line
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.fixture
+def begun(made: Made, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A command that is at work."""
+    process = subprocess.Popen(
+        command(made.model, tmp_path / "made", "--sample", "100"),
+        env=ENVIRON, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    wait_for(lambda: list(tmp_path.glob(".made.making-*/whole")), process)
+    yield process
+    with suppress(ProcessLookupError):  # all of it has ended
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_what_is_ended_half_way_leaves_nothing_to_be_seen(
+    begun: subprocess.Popen[bytes], signum: signal.Signals, tmp_path: Path
+) -> None:
+    begun.send_signal(signum)
+    _, err = begun.communicate(timeout=30) if signum == signal.SIGTERM else (b"", b"")
+    begun.wait(30)
+    assert [path for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
+    if signum == signal.SIGTERM:
+        assert begun.returncode == 130
+        assert err.decode().splitlines()[-1] == "rankmill quantize: interrupted; nothing is left of it"
+        assert not list(tmp_path.iterdir())
+
+
+SHARES = {"up": 0.2, "down": 0.13}
+LAYERS = [
+    *(Layer(name=f"b.layer.{n}.{kind}", share=SHARES[kind]) for n in range(3) for kind in SHARES),
+    Layer(name="b.pooler", share=0.01),
+]
+
+
+def search(spearman: dict[str, float], threshold: float, trials: int = 16) -> tuple[Search, tuple[str, ...]]:
+    """With layers that cost ranks, each so much."""
+
+    def measure(left_out: tuple[str, ...]) -> Measured:
+        ranks = 1 - sum(cost for name, cost in spearman.items() if name not in left_out)
+        found = Agreement(ranks, ranks, ranks, queries=9, rows=90, same_top=None, top_overlap=None)
+        return Measured("int8 weights", "openvino", "cpu", found, None, 0)
+
+    made = Search(LAYERS, measure, threshold, trials)
+    return made, made.run().left_out
+
+
+def test_layers_that_cost_ranks_are_left_out_the_fewest_first() -> None:
+    assert search({}, 0.999)[1] == ()
+    first, last = ("b.layer.0.up", "b.layer.0.down"), ("b.layer.2.up", "b.layer.2.down")
+    assert search({"b.layer.0.up": 0.01, "b.layer.0.down": 0.01}, 0.999)[1] == first
+    assert search({"b.pooler": 0.01, "b.layer.2.down": 0.01}, 0.999)[1] == (*last, "b.pooler")
+    everywhere = dict.fromkeys((layer.name for layer in LAYERS), 0.01)
+    found, left_out = search(everywhere, 0.999)
+    assert left_out == ("b.pooler",)  # which costs no speed; half of the rest would not do
+    assert all(trial.share <= 0.5 or len(trial.left_out) == 3 for trial in found.trials)
+    assert len(search(everywhere, 0.999, trials=2)[0].trials) == 2
+
+
+def test_groups_are_kinds_and_ends() -> None:
+    found = [sorted(group) for group in groups([layer.name for layer in LAYERS])]
+    assert ["b.pooler"] in found
+    assert ["b.layer.0.down", "b.layer.1.down", "b.layer.2.down"] in found
+    assert ["b.layer.2.down", "b.layer.2.up"] in found
+    assert len(found) == 5

@@ -1,0 +1,90 @@
+"""Smoothing: what makes the input of a layer hard to quantize is moved into its weights.
+
+Some channels of a hidden state are many times as large as others, and in 8 bits a group of channels shares a
+scale, so the others lose bits. Dividing the channels by factors and multiplying the columns of the weights by
+them changes nothing in exact arithmetic, and each row of the weights has a scale of its own
+(Xiao et al., SmoothQuant, 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from workers.backends.model_file import model_file
+from workers.backends.openvino.recipe import FACTORS, RECIPE, Recipe
+
+KEPT_EXACT = "exact_linear"
+"""Part of the names, in a graph, of what is not to be in 8 bits."""
+
+
+class Smoothed(nn.Module):
+    """A linear layer and its input's factors ``[into]``; computes what the layer does."""
+
+    inverse: torch.Tensor
+
+    def __init__(self, linear: nn.Linear, factors: torch.Tensor) -> None:
+        super().__init__()
+        if factors.shape != (linear.in_features,):
+            raise ValueError(f"{FACTORS} is of another model: {list(factors.shape)} factors for {linear}")
+        self.linear = linear
+        self.register_buffer("inverse", 1 / factors)
+        with torch.no_grad():
+            linear.weight *= factors
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[..., into]`` to ``[..., out]``."""
+        smooth: torch.Tensor = self.linear(hidden * self.inverse)
+        return smooth
+
+
+class LeftOut(nn.Module):
+    """A linear layer under a name by which `KEPT_EXACT` finds it."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.add_module(KEPT_EXACT, linear)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[..., into]`` to ``[..., out]``."""
+        exact: torch.Tensor = self.get_submodule(KEPT_EXACT)(hidden)
+        return exact
+
+
+def apply_recipe(classifier: Any, recipe: Recipe, source: str | Path, revision: str | None) -> None:
+    """Give a classifier from `load_classifier` the factors of its recipe, and mark what is left out.
+
+    Raises
+    ------
+    ValueError
+        The recipe is not this model's.
+    OSError
+        Its factors cannot be read.
+    """
+    file = model_file(source, revision, FACTORS)
+    if file is None:
+        raise ValueError(f"it has a {RECIPE}, but no {FACTORS}: quantize the model again")
+    smooth(classifier, load_file(file), recipe.left_out)
+
+
+def smooth(classifier: Any, factors: Mapping[str, torch.Tensor], left_out: tuple[str, ...]) -> None:
+    """Replace the linear layers that `factors` and `left_out` name.
+
+    Raises
+    ------
+    ValueError
+        The classifier has no such layers.
+    """
+    linears = {name for name, module in classifier.named_modules() if isinstance(module, nn.Linear)}
+    foreign = sorted({*factors, *left_out} - linears)
+    if foreign:
+        raise ValueError(f"{RECIPE} is of another model: {foreign[0]} is no linear layer here")
+    for name in left_out:
+        classifier.set_submodule(name, LeftOut(classifier.get_submodule(name)))
+    for name in sorted(factors.keys() - set(left_out)):
+        classifier.set_submodule(name, Smoothed(classifier.get_submodule(name), factors[name]))
