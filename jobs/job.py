@@ -1,4 +1,4 @@
-"""The RQ job of a chunk: what it carries, how often it is tried, and which workers can do it."""
+"""The RQ job of a chunk: its payload, its attempts, and the workers that can run it."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ _SUSPECT = "suspect"
 """Key in a job's metadata."""
 
 _MAX_BACKOFF = 60
-"""Seconds between two attempts at a chunk, at most."""
+"""Longest pause between two attempts at a chunk, in seconds, before jitter."""
 
 _BASE_TIMEOUT = 900
-"""Seconds a job may take before its first pair: a model may have to be downloaded and loaded."""
+"""Seconds of a job's timeout for downloading and loading the model."""
 
 _SECONDS_PER_PAIR = 2
-"""Slower than any model on any device we know; a dead worker is noticed by heartbeat, not by this."""
+"""Seconds of a job's timeout for each pair: more than any known model needs on any known device. A dead
+worker is detected by its missing heartbeat, not by this timeout."""
 
 
 class Payload(NamedTuple):
-    """A chunk's pairs as they travel, how many they are, and what their trace is, if there is one.
+    """The encoded pairs of a chunk, their number (``rows``), and their trace, if any.
 
-    A ``suspect`` chunk may kill its worker: it will be alone in one, and is run but once, so that it
-    can be split, until there is a single row in it.
+    A ``suspect`` chunk may kill its worker, so a worker runs it alone. It gets one attempt, so that it
+    can be split at once; a single row gets all attempts.
     """
 
     pairs: bytes
@@ -47,7 +48,7 @@ class Payload(NamedTuple):
 
 
 def job_data(run: Run, chunk: int, payload: Payload) -> Any:
-    """What RQ is to make a job of, for `Queue.enqueue_many`."""
+    """Return the job's data for `Queue.enqueue_many`."""
     return Queue.prepare_data(
         JOB_FUNCTION,
         args=(run.id, chunk),
@@ -62,7 +63,7 @@ def job_data(run: Run, chunk: int, payload: Payload) -> Any:
 
 
 def _retries(most: int) -> Retry | None:
-    """That many more attempts, after pauses that double, with jitter: about 2 s, 4 s, 8 s …"""
+    """Return at most `most` retries, after pauses that double, with jitter: about 2 s, 4 s, 8 s …"""
     if not most:
         return None
     pauses = [min(2.0**number, _MAX_BACKOFF) for number in range(1, most + 1)]
@@ -73,12 +74,12 @@ _ARGUMENTS = TypeAdapter(tuple[str, Annotated[int, Field(ge=0)]])
 
 
 def chunk_of(job: Job) -> tuple[str, int]:
-    """The run's id and the chunk's number, as `job` has them for arguments.
+    """Return the run's id and the chunk's number, which are the arguments of `job`.
 
     Raises
     ------
     WireError
-        They are something else.
+        The job has other arguments.
     """
     try:
         if job.kwargs:
@@ -89,19 +90,19 @@ def chunk_of(job: Job) -> tuple[str, int]:
 
 
 def attempt(run: Run, job: Job) -> int:
-    """Which attempt at its chunk `job` is, from 1; RQ keeps only the retries that are left."""
+    """Number of the current attempt at the job's chunk, from 1; RQ stores only the remaining retries."""
     left = run.max_retries if job.retries_left is None else job.retries_left
     return 1 + run.max_retries - left
 
 
 def suspect(job: Job) -> None:
-    """Note that a worker died while it had the job, which may be why; its retry need not wait."""
+    """Mark the job as one that may have killed its worker; its retry has no pause."""
     job.meta[_SUSPECT] = True
     job.retry_intervals = None
 
 
 def is_suspect(job: Job) -> bool:
-    """Whether the job should be alone in its worker: it may kill it, and others would be blamed."""
+    """Whether a worker must run the job alone: if it kills the worker, no other job is blamed."""
     return bool(job.meta.get(_SUSPECT))
 
 
@@ -111,7 +112,7 @@ def worker_command(queue: str) -> str:
 
 
 def wrong_worker_message(queue: str) -> str:
-    """One line for a queue with workers that cannot score."""
+    """Return the error for a queue whose workers cannot score."""
     return (
         f"queue {queue!r} is served by a plain RQ worker, which cannot score; "
         f"start its workers with: {worker_command(queue)}"

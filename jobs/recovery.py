@@ -1,4 +1,4 @@
-"""Jobs whose worker failed, died or cannot score: what becomes of them, and what their run is told."""
+"""Recovery of jobs whose worker failed, died or cannot score: retry them, or report a failure to the run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def failure_handler(store: RunStore) -> FailureHandler:
-    """An RQ exception handler that tells the run of a chunk that has failed for the last time."""
+    """Return an RQ exception handler that writes a failure to the run after a chunk's last attempt."""
 
     def handle(
         job: Job, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -48,13 +48,13 @@ def failure_handler(store: RunStore) -> FailureHandler:
                 else "an attempt at the chunk failed; it %s",
                 "runs again" if job.should_retry else "is given up",
             )
-        ours = keys.parse_job_id(job.id)  # not from its arguments: they may be what is wrong
+        ours = keys.parse_job_id(job.id)  # not from the job's arguments, which may be damaged
         if job.should_retry or ours is None:
             return
         try:
             run = store.load(ours[0])
         except WireError:
-            return  # not for this release to answer
+            return  # a run of another release, which this one cannot read
         if run is None:
             return
         reason = "its worker died" if died else f"{kind.__name__}: {error}"
@@ -70,10 +70,10 @@ def failure_handler(store: RunStore) -> FailureHandler:
 
 
 def score_chunk(run_id: str, chunk: int) -> NoReturn:
-    """Fail: the job function, which RQ calls by name in a worker that is not a ScoringWorker.
+    """Always fail. RQ calls this job function by name in a worker that is not a ScoringWorker.
 
-    The run gets the failure, with the right worker command, so its producer does not wait. A ScoringWorker
-    reads the job and calls its scorer directly, so ``jobs`` does not depend on the engine.
+    It writes a failure with the right worker command to the run, so the producer does not wait. A
+    ScoringWorker reads the job and calls its scorer directly, so ``jobs`` does not depend on the engine.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def score_chunk(run_id: str, chunk: int) -> NoReturn:
 
 
 def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
-    """Put what a dead worker was running back into the queue at once, its leases notwithstanding.
+    """Put the jobs of a dead worker back into the queue now, without waiting for their leases to expire.
 
     Parameters
     ----------
@@ -101,35 +101,35 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
     queue_name
         The queue the worker listened on.
     worker
-        RQ name of a worker that is known to be dead.
+        RQ name of the worker, which must be known to be dead.
 
     Returns
     -------
     int
-        How many jobs it was running.
+        Number of jobs that the worker was running.
     """
     queue = store.queue(queue_name)
     running = store.redis.smembers(WORKER_EXECUTIONS_KEY_TEMPLATE.format(worker))
     if running:
         store.redis.zadd(queue.started_job_registry.key, dict.fromkeys(running, 0), xx=True)
-        # No others: after an outage, workers that live have yet to renew their leases.
+        # Only these jobs: after an outage, live workers have not yet renewed their leases.
         hand_on_abandoned(queue, failure_handler(store), until=0)
     return len(running)
 
 
 def clean_queue(queue: Queue, handle: FailureHandler, seconds: float) -> None:
-    """Put back whatever should be in the queue and has been lost on its way; forget what has expired.
+    """Put jobs back that should be in the queue and are not; delete expired registry entries.
 
-    Damaged jobs are set aside, and keep nothing else from being seen to.
+    A damaged job is set aside, and does not stop the cleaning of the others.
 
     Parameters
     ----------
     queue
-        The queue; only one process may do this at a time.
+        The queue to clean; only one process may clean it at a time.
     handle
         From `failure_handler`.
     seconds
-        How long a job may be between the queue and a worker.
+        Longest time that a job may take from the queue to a worker.
     """
     now = time.time()
     _guarded(partial(hand_on_abandoned, queue, handle, until=now))
@@ -141,9 +141,9 @@ def clean_queue(queue: Queue, handle: FailureHandler, seconds: float) -> None:
 
 
 def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float) -> None:
-    """Run jobs again whose lease has ended by `until` (s since 1970), or give them up.
+    """Retry jobs whose lease expired by `until` (s since 1970), or give them up.
 
-    As RQ's `StartedJobRegistry.cleanup`, which ends at the first job it cannot read.
+    This replaces RQ's `StartedJobRegistry.cleanup`, which stops at the first job it cannot read.
     """
     connection: Any = queue.connection
     leases = queue.started_job_registry.key
@@ -162,9 +162,9 @@ def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float) -> Non
 
 
 def enqueue_due(queue: Queue) -> None:
-    """Put jobs back into the queue whose pause after a failed attempt is over.
+    """Put jobs back into the queue whose pause after a failed attempt has ended.
 
-    RQ leaves it to a scheduler, a process of its own that a worker may start.
+    RQ does this in its scheduler, a separate process that a worker may start.
     """
     connection: Any = queue.connection
     paused = queue.scheduled_job_registry.key
@@ -179,10 +179,11 @@ def enqueue_due(queue: Queue) -> None:
 
 
 def rescue_unbegun(queue: Queue, seconds: float) -> None:
-    """Put jobs back that left the queue but reached no worker: the reply that brought them was lost.
+    """Put jobs back that left the queue but reached no worker, because Redis's reply was lost.
 
-    RQ does so after a minute and counts it as a failed attempt; beginning a job takes milliseconds,
-    and these were none. `seconds` is how long they must have been seen so.
+    RQ does so after a minute and counts a failed attempt. This does not wait so long, because beginning a
+    job takes milliseconds, and counts no attempt, because none was made. `seconds` is how long a job must
+    have been seen in this state.
     """
     connection: Any = queue.connection
     waiting = queue.intermediate_queue_key
@@ -202,7 +203,7 @@ def rescue_unbegun(queue: Queue, seconds: float) -> None:
 
 
 def forget_gone_workers(queue: Queue) -> None:
-    """Take workers off RQ's lists whose record has expired."""
+    """Remove workers from RQ's lists whose record has expired."""
     connection: Any = queue.connection
     listed = WORKERS_BY_QUEUE_KEY % queue.name
     names = sorted(connection.smembers(listed))
@@ -217,7 +218,10 @@ def forget_gone_workers(queue: Queue) -> None:
 
 @contextmanager
 def _one_job(queue: Queue, raw_id: bytes) -> Iterator[Callable[[], Job | None]]:
-    """Work on one job, given by how to read it; whatever is wrong with it sets it aside."""
+    """Yield a function that reads one job; any error of the ``with`` block sets the job aside.
+
+    If Redis cannot serve, the error is raised instead.
+    """
     try:
         with about_job(raw_id.decode(errors="replace")):
             yield lambda: read_job(queue, raw_id)
@@ -228,10 +232,10 @@ def _one_job(queue: Queue, raw_id: bytes) -> Iterator[Callable[[], Job | None]]:
 
 
 def _guarded(step: Callable[[], object]) -> None:
-    """Do a step; the next ones do not depend on it."""
+    """Run a step and log its failure, so that the next steps still run."""
     try:
         step()
     except redis.ResponseError as error:
         if cannot_serve(error):
             raise
-        logger.warning("a list of the queue's cannot be cleaned: %s", error)
+        logger.warning("one of the queue's lists cannot be cleaned: %s", error)

@@ -1,4 +1,4 @@
-"""What a worker says of a finished chunk, and its form in the run's result stream."""
+"""The result of a chunk, and its form in the run's result stream."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from jobs.wire import decode_scores, encode_scores
 class ChunkStats(WireModel):
     """How a chunk was scored: for summaries, metrics and the output's metadata.
 
-    ``tokens`` were real, ``padded_tokens`` were computed (real and padding); ``attempt`` counts
-    from 1; ``seconds`` is from fetching the payload to having the scores. ``int8_gain`` is how many
-    times as fast int8 would be on this worker, where that was measured.
+    ``tokens`` counts real tokens, ``padded_tokens`` real tokens and padding; ``attempt`` counts from 1;
+    ``seconds`` is the time from fetching the payload to having the scores. ``int8_gain`` is the speed of
+    int8 on this worker as a multiple of this precision's speed, if it was measured.
     """
 
     added: ClassVar[frozenset[str]] = frozenset({"int8_gain"})
@@ -39,7 +39,7 @@ class ChunkStats(WireModel):
 
 @dataclass(frozen=True)
 class ChunkScores:
-    """A scored chunk: float32 ``scores`` and text ``errors`` of shape ``[n]``, one of them null."""
+    """A scored chunk: float32 ``scores`` and text ``errors``, both ``[n]``; each row has one of them."""
 
     chunk: int
     scores: pa.Array
@@ -48,10 +48,10 @@ class ChunkScores:
 
 
 class ChunkFailure(WireModel):
-    """A chunk that no worker could score. ``fatal``: no chunk of the run could be scored.
+    """A chunk that no worker could score. ``fatal``: no chunk of the run can be scored.
 
-    ``attempts`` were made at it, the last by ``worker``, where that is known. ``died``: each ended
-    with the end of its worker, so that one of the chunk's rows may be what kills it.
+    ``attempts`` is the number of attempts; ``worker`` made the last one (empty if it is not known).
+    ``died``: the worker died during the last attempt, so one of the chunk's rows may kill workers.
     """
 
     chunk: Count
@@ -67,14 +67,14 @@ ChunkResult = ChunkScores | ChunkFailure
 
 @dataclass(frozen=True)
 class BadResult:
-    """What came for a result and is none; ``chunk`` is known if nothing but the rest was damaged."""
+    """A stream entry that is not a valid result; ``chunk`` is ``None`` if its number cannot be read."""
 
     chunk: int | None
     reason: str
 
 
 def to_entry(result: ChunkResult) -> dict[str, str | int | bytes]:
-    """The stream entry of a result."""
+    """Return the stream entry for a result."""
     if isinstance(result, ChunkFailure):
         return {
             "chunk": result.chunk,
@@ -97,11 +97,11 @@ def from_entry(entry: Mapping[bytes, bytes]) -> ChunkResult:
     Raises
     ------
     WireError
-        Anything in it is not as `to_entry` writes it.
+        The entry is not one that `to_entry` writes.
     """
     chunk = _chunk_number(entry)
     if chunk is None:
-        raise WireError("a result does not say which chunk it is of")
+        raise WireError("a result does not name its chunk")
     what = f"the result of chunk {chunk}"
     if b"failure" in entry:
         return ChunkFailure.read_fields(
@@ -114,7 +114,7 @@ def from_entry(entry: Mapping[bytes, bytes]) -> ChunkResult:
 
 
 def read_entry(entry: Mapping[bytes, bytes]) -> ChunkResult | BadResult:
-    """Like `from_entry`, for entries that anybody may have written."""
+    """Like `from_entry`, for untrusted entries: an invalid one becomes a `BadResult`."""
     try:
         return from_entry(entry)
     except WireError as error:
@@ -122,6 +122,6 @@ def read_entry(entry: Mapping[bytes, bytes]) -> ChunkResult | BadResult:
 
 
 def _chunk_number(entry: Mapping[bytes, bytes]) -> int | None:
-    """The number of the chunk that a stream entry is of, where it can be read."""
+    """The chunk number in a stream entry, if it can be read."""
     raw = entry.get(b"chunk", b"")
     return int(raw) if raw.isdigit() and len(raw) < 19 else None

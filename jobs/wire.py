@@ -1,9 +1,10 @@
-"""The data plane: pairs and scores as Arrow.
+"""Encoding of pairs and scores as Arrow.
 
-A payload is a header (magic, format version, size before compression) and one record batch in an
-Arrow IPC stream, compressed with zstd as a whole; so version and size are known before anything is
-unpacked. Pairs: ``query`` (dictionary-encoded, as queries repeat) and ``passage``, both nullable
-text. Scores: ``score`` (float32) and ``error`` (text); in each row exactly one of them is null.
+A payload is a header (magic, format version, size before compression) and an Arrow IPC stream of
+one record batch. The whole stream is compressed with zstd, so a reader knows version and size
+before it decompresses anything. Pairs: ``query`` (dictionary-encoded, as queries repeat) and
+``passage``, both nullable text. Scores: ``score`` (float32) and ``error`` (text); in each row exactly
+one of them is null.
 
 >>> import pyarrow as pa
 >>> decode_pairs(encode_pairs(pa.array(["q", "q"]), pa.array(["a", None])))
@@ -22,12 +23,12 @@ from jobs.errors import FormatError, WireError
 from jobs.schema import FORMAT
 
 MAX_TEXT_CHARS = 1 << 20
-"""Texts are cut here (characters) before they travel. No model reads that far: even at 8,192
-tokens it leaves 128 characters for each."""
+"""Longest text in characters; longer texts are truncated before they are sent. No model reads so many:
+with 8,192 tokens, this is 128 characters for each token."""
 
 MAX_CHUNK_BYTES = 64 << 20
-"""Largest payload a reader accepts, before and after decompression, and largest text of a chunk, with a
-repeated query counted in every row (bytes). A worker keeps at most a token for each of these bytes."""
+"""Largest payload in bytes, compressed and decompressed. Also the most bytes of text in a chunk, counting
+a repeated query in every row; a worker has at most one token for each of these bytes."""
 
 MAX_CHUNK_ROWS = 1 << 20
 
@@ -35,7 +36,7 @@ _TEXT = pa.dictionary(pa.int32(), pa.string())
 _PAIRS = pa.schema([("query", _TEXT), ("passage", pa.string())])
 _SCORES = pa.schema([("score", pa.float32()), ("error", pa.string())])
 _MAX_METADATA = 64 << 10
-"""Metadata of a message of an Arrow stream in bytes, at most; rankmill's messages have about 200."""
+"""Most bytes of metadata in a message of an Arrow stream; rankmill's messages have about 200."""
 
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 """Kinds of messages in an Arrow stream."""
@@ -52,7 +53,7 @@ def encode_pairs(queries: pa.Array, passages: pa.Array) -> bytes:
     Raises
     ------
     WireError
-        The arrays are not text, differ in length, or the payload or its text would be over
+        The arrays are not text or differ in length, or the payload or its text is larger than
         ``MAX_CHUNK_BYTES``.
     """
     if len(queries) != len(passages):
@@ -71,7 +72,7 @@ def decode_pairs(payload: bytes) -> tuple[list[str | None], list[str | None]]:
     Raises
     ------
     WireError
-        Another format version, not the columns above, damaged, or over the limits.
+        The payload has another format version or other columns, is damaged, or exceeds a limit.
     """
     batch = _read(payload, _PAIRS)
     _check_text(*batch.columns)
@@ -91,8 +92,8 @@ def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array]:
     Raises
     ------
     WireError
-        As by `decode_pairs`; also if a row has both a score and an error, or neither, or if a score is
-        not a finite number.
+        As in `decode_pairs`; also, a row has both a score and an error, or neither, or a score is not a
+        finite number.
     """
     batch = _read(payload, _SCORES)
     scores, errors = batch["score"], batch["error"]
@@ -112,12 +113,12 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def text_bytes(texts: pa.Array | pa.ChunkedArray) -> int:
-    """Bytes of text in all rows together; a text that a dictionary holds once counts in every row.
+    """Total bytes of text in all rows; a text that a dictionary stores once counts in every row.
 
     Raises
     ------
     WireError
-        The rows are not text.
+        The columns are not text.
     """
     parts = texts.chunks if isinstance(texts, pa.ChunkedArray) else [texts]
     return sum(pc.sum(_lengths(part)).as_py() or 0 for part in parts)
@@ -130,7 +131,7 @@ def _lengths(texts: pa.Array) -> pa.Array:
 
 
 def _check_text(*columns: pa.Array) -> None:
-    """Refuse a chunk before it is tokenized that is small only because its queries repeat."""
+    """Refuse too much text before tokenization: a payload may be small only because its queries repeat."""
     size = sum(map(text_bytes, columns))
     if size > MAX_CHUNK_BYTES:
         raise WireError(f"a chunk of {size:,} bytes of text is over the limit of {MAX_CHUNK_BYTES:,}")
@@ -154,12 +155,12 @@ def _encode_queries(texts: pa.Array | pa.ChunkedArray) -> pa.DictionaryArray:
 
 
 def _encode_passages(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Keep passages in the dictionary that they may have, until it is known how large they are without."""
+    """Encode passages; a dictionary stays one until the size of its decoded text has been checked."""
     return _encode_queries(texts) if pa.types.is_dictionary(texts.type) else _combined(_clip(texts))
 
 
 def _simple(texts: pa.Array) -> pa.Array:
-    """Texts of a type that Arrow's functions take."""
+    """Cast texts to a type that Arrow's functions accept."""
     if not is_text(texts.type):
         raise WireError(f"queries and passages must be text, not {texts.type}")
     if pa.types.is_string_view(texts.type) or pa.types.is_null(texts.type):
@@ -168,7 +169,7 @@ def _simple(texts: pa.Array) -> pa.Array:
 
 
 def _clip(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Texts of at most `MAX_TEXT_CHARS`, not more of them than fit into a chunk."""
+    """Truncate texts to `MAX_TEXT_CHARS`; refuse them if together they exceed a chunk's limit."""
     texts = _simple(texts)
     longest = pc.max(pc.binary_length(texts)).as_py() or 0
     clipped = pc.utf8_slice_codeunits(texts, 0, MAX_TEXT_CHARS) if longest > MAX_TEXT_CHARS else texts
@@ -202,7 +203,7 @@ def _read(payload: bytes, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _unpacked_size(payload: bytes) -> int:
-    """Check the header, and the sizes before and after decompression."""
+    """Check the header and the sizes before and after decompression; return the latter."""
     if len(payload) < _HEADER.size or not payload.startswith(_MAGIC):
         raise WireError("a payload does not have rankmill's header")
     _, version, size = _HEADER.unpack_from(payload)
@@ -218,10 +219,11 @@ def _unpacked_size(payload: bytes) -> int:
 
 
 def _check_messages(stream: memoryview, dictionaries: int) -> None:
-    """Refuse a stream that would need more memory than its own bytes, before Arrow unpacks anything.
+    """Refuse a stream that needs more memory than its own bytes, before Arrow reads it.
 
-    A valid stream is a schema, the given number of dictionaries and one batch; none is compressed by
-    itself. Each message starts with a marker and the size of its metadata, a flatbuffer with the body's size.
+    A valid stream is a schema, the given number of dictionaries and one batch; none of its messages is
+    compressed. Each message starts with a marker and the size of its metadata, a flatbuffer with the
+    body's size.
     """
     kinds, at = [], 0
     while True:
@@ -229,7 +231,7 @@ def _check_messages(stream: memoryview, dictionaries: int) -> None:
         at += 8
         if marker != 0xFFFFFFFF or not 0 <= size <= _MAX_METADATA:
             raise WireError(
-                "a payload is damaged: a message of its Arrow stream has no size, or is too large"
+                "a payload is damaged: a message of its Arrow stream has an invalid or too large size"
             )
         if not size:
             break
@@ -247,28 +249,28 @@ def _check_messages(stream: memoryview, dictionaries: int) -> None:
 
 
 def _check_message(metadata: memoryview) -> tuple[int, int]:
-    """Kind and body size (bytes) of a message; refuses a batch that is compressed or too long."""
+    """Return the kind and body size (bytes) of a message; refuse a compressed or too long batch."""
     message = _number("<I", metadata, 0)
     kind = _number("<B", metadata, _field(metadata, message, 1))
     header = _table(metadata, _field(metadata, message, 2))
     body = _number("<q", metadata, _field(metadata, message, 3))
     if kind == _DICTIONARY:
         if _number("<B", metadata, _field(metadata, header, 2)):
-            raise WireError("a payload has a dictionary in pieces")
+            raise WireError("a payload has a dictionary in several messages")
         header = _table(metadata, _field(metadata, header, 1))
     if kind in {_DICTIONARY, _BATCH}:
         rows = _number("<q", metadata, _field(metadata, header, 0))
         if not 0 <= rows <= MAX_CHUNK_ROWS:
             raise WireError(f"a chunk of {rows:,} rows is over the limit of {MAX_CHUNK_ROWS:,}")
         if _field(metadata, header, 3) is not None:
-            raise WireError("a payload is compressed within its Arrow stream, too")
+            raise WireError("a payload has a compressed message inside its Arrow stream")
     if body < 0:
-        raise WireError("a payload is damaged: a message of its Arrow stream has no size")
+        raise WireError("a payload is damaged: a message of its Arrow stream has a negative size")
     return kind, body
 
 
 def _field(flatbuffer: memoryview, table: int, number: int) -> int | None:
-    """Offset of a field of a flatbuffer's table; ``None`` if it has its default, which is 0."""
+    """Offset of a field of a flatbuffer's table; ``None`` if the field is absent, which means 0."""
     fields = table - _number("<i", flatbuffer, table)
     place = 4 + 2 * number
     if place >= _number("<H", flatbuffer, fields):
@@ -278,14 +280,14 @@ def _field(flatbuffer: memoryview, table: int, number: int) -> int | None:
 
 
 def _table(flatbuffer: memoryview, field: int | None) -> int:
-    """Offset of the table that a field refers to."""
+    """Offset of the table to which a field refers."""
     return (field or 0) + _number("<I", flatbuffer, field)
 
 
 def _number(form: str, flatbuffer: memoryview, at: int | None) -> int:
     if at is None:
         return 0
-    if at < 0:  # Python would count from the end
+    if at < 0:  # Python would index from the end
         raise WireError("a payload is damaged: an offset in its Arrow stream is negative")
     return int(struct.unpack_from(form, flatbuffer, at)[0])
 

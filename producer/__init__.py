@@ -1,4 +1,4 @@
-"""Producers: they cut files and requests into chunks, enqueue them and collect the scores."""
+"""Producers cut files and requests into chunks, enqueue them and collect the scores."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ __all__ = ["Client", "Ranked", "ScoringRun"]
 
 
 def __getattr__(name: str) -> Any:
-    """The client, imported when it is asked for: what starts the embedded workers does without."""
+    """Import the client on first use: the code that starts embedded workers does not need it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from producer import client

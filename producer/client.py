@@ -45,30 +45,31 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Ranked:
-    """A passage of `Client.rank`: its place in the list given, and its score."""
+    """A passage ranked by `Client.rank`: its index in the given list, and its score."""
 
     index: int
     score: float
 
 
 class Client:
-    """Submits pairs to the workers of one queue. Any number of runs may be under way at once.
+    """Submits pairs to the workers of one queue. A client may have any number of runs at the same time.
 
     Parameters
     ----------
     redis_url
-        ``redis://``, ``rediss://`` or ``unix://``; default: the settings' (``REDIS_URL``).
+        URL that begins with ``redis://``, ``rediss://`` or ``unix://``; default: `redis_url` of the settings
+        (``REDIS_URL``).
     settings
         Settings to start from; default: environment, config file and defaults.
     options
-        Any setting of ``configs/base.yaml`` by name, such as ``model`` or ``queue``.
+        Values for settings of ``configs/base.yaml`` by name, such as ``model`` or ``queue``.
 
     Raises
     ------
     ConfigError
-        No server is named, or a setting is unknown or bad.
+        No Redis server is named, or a setting is unknown or invalid.
     ConnectionFailed
-        Nobody answers at the URL.
+        No server answers at the URL.
     """
 
     def __init__(
@@ -82,25 +83,25 @@ class Client:
         self._leftovers = Leftovers(self.store)
 
     def submit(self, pairs: Pairs, *, columns: tuple[str, str] = COLUMNS, **spec: Any) -> ScoringRun:
-        """Start scoring; the first chunks are in the queue when this returns.
+        """Start a run; its first chunks are in the queue when this returns.
 
         Parameters
         ----------
         pairs
-            An iterable of ``(query, passage)`` (read as the run goes on, so it may be endless), a
-            pandas data frame, or an Arrow table or record batch.
+            An iterable of ``(query, passage)``, a pandas data frame, an Arrow table or an Arrow record
+            batch. An iterable is read while the run goes on, so it may be endless.
         columns
-            Where the texts are in a frame or table.
+            Names of the query and passage columns in a data frame or table.
         spec
-            What differs from the client's settings: ``model``, ``revision``, ``precision``,
+            Values that replace the client's settings for this run: ``model``, ``revision``, ``precision``,
             ``max_length``, ``activation``.
 
         Raises
         ------
         InputError
-            The columns are not there, or something is no pair of texts.
+            A column does not exist, or an item is not a pair of texts.
         ConfigError
-            A part of the spec is unknown or bad.
+            A part of the spec is unknown or invalid.
         """
         return self._submit(pairs, columns, math.inf, spec)
 
@@ -115,12 +116,22 @@ class Client:
         deadline: float = math.inf,
         **spec: Any,
     ) -> ScoringRun:
-        """Like `submit`, for tables that are cut into chunks already.
+        """Like `submit`, for tables that are already cut into chunks.
 
-        `rows` are in all tables, if that is known; `deadline` is when to give up waiting for the server,
-        in `time.monotonic` seconds. `on_wait` is called at least every second while
-        the run's results are waited for. What is in `journal` is not scored again, and what is
-        scored is kept there.
+        Parameters
+        ----------
+        tables, columns
+            Tables to score, one chunk each, and the names of their query and passage columns.
+        rows
+            Number of rows in all tables, if it is known.
+        on_wait
+            Called at least every second while the producer waits for results.
+        journal
+            Stores the results. A chunk whose result it already holds is not scored again.
+        deadline
+            When to stop waiting for the server, in `time.monotonic` seconds.
+        spec
+            As for `submit`.
         """
         settings = self.settings
         run = new_run(
@@ -141,7 +152,7 @@ class Client:
             submission.begin()
             submission.fill()
         except BaseException:
-            submission.cancel()  # something in the input is no pair of texts, or the server is away
+            submission.cancel()  # for example: an item is not a pair of texts, or Redis is not reachable
             raise
         return ScoringRun(submission)
 
@@ -153,7 +164,7 @@ class Client:
         columns: tuple[str, str] = COLUMNS,
         **spec: Any,
     ) -> npt.NDArray[np.float32]:
-        """Score pairs and wait, `timeout` seconds at most: `submit` and `ScoringRun.scores` in one."""
+        """Score pairs and wait at most `timeout` seconds: `submit`, then `ScoringRun.scores`."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         run = self._submit(pairs, columns, deadline, spec)
         try:
@@ -171,7 +182,7 @@ class Client:
         timeout: float | None = None,
         **spec: Any,
     ) -> list[Ranked]:
-        """Order `passages` by their score with `query`, best first; those without a score last."""
+        """Order `passages` by their score with `query`, best first; passages without a score come last."""
         scores = self.score([(query, passage) for passage in passages], timeout=timeout, **spec)
         order = np.argsort(-scores, kind="stable")[:top_k]
         return [Ranked(int(index), float(scores[index])) for index in order]
@@ -185,21 +196,21 @@ class Client:
 
 
 class ScoringRun:
-    """A submission under way. Read it once: whole with `scores`, or piece by piece.
+    """A submitted run. Read its results once: all with `scores`, or in parts by iterating.
 
-    Chunks beyond the window are submitted while results are being read.
+    Chunks beyond the window are submitted while the caller reads results.
     """
 
     def __init__(self, submission: Submission) -> None:
         self._submission = submission
         self._scores: list[npt.NDArray[np.float32]] = []
         self.errors: dict[int, str] = {}
-        """Row (from 0) to reason, of the rows read so far that have no score."""
+        """Reasons by row number (from 0) for the rows read so far that have no score."""
         self._rows = 0
 
     @property
     def id(self) -> str:
-        """The run's id, as in logs and Redis keys."""
+        """The run's id, as it appears in logs and Redis keys."""
         return self._submission.run.id
 
     def scores(self, timeout: float | None = None) -> npt.NDArray[np.float32]:
@@ -208,14 +219,14 @@ class ScoringRun:
         Parameters
         ----------
         timeout
-            Seconds to wait, at most.
+            Longest time to wait, in seconds.
 
         Raises
         ------
         TimeoutError
-            Not all scores are there yet; the run goes on, and may be asked again.
+            Some scores are still missing. The run goes on; call this again to go on waiting.
         RunFailed, RunCancelled
-            There will be none.
+            The run has ended without all of its scores.
         """
         self._submission.deadline = math.inf if timeout is None else time.monotonic() + timeout
         try:
@@ -226,13 +237,13 @@ class ScoringRun:
         return np.concatenate(self._scores) if self._scores else np.zeros(0, np.float32)
 
     def __iter__(self) -> Iterator[float]:
-        """Yield each score in input order as soon as it is there; NaN for rows in `errors`."""
+        """Yield the scores in input order, each as soon as it is available; NaN for rows in `errors`."""
         for part in self.tables():
             for score in part.scores.to_pylist():
                 yield math.nan if score is None else score
 
     def tables(self) -> Iterator[ScoredTable]:
-        """Yield the input in order, in tables, each with its scores, errors and statistics."""
+        """Yield the input as tables in input order, each with its scores, errors and statistics."""
         for part in self._submission.tables():
             for row, reason in enumerate(part.errors.to_pylist(), self._rows):
                 if reason is not None:
@@ -241,7 +252,7 @@ class ScoringRun:
             yield part
 
     def cancel(self) -> None:
-        """Give the run up: waiting chunks leave the queue, and its keys are deleted."""
+        """Cancel the run: its waiting chunks leave the queue, and its keys are deleted."""
         self._submission.cancel()
 
 
@@ -253,4 +264,4 @@ def _spec(settings: Settings, changes: dict[str, Any]) -> ScoreSpec:
         raise ConfigError(f"{first['loc'][0]}: {first['msg']}") from None
     if spec.model == "demo" or not Path(spec.model).is_dir():
         return spec
-    return spec.model_copy(update={"model": str(Path(spec.model).resolve())})  # workers run elsewhere
+    return spec.model_copy(update={"model": str(Path(spec.model).resolve())})  # workers may run elsewhere

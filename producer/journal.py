@@ -1,9 +1,9 @@
-"""What a run has scored so far, safe on disk.
+"""The journal: the results of a run so far, on disk.
 
-A small SQLite database beside the output. A chunk's result is in it, and synced, before Redis is
-told to forget that result; so whenever this process or its machine dies, the only chunks to score
-again are those that were in flight. Only scores, errors and statistics are kept: the input's
-columns can be read again from the input.
+It is a small SQLite database beside the output. A chunk's result is written and synced before the
+producer deletes it from Redis. So if this process or its machine dies, only the chunks in flight
+must be scored again. The journal holds scores, errors and statistics. It does not hold the input's
+columns, because they can be read again from the input.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ CREATE TABLE IF NOT EXISTS chunks
 
 
 class Journal:
-    """The results of one output, by chunk, and what they were made from.
+    """The results for one output by chunk number, and the manifest of what they were made from.
 
     Parameters
     ----------
     path
-        The database; made if it is not there.
+        The database file; created if it does not exist.
 
     Raises
     ------
@@ -57,28 +57,28 @@ class Journal:
             self._db.executescript(_TABLES)
 
     def close(self) -> None:
-        """Let go of the file; a full disk is no trouble here, as all results are safe already."""
+        """Close the database. This also works on a full disk: all results are already synced."""
         self._db.close()
 
     @property
     def rows(self) -> int:
-        """Rows of the chunks that are done."""
+        """Number of rows in the chunks that have a result."""
         return int(self._one("SELECT coalesce(sum(rows), 0) FROM chunks WHERE rows BETWEEN 0 AND 1 << 20"))
 
     @property
     def manifest(self) -> dict[str, str]:
-        """What the results were made from, as `restart` was told."""
+        """What the results were made from, as given to `restart`."""
         with self._at_work():
             return dict(self._db.execute("SELECT name, value FROM manifest ORDER BY rowid").fetchall())
 
     @property
     def run(self) -> str | None:
-        """Id of the last run that was begun for this output."""
+        """Id of the last run begun for this output."""
         return self._state("run")
 
     @property
     def first(self) -> ChunkStats | None:
-        """How the first chunk was scored: the rest is to be scored by the same commit and precision."""
+        """Statistics of the first scored chunk; the rest must use the same model commit and precision."""
         with self._at_work():
             found = self._db.execute("SELECT chunk FROM chunks WHERE scores IS NOT NULL ORDER BY chunk")
             chunks = [int(chunk) for (chunk,) in found]
@@ -86,20 +86,21 @@ class Journal:
         return next((result.stats for result in results if isinstance(result, ChunkScores)), None)
 
     def restart(self, manifest: Mapping[str, str]) -> None:
-        """Forget all results and begin with `manifest`; the last run's id stays known."""
+        """Delete all results and store a new `manifest`; the last run's id is kept."""
         with self._at_work():
             self._db.execute("DELETE FROM chunks")
             self._db.execute("DELETE FROM manifest")
             self._db.executemany("INSERT INTO manifest VALUES (?, ?)", manifest.items())
 
     def begin(self, run: str) -> None:
-        """Note a run's id before anything of it is in the queue."""
+        """Store a run's id, before any of its chunks is in the queue."""
         self._set_state("run", run)
 
     def get(self, chunk: int, rows: int | None = None) -> ChunkResult | None:
-        """The result of a chunk, if it is done; of one that has so many rows, where that is known.
+        """Return the result of a chunk, or ``None`` if there is none.
 
-        One that is damaged is dropped, so that the chunk is scored again.
+        `rows` is the chunk's number of rows, if it is known. A damaged result is deleted, so that the
+        chunk is scored again.
         """
         with self._at_work():
             row = self._db.execute(
@@ -110,22 +111,22 @@ class Journal:
         try:
             return _result(chunk, rows, *row)
         except WireError as error:
-            logger.warning("chunk %d is scored again, %s has it damaged: %s", chunk, self._path, error)
+            logger.warning("chunk %d is scored again, it is damaged in %s: %s", chunk, self._path, error)
             with self._at_work():
                 self._db.execute("DELETE FROM chunks WHERE chunk = ?", (chunk,))
             return None
 
     def add(self, results: Mapping[int, tuple[int, ChunkResult]]) -> None:
-        """Keep ``{chunk: (rows, result)}``; on disk when this returns. Fatal failures are no results."""
+        """Store ``{chunk: (rows, result)}``, synced when this returns; fatal failures are not stored."""
         with self._at_work():
             self._db.executemany("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?)", _records(results))
 
     def seal(self, output: Path) -> None:
-        """Note that the output is whole and about to be put in place."""
+        """Record that the output file is complete, just before it is moved into place."""
         self._set_state("output", _identity(output))
 
     def made(self, output: Path) -> bool:
-        """Whether `output` is the file that `seal` was told of, moved there by a run that then died."""
+        """Whether `output` is the file recorded by `seal`: the run moved it into place and then died."""
         return output.exists() and self._state("output") == _identity(output)
 
     def _state(self, name: str) -> str | None:
@@ -143,7 +144,7 @@ class Journal:
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """A transaction, and SQLite's errors as ours."""
+        """Run a transaction; SQLite's errors become `OutputError` or `InputError`."""
         try:
             with self._db:
                 yield
@@ -166,7 +167,7 @@ def _records(
 
 
 def _result(chunk: int, rows: int | None, scores: object, about: bytes) -> ChunkResult:
-    """A result from its record; raises `WireError`, whatever is damaged."""
+    """Read a result from its record; any damage raises `WireError`."""
     try:
         found = from_json(about)
         entry = {name.encode(): str(value).encode() for name, value in found.items()}
@@ -185,6 +186,6 @@ def _result(chunk: int, rows: int | None, scores: object, about: bytes) -> Chunk
 
 
 def _identity(path: Path) -> str:
-    """What a file keeps when it is renamed."""
+    """Properties that a file keeps when it is renamed: inode, size and modification time."""
     found = path.stat()
     return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"

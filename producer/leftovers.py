@@ -1,4 +1,4 @@
-"""Runs that are over and that Redis is to forget: at once, or when it can serve again."""
+"""Removal of ended runs from Redis: at once, or in the background while Redis cannot serve."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 class Leftovers:
-    """Removes what runs have left in Redis; safe to share between threads.
+    """Removes the keys and waiting jobs of ended runs from Redis; safe to share between threads.
 
-    Whoever gives a run up does not wait for a server that cannot serve: a thread does, for as long as
-    the run's keys would live.
+    The caller does not wait for a server that cannot serve. A background thread retries instead, until
+    the run's keys would have expired.
     """
 
     def __init__(self, store: RunStore) -> None:
@@ -33,12 +33,12 @@ class Leftovers:
         self._busy = False
 
     def remove(self, run: Run, chunks: Iterable[int]) -> None:
-        """Delete a run with its waiting jobs, those of `chunks`.
+        """Delete a run and the waiting jobs of its `chunks`.
 
         Raises
         ------
         RedisFailed
-            The server refuses it.
+            The server refuses the command.
         """
         left = list(chunks)
         try:
@@ -46,7 +46,7 @@ class Leftovers:
                 self._store.delete(run, left)
         except RedisUnavailable as error:
             with about(run=run.id):
-                logger.warning("what the run has left in Redis will be removed later: %s", error)
+                logger.warning("the run's keys in Redis will be removed later: %s", error)
             self._later(run, left)
 
     def _later(self, run: Run, chunks: list[int]) -> None:
@@ -71,4 +71,4 @@ class Leftovers:
                     with self._lock:
                         self._left.append((run, chunks, until))
             except Exception:
-                logger.exception("what run %s has left in Redis cannot be removed", run.id)
+                logger.exception("the keys of run %s in Redis cannot be removed", run.id)

@@ -1,4 +1,4 @@
-"""What a producer notes of its run for others to see: rows that are done, rows without a score."""
+"""What a producer publishes about its run: the number of rows done, and the rows without a score."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from producer.splitting import scores_and_errors
 
 
 class Notes:
-    """Counts results as they come."""
+    """Counts results as they arrive."""
 
     def __init__(self) -> None:
         self.progress = Progress()
         self.errors: list[RowError] = []
-        """Rows without a score that Redis has not been told of; for the caller to empty."""
+        """Row errors that are not yet written to Redis; the caller empties the list."""
 
     def add(self, start: int, rows: int, result: ChunkResult, *, fresh: bool = True) -> None:
-        """Count the result of `rows` rows, of which the first is row `start` of the input.
+        """Count the result of `rows` rows that begin at row `start` of the input.
 
-        One that is not `fresh` was there before the run, and says nothing of its speed.
+        A result that is not `fresh` was in the journal before the run, and does not count for its speed.
         """
         attempts = result.stats.attempt if isinstance(result, ChunkScores) else result.attempts
         worker = result.stats.worker if isinstance(result, ChunkScores) else result.worker

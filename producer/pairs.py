@@ -1,4 +1,4 @@
-"""Pairs as callers have them, cut into tables of which each makes a chunk."""
+"""Cutting pairs, in any form that callers have, into tables: one for each chunk."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     Pairs: TypeAlias = Iterable[tuple[str | None, str | None]] | pd.DataFrame | pa.Table | pa.RecordBatch
 
 CHUNK_TEXT_BYTES = 16 << 20
-"""Text in a chunk, at most, with a repeated query counted in every row; long texts make smaller chunks."""
+"""Most bytes of text in a chunk, counting a repeated query in every row; long texts make smaller chunks."""
 
 
 def cut_pairs(pairs: Pairs, columns: tuple[str, str], rows: int) -> Iterator[pa.Table]:
-    """Any kind of pairs as tables of `rows` rows, and of fewer where their texts are long.
+    """Cut pairs into tables of `rows` rows, or fewer where their texts are long.
 
     Raises
     ------
     InputError
-        The columns are not there, or something is no pair of texts.
+        A column does not exist, or an item is not a pair of texts.
     """
     if isinstance(pairs, pa.RecordBatch):
         pairs = pa.Table.from_batches([pairs])
@@ -42,7 +42,7 @@ def cut_pairs(pairs: Pairs, columns: tuple[str, str], rows: int) -> Iterator[pa.
 
 
 def cut_long(table: pa.Table, columns: tuple[str, str]) -> Iterator[pa.Table]:
-    """Cut a table in halves, and these, until each has at most `CHUNK_TEXT_BYTES` of text, or one row."""
+    """Halve a table repeatedly until each part has at most `CHUNK_TEXT_BYTES` of text, or one row."""
     size = sum(text_bytes(table[name]) for name in columns)
     if size <= CHUNK_TEXT_BYTES or len(table) == 1:
         yield table
@@ -56,7 +56,7 @@ def _tables_from_pairs(
     pairs: Iterator[tuple[str | None, str | None]], columns: tuple[str, str], rows: int
 ) -> Iterator[pa.Table]:
     part: list[tuple[str | None, str | None]] = []
-    size = 0  # in characters: a repeated text is one object here, and a copy for each row in Arrow
+    size = 0  # in characters; counts repeated texts, because Arrow stores a copy in each row
 
     def table() -> pa.Table:
         return pa.table([_texts([pair[side] for pair in part]) for side in (0, 1)], names=list(columns))
@@ -86,7 +86,7 @@ def _is_pair(pair: object) -> bool:
 def _texts(texts: list[str | None]) -> pa.Array:
     try:
         return pa.array(texts, pa.string())
-    except UnicodeEncodeError:  # lone surrogates, which no UTF-8 can hold
+    except UnicodeEncodeError:  # lone surrogates have no UTF-8 form
         mended = [
             text and text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts
         ]

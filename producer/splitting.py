@@ -1,4 +1,4 @@
-"""Chunks that kill their worker: cut in halves until the row that does it is alone."""
+"""Splitting of chunks that kill their worker: halve them until the fatal row is alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from jobs.results import ChunkFailure, ChunkResult, ChunkScores
 
 @dataclass
 class Unit:
-    """What has a job of its own: a chunk, or a piece of one that begins at row ``start``."""
+    """Rows that one job scores: a whole chunk, or a piece of a chunk.
+
+    ``start`` is the unit's first row within the chunk; ``submits`` counts how often the unit was submitted.
+    """
 
     chunk: int
     table: pa.Table
@@ -21,7 +24,7 @@ class Unit:
     piece: bool = False
 
     def halves(self) -> list[Unit]:
-        """Both halves of at least two rows."""
+        """Split the unit, of at least two rows, into two pieces."""
         middle = len(self.table) // 2
         cuts = ((0, middle), (middle, len(self.table) - middle))
         return [
@@ -30,7 +33,7 @@ class Unit:
 
 
 def join(chunk: int, parts: Sequence[tuple[Unit, ChunkResult]]) -> ChunkResult:
-    """The result of a chunk from those of its pieces, in any order."""
+    """Combine the results of a chunk's pieces, in any order, into the result of the chunk."""
     if len(parts) == 1:
         return parts[0][1]
     ordered = sorted(parts, key=lambda part: part[0].start)
@@ -52,7 +55,7 @@ def join(chunk: int, parts: Sequence[tuple[Unit, ChunkResult]]) -> ChunkResult:
 
 
 def scores_and_errors(result: ChunkResult, rows: int) -> tuple[pa.Array, pa.Array]:
-    """What a result says of each of `rows` rows: one of score and error is null."""
+    """Return ``(scores, errors)`` of shape ``[rows]``; in each row exactly one of them is null."""
     if isinstance(result, ChunkScores):
         return result.scores, result.errors
     return pa.nulls(rows, pa.float32()), pa.array([result.message] * rows, pa.string())

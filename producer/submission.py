@@ -1,4 +1,4 @@
-"""One run from the producer's side: submit chunks within a window, collect them in order."""
+"""A run on the producer's side: submit chunks within a window, collect their results in order."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ from producer.splitting import Unit
 from producer.window import InFlight, ScoredTable, Window
 
 _POLL_SECONDS = 0.5
-"""How long to wait for a result before looking around (a timeout, the caller's `on_wait`)."""
+"""Longest wait for a result before the deadline and the caller's `on_wait` are checked again."""
 
 _ENCODERS = 8
-"""Threads that encode and compress chunks, at most; Arrow does so without Python's lock."""
+"""Most threads that encode and compress chunks; Arrow releases Python's lock meanwhile."""
 
 _SWEEP_SECONDS = 10
-"""After this long without any result, ask what has become of the chunks in flight."""
+"""After this time without a result, check that the jobs of the chunks in flight still exist."""
 
 logger = logging.getLogger(__name__)
 
 
 class Submission:
-    """Feeds a run and yields its scored tables in input order.
+    """Submits the chunks of a run and yields its scored tables in input order.
 
-    It works while `tables` is being iterated: chunks go out as the window has room, so neither
-    Redis nor this process ever holds more than `window` of them.
+    It works while the caller iterates `tables`: it submits chunks when the window has room, so neither
+    Redis nor this process ever holds more than `window` chunks.
 
     Parameters
     ----------
     store, run
-        The run, which `begin` tells the server of.
+        The server, and the run that `begin` stores there.
     leftovers
-        Removes the run when it is over.
+        Removes the run from Redis when it has ended.
     source
         Tables to score, one chunk each.
     columns
         Names of the query and passage columns in them.
     window
-        Chunks in flight, at most.
+        Most chunks in flight.
     journal
-        Where results are kept before Redis forgets them; chunks that are in it already are taken
-        from it, and not submitted.
+        Stores each result before Redis deletes it. A chunk whose result is already in the journal is
+        not submitted.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Submission:
     ) -> None:
         self.run = run
         self.on_wait: Callable[[], None] = lambda: None
-        """Called at least every second while waiting; what it raises ends the wait."""
+        """Called at least every second while waiting; an exception it raises ends the wait."""
         self.deadline = math.inf
-        """When to give up waiting, in `time.monotonic` seconds."""
+        """When to stop waiting, in `time.monotonic` seconds."""
         self._store = store
         self._leftovers = leftovers
         self._columns = columns
@@ -84,15 +84,15 @@ class Submission:
         self._journal = journal
         self._window = Window(run, source, window, journal, self._span)
         self._entries: list[str] = []
-        """Stream entries that were taken in and that Redis is yet to forget."""
+        """Ids of stream entries that were collected and are still in Redis."""
         self._cancelled = False
         self._last_entry = "0"
         self._encoders: ThreadPoolExecutor | None = None
         self._precision: str | None = None
-        """What the run's chunks are scored in, once one is."""
+        """The precision of the run; known after the first scored chunk."""
 
     def begin(self) -> None:
-        """Let the server know the run."""
+        """Store the run on the server."""
         first = self._journal.first if self._journal else None
         self._precision = first.precision if first else None
         with self._at_redis():
@@ -104,11 +104,11 @@ class Submission:
         Raises
         ------
         RunFailed
-            The run cannot be scored (its model cannot be loaded, say).
+            The run cannot be scored: for example, its model cannot be loaded.
         RunCancelled
-            `cancel` was called, or somebody else has cancelled the run.
+            `cancel` was called, or another process cancelled the run.
         RedisUnavailable, RedisFailed
-            The server could not serve for as long as was to be waited for it, or refuses a command.
+            The server could not serve during the whole allowed wait, or it refuses a command.
         TimeoutError
             `deadline` has passed; call again to go on.
         """
@@ -135,7 +135,7 @@ class Submission:
                 self._send(fresh)
 
     def cancel(self) -> None:
-        """Drop the run and take its waiting chunks off the queue."""
+        """Cancel the run and remove its waiting chunks from the queue."""
         if not self._cancelled:
             self._span.add_event("cancelled")
             self._span.end()
@@ -143,7 +143,7 @@ class Submission:
         self._leftovers.remove(self.run, {*self._window.units, *self._window.answered})
 
     def _wait_for(self, chunk: InFlight) -> None:
-        """Take in results until that of `chunk` is there, and is one that the run can go on with."""
+        """Collect results until `chunk` has one; a fatal failure ends the run."""
         quiet_since = time.monotonic()
         while chunk.result is None:
             self._look_around()
@@ -158,7 +158,7 @@ class Submission:
             raise RunFailed(chunk.result.message)
 
     def _collect(self) -> bool:
-        """Take in the results that have come; whether there were any."""
+        """Collect the results that have arrived; return whether there were any."""
         entries = self._store.results(self.run, after=self._last_entry, block_ms=int(_POLL_SECONDS * 1000))
         if not entries:
             if self._store.was_cancelled(self.run):
@@ -179,7 +179,7 @@ class Submission:
         return True
 
     def _vetted(self, result: ChunkResult | BadResult) -> ChunkResult | BadResult:
-        """A result that has a score or an error for each row of its chunk, or why it is none."""
+        """Return the result if it fits its chunk and the run's precision, or else a `BadResult`."""
         unit = None if result.chunk is None else self._window.units.get(result.chunk)
         if unit and isinstance(result, ChunkScores) and len(result.scores) != len(unit.table):
             return BadResult(result.chunk, f"it has {len(result.scores)} scores for {len(unit.table)} pairs")
@@ -191,7 +191,7 @@ class Submission:
         return result
 
     def _forget(self) -> None:
-        """Let Redis drop what was taken in, and tell it how far the run has come."""
+        """Delete the collected results from Redis, and write the run's progress there."""
         window, notes = self._window, self._window.notes
         self._store.forget(self.run, window.answered, self._entries, notes.progress, notes.errors)
         window.answered, self._entries, notes.errors = [], [], []
@@ -199,26 +199,26 @@ class Submission:
             self.cancel()
 
     def _refuse(self, bad: list[BadResult]) -> None:
-        """Let chunks whose result cannot be used be scored again: it was an attempt that failed."""
+        """Submit chunks with an unusable result again; the result counts as a failed attempt."""
         reasons: dict[int, str] = {}
         for result in bad:
             with about(chunk="unknown" if result.chunk is None else result.chunk):
                 logger.warning("a result cannot be used: %s", result.reason)
             if result.chunk in self._window.units:
                 reasons[result.chunk] = result.reason
-        lost = self._store.missing(self.run, reasons)  # others have a job that is yet to answer
+        lost = self._store.missing(self.run, reasons)  # the others still have a job that will write a result
         self._submit_again({number: f"its result cannot be used: {reasons[number]}" for number in lost})
 
     def _sweep(self) -> None:
-        """Submit again what Redis has forgotten, and give up on what fails without a word."""
+        """Submit chunks again whose jobs are missing in Redis; give up those without an attempt left."""
         lost = self._store.missing(self.run, list(self._window.units))
-        self._collect()  # a job may have finished, and so be gone, since it was last asked for
+        self._collect()  # a job may have finished, and so be missing, since results were last collected
         if lost := [number for number in lost if number in self._window.units]:
             logger.warning("Redis has lost %d chunks", len(lost))
         self._submit_again(dict.fromkeys(lost, "it was lost"))
 
     def _submit_again(self, reasons: Mapping[int, str]) -> None:
-        """Make another attempt at units, by number; for those without one left the reason is the result."""
+        """Submit units again, by number. A unit without an attempt left fails with its reason."""
         again = self._window.again(reasons)
         if again:
             logger.warning("submitting %d chunks again", len(again))
@@ -226,7 +226,7 @@ class Submission:
             self._send(again)
 
     def _restore(self) -> None:
-        """Let the server know the run, and the precision that it is scored in."""
+        """Store the run on the server again, with its precision."""
         self._store.restore(self.run)
         if self._precision and self.run.spec.precision == "auto":
             self._store.settle(self.run, self._precision)
@@ -267,6 +267,6 @@ class Submission:
 
     @contextmanager
     def _at_redis(self) -> Iterator[None]:
-        """Commands within the ``with`` block wait for the server, and this looks around meanwhile."""
+        """Redis commands in the ``with`` block wait for the server; `_look_around` is called meanwhile."""
         with about(run=self.run.id), redis_errors(), waiting(look=self._look_around):
             yield

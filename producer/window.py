@@ -1,4 +1,4 @@
-"""The chunks of a run that are under way: their place in the input, their pieces, what came of them."""
+"""The chunks of a run that are in flight: their position in the input, their pieces, their results."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from producer.notes import Notes
 from producer.splitting import Unit, join, scores_and_errors
 
 _REFILL_SHARE = 4
-"""While there are results to hand out, chunks are submitted when this part of the window is free."""
+"""While results are ready for the caller, chunks are submitted when 1/4 of the window is free."""
 
 FIRST_PIECE = 1 << 40
-"""Pieces of chunks are numbered from here: no run has so many chunks."""
+"""Number of the first piece of a chunk; no run has so many chunks."""
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +32,8 @@ logger = logging.getLogger(__name__)
 class ScoredTable:
     """A part of the input with its scores; ``stats`` is ``None`` if no worker could score it.
 
-    In each row exactly one of score and error is null. It took so many ``attempts``, the last of
-    them by ``worker`` (if any is known).
+    In each row exactly one of score and error is null. ``attempts`` is the number of attempts;
+    ``worker`` made the last one (empty if it is not known).
     """
 
     table: pa.Table
@@ -46,7 +46,7 @@ class ScoredTable:
 
 @dataclass
 class InFlight:
-    """A chunk, from row ``start`` on, that was submitted and not yet handed to the caller."""
+    """A chunk, from row ``start`` of the input, that is submitted and not yet returned to the caller."""
 
     table: pa.Table
     start: int
@@ -56,20 +56,20 @@ class InFlight:
 
 
 class Window:
-    """At most so many chunks of a run, in input order, from the source to the caller; knows no Redis.
+    """Holds at most `size` chunks of a run, in input order. It does not use Redis.
 
     Parameters
     ----------
     run
-        The run that the chunks are of.
+        The run to which the chunks belong.
     source
         Tables to score, one chunk each.
     size
-        Chunks in flight, at most.
+        Most chunks in flight.
     journal
-        Where results are kept; chunks that are in it already have their result from the start.
+        Stores the results. A chunk whose result is already in the journal gets it from there.
     span
-        The run's, for the trace.
+        The run's span, the parent of the chunks' spans.
     """
 
     def __init__(
@@ -88,22 +88,22 @@ class Window:
         self._exhausted = False
         self.notes = Notes()
         self.units: dict[int, Unit] = {}
-        """What jobs are there for and has no result yet, by the chunk number in the job."""
+        """Units that have a job and no result yet, by the chunk number in the job."""
         self.answered: list[int] = []
-        """Numbers of units that have their result; for the caller to empty."""
+        """Numbers of the units that have a result; the caller empties the list."""
 
     @property
     def next(self) -> InFlight | None:
-        """The chunk whose turn it is; ``None`` if none is in flight."""
+        """The next chunk in input order; ``None`` if no chunk is in flight."""
         return self._in_flight.get(self._taken)
 
     def wants_chunks(self) -> bool:
-        """Whether to submit now: several chunks at once cost less, but nothing is waited for meanwhile."""
+        """Whether to submit chunks now: several at once, which costs less, unless the caller must wait."""
         room = self._size - len(self._in_flight)
         return self.next is None or self.next.result is None or room >= self._size // _REFILL_SHARE
 
     def fill(self) -> dict[int, Unit]:
-        """Cut chunks until the window is full or the source is empty: what of them is to be submitted."""
+        """Cut chunks until the window is full or the source is empty; return the units to submit."""
         fresh: dict[int, Unit] = {}
         while not self._exhausted and len(self._in_flight) < self._size:
             table = next(self._source, None)
@@ -124,22 +124,22 @@ class Window:
         return fresh
 
     def trace(self, unit: Unit) -> Mapping[str, str]:
-        """The trace that a unit's job belongs to."""
+        """The trace to which a unit's job belongs."""
         return tracing.carrier(self._in_flight[unit.chunk].span)
 
     def accept(self, results: list[ChunkResult]) -> dict[int, Unit]:
-        """Note results, in the journal too where chunks are complete; halves of what kills workers."""
+        """Take in results, write complete chunks to the journal; return halves of units that kill workers."""
         finished: dict[int, tuple[int, ChunkResult]] = {}
         halves: dict[int, Unit] = {}
         for result in results:
             unit = self.units.pop(result.chunk, None)
             if unit is None:
-                continue  # done twice, with the same scores, or no chunk of this run
+                continue  # a second result with the same scores, or not a chunk of this run
             self.answered.append(result.chunk)
             if isinstance(result, ChunkFailure) and result.fatal:
-                self._in_flight[self._taken].result = result  # no need to wait for those before it
+                self._in_flight[self._taken].result = result  # fail now, without those before it
                 continue
-            self._tell(result, unit)
+            self._log(result, unit)
             if isinstance(result, ChunkFailure) and result.died and len(unit.table) > 1:
                 halves |= {next(self._piece_numbers): half for half in unit.halves()}
                 continue
@@ -156,7 +156,7 @@ class Window:
         return halves
 
     def again(self, reasons: Mapping[int, str]) -> dict[int, Unit]:
-        """Units, of these numbers, that have an attempt left; for others the reason is the result."""
+        """Return the units with an attempt left, by number. The others fail with their reason."""
         again: dict[int, Unit] = {}
         for number, reason in reasons.items():
             unit = self.units[number]
@@ -170,7 +170,7 @@ class Window:
         return again
 
     def take(self) -> ScoredTable:
-        """Remove the chunk whose turn it is; its result is there."""
+        """Remove and return the next chunk, which must have its result."""
         chunk = self._in_flight.pop(self._taken)
         self._taken += 1
         result = chunk.result
@@ -181,8 +181,8 @@ class Window:
             return ScoredTable(chunk.table, *columns, stats, stats.attempt, stats.worker)
         return ScoredTable(chunk.table, *columns, None, result.attempts, result.worker)
 
-    def _tell(self, result: ChunkResult, unit: Unit) -> None:
-        """Log what came of a job; not in the words of its errors, which may be those of a text."""
+    def _log(self, result: ChunkResult, unit: Unit) -> None:
+        """Log the result of a job, but not its error messages: they may contain text of the input."""
         worker = result.stats.worker if isinstance(result, ChunkScores) else result.worker
         with about(chunk=unit.chunk, job=keys.job_id(self._run.id, result.chunk), worker=worker):
             rows = len(unit.table)
