@@ -1,4 +1,4 @@
-"""From a claimed job to work for the engine, and from finished work to the chunk's result."""
+"""Turns a claimed job into work for the engine, and finished work into the chunk's result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from workers.refusals import Refusals, RefusedRuns
 
 logger = logging.getLogger(__name__)
 
-
 _RUNS = 1000
 """Runs whose settled precision a worker remembers."""
 
@@ -53,12 +52,12 @@ class ChunkScorer:
         self.refused_runs = RefusedRuns(store, worker)
 
     def find_run(self, claim: Claim) -> ChunkFailure | None:
-        """Read the run of a claimed job: none if it is gone. A fatal failure, if it is damaged.
+        """Read the run of a claimed job, ``None`` if it is gone; return a fatal failure if it is damaged.
 
         Raises
         ------
         WorkerError
-            The chunk is not for this worker: another release's, or one it has refused just now.
+            This worker cannot score the chunk: another release wrote the run, or the worker refuses it now.
         """
         run_id, chunk = claim.job.chunk
         self._check(("run", run_id))
@@ -73,19 +72,19 @@ class ChunkScorer:
         return None
 
     def evicts(self, run: Run) -> bool:
-        """Whether to load the run's model means that another has to leave."""
+        """Whether loading the run's model would evict another model."""
         return self._engines.is_full and not self._engines.fits(self._spec(run))
 
     def begin(self, claim: Claim) -> ChunkFailure | None:
-        """Fetch, decode and tokenize a chunk: its work, which is none when the run has its scores already.
+        """Fetch, decode and tokenize a chunk; the claim gets no work if the run has the scores already.
 
-        Errors of the run as a whole come back as a fatal `ChunkFailure`: they would meet every
-        chunk and every retry alike.
+        An error that concerns the whole run is returned as a fatal `ChunkFailure`: every chunk and every
+        retry would meet it.
 
         Raises
         ------
         WorkerError
-            The chunk cannot be scored here, but maybe elsewhere.
+            This worker cannot score the chunk, but another may.
         """
         claim.started, run = time.monotonic(), claim.run
         if run is None:
@@ -119,25 +118,25 @@ class ChunkScorer:
             raise WorkerError(reason)
 
     def _refusal(self, key: Hashable, error: Exception) -> WorkerError:
-        """Leave `key` alone for a while, because of `error`."""
+        """Refuse `key` for a while, because of `error`."""
         if self.refusals.open(key, str(error)):
             logger.warning("left to other workers: %s", error)
         return WorkerError(str(error))
 
     def _accept(self, run: Run) -> None:
-        """The run can be scored here, whatever was said before."""
+        """Withdraw earlier refusals: this worker can score the run."""
         self.refusals.close(weights_key(self._spec(run)))
         self.refusals.close(("run", run.id))
         self.refused_runs.take_back(run.id)
 
     def _spec(self, run: Run) -> ScoreSpec:
-        """What to score the run with; its precision is settled, if this worker knows it."""
+        """The run's spec, with its settled precision if this worker knows it."""
         return self._settled.get(run.id, run.spec)
 
     def _engine(self, run: Run) -> Engine:
-        """The engine of a run, in the precision that all of its chunks are scored in.
+        """The engine of a run, in the precision that all its chunks are scored in.
 
-        What ``auto`` means here is what it means for the run, if no other worker was faster.
+        With ``auto``, the first worker to get here settles the precision for the whole run.
         """
         spec = self._spec(run)
         if spec.precision != "auto" or run.id in self._settled:
@@ -153,7 +152,7 @@ class ChunkScorer:
         return engine if precision == mine else self._engines.get(spec)
 
     def result(self, claim: Claim) -> ChunkScores:
-        """What there is to say of a claim whose work is done."""
+        """The result of a claim whose work is done."""
         assert claim.run
         assert claim.engine
         assert claim.work
@@ -180,5 +179,5 @@ class ChunkScorer:
 
 
 def _is_the_workers(error: Exception) -> bool:
-    """Whether loading failed for what is this host's: no such directory, no hub, no package, no memory."""
+    """Whether the cause of a failed load is this host: no such directory, no hub, no package, no memory."""
     return isinstance(error, WorkerError) or isinstance(error.__cause__, OSError | ImportError | MemoryError)

@@ -1,4 +1,4 @@
-"""The jobs a worker has claimed: what it knows of each, how they are begun, and how it answers for them."""
+"""The jobs that a worker has claimed: what it knows of each, how it begins them and how it finishes them."""
 
 from __future__ import annotations
 
@@ -38,17 +38,18 @@ if TYPE_CHECKING:
 
 GROUP = 8
 GROUP_SECONDS = 3.0
-"""So many jobs, for so long, wait for others of their model before it takes the place of another."""
+"""How many jobs, and for how many seconds, wait before their model is loaded in the place of another."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class Claim:
-    """A job this worker took off its queue and has not answered for yet.
+    """A job that this worker took off its queue and has not finished yet.
 
     ``run`` is known once it was read from Redis, ``engine`` and ``work`` once the chunk's pairs were
-    fetched and tokenized. The job was ``claimed`` and its scoring ``started`` then, in monotonic seconds.
+    fetched and tokenized. ``claimed`` and ``started`` are monotonic times (s): when the job was claimed,
+    and when its scoring began.
     """
 
     job: ScoringJob
@@ -69,9 +70,9 @@ class Claim:
 
 
 class ModelQueue:
-    """Claims whose model would take another's place, put aside so that those of one model are begun together.
+    """Claims whose model would evict another, put aside until the claims of one model can begin together.
 
-    Otherwise models would push each other out job by job.
+    Otherwise two models would evict each other job by job.
     """
 
     def __init__(self) -> None:
@@ -81,11 +82,11 @@ class ModelQueue:
         return bool(self._waiting)
 
     def put(self, spec: ScoreSpec, claim: Claim) -> None:
-        """Put a claim aside that needs the model of `spec`."""
+        """Put aside a claim, which needs the model of `spec`."""
         self._waiting.append((weights_key(spec), claim))
 
     def take(self, more_to_come: Callable[[], bool]) -> list[Claim]:
-        """Those of the model that has waited longest, if they are many or old, or nothing more is to come."""
+        """The claims of the model that has waited longest, if they are many or old, or no more jobs come."""
         if not self._waiting:
             return []
         wanted, oldest = self._waiting[0]
@@ -98,20 +99,20 @@ class ModelQueue:
 
 
 class Claims:
-    """What a worker has claimed: begun in turn, and each answered for once.
+    """The jobs that a worker has claimed; it begins them in turn and answers each once.
 
-    An answer is a result, a failed attempt, or the job back in its queue.
+    To answer a claim is to write a result, to record a failed attempt, or to hand the job back.
 
     Parameters
     ----------
     worker
-        The RQ worker whose jobs they are.
+        The RQ worker that claims the jobs.
     store
         Where runs live.
     parts
-        What scores them.
+        The scorer and the pipeline.
     drain
-        Waits until all that was claimed is answered for.
+        Waits until all claims are answered.
     """
 
     def __init__(
@@ -124,21 +125,21 @@ class Claims:
         self._drain = drain
         self._put_aside = ModelQueue()
         self.held: dict[str, Claim] = {}
-        """Those not answered for yet, by their job's id."""
+        """The claims not answered yet, by job id."""
         metrics.claimed_jobs.set_function(lambda: len(self.held))
         metrics.claimed_pairs.set_function(lambda: parts.pipeline.pending)
         metrics.refusals.set_function(lambda: len(self.scorer.refusals.reasons()))
 
     @property
     def waiting(self) -> bool:
-        """Whether some are put aside."""
+        """Whether some claims are put aside."""
         return bool(self._put_aside)
 
     def take(self, job: ScoringJob, queue: Queue) -> None:
-        """Claim a job: fetch and tokenize its chunk, and let it be scored behind.
+        """Claim a job: fetch and tokenize its chunk, and put it into the pipeline.
 
-        One whose model would take another's place is put aside first (`ModelQueue`), and one that may
-        kill its worker is alone in it.
+        A job whose model would evict another is put aside first (`ModelQueue`). A suspect job, which may
+        kill its worker, is scored while the worker holds no other.
         """
         with self._set_aside_if_damaged(job, queue):
             execution = self._worker.prepare_execution(job)
@@ -152,8 +153,8 @@ class Claims:
                 if suspect:
                     self._drain()
 
-    def begin_those_put_aside(self) -> None:
-        """Begin those of one model, if it is their turn."""
+    def begin_put_aside(self) -> None:
+        """Begin the claims put aside for one model, if it is their turn."""
         for claim in self._put_aside.take(lambda: any(queue.count for queue in self._worker.queues)):
             with (
                 about_job(claim.job.id),
@@ -163,13 +164,13 @@ class Claims:
                 self._begin(claim)
 
     def drop_cancelled(self) -> None:
-        """Score no more of the chunks whose run was cancelled; no result, whose run may come back."""
+        """Stop scoring chunks of cancelled runs; write no result, as the same run may be submitted again."""
         for claim in list(self.held.values()):
             if claim.run and claim.work and not self._store.exists(claim.run.id):
                 self._pipeline.drop(claim.work, partial(self._answer, claim, None))
 
     def hand_back(self, job_id: str, *, at_front: bool = True) -> None:
-        """Put a claimed job back into its queue; that costs it no attempt."""
+        """Put a claimed job back into its queue; this does not count as an attempt."""
         claim = self.held.pop(job_id, None)
         if claim is None:
             return
@@ -205,7 +206,7 @@ class Claims:
             self._begin(claim)
 
     def _begin(self, claim: Claim) -> None:
-        """Fetch and tokenize a claimed chunk, and let it be scored behind."""
+        """Fetch and tokenize a claimed chunk, and put it into the pipeline."""
         job, scorer = claim.job, self.scorer
         try:
             with self._worker.death_penalty_class(job.timeout or 0, JobTimeoutException, job_id=job.id):
@@ -225,7 +226,7 @@ class Claims:
         self._pipeline.put(claim.engine, claim.work, lambda: self._answer(claim, scorer.result(claim)))
 
     def _refuse(self, claim: Claim, error: WorkerError) -> None:
-        """Put a job back that another worker may be able to do, behind what this one may."""
+        """Put a job at the back of its queue, as another worker may be able to score it."""
         failure = self.scorer.refused_runs.refuse(claim, str(error))
         if failure:
             self._pipeline.answer(lambda: self._answer(claim, failure))
@@ -234,7 +235,7 @@ class Claims:
             self.scorer.refusals.sent_back(claim.job.id)
 
     def _fail(self, claim: Claim, error: Exception) -> None:
-        """Let RQ deal with the exception at hand."""
+        """Let RQ handle the exception that is being handled: a failed attempt."""
         self.held.pop(claim.job.id)
         claim.span.record_exception(error)
         claim.span.end()
@@ -242,9 +243,9 @@ class Claims:
         metrics.count_chunk("failed")
 
     def _answer(self, claim: Claim, result: ChunkResult | None) -> None:
-        """Finish a job, its result in the same transaction; `None` writes none. In the writing thread."""
+        """Finish a job and write its result, if any, in one transaction; runs in the writing thread."""
         if self.held.pop(claim.job.id, None) is None:
-            return  # handed back
+            return  # it was handed back
         claim.forward.end()
         with about_job(claim.job.id), tracing.within(claim.span):
             with self._set_aside_if_damaged(claim.job, claim.queue), metrics.stage("write"):
@@ -261,7 +262,7 @@ class Claims:
                 logger.warning("the run cannot be scored: %s", result.message)
 
     def _finish(self, claim: Claim, result: ChunkResult | None) -> None:
-        """Result and end of the job in one transaction, and without a WATCH, so that it can be repeated."""
+        """Write the result and end the job in one transaction, without WATCH, so that it can be repeated."""
         worker, job = self._worker, claim.job
         with worker.connection.pipeline() as pipe:
             if result is not None:
@@ -275,7 +276,7 @@ class Claims:
 
     @contextmanager
     def _set_aside_if_damaged(self, job: Job, queue: Queue) -> Iterator[None]:
-        """Have done with a job that cannot even be failed: keys of RQ's about it are damaged."""
+        """Set aside a job that RQ cannot even mark as failed, because its keys are damaged."""
         try:
             yield
         except redis.RedisError as error:

@@ -1,4 +1,4 @@
-"""A worker's heartbeat: keeps its claimed jobs its own, and hands on those of workers that have died."""
+"""A worker's heartbeat: renews the leases of its claimed jobs, and recovers the jobs of dead workers."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ logger = logging.getLogger(__name__)
 
 
 class Heartbeat:
-    """Beats from a thread that no forward can block.
+    """Sends heartbeats from a thread that no forward can block.
 
     Parameters
     ----------
     worker
-        Whose jobs to keep.
+        The worker whose leases are renewed.
     seconds
-        From one beat to the next.
+        Time between two heartbeats.
     lease_seconds
-        A job whose worker has not beaten for this long counts as abandoned and runs elsewhere.
+        A job whose worker has sent no heartbeat for this long counts as abandoned; another worker takes it.
     report
-        What to announce of it.
+        Makes the report that each heartbeat announces.
     wedged
-        Says whether the forward hangs for good.
+        Returns whether a forward hangs and will never end.
     handle_failure
-        Tells runs of jobs that are given up.
+        Records in their runs the jobs that are given up.
     on_beat
-        Called with each beat.
+        Called with each heartbeat.
     """
 
     def __init__(
@@ -62,23 +62,23 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Begin to beat."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Beat no more."""
+        """Stop the thread."""
         self._stopped.set()
         self._thread.join(timeout=5)
 
     def announce(self) -> None:
-        """Say that the worker is there."""
-        # Again: the server may have lost its data.
+        """Register the worker and its report."""
+        # Each time, as the server may have lost its data.
         self._worker.connection.hset(self._worker.key, mapping=self._worker.serialize())
         worker_registration.register(self._worker)
         announce_worker(self._worker.connection, self._worker.name, self._report(), self.lease_seconds)
 
     def age(self) -> float:
-        """Seconds since the last beat that went through."""
+        """Seconds since the last heartbeat that reached the server."""
         return time.monotonic() - self._last
 
     def _run(self) -> None:
@@ -87,7 +87,7 @@ class Heartbeat:
             for step in (self._beat, self._clean_queues, self._on_beat):
                 try:
                     step()
-                except Exception:  # whatever it is, the jobs that run must not be taken for dead
+                except Exception:  # whatever it is, the leases of running jobs must be renewed
                     logger.exception("heartbeat failed, trying again")
 
     def _beat(self) -> None:
@@ -98,22 +98,22 @@ class Heartbeat:
                 self._worker.maintain_heartbeats(execution.job, execution)
             except redis.ResponseError as error:
                 logger.warning("the lease of job %s cannot be renewed: %s", execution.job_id, error)
-        if self.age() > 2 * self._seconds:  # Redis was away, and others have yet to renew their leases
+        if self.age() > 2 * self._seconds:  # Redis was away; give other workers time to renew their leases
             self._clean_from = time.monotonic() + self.lease_seconds
         self._last = time.monotonic()
 
     def _end_if_wedged(self) -> None:
-        """A forward that never ends would hold its jobs for ever: its leases must lapse."""
+        """End the process if a forward hangs; otherwise its leases would be renewed for ever."""
         if self._wedged():
-            logger.critical("a batch takes far too long, ending")
+            logger.critical("a batch takes far too long; ending this worker")
             os._exit(1)
 
     def _clean_queues(self) -> None:
-        """Hand on the jobs of dead workers, one worker at a time."""
+        """Recover the jobs of dead workers; a lock lets one worker at a time do it."""
         worker, lock_ms = self._worker, int(self._seconds * 1000)
         if time.monotonic() < self._clean_from:
             return
         for queue in worker.queues:
-            # RQ's own lock lasts 15 minutes and would outlive a worker killed in here.
+            # RQ's own lock lasts 15 minutes and would outlive a worker that is killed here.
             if worker.connection.set(queue.registry_cleaning_key, os.getpid(), nx=True, px=lock_ms):
                 clean_queue(queue, self._handle_failure, self.lease_seconds)

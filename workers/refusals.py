@@ -1,4 +1,4 @@
-"""What a worker leaves to other workers, for how long, and what it tells the runs."""
+"""Which models and runs a worker refuses, for how long, and how their runs learn of it."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from workers.claims import Claim
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds before a worker tries again what it has refused; the pause doubles with each refusal."""
+"""Seconds until a worker tries again a model or run that it refused; the pause doubles each time."""
 
 FIRST_REST, LONGEST_REST = 0.05, 1.0
-"""Seconds without taking a job, when all that the queue had was refused."""
+"""Seconds in which the worker takes no job, after it has refused all jobs in the queue."""
 
 ROUND = 64
-"""So many refused jobs go back to the end of their queue before the worker rests."""
+"""Refused jobs that go back to the end of their queue before the worker rests."""
 
-_TELL_SECONDS = 1.0
-"""A run is told that often that it is refused, at most, and asked who else has refused it."""
+_REPORT_SECONDS = 1.0
+"""Shortest time between two refusals recorded in a run; each also reads who else has refused it."""
 
 _RUNS = 1000
-"""Runs that a worker remembers to have refused."""
+"""Refused runs that a worker remembers."""
 
 _TTL = 86400
-"""Expiry (s) of what a run is told, where its job does not say it."""
+"""Expiry (s) of a refusal in Redis, if the job does not give one."""
 
 
 @dataclass
@@ -43,10 +43,10 @@ class _Refused:
 
 
 class Refusals:
-    """A circuit breaker for each model, or whatever else keeps a worker from scoring.
+    """A circuit breaker for each model or run that a worker cannot score; `key` names it.
 
-    Closed: chunks are taken. Open, after a refusal: they go back, for a pause that doubles. Then one
-    chunk is tried, which closes it or opens it again.
+    Closed: the worker takes chunks. Open, after a refusal: it puts chunks back until the pause is over;
+    the pause doubles each time. Then the worker tries one chunk, which closes the breaker or opens it again.
     """
 
     def __init__(self) -> None:
@@ -56,25 +56,25 @@ class Refusals:
         self._rests_until = 0.0
 
     def why(self, key: Hashable) -> str | None:
-        """Why `key` is left alone now; ``None`` if it may be tried."""
+        """Why `key` is refused now; ``None`` if it may be tried."""
         found = self._refused.get(key)
         return found.reason if found and time.monotonic() < found.until else None
 
     def open(self, key: Hashable, reason: str) -> bool:
-        """Leave `key` alone, for twice as long as the last time; whether it is the first time."""
+        """Refuse `key` for twice as long as the last time; return whether this is the first time."""
         before = self._refused.get(key)
         pause = min(2 * before.pause, LONGEST_PAUSE) if before else FIRST_PAUSE
         self._refused[key] = _Refused(reason, pause, time.monotonic() + pause)
         return before is None
 
     def close(self, key: Hashable) -> None:
-        """`key` can be scored; what comes next is work, and no time to rest."""
+        """Accept `key` again, and do not rest: the queue has work for this worker."""
         self._refused.pop(key, None)
         self._round.clear()
         self._rest = FIRST_REST
 
     def sent_back(self, job_id: str) -> None:
-        """Note that a job went back; the worker rests once it has seen what the queue holds."""
+        """Note that a job went back; the worker rests when it has seen the whole queue."""
         if job_id not in self._round and len(self._round) < ROUND:
             self._round.add(job_id)
             return
@@ -83,18 +83,18 @@ class Refusals:
         self._rest = min(2 * self._rest, LONGEST_REST)
 
     def reasons(self) -> tuple[str, ...]:
-        """Why this worker leaves chunks to others, a reason for each thing it leaves alone now."""
+        """Why this worker leaves chunks to others: one reason for each model or run refused now."""
         found = list(self._refused.values())
         return tuple(each.reason for each in found if time.monotonic() < each.until)
 
     @property
     def rest(self) -> float:
-        """Seconds in which no job should be taken, so that others get them."""
+        """Seconds in which this worker should take no job, so that others get them."""
         return max(self._rests_until - time.monotonic(), 0.0)
 
 
 class RefusedRuns:
-    """What a worker tells the runs that it refuses.
+    """Records in each run that this worker refuses it, and finds out whether all workers do.
 
     Parameters
     ----------
@@ -107,27 +107,27 @@ class RefusedRuns:
     def __init__(self, store: RunStore, worker: str) -> None:
         self._store = store
         self._worker = worker
-        self._told: OrderedDict[str, float] = OrderedDict()
+        self._recorded: OrderedDict[str, float] = OrderedDict()
 
     def refuse(self, claim: Claim, reason: str) -> ChunkFailure | None:
-        """Tell the run that this worker cannot score it; a fatal failure, if no live worker can."""
+        """Record that this worker cannot score the run; return a fatal failure if no live worker can."""
         run_id, chunk = claim.job.chunk
         queue, now = claim.queue.name, time.monotonic()
-        if now - self._told.get(run_id, -math.inf) < _TELL_SECONDS:
+        if now - self._recorded.get(run_id, -math.inf) < _REPORT_SECONDS:
             return None
-        self._told[run_id] = now
-        if len(self._told) > _RUNS:
-            self._told.popitem(last=False)
-        said = self._store.refuse(run_id, claim.job.run_ttl or _TTL, self._worker, reason)
+        self._recorded[run_id] = now
+        if len(self._recorded) > _RUNS:
+            self._recorded.popitem(last=False)
+        reasons = self._store.refuse(run_id, claim.job.run_ttl or _TTL, self._worker, reason)
         live = queue_workers(self._store.redis, queue).scoring | {self._worker}
-        if not live <= said.keys():
+        if not live <= reasons.keys():
             return None
         if len(live) > 1:
-            each = "; ".join(f"{worker}: {said[worker]}" for worker in sorted(live))
+            each = "; ".join(f"{worker}: {reasons[worker]}" for worker in sorted(live))
             reason = f"no worker of queue {queue!r} can score it: {each}"
         return ChunkFailure(chunk=chunk, message=reason, fatal=True)
 
     def take_back(self, run_id: str) -> None:
-        """Tell the run that this worker can score it, if it was told otherwise."""
-        if self._told.pop(run_id, None) is not None:
+        """Withdraw the recorded refusal, if any: this worker can score the run."""
+        if self._recorded.pop(run_id, None) is not None:
             self._store.take_back(run_id, self._worker)

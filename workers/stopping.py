@@ -1,4 +1,4 @@
-"""How long a worker goes on while its server cannot serve, or refuses a command, and how it ends then."""
+"""How long a worker waits for a server that cannot serve or refuses a command, and how it then ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import redis
 
 from jobs.errors import RedisFailed, RedisUnavailable
 
-_LOOK_SECONDS = 0.2
+_CHECK_SECONDS = 0.2
+"""Time between two checks of a stopping process."""
 
 IDLE_SECONDS = 1.0
 """Longest wait for the server before the end, with no chunks claimed or after a second signal."""
@@ -25,50 +26,50 @@ _MISSES = 2
 """Failed checks in a row before the process ends: on a busy host, a healthy server may be late once."""
 
 _REFUSED_SECONDS = 30
-"""How often to say that Redis refuses a command."""
+"""How often to log that Redis refuses a command."""
 
 _PAUSE_SECONDS = 1
-"""From one attempt at such a command to the next."""
+"""Time between two attempts at a refused command."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class LastResort:
-    """Ends a stopping process that the server holds up: one of its commands may wait or hang.
+    """Ends a stopping process when the server does not answer and one of its commands may hang.
 
     Parameters
     ----------
-    told
-        How often the worker was told to stop.
+    signals
+        How many signals to stop the worker has got: 0, 1, or 2 for at once.
     held
-        How many chunks it has claimed.
+        How many claimed chunks it holds.
     working
-        Whether a batch is in the forward.
+        Whether a forward is running.
     serving
         Whether the server answers and can serve.
     """
 
-    told: Callable[[], int]
+    signals: Callable[[], int]
     held: Callable[[], int]
     working: Callable[[], bool]
     serving: Callable[[], bool]
 
     def start(self) -> None:
-        """Watch from a thread that no command can block."""
+        """Start the thread that watches; no command can block it."""
         threading.Thread(target=self._watch, name="last-resort", daemon=True).start()
 
     def _watch(self) -> None:
-        told, since, misses = 0, time.monotonic(), 0
+        signals, since, misses = 0, time.monotonic(), 0
         while True:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_CHECK_SECONDS)
             now = time.monotonic()
-            if self.told() != told:
-                told, since = self.told(), now
-            if told == 1 and self.working():
+            if self.signals() != signals:
+                signals, since = self.signals(), now
+            if signals == 1 and self.working():
                 since = now
-            limit = BUSY_SECONDS if told == 1 and self.held() else IDLE_SECONDS
-            if told and now - since >= limit:
+            limit = BUSY_SECONDS if signals == 1 and self.held() else IDLE_SECONDS
+            if signals and now - since >= limit:
                 misses = 0 if self.serving() else misses + 1
                 if misses >= _MISSES:
                     self._end()
@@ -77,28 +78,31 @@ class LastResort:
         held = self.held()
         if held:
             logger.warning("Redis cannot serve: %d chunks are not handed back, their leases will end", held)
-        logger.info("stopped, without a word to Redis")
+        logger.info("stopped without unregistering: Redis cannot serve")
         logging.shutdown()
         os._exit(1 if held else 0)
 
 
 class RefusedCommands:
-    """Redis refuses what it should not (the queue's key is no list, say): waits until somebody mends that.
+    """Waits while Redis refuses a command: somebody may repair the cause, such as a key that is not a list.
 
-    `seconds` is for how long.
+    Parameters
+    ----------
+    seconds
+        How long to wait before giving up.
     """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._since: float | None = None
 
-    def bear(self, error: redis.ResponseError) -> None:
+    def wait(self, error: redis.ResponseError) -> None:
         """Wait before the next attempt.
 
         Raises
         ------
         RedisFailed
-            It was refused for long enough.
+            Redis has refused the command for longer than that.
         """
         now = time.monotonic()
         if self._since is None or int(now - self._since) % _REFUSED_SECONDS == 0:
@@ -111,7 +115,7 @@ class RefusedCommands:
 
 
 def give_up(error: RedisUnavailable) -> None:
-    """End the process, with whatever is claimed: its leases have ended long ago."""
+    """End the process without handing claimed jobs back: their leases ended long ago."""
     logger.critical("ending: %s", error)
     logging.shutdown()
     os._exit(os.EX_UNAVAILABLE)

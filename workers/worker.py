@@ -1,4 +1,4 @@
-"""The RQ worker: claims jobs ahead, keeps them alive while they run, answers for them."""
+"""The RQ worker: claims jobs ahead, renews their leases while they are scored, and finishes them."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from workers.assembly import Parts
 
 _POLL_SECONDS = 1
-"""An idle worker looks that often whether it was told to stop."""
+"""How often (s) an idle worker checks whether it must stop."""
 
 _PROBE_SECONDS = 0.5
-"""How long a server may take to answer a worker that was told to stop."""
+"""How long (s) a server may take to answer a worker that is stopping."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,15 +55,18 @@ class ScoringWorker(SimpleWorker):
 
         rq worker rankmill --worker-class workers.ScoringWorker --serializer json
 
-    It differs from RQ's SimpleWorker in four things: jobs are JSON and can be nothing but
-    `jobs.score_chunk`, whatever the command line or the queue says; the next jobs are claimed,
-    fetched and tokenized while others are scored, and share batches with them (`Pipeline`); a
-    thread beats for all claimed jobs, so that a dead worker's jobs move on when their lease
-    (``lease_seconds``) ends and a long job is not taken for dead; and a chunk's scores are
-    written in the transaction that finishes its job.
+    It differs from RQ's SimpleWorker in four ways:
 
-    SIGTERM lets the batch in progress be finished, answers what is complete with it and puts the
-    other claimed jobs back at the front of their queue; a second SIGTERM does the latter at once.
+    - Jobs are JSON, and only `jobs.score_chunk` runs, whatever the command line or the queue says.
+    - The next jobs are claimed, fetched and tokenized while others are scored, and share batches
+      with them (`Pipeline`).
+    - A heartbeat thread renews the leases of all claimed jobs. The jobs of a dead worker go to
+      others when their lease (``lease_seconds``) ends; a long job keeps its lease.
+    - A chunk's scores are written in the transaction that finishes its job.
+
+    On SIGTERM the worker finishes the batch in progress, writes the results of the chunks that are
+    complete with it and puts the other claimed jobs back at the front of their queue. A second
+    SIGTERM puts them back at once.
     """
 
     _claims: Claims
@@ -72,22 +75,22 @@ class ScoringWorker(SimpleWorker):
     _patience: Patience
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        # Whatever the command line says: nothing is unpickled, and nothing but score_chunk is run.
+        # Whatever the command line says, nothing is unpickled and only score_chunk runs.
         super().__init__(*args, **{**options, "serializer": JSONSerializer, "job_class": ScoringJob})
         for queue in self.queues:
             queue.serializer, queue.job_class = JSONSerializer, ScoringJob
         self.log_result_lifespan = False
         self.store = RunStore(self.connection)
         self.push_exc_handler(failure_handler(self.store))  # type: ignore[no-untyped-call]
-        self._told = 0
+        self._stop_signals = 0
 
     @property
     def dequeue_timeout(self) -> int:
-        """Seconds; for RQ, a connection that is silent for ten more than this is dead."""
+        """Seconds; RQ takes a connection for dead that is silent for ten seconds longer than this."""
         return _POLL_SECONDS
 
     def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
-        """Seconds until a job counts as abandoned; the heartbeat thread renews it."""
+        """Seconds that the lease of a job lasts; the heartbeat thread renews it."""
         return self._heartbeat.lease_seconds
 
     def work(
@@ -101,7 +104,7 @@ class ScoringWorker(SimpleWorker):
         with_scheduler: bool = False,
         dequeue_strategy: DequeueStrategy = DequeueStrategy.DEFAULT,
     ) -> bool:
-        """Prepare the device, then take jobs until told to stop; RQ's own loop ends at the first error."""
+        """Prepare the device, then take jobs until asked to stop; RQ's own loop ends at the first error."""
         try:
             remember_password(self.connection.connection_pool.connection_kwargs.get("password"))
             settings = load_settings({"log_level": logging_level and str(logging_level).lower()})
@@ -140,12 +143,12 @@ class ScoringWorker(SimpleWorker):
         return bool(taken)
 
     def _next(self, seconds: int | None, max_idle_time: int | None) -> tuple[ScoringJob, Queue] | None:
-        """Wait until little enough is claimed, then for a job; ``None`` when it is time to stop."""
+        """Wait until there is room for another claim, then for a job; ``None`` when it is time to stop."""
         idle_since, refused = time.monotonic(), RefusedCommands(self._patience.seconds)
         while not self._stop_requested:
-            self._claims.begin_those_put_aside()
+            self._claims.begin_put_aside()
             if rest := self._claims.scorer.refusals.rest:
-                if seconds is None:  # in a burst: what is left is for others
+                if seconds is None:  # in a burst: other workers take what is left
                     return None
                 time.sleep(min(rest, _POLL_SECONDS))
                 continue
@@ -157,8 +160,8 @@ class ScoringWorker(SimpleWorker):
                 found = take_job(
                     self._ordered_queues, seconds, self._claims.held, lambda: self._stop_requested
                 )
-            except redis.ResponseError as error:  # the queue's key is no list, say
-                refused.bear(error)
+            except redis.ResponseError as error:  # for instance, the queue's key is not a list
+                refused.wait(error)
                 continue
             if found is not None:
                 self.reorder_queues(found[1])
@@ -173,12 +176,12 @@ class ScoringWorker(SimpleWorker):
         return None
 
     def execute_job(self, job: Job, queue: Queue) -> None:
-        """Claim a job; it is scored behind, together with others."""
+        """Claim a job; the pipeline scores it later, together with others."""
         assert isinstance(job, ScoringJob)
         self._claims.take(job, queue)
 
     def teardown(self) -> None:
-        """Finish the batch in progress, or all work in a burst; hand back the rest; say goodbye."""
+        """Finish the batch in progress, or all work in a burst; hand back the rest; unregister."""
         try:
             self._parts.pipeline.close(finish=not self._stop_requested)
         finally:
@@ -188,21 +191,21 @@ class ScoringWorker(SimpleWorker):
             logger.info("stopped")
 
     def serialize(self) -> dict[str, Any]:
-        """RQ's record of this worker, which says also when it is gone that it was a ScoringWorker."""
+        """RQ's record of this worker, marked as a ScoringWorker even after the worker is gone."""
         return {**super().serialize(), SCORING_FIELD: 1}
 
     def register_birth(self) -> None:
-        """Also say that this worker is a ScoringWorker."""
+        """Also announce that this worker is a ScoringWorker."""
         super().register_birth()  # type: ignore[no-untyped-call]
         self._heartbeat.announce()
 
     def register_death(self) -> None:
-        """Also withdraw what `register_birth` said."""
+        """Also withdraw what `register_birth` announced."""
         withdraw_worker(self.connection, self.name)
         super().register_death()  # type: ignore[no-untyped-call]
 
     def prepare_job_execution(self, job: Job, remove_from_intermediate_queue: bool = False) -> None:
-        """What RQ does, but for the job's expiry, which RQ takes off."""
+        """As RQ does, but keep the job's expiry, which RQ would remove."""
         assert isinstance(job, ScoringJob)
         with self.connection.pipeline() as pipe:
             self.heartbeat(self._heartbeat.lease_seconds, pipeline=pipe)
@@ -214,15 +217,15 @@ class ScoringWorker(SimpleWorker):
             pipe.execute()
 
     def handle_execution_ended(self, job: Job, queue: Queue, heartbeat_ttl: int) -> None:
-        """Without RQ's last beat, which would leave a piece of a job that Redis has forgotten."""
+        """As RQ does, but send no last heartbeat: that would recreate part of a job gone from Redis."""
         job.ended_at = now()
 
     def run_maintenance_tasks(self) -> None:
-        """Nothing here: the heartbeat thread does it, also while a job runs."""
+        """Do nothing: the heartbeat thread cleans the queues, also while a job runs."""
         self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ declares it None
 
     def _prepare(self, settings: WorkerSettings) -> None:
-        # Imported here, in the process that will use the device, and not with the class.
+        # Imported here and not with the class: only in the process that will use the device.
         from workers.assembly import assemble
         from workers.health import serve_health
 
@@ -247,7 +250,7 @@ class ScoringWorker(SimpleWorker):
         )
         probe = impatient(self.connection, _PROBE_SECONDS)
         LastResort(
-            told=lambda: self._told,
+            signals=lambda: self._stop_signals,
             held=lambda: len(self._claims.held),
             working=lambda: parts.pipeline.working,
             serving=lambda: not (self._patience.trouble or unreachable(probe)),
@@ -258,7 +261,7 @@ class ScoringWorker(SimpleWorker):
             parts.engines.warm(settings.spec(model))
 
     def _obstacle(self) -> str | None:
-        """What keeps the worker from scoring; a model that nobody has asked for yet does not."""
+        """Why the worker cannot score now, if so; a model not asked for yet is no reason."""
         if self._stop_requested:
             return "the worker is stopping"
         if self._patience.trouble:
@@ -268,20 +271,20 @@ class ScoringWorker(SimpleWorker):
 
     def request_stop(self, signum: Any, frame: Any) -> None:
         """Also count the signal, for `LastResort`."""
-        self._told = 1
+        self._stop_signals = 1
         super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
 
     def request_force_stop(self, signum: int, frame: Any) -> None:
         """Also count the signal, for `LastResort`."""
-        self._told = 2
+        self._stop_signals = 2
         super().request_force_stop(signum, frame)
 
     def _shutdown(self) -> None:
-        """Stop at the next look, and not wherever the signal came."""
+        """Stop at the next check, and not in the middle of what the signal interrupted."""
         self._stop_requested = True
 
     def _wait_until_idle(self) -> None:
-        """Wait until all claimed before is answered, or this worker is told to stop."""
+        """Wait until all jobs claimed so far are finished, or this worker is asked to stop."""
         while not self._stop_requested and not self._parts.pipeline.wait_until_idle(_POLL_SECONDS):
             pass
 
