@@ -1,1 +1,1 @@
-"""Files: what is read, what is written, and what an interrupted run leaves."""
+"""Input files, output files, and the folder of an interrupted run."""

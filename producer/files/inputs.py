@@ -1,4 +1,4 @@
-"""Which files are the input: paths, directories and globs, without what rankmill itself has left."""
+"""Input files from paths, directories and globs, without files that rankmill itself wrote."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ KINDS = (".parquet", ".csv", ".tsv", ".jsonl", ".ndjson")
 _COMPRESSED = (".gz", ".zst")
 
 WORKSPACE = ".rankmill"
-"""What the folder is called that keeps a run's work: as its output, with this after it."""
+"""Suffix of a run's folder: its name is the output's name with this suffix."""
 
 _LEFT_BESIDE = (".parquet.errors.jsonl", ".yaml.tuning.jsonl", ".yml.tuning.jsonl")
-"""How lists are called that commands leave beside their output."""
+"""Ends of the names of lists that commands write beside their output."""
 
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
@@ -31,14 +31,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file to read; ``partition`` has the ``(column, text)`` of folders such as ``date=2026-11-01``."""
+    """A file to read; ``partition`` holds ``(column, text)`` from folders such as ``date=2026-11-01``."""
 
     path: Path
     partition: tuple[tuple[str, str | None], ...] = ()
 
     @property
     def kind(self) -> str:
-        """The ending that says what is in the file: that before ``.gz`` or ``.zst``."""
+        """The ending that gives the file's format, without ``.gz`` or ``.zst``."""
         suffixes = [suffix.lower() for suffix in self.path.suffixes]
         if suffixes and suffixes[-1] in _COMPRESSED and suffixes[-2:-1] != [".parquet"]:
             suffixes.pop()
@@ -46,15 +46,15 @@ class InputFile:
 
 
 def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputFile, ...]:
-    """The files that paths, directories (searched through) and globs stand for, each in order.
+    """Find the files for paths, directories (searched recursively) and globs, each in order.
 
-    What rankmill has left is never among them: folders of interrupted runs, lists of row errors, records
-    of `rankmill tune`, and, where directory or glob lead to it, an earlier `output` of the same command.
+    Files that rankmill itself wrote are left out: folders of interrupted runs, lists of row errors, records
+    of `rankmill tune`, and an earlier `output` of the same command that a directory or glob contains.
 
     Raises
     ------
     InputError
-        Nothing is there, or a file is of no kind that can be read.
+        There are no files, or a file has a format that cannot be read.
     """
     found = [file for name in inputs for file in _found(name, inputs)]
     files = [file for file in found if not _is_left_behind(file.path)]
@@ -63,7 +63,7 @@ def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputF
     if not kept:
         raise InputError(f"{', '.join(inputs)}: holds only what rankmill itself has left there")
     if len(kept) < len(found):
-        logger.info("left out of the input: %d files that rankmill itself has left", len(found) - len(kept))
+        logger.info("left out of the input: %d files that rankmill itself wrote", len(found) - len(kept))
     for file in kept:
         if file.kind not in KINDS:
             raise InputError(f"{file.path}: cannot tell what is in it; its name must end in {_endings()}")
@@ -71,7 +71,7 @@ def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputF
 
 
 def stem(path: Path) -> str:
-    """The file's name without the endings that say what is in it: ``a.b`` for ``a.b.csv.gz``."""
+    """The file's name without the endings that give its format: ``a.b`` for ``a.b.csv.gz``."""
     return (path.with_suffix("") if path.suffix.lower() in _COMPRESSED else path).stem
 
 
@@ -87,7 +87,7 @@ def _found(name: str, inputs: Sequence[str]) -> Iterator[InputFile]:
     elif matches := sorted(glob.glob(name, recursive=True)):  # noqa: PTH207
         files, root = [Path(match) for match in matches if not Path(match).is_dir()], _fixed_part(path)
         if not files:
-            raise InputError(f"{name}: there are only directories of that name; add /*")
+            raise InputError(f"{name}: only directories have such a name; add /*")
     else:
         raise InputError(f"{name}: no such file")
     for file in files:
@@ -95,11 +95,11 @@ def _found(name: str, inputs: Sequence[str]) -> Iterator[InputFile]:
 
 
 def _common_folder(inputs: Sequence[str]) -> Path:
-    """The folder that has all files that are named; a shell may have made them of a glob."""
+    """The common folder of all files in `inputs`; a shell may have expanded them from a glob."""
     folders = [str(Path(name).parent) for name in inputs if Path(name).is_file()]
     try:
         return Path(os.path.commonpath(folders))
-    except ValueError:  # absolute and relative ones
+    except ValueError:  # absolute and relative paths are mixed
         return Path()
 
 
@@ -111,7 +111,7 @@ def _fixed_part(pattern: Path) -> Path:
 
 
 def _partition(path: Path, root: Path) -> tuple[tuple[str, str | None], ...]:
-    """The columns that folders between `root` and the file stand for, as Hive writes them."""
+    """Columns from the names of the folders between `root` and the file, as Hive writes them."""
     try:
         folders = path.parent.relative_to(root).parts
     except ValueError:
@@ -123,7 +123,7 @@ def _partition(path: Path, root: Path) -> tuple[tuple[str, str | None], ...]:
 
 
 def _printable(name: str) -> str:
-    """A file's name as text that UTF-8 can hold."""
+    """A file's name as text that can be encoded in UTF-8."""
     return os.fsencode(name).decode(errors="replace")
 
 
@@ -133,9 +133,9 @@ def _is_left_behind(path: Path) -> bool:
 
 
 def _is_output(path: Path, output: str | None) -> bool:
-    """Whether rankmill made the file, as `output` or for a run whose folder is still there.
+    """Whether rankmill wrote the file: as `output`, or as the output of a run whose folder still exists.
 
-    A file of the user's at the same place is not meant: that is an input, and an error.
+    If the user's own file is at that path, it is an input, and the run ends with an error.
     """
     asked = output is not None and path.resolve() == Path(output).resolve()
     if not (asked or path.with_name(path.name + WORKSPACE).is_dir()):

@@ -1,8 +1,8 @@
-"""What an output is made from: the files, the model and the options that its rows depend on.
+"""The manifest of an output: the files, the model and the options on which its rows depend.
 
-A run is taken up again only while all of this is as it was, for otherwise the output would mix
-two things. Files are told apart by path, size, time of last change and a digest of their first
-and last 64 KiB (which takes in a Parquet file's footer), so that a terabyte costs nothing.
+A run is resumed only if its manifest is unchanged; otherwise the output would mix rows made in two
+ways. A file is identified by its path, size, time of last change and a digest of its first and last
+64 KiB (this includes a Parquet file's footer), so the cost is the same for files of any size.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from producer.files.inputs import InputFile
 _DIGESTED_BYTES = 64 << 10
 
 _SHOWN = 3
-"""Differences to name, at most; a folder of a thousand files may have moved."""
+"""Most differences named in a message; a folder of a thousand files may have moved."""
 
 
 def manifest(
     files: Sequence[InputFile], fingerprints: Sequence[str], model: str, options: Mapping[str, object]
 ) -> dict[str, str]:
-    """Everything the output depends on, each with a value for a person to read.
+    """Return everything on which the output depends, each with a readable value.
 
     Parameters
     ----------
     files, fingerprints
-        The input's files, in order, and what `fingerprint` says of each.
+        The input's files in order, and the `fingerprint` of each.
     model
-        The model; the files of a local directory count.
+        The model; for a local directory, its files are included.
     options
-        Options by their names on the command line, without the dashes.
+        Options by their names on the command line, without the leading dashes.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def manifest(
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """What has changed, in words; empty if nothing has."""
+    """Describe the changes in words; empty if there are none."""
     changed = [
         f"{name} was {before[name]} and is {now[name]}"
         for name in before
@@ -67,7 +67,7 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def fingerprint(path: Path) -> str:
-    """What tells a file from another, and from what it was; raises `InputError` if it cannot be read."""
+    """Identify a file and its state; raises `InputError` if it cannot be read."""
     try:
         with path.open("rb") as file:
             about = os.fstat(file.fileno())

@@ -15,12 +15,12 @@ from producer.files.readers.forms import ALL_FORMS, Form, Forms, fits, forms_of,
 
 
 def with_partition(file: InputFile, survey: Survey) -> Survey:
-    """The survey with the columns that the file's folders stand for: integers, or else text.
+    """Add the columns from the names of the file's folders to the survey: integers if possible, else text.
 
     Raises
     ------
     InputError
-        The file has such a column itself.
+        The file itself has a column of the same name.
     """
     schema, forms = survey.schema, dict(survey.forms)
     for name, text in file.partition:
@@ -41,12 +41,13 @@ def unify(
     query_and_passage: Sequence[str],
     as_text: Collection[str],
 ) -> pa.Schema:
-    """The columns of all files. One whose values would not come back as they are written is text.
+    """Merge the columns of all files. A column is text if its values would otherwise be written differently.
 
     Raises
     ------
     InputError
-        A column of `as_text` is in none of the files or cannot be text, or files do not fit together.
+        A column of `as_text` is in none of the files or cannot be text, or columns of the files are
+            incompatible.
     """
     unknown = set(as_text) - {name for survey in surveys for name in survey.schema.names}
     if unknown and any(survey.schema.names for survey in surveys):
@@ -70,7 +71,7 @@ def unify(
 
 
 def to_ask_for(survey: Survey, schema: pa.Schema) -> pa.Schema:
-    """What the file's reader is to make of the columns: a number in JSON has to be read as one first."""
+    """Return the schema to read a file with: a number in JSON must be read as one before it becomes text."""
     fields = []
     for field in schema:
         place = survey.schema.get_field_index(field.name)
@@ -82,7 +83,7 @@ def to_ask_for(survey: Survey, schema: pa.Schema) -> pa.Schema:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, file: InputFile) -> pa.RecordBatch:
-    """The batch with the columns of `schema`; a file may lack some or have narrower types."""
+    """Convert the batch to `schema`; a file may lack columns or have narrower types."""
     if batch.schema.equals(schema):
         return batch
     constant = dict(file.partition)
@@ -107,7 +108,7 @@ def _common_forms(surveys: Sequence[Survey]) -> dict[str, Forms]:
 
 
 def _typed(name: str, forms: Forms, surveys: Sequence[Survey]) -> bool:
-    """Whether a column of text files can have another type than text, by its values and the other files."""
+    """Whether an untyped column need not be text: its forms agree, and fit its types in the other files."""
     declared = [
         survey.schema.field(name).type
         for survey in surveys

@@ -1,4 +1,4 @@
-"""The output: a Parquet file that appears whole or not at all, and the list of row errors."""
+"""The output: a Parquet file that appears only when it is complete, and the list of row errors."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _ROW_GROUP_BYTES = 64 << 20
 
 
 class ScoredFile:
-    """Writes rows with their scores into a folder, and moves the whole file to `path` at the end.
+    """Writes rows with their scores into a folder, and moves the complete file to `path` at the end.
 
-    Use as a context manager: leaving it without `publish` removes what was written. In order:
-    `write` for all rows, `finish`, `publish`.
+    Use it as a context manager; leaving it without `publish` deletes the written files. Call, in this
+    order, `write` for all rows, `finish` and `publish`.
 
     Parameters
     ----------
     path
-        The Parquet file to make.
+        The Parquet file to create.
     folder
-        Where to write it until then; on the same file system.
+        Folder for the incomplete file, on the same file system as `path`.
     schema
         The input's schema.
     score_column
@@ -42,9 +42,9 @@ class ScoredFile:
     Raises
     ------
     InputError
-        The input has such a column already.
+        The input already has a column of that name.
     OutputError
-        From any method: the disk is full, say.
+        From any method: the file cannot be written, for example because the disk is full.
     """
 
     def __init__(self, path: Path, folder: Path, schema: pa.Schema, score_column: str) -> None:
@@ -64,13 +64,13 @@ class ScoredFile:
         self._thread = ThreadPoolExecutor(1, "rankmill-write")
         self._writing: Future[None] | None = None
         self._errors: TextIO | None = None
-        with _told(path):
+        with _as_output_error(path):
             self._writer = pq.ParquetWriter(self.partial, self._schema, compression="zstd")
 
     def write(self, part: ScoredTable) -> None:
         """Append rows."""
         scored = part.table.append_column(self._schema.field(-1), part.scores)
-        with _told(self.path):
+        with _as_output_error(self.path):
             if part.errors.null_count < len(part.errors):
                 self._write_errors(part)
             self.rows += len(part.table)
@@ -81,8 +81,8 @@ class ScoredFile:
                 self._flush()
 
     def finish(self, metadata: Mapping[str, str]) -> None:
-        """Complete the file, with `metadata` in its footer; it is then whole and on disk."""
-        with _told(self.path):
+        """Complete the file, with `metadata` in its footer, and sync it."""
+        with _as_output_error(self.path):
             self._flush()
             self._wait()
             self._writer.add_key_value_metadata(dict(metadata))
@@ -93,10 +93,10 @@ class ScoredFile:
                 sync(self._partial_errors)
 
     def publish(self) -> None:
-        """Put the file, and the list of errors if there are any, in place."""
-        with _told(self.path):
+        """Move the file, and the list of row errors if there are any, to their final paths."""
+        with _as_output_error(self.path):
             if self._errors is None:
-                self.errors_path.unlink(missing_ok=True)  # of an earlier run into the same place
+                self.errors_path.unlink(missing_ok=True)  # from an earlier run with the same output
             else:
                 self._partial_errors.replace(self.errors_path)
             self.partial.replace(self.path)
@@ -119,7 +119,7 @@ class ScoredFile:
         self._partial_errors.unlink(missing_ok=True)
 
     def _flush(self) -> None:
-        """Begin to write what is pending, beside what comes next; the row group before it is done then."""
+        """Write the pending rows as a row group in the background, after the previous group is written."""
         self._wait()
         if self._pending:
             group = pa.concat_tables(self._pending)
@@ -144,9 +144,9 @@ class ScoredFile:
 
 
 def check_target(path: Path) -> None:
-    """Whether a Parquet file can be put at `path`; raises `InputError` if not."""
+    """Check that a Parquet file can be written at `path`; raises `InputError` if not."""
     if path.suffix.lower() != ".parquet":
-        raise InputError(f"the output is Parquet; let the name {path} end in .parquet")
+        raise InputError(f"the output is Parquet; the name {path} must end in .parquet")
     if path.is_dir():
         raise InputError(f"{path} is a directory; name a file with -o")
     if not path.parent.is_dir():
@@ -156,8 +156,8 @@ def check_target(path: Path) -> None:
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
-    """The system's and Arrow's errors while `path` is being written, as ours."""
+def _as_output_error(path: Path) -> Iterator[None]:
+    """Raise errors of the system and of Arrow as an `OutputError` that names `path`."""
     try:
         yield
     except (OSError, pa.ArrowException) as error:

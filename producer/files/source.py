@@ -1,4 +1,4 @@
-"""The input: one or many files as one stream of tables, checked before any work."""
+"""The input: one or many files as one stream of tables, checked before scoring begins."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _READERS: dict[str, Reader] = {
 
 @dataclass(frozen=True)
 class Source:
-    """Files that were found fit to be scored: ``rows`` in all, in this order, with one schema."""
+    """Checked input files in order, with ``rows`` rows in all and one schema."""
 
     files: tuple[InputFile, ...]
     fingerprints: tuple[str, ...]
@@ -40,18 +40,18 @@ class Source:
 
     @property
     def rows(self) -> int:
-        """Rows of all files."""
+        """Number of rows in all files."""
         return sum(survey.rows for survey in self.surveys)
 
     def tables(self, rows: int) -> Iterator[pa.Table]:
-        """All rows in order, in tables of `rows` rows (the last, and those of long texts: fewer).
+        """Yield all rows in order, as tables of `rows` rows (fewer in the last, and where texts are long).
 
         Raises
         ------
         InputChanged
-            A file is not what it was when the source was opened.
+            A file has changed since the source was opened.
         InputError
-            A file is damaged, where that could not be seen before.
+            A file is damaged in a way that `open_source` could not find.
         """
         pending: list[pa.RecordBatch] = []
         waiting = 0
@@ -69,7 +69,7 @@ class Source:
             yield from cut_long(pa.Table.from_batches(pending, self.schema), self.columns.names)
 
     def check_unchanged(self) -> None:
-        """Raise `InputChanged` if any file is not what it was when the source was opened."""
+        """Raise `InputChanged` if a file has changed since the source was opened."""
         for file, before in zip(self.files, self.fingerprints, strict=True):
             _check_unchanged(file.path, before)
 
@@ -111,25 +111,25 @@ def open_source(
     as_text: Collection[str] = (),
     fingerprints: Sequence[str] | None = None,
 ) -> Source:
-    """Look at all of the files and check that every row can be read.
+    """Survey all files and check that they can be scored.
 
     Parameters
     ----------
     files
         From `producer.files.inputs.find_files`.
     columns
-        Where the pairs are.
+        Names of the query and passage columns.
     allow_nulls
-        Whether rows with a null query or passage may pass (they end as row errors).
+        Whether rows with a null query or passage are accepted (they become row errors).
     as_text
-        Columns that are text, whatever their values look like.
+        Columns to read as text, whatever their values look like.
     fingerprints
-        What the files have to be, from `fingerprint`; default: what they are now.
+        The expected `fingerprint` of each file; default: the current ones.
 
     Raises
     ------
     InputError
-        Names the file, column and row, and the way out.
+        A file cannot be scored; the message names the file, column and row, and how to fix it.
     """
     before = fingerprints or [fingerprint(file.path) for file in files]
     surveys = []

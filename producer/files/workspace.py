@@ -1,4 +1,4 @@
-"""The folder beside the output where a run's work is kept until the output is there."""
+"""The folder beside the output that holds a run's work until the output is complete."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from producer.journal import Journal
 
 
 class Workspace:
-    """``OUTPUT.rankmill/``: the journal of what is scored, and the output while it is being made.
+    """``OUTPUT.rankmill/``: the journal, and the output while it is being written.
 
-    Use as a context manager. It takes up what an interrupted run has left. Leaving it removes the
-    folder, unless there is something in it to go on with: then the error that ends the run gets a
-    note that says so.
+    Use it as a context manager. Entering it resumes an interrupted run. Leaving it deletes the folder,
+    unless an error ends the run and the journal holds scored rows: then the folder is kept, and a note
+    on the error says so.
 
     Parameters
     ----------
     target
         The output.
     manifest
-        What the output is made from; what an earlier run has left must be made from the same.
+        What the output is made from; an earlier run is resumed only if its manifest is the same.
     restart
-        Whether to drop what an earlier run has left.
+        Whether to delete the results of an earlier run.
     force
         Whether an existing output may be replaced.
 
     Raises
     ------
     InputError
-        On entering: the output exists, another process is making it, what an earlier run has left
-        is damaged or was made from something else; the message names it.
+        On entering: the output exists, another process is writing it, or the journal of an earlier run is
+        damaged or has another manifest; the message names which.
     OutputError
         On entering: the journal cannot be written.
     """
@@ -50,7 +50,7 @@ class Workspace:
         self._force = force
         self.folder = target.with_name(target.name + WORKSPACE)
         self.resumes = False
-        """Whether an earlier run into the same folder was made from the same."""
+        """Whether an earlier run in this folder has the same manifest and is resumed."""
 
     def __enter__(self) -> Workspace:
         is_new = not self.folder.exists()
@@ -59,7 +59,7 @@ class Workspace:
             try:
                 self.journal = self._open_journal()
                 stack.callback(self.journal.close)
-                self._take_up()
+                self._resume_or_begin()
             except BaseException:
                 if is_new:
                     shutil.rmtree(self.folder)
@@ -71,7 +71,7 @@ class Workspace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._held:
-            # What was scored of an input that then changed may be of either state.
+            # If the input changed, scored rows may be from before or after the change.
             kept = self.journal.rows if error and not isinstance(error, InputChanged) else 0
             if not kept:
                 shutil.rmtree(self.folder)  # while the lock is held
@@ -89,7 +89,7 @@ class Workspace:
             ) from None
         except OSError as error:
             raise InputError(f"cannot write {self._target}: {error}") from None
-        if not os.fstat(lock.fileno()).st_nlink:  # its holder has removed the folder just now
+        if not os.fstat(lock.fileno()).st_nlink:  # its holder has just removed the folder
             raise InputError(f"another score-file has just made {self._target}")
 
     def _open_journal(self) -> Journal:
@@ -106,8 +106,8 @@ class Workspace:
         sync(self.folder.parent)
         return journal
 
-    def _take_up(self) -> None:
-        """Go on with what is there, or begin; refuse what cannot be gone on with."""
+    def _resume_or_begin(self) -> None:
+        """Resume the journal's run or begin a new one; refuse a journal with another manifest."""
         exists = self._target.exists() and not self.journal.made(self._target)
         if exists and not self._force:
             raise InputError(
@@ -120,14 +120,14 @@ class Workspace:
         elif changed:
             raise InputError(
                 f"{self.folder} holds {rows:,} scored rows of another command ({changed}); "
-                "give that command again to go on with them, or --restart to start over"
+                "give that command again to continue it, or --restart to start over"
             )
         else:
             self.resumes = True
 
 
 def sync(path: Path) -> None:
-    """Make sure that a file, or a folder's list of files, is on disk."""
+    """Sync a file, or a folder's list of files, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""Reading input files as a stream of record batches, one module for each kind of file.
+"""Readers of input files as streams of record batches, one module for each file format.
 
-Two passes: `Reader.survey` looks at a file before any work, so that what is wrong with it is
-known while nothing is lost, and its schema holds for every row; `Reader.batches` then reads it.
+A file is read in two passes. `Reader.survey` checks it before scoring begins, so that an error costs
+no work, and finds a schema that fits every row. `Reader.batches` then reads the rows.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class TextColumns:
 
     @property
     def names(self) -> tuple[str, str]:
-        """Both names."""
+        """Both names: query, passage."""
         return (self.query, self.passage)
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a file holds. ``first_null`` is the first row (from 0) with a null in a text column.
+    """Schema and size of a file. ``first_null`` is the first row (from 0) with a null in a text column.
 
-    Columns of files without types are text in ``schema``; ``forms`` says what else they could be.
+    In file formats without types, columns are text in ``schema``; ``forms`` says what else they could be.
     """
 
     schema: pa.Schema
@@ -43,25 +43,25 @@ class Survey:
 
 
 class Reader(Protocol):
-    """One kind of file."""
+    """Reads one file format."""
 
     def survey(self, path: Path, columns: TextColumns, *, find_nulls: bool) -> Survey:
-        """Look at the whole file; `find_nulls` asks for ``first_null`` even where that costs a read.
+        """Check the whole file; `find_nulls` asks for ``first_null`` even if this needs an extra read.
 
         Raises
         ------
         InputError
-            The file is damaged; names the file and, where it can, column and row.
+            The file is damaged; the message names the file and, if known, column and row.
         """
         ...
 
     def batches(self, path: Path, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-        """Read the file in order, in batches of about `rows` rows where the format has a say."""
+        """Read the file in order, in batches of about `rows` rows if the format allows this."""
         ...
 
 
 def first_null(batch: pa.RecordBatch | pa.Table, columns: TextColumns) -> int | None:
-    """First row of `batch` with a null in a text column."""
+    """Return the first row of `batch` with a null in a text column, or ``None``."""
     found = [
         int(pa.compute.index(pa.compute.is_null(batch[name]), value=True).as_py())
         for name in columns.names

@@ -1,8 +1,8 @@
 """CSV and TSV files, plain or compressed with gzip or zstd.
 
-The first line names the columns. What a column could be besides text is found over the whole file, so
-that one word in a column of numbers makes it a column of text, not an error in the middle of a run. An
-empty field without quotes is null. TSV knows no quoting: a quote is a character like any other.
+The first line names the columns. The type of a column is found from the whole file, so one word in a
+column of numbers makes it a text column and does not cause an error in the middle of a run. An empty
+field without quotes is null. TSV has no quoting: a quote is an ordinary character.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from producer.files.readers import Survey, TextColumns, first_null
 from producer.files.readers.forms import ALL_FORMS, Forms, forms_of
 
 _BLOCK_BYTES = 16 << 20
-"""How much is parsed at a time; a row must fit into it."""
+"""Size of the blocks that are parsed; a row must fit into one."""
 
 _HEADER_BYTES = 1 << 20
-"""Longest header."""
+"""Longest header line."""
 
 _MAX_COLUMNS = 10_000
 
@@ -37,14 +37,14 @@ class DelimitedReader:
     Parameters
     ----------
     delimiter
-        What stands between two fields; a tab means TSV.
+        The character between two fields; a tab means TSV.
     """
 
     def __init__(self, delimiter: str) -> None:
         self._delimiter = delimiter
 
     def survey(self, path: Path, columns: TextColumns, *, find_nulls: bool) -> Survey:
-        """See `Reader.survey`; reads the file once, and again for each column that is not UTF-8."""
+        """See `Reader.survey`; reads the file once, and once more for each column that is not UTF-8."""
         types: _Types = dict.fromkeys([*self._header(path), *columns.names], pa.string())
         while True:
             try:
@@ -108,13 +108,13 @@ class DelimitedReader:
                     quoted_strings_can_be_null=False,
                 ),
             )
-            yield pa.RecordBatch.from_pylist([], schema=reader.schema)  # the schema, also without rows
+            yield pa.RecordBatch.from_pylist([], schema=reader.schema)  # the schema, even without rows
             yield from reader
         except (pa.ArrowException, OSError) as error:
             raise _explain(path, error, names) from None
 
     def _header(self, path: Path) -> list[str]:
-        """Column names; none for an empty file. Arrow's errors give only a column's number."""
+        """Read the column names; none for an empty file. Arrow's errors give only a column's number."""
         try:
             with pa.input_stream(path, compression="detect") as stream:
                 raw = stream.read(_HEADER_BYTES)
@@ -146,7 +146,7 @@ class _Unfit(Exception):
 
 
 def _explain(path: Path, error: Exception, names: list[str]) -> Exception:
-    """Arrow's error as one of ours. Its text is the only place where column and row stand."""
+    """Turn Arrow's error into `InputError` or `_Unfit`; only its text contains the column and row."""
     text = " ".join(str(error).split())
     narrow = re.search(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (\w+)", text)
     if narrow:

@@ -1,8 +1,8 @@
-"""What the texts of a column could be besides text: only what would be written in the same way again.
+"""Types of untyped columns: a type is chosen only if it writes every value exactly as it was read.
 
-``007`` read as a number comes back as ``7``, so a column that has it is text. A column's *forms* are the
-ways of writing that all of its values follow. Those of several files are the ones they have in common, so
-that a column is read alike in all of them.
+Read as a number, ``007`` would be written as ``7``, so a column that contains it is text. A column's *forms*
+are the notations that all of its values follow. A column in several files has the forms that are common to
+all of them, so it has the same type in all of them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 
 class Form(Enum):
-    """A way of writing a column's values."""
+    """A notation for a column's values."""
 
     BOOL = "bool"
     INT = "int"
@@ -27,7 +27,7 @@ class Form(Enum):
 Forms = frozenset[Form]
 
 ALL_FORMS: Forms = frozenset(Form)
-"""Forms of a column without values, which could be anything; one with values never has them all."""
+"""Forms of a column without values, which could have any type; a column with values never has all forms."""
 
 _TYPES = {
     Form.BOOL: pa.bool_(),
@@ -50,14 +50,14 @@ _BY_ARROW = frozenset({Form.INT, Form.DATE, Form.TIMESTAMP})
 """Forms in which Arrow prints values."""
 
 _LONGEST = 32
-"""Characters that a number or a date may have."""
+"""Most characters in a number or a date."""
 
 _FIRST = 64
-"""Values to look at before all others: most columns are text, and that shows in the first ones."""
+"""Number of values that are checked first: most columns are text, and the first values show it."""
 
 
 def forms_of(values: pa.Array, candidates: Forms = ALL_FORMS) -> Forms:
-    """Those of `candidates` that all values (text, some may be null) follow."""
+    """Return the `candidates` that all values follow; values are text, and nulls are skipped."""
     values = values.drop_null()
     if not len(values) or not candidates:
         return candidates
@@ -76,14 +76,14 @@ def forms_of(values: pa.Array, candidates: Forms = ALL_FORMS) -> Forms:
 
 
 def type_of(forms: Forms) -> pa.DataType:
-    """How a column of these forms is read."""
+    """The type that a column of these forms is read as."""
     if forms == ALL_FORMS:
         return pa.null()
     return next((kind for form, kind in _TYPES.items() if form in forms), pa.string())
 
 
 def fits(forms: Forms, kind: pa.DataType) -> bool:
-    """Whether a column of these forms can be read as `kind`, which it has in another file."""
+    """Whether a column of these forms can be read as `kind`, its type in another file."""
     if forms == ALL_FORMS or pa.types.is_null(kind):
         return True
     if pa.types.is_integer(kind):
@@ -94,18 +94,18 @@ def fits(forms: Forms, kind: pa.DataType) -> bool:
 
 
 def _comes_back(values: pa.Array, form: Form) -> bool:
-    """Whether values read as the form's type are printed as they were."""
+    """Whether values are printed unchanged after they are read as the form's type."""
     if not pc.all(pc.match_substring_regex(values, _SHAPES[form])).as_py():
         return False
     try:
         printed = values.cast(_TYPES[form]).cast(values.type)
-    except pa.ArrowInvalid:  # beyond 64 bits, the 30th of February
+    except pa.ArrowInvalid:  # for example, more than 64 bits, or the 30th of February
         return False
     return bool(printed.equals(values))
 
 
 def _float_forms(values: pa.Array) -> set[Form]:
-    """As Python prints numbers, with or without the ``.0`` of whole ones."""
+    """Return the float forms of values: as Python prints them, whole numbers with or without ``.0``."""
     if not pc.all(pc.match_substring_regex(values, _SHAPES[Form.FLOAT_BARE])).as_py():
         return set()
     numbers = values.cast(pa.float64())
@@ -114,14 +114,14 @@ def _float_forms(values: pa.Array) -> set[Form]:
     found = _float_forms_as_printed(values.filter(usual), numbers.filter(usual).cast(values.type))
     unusual = pc.invert(usual)
     texts, others = values.filter(unusual), numbers.filter(unusual)
-    if len(texts):  # Arrow prints these in another way than most programs do
+    if len(texts):  # Arrow prints these differently from most programs
         printed = pa.array([repr(number).removesuffix(".0") for number in others.to_pylist()], values.type)
         found &= _float_forms_as_printed(texts, printed)
     return found
 
 
 def _float_forms_as_printed(texts: pa.Array, printed: pa.Array) -> set[Form]:
-    """Forms of `texts`, whose numbers are `printed` without a ``.0`` at the end."""
+    """Return the float forms of `texts`; `printed` are their numbers without ``.0`` at the end."""
     whole = pc.invert(pc.match_substring_regex(printed, r"[.en]"))
     with_point = pc.if_else(whole, pc.binary_join_element_wise(printed, ".0", ""), printed)
     return {

@@ -1,7 +1,7 @@
-"""What is checked of JSON Lines before Arrow's parser sees them.
+"""Checks of JSON Lines before Arrow parses them.
 
-That parser recurses without a limit, and makes a column of every key, as long as its block has rows: a
-few megabytes could end the process or take all memory. These checks are cheap where lines are usual ones.
+Arrow's parser recurses without a limit, and makes a column of every key with a value for each row of the
+block: a few megabytes could crash the process or take all memory. The checks are cheap for usual lines.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ import pyarrow as pa
 from jobs.errors import InputError
 
 MAX_LINE_BYTES = 16 << 20
-"""Longest line, before it is parsed."""
+"""Longest line, checked before it is parsed."""
 
 MAX_DEPTH = 32
-"""Lists and objects inside each other, at most. Parquet files nested deeper than 100 cannot be read again,
-and a list is two or three levels of these."""
+"""Deepest nesting of lists and objects. Parquet files with more than 100 levels cannot be read again, and a
+list needs two or three of these levels."""
 
 MAX_KEYS = 10_000
-"""Different keys in a block, at most."""
+"""Most different keys in a block."""
 
 _MAX_CELLS = 20_000_000
-"""Columns times rows that are parsed at a time."""
+"""Most cells (columns times rows) that are parsed at a time."""
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _KEY = re.compile(rb'("[^"\\]*+(?:\\.[^"\\]*+)*+")(\s*+:)?', re.DOTALL)
@@ -39,10 +39,10 @@ _STEP = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 def is_plain(path: Path, line: int, block: bytes) -> bool:
-    """Whether Arrow may parse `block`, which begins at `line`: each line an object, not nested too deeply.
+    """Whether Arrow may parse `block`, which begins at `line`: each line is an object, not nested too deeply.
 
-    What spans lines, or hides a line's end, may be deeper than its lines are, so it is not plain. Nor are
-    lines with space around them; Python parses those.
+    A value that spans lines or hides a line's end may be deeper than any of its lines, so such a block is
+    not plain. A block with spaces around its lines is not plain either. Python parses these blocks.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def is_plain(path: Path, line: int, block: bytes) -> bool:
     if not block.endswith(b"\n"):
         ends = np.append(ends, len(raw))
     starts = np.concatenate([[0], ends[:-1] + 1])
-    starts, ends = starts[starts < ends], ends[starts < ends]  # blank lines do no harm
+    starts, ends = starts[starts < ends], ends[starts < ends]  # without blank lines
     last = ends - 1
     if b"\r" in block:
         last = last - (raw[last] == ord("\r"))
@@ -79,7 +79,7 @@ def check_depth(path: Path, number: int, text: bytes) -> None:
 
 
 def slices(path: Path, line: int, block: bytes) -> Iterator[tuple[int, bytes]]:
-    """The block in pieces of so few lines that all its keys can be columns of each.
+    """Cut the block into pieces with few enough lines that all keys of the block can be columns of each.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def slices(path: Path, line: int, block: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def cut(line: int, block: bytes, columns: int) -> Iterator[tuple[int, bytes]]:
-    """The block in pieces of so few lines that each can have so many columns."""
+    """Cut the block into pieces with few enough lines that each can have that many columns."""
     rows = max(_MAX_CELLS // max(columns, 1), 1)
     if block.count(b"\n") <= rows:
         yield line, block
@@ -109,7 +109,7 @@ def cut(line: int, block: bytes, columns: int) -> Iterator[tuple[int, bytes]]:
 
 
 def check_integers(path: Path, line: int, block: bytes, schema: pa.Schema) -> None:
-    """Raise `InputError` where an integer would become another one, as its column is floating."""
+    """Raise `InputError` if a float column contains an integer that a float cannot hold exactly."""
     floating = [field.name for field in schema if pa.types.is_floating(field.type)]
     if not floating or not _LONG_INTEGER.search(block):
         return
@@ -125,8 +125,8 @@ def check_integers(path: Path, line: int, block: bytes, schema: pa.Schema) -> No
             raise InputError(f"{path}, line {number}: {error}") from None
         if lossy:
             raise InputError(
-                f"{path}, line {number}: column {lossy[0]!r} holds {str(record[lossy[0]])[:40]}, of which "
-                "a number would not keep all digits; write it as a string"
+                f"{path}, line {number}: column {lossy[0]!r} holds {str(record[lossy[0]])[:40]}, which a "
+                "floating-point number cannot hold exactly; write it as a string"
             )
 
 

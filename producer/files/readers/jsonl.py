@@ -1,8 +1,8 @@
 r"""JSON Lines, plain or compressed with gzip or zstd.
 
-Read in blocks of whole lines, each parsed by Arrow: types are inferred in each block and unified
-over the file, and an error can name its line. Lone surrogates (``\ud800``), which no Unicode
-text can hold, become U+FFFD.
+A file is read in blocks of whole lines, and Arrow parses each block. Types are inferred for each
+block and unified over the file, and an error can name its line. Lone surrogates (``\ud800``), which
+are not valid in Unicode text, become U+FFFD.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from producer.files.readers.json_bounds import (
 _BLOCK_BYTES = 16 << 20
 
 _FIRST_BYTES = 1 << 20
-"""Size of the first block, in which all columns are new and have to be counted."""
+"""Size of the first block, in which all columns are new and must be counted."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class JsonlReader:
-    """Reads one JSON object a line."""
+    """Reads one JSON object on each line."""
 
     def survey(self, path: Path, columns: TextColumns, *, find_nulls: bool) -> Survey:
         """See `Reader.survey`; parses the file once."""
@@ -52,7 +52,7 @@ class JsonlReader:
                 found = first_null(table, columns)
                 null = None if found is None else rows + found
             rows += len(table)
-        if rows:  # the text columns were asked for, so Arrow makes them also where no line has them
+        if rows:  # remove text columns that no line has: Arrow adds every column of the schema it is given
             schema = pa.schema(
                 [field for field in schema if field.name in seen or field.name not in columns.names]
             )
@@ -66,10 +66,10 @@ class JsonlReader:
 
 
 def _infer(path: Path, texts: pa.Schema) -> Iterator[pa.Table]:
-    """The file in blocks, with the types that their values have; those of `texts` are known.
+    """Yield the file in blocks, with inferred types; the types of `texts` are given.
 
-    A block that brings no new column or type is parsed with those of the one before it: so the keys, of
-    which a hostile file could have millions, are counted only where there are new ones.
+    A block without a new column or type is parsed with the schema of the block before it. So the keys, of
+    which a hostile file could have millions, are counted only in blocks with new ones.
     """
     known: pa.Schema | None = None
     for first, whole in _blocks(path):
@@ -85,9 +85,9 @@ def _infer(path: Path, texts: pa.Schema) -> Iterator[pa.Table]:
 
 
 def _same(path: Path, line: int, block: bytes, schema: pa.Schema) -> pa.Table | None:
-    """The block with these columns, if it has no others and their types are these."""
+    """Parse the block with `schema`; ``None`` if it has other columns or types, or needs cutting."""
     if len(schema) * block.count(b"\n") > len(block):
-        return None  # rows with few of the keys: to be cut
+        return None  # rows have few of the keys: the block must be cut
     try:
         return _read_json(block, schema, "error") if line > 1 and is_plain(path, line, block) else None
     except pa.ArrowInvalid:
@@ -95,7 +95,7 @@ def _same(path: Path, line: int, block: bytes, schema: pa.Schema) -> pa.Table | 
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Whole lines, about `_BLOCK_BYTES` at a time, with the number of the first (from 1)."""
+    """Yield ``(line, block)``: blocks of whole lines, about `_BLOCK_BYTES`, and their first line (from 1)."""
     line, rest = 1, b""
     try:
         with pa.input_stream(path, compression="detect") as stream:
@@ -147,7 +147,7 @@ def _read_json(block: bytes, schema: pa.Schema, others: str) -> pa.Table:
 
 
 def _record(path: Path, number: int, text: bytes) -> Any:
-    """One line parsed by Python, slowly, to say which line is wrong or to mend its surrogates."""
+    """Parse one line in Python, which is slow, to find the line of an error or to replace surrogates."""
     check_depth(path, number, text)
     try:
         record = json.loads(text, strict=False)
@@ -190,7 +190,7 @@ def _unify(path: Path, known: pa.Schema, found: pa.Schema) -> pa.Schema:
 
 
 def _without_times(schema: pa.Schema) -> pa.Schema:
-    """With text where Arrow takes a string for a time, which would be written in another way than it was."""
+    """Replace time types by text: Arrow reads some strings as times and would write them differently."""
     return pa.schema([field.with_type(_without_time(field.type)) for field in schema])
 
 

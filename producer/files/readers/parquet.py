@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 from jobs.errors import InputError
 from producer.files.readers import Survey, TextColumns, first_null
 
-_BUFFER_BYTES = 1 << 20  # read column chunks piecewise: memory does not follow the row group's size
+_BUFFER_BYTES = 1 << 20  # read column chunks in parts, so that memory does not grow with the row group
 
 
 class ParquetReader:
-    """Reads row groups piecewise; schema and row count come from the footer."""
+    """Reads row groups in parts; schema and row count come from the footer."""
 
     def survey(self, path: Path, columns: TextColumns, *, find_nulls: bool) -> Survey:
-        """See `Reader.survey`; reads the text columns only when asked for nulls."""
+        """See `Reader.survey`; reads the text columns only if `find_nulls` is set."""
         with _open(path) as file:
             schema = file.schema_arrow
             null = None
