@@ -140,7 +140,7 @@ print(real.model.revision, *real.score(QUERIES, PASSAGES).scores)
     np.testing.assert_allclose(np.array(scores, np.float32), expected, atol=1e-5)
     assert revision == commit
     (kept / "snapshots" / commit / ABOUT).unlink()
-    assert f"{ABOUT} of some/model was never fetched: going on as without it" in run().stderr
+    assert f"{ABOUT} of some/model was never fetched: going on without it" in run().stderr
 
 
 def test_a_change_of_the_file_is_noticed(tmp_path: Path) -> None:

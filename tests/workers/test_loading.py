@@ -132,7 +132,7 @@ def test_code_that_transformers_has_taken_over_is_not_needed(tmp_path: Path) -> 
         ({"hidden_size": "abc"}, "cannot load .*'hidden_size' expected int, got str"),
         ({"hidden_act": "no_such_function"}, "cannot load .*KeyError: 'no_such_function'"),
         ({"num_hidden_layers": 10**9}, "has 1,000,000,000 layers"),
-        ({"vocab_size": 10**9}, "parameters, but its config.json describes one of 32,0"),
+        ({"vocab_size": 10**9}, "parameters, but its config.json describes 32,0"),
         ({"intermediate_size": 10**18}, "cannot load the model in"),
         ({"num_attention_heads": 0}, "cannot load the model in"),
         ({"max_position_embeddings": -5}, "cannot load the model in"),

@@ -122,7 +122,7 @@ def test_a_file_that_makes_no_scores_is_not_used(tmp_path: Path, caplog: pytest.
     spec = ScoreSpec(model=str(model), precision="fp32", activation="identity")
     with caplog.at_level(logging.WARNING, "workers"):
         scores = Engine(load_model(spec, "cpu", "onnx", cache), 64).score(["how far"], ["a cat"]).scores
-    assert "which does not make one score of each pair" in caplog.text
+    assert "it does not make one score per pair" in caplog.text
     np.testing.assert_allclose(scores, one_at_a_time(model, ["how far"], ["a cat"]), atol=1e-5)
 
 

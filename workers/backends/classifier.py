@@ -18,11 +18,11 @@ from jobs.errors import SpecError
 from workers.backends.families import reads_first_token
 from workers.backends.weights import check_names, check_size
 
-transformers_logging.disable_progress_bar()  # a worker's log is no terminal
+transformers_logging.disable_progress_bar()  # a worker's log is not a terminal
 transformers_logging.disable_default_handler()
 transformers_logging.enable_propagation()
 logging.getLogger("transformers.modeling_utils").addFilter(
-    lambda record: "LOAD REPORT" not in record.getMessage()  # `check_names` says what matters of it
+    lambda record: "LOAD REPORT" not in record.getMessage()  # `check_names` reports what matters
 )
 
 
@@ -39,8 +39,8 @@ def load_config(source: str | Path, revision: str | None) -> Any:
     Raises
     ------
     SpecError
-        The model has another number of outputs than one, or transformers computes something else
-        than the config says.
+        The model has more or fewer outputs than one, or transformers would compute something other
+        than the config describes.
     OSError, ValueError
         From transformers, when there is no such model.
     """
@@ -51,7 +51,10 @@ def load_config(source: str | Path, revision: str | None) -> Any:
             "use a cross-encoder with num_labels=1"
         )
     if getattr(config, "num_hidden_layers", 0) > _MOST_LAYERS:
-        raise SpecError(f"model {source} has {config.num_hidden_layers:,} layers, says its config.json")
+        raise SpecError(
+            f"model {source} has {config.num_hidden_layers:,} layers in its config.json, "
+            f"but at most {_MOST_LAYERS:,} are allowed"
+        )
     other = _other_architecture(config)
     if other:
         raise SpecError(
@@ -65,7 +68,7 @@ _MOST_LAYERS = 1000
 
 
 def _other_architecture(config: Any) -> str | None:
-    """What in a config says that the model is not what transformers makes of it."""
+    """The entry of a config that describes another architecture than transformers would build, if any."""
     kind = config.model_type
     native = {
         "AutoConfig": type(config).__name__,
@@ -98,7 +101,7 @@ def load_classifier(source: str | Path, revision: str | None, config: Any) -> An
     SpecError
         The weights are not those of a model with this config.
     MemoryError
-        This machine has not enough.
+        The model does not fit into the memory of this machine.
     OSError, ValueError
         From transformers, when the weights are not safetensors or cannot be read.
     """
@@ -114,17 +117,17 @@ def load_classifier(source: str | Path, revision: str | None, config: Any) -> An
 
 
 def _load(source: str | Path, revision: str | None, config: Any) -> tuple[Any, dict[str, Any]]:
-    """The model, and what transformers says of its weights."""
+    """The model, and what transformers reports about its weights."""
     found: tuple[Any, dict[str, Any]] = AutoModelForSequenceClassification.from_pretrained(
         source,
         revision=revision or "main",
         config=config,
         dtype=torch.float32,
-        # None: what transformers thinks best; some families (DeBERTa) cannot have sdpa
+        # None: transformers chooses; some families (DeBERTa) have no sdpa
         attn_implementation="sdpa" if reads_first_token(config) else None,
         use_safetensors=True,
         trust_remote_code=False,
-        ignore_mismatched_sizes=True,  # and reported
+        ignore_mismatched_sizes=True,  # `check_names` refuses them, with a clear message
         output_loading_info=True,
     )
     return found

@@ -1,4 +1,4 @@
-"""What is known of model families, by transformers' ``model_type``; without importing any of them."""
+"""Facts about model families, by transformers' ``model_type``; imports no model."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Compute the last layer for the first token only, where the score reads nothing else.
 
 A BERT-family classifier takes its score from the last hidden state of the first token. In the
-last layer every token is needed as key and value, but queries, attention output and feed-forward
-only for that one: the same score for a part of the work (about 15% of a 6-layer model's).
+last layer every token is needed as key and value; queries, attention output and feed-forward are
+needed for the first token only. The score is the same, and a 6-layer model does about 15% less work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read_first_token_only(model: Any) -> bool:
     Returns
     -------
     bool
-        Whether it was replaced; any other model is left as it is.
+        Whether the layer was replaced; a model of another family is not changed.
     """
     if not reads_first_token(model.config):
         return False
@@ -39,7 +39,7 @@ def read_first_token_only(model: Any) -> bool:
 
 
 class _BertLayer(nn.Module):
-    """The last layer of BERT and of those that share its modules."""
+    """The last layer of BERT and of the families that share its modules."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""The last projection, in float32 whatever the precision of the rest.
+"""The last projection (head), always in float32, whatever the precision of the rest.
 
-In bf16 a score would have 8 significant bits: of 2,000 pairs about half would share theirs with another.
+In bf16 a score would have 8 significant bits: of 2,000 pairs about half would have the same score as another.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from torch import nn
 
 
 def cast_all_but_head(model: Any, dtype: torch.dtype) -> None:
-    """Give a model another dtype, but let its head compute in float32, with the weights that it has now.
+    """Cast a model to `dtype`, but keep its head, with its present weights, in float32.
 
     Parameters
     ----------
     model
-        A `transformers` sequence classifier with one output, in float32. One whose head is no linear
-        layer is cast as a whole.
+        A `transformers` sequence classifier with one output, in float32. If its head is not a linear
+        layer, the whole model is cast.
     dtype
-        Of everything else.
+        The dtype of everything but the head.
     """
     heads = {
         name: ExactHead(module)
@@ -35,8 +35,8 @@ def cast_all_but_head(model: Any, dtype: torch.dtype) -> None:
 class ExactHead(nn.Module):
     """A linear layer with one output, as a product and a sum.
 
-    Those stay in float32 wherever the graph goes: OpenVINO computes matrix products in the precision
-    asked for, and quantization and conversions to fp16 look for them, but not for these.
+    A product and a sum stay in float32 in every backend. OpenVINO computes matrix products in the
+    precision that is set; quantization and conversion to fp16 look for matrix products, not for these.
     """
 
     def __init__(self, linear: nn.Linear) -> None:

@@ -1,4 +1,4 @@
-"""The inputs of a graph, by name."""
+"""The names of a graph's inputs, and a batch as inputs by name."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import numpy as np
 from workers.models.tokens import Batch, Ids
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-"""Names of the inputs, as transformers has them."""
+"""Names of the inputs, as in transformers."""
 
 
 def inputs_of(batch: Batch) -> dict[str, Ids]:
-    """The batch by these names."""
+    """The arrays of a batch, by the names in `INPUTS`."""
     types = np.zeros_like(batch.ids) if batch.types is None else batch.types
     return dict(zip(INPUTS, (batch.ids, batch.mask, types), strict=True))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ROW_TOKENS = 128
-"""Tokens in a row of the layer that is measured: a usual pair."""
+"""Tokens in a row of the measured layer: a usual pair."""
 
 HEAD_WIDTH = 64
 
@@ -31,14 +31,14 @@ class LayerShape:
 
     @classmethod
     def of(cls, config: Any, threads: int) -> LayerShape:
-        """That of a model, with work enough for so many threads: some milliseconds.
+        """The shape of a model's layers, with rows enough to keep `threads` busy for some milliseconds.
 
         Parameters
         ----------
         config
-            The model's, from transformers.
+            The model's config, from transformers.
         threads
-            CPU threads that will share it.
+            CPU threads that share the work.
         """
         hidden = _rounded(getattr(config, "hidden_size", None) or 768)
         inner = getattr(config, "hidden_dim", None) or getattr(config, "intermediate_size", None)
@@ -57,7 +57,7 @@ class LayerShape:
 def _rounded(width: int) -> int:
     """The nearest of 64, 128, 192, 256, 384, 512, 768, 1024, 1536 and so on, up to 6144.
 
-    Wider layers are no other case, and a config may say anything.
+    Larger widths count as 6144: wider layers behave alike, and a config may hold any number.
     """
     steps = [64, *(base << power for power in range(6) for base in (128, 192))]
     return min(steps, key=lambda step: abs(step - width))

@@ -9,23 +9,23 @@ logger = logging.getLogger(__name__)
 
 
 def commit_of(source: str | Path, revision: str | None) -> str | None:
-    """The commit that a revision on the hub is now; so that all files come from the same.
+    """The commit that a revision on the hub names now, so that all files come from one commit.
 
-    Where there is no such model, and for one in a directory, it is the revision itself.
+    The revision itself if there is no such model, or if the model is a directory.
     """
     if isinstance(source, Path):
         return revision
-    from huggingface_hub import hf_hub_download  # like those below: for models on the hub alone
+    from huggingface_hub import hf_hub_download  # like the imports below, only for models on the hub
 
     try:
         config = hf_hub_download(source, "config.json", revision=revision)
-    except (OSError, ValueError):  # reading the model says what is wrong with it
+    except (OSError, ValueError):  # loading the model reports what is wrong
         return revision
     return Path(config).parent.name
 
 
 def model_file(source: str | Path, revision: str | None, name: str) -> Path | None:
-    """Where a file of a model lies on this disk, fetched if need be; none if the model has no such file.
+    """Path of a model's file on this disk, fetched if necessary; ``None`` if the model has no such file.
 
     Parameters
     ----------
@@ -58,6 +58,6 @@ def model_file(source: str | Path, revision: str | None, name: str) -> Path | No
         return Path(found)
     if try_to_load_from_cache(source, name, revision=revision) is None:
         logger.warning(
-            "the hub does not answer, and %s of %s was never fetched: going on as without it", name, source
+            "the hub does not answer, and %s of %s was never fetched: going on without it", name, source
         )
     return None

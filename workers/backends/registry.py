@@ -1,4 +1,4 @@
-"""Which backend and precision ``auto`` means for a model, and whether those asked for can run it."""
+"""Chooses backend and precision for a model if ``auto`` is set; else checks that the setting can run it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from workers.device import gpu_precision, resolve_device
 
 logger = logging.getLogger(__name__)
 
-_NAMES = ("openvino", "torch", "onnx", "mlx")  # a package beside this module each; auto prefers the first
+_NAMES = ("openvino", "torch", "onnx", "mlx")  # each a package beside this module; auto prefers the first
 
 BACKENDS: dict[str, BackendKind] = {
     name: import_module(f"workers.backends.{name}").KIND for name in _NAMES
@@ -26,9 +26,9 @@ BACKENDS: dict[str, BackendKind] = {
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs the model, and in which precision.
+    """The backend and the precision that run a model.
 
-    ``int8_gain``: how many times as fast int8 would be, where that could be had and was measured.
+    ``int8_gain``: how many times as fast int8 would be, if it is available here and was measured.
     """
 
     backend: str
@@ -42,22 +42,23 @@ def choose_device(setting: str, backend: str) -> str:
     Raises
     ------
     ConfigError
-        The device asked for is not there, or ``auto`` finds one where the backend is for tests alone.
+        The device is not there, or ``auto`` finds only one where the backend is for tests.
     """
     device = resolve_device(setting)
     if setting == "auto" and (backend, device) in FOR_TESTS:
         wanted = " or ".join(DEVICES[each] for each in BACKENDS[backend].precisions if each != device)
         raise ConfigError(
             f"backend {backend} finds no {wanted} here, and on a {DEVICES[device]} it is far slower than the "
-            f"others; use --backend auto, or set device: {device} to have it all the same"
+            f"others; use --backend auto, or set device: {device} to use it anyway"
         )
     return device
 
 
 def choose_backend(setting: str, precision: str, config: Any, device: str, cache: Path) -> Choice:
-    """The backend and precision for a model; where ``auto`` is asked for, the fastest that can run it.
+    """The backend and precision for a model; for ``auto``, the fastest that can run it.
 
-    On a CPU that is measured, and int8 is never chosen unasked; on a GPU it is the first of `BACKENDS`.
+    On a CPU, ``auto`` measures, and never chooses int8. On a GPU it takes the first of `BACKENDS`
+    that can run the model.
 
     Parameters
     ----------
@@ -66,16 +67,16 @@ def choose_backend(setting: str, precision: str, config: Any, device: str, cache
     precision
         ``auto`` or a precision.
     config
-        The model's, from transformers.
+        The model's config, from transformers.
     device
         ``cpu``, ``cuda`` or ``mps``.
     cache
-        Folder for what is measured.
+        Cache folder, for the measured speeds.
 
     Raises
     ------
     WorkerError
-        What is asked for cannot run this model here.
+        No backend can run this model here with these settings.
     """
     kinds = _automatic(device) if setting == "auto" else [BACKENDS[setting]]
     obstacles: dict[str, str] = {}
@@ -102,13 +103,13 @@ def choose_backend(setting: str, precision: str, config: Any, device: str, cache
         raise WorkerError(
             f"precision {precision} is not supported on {device}{by}; use {_either(list(known))}"
         )
-    way_out = "--backend torch does without it" if setting != "auto" else "use another precision"
+    way_out = "use --backend torch" if setting != "auto" else "use another precision"
     what = "backend" if setting != "auto" else f"precision {precision} has no backend here:"
     raise WorkerError(f"{what} {_listed(obstacles, ' cannot be used')}; {way_out}")
 
 
 def _precisions(precision: str, device: str, supported: tuple[str, ...]) -> list[str]:
-    """What a precision may mean for a backend on a device."""
+    """The precisions that the setting allows for a backend on a device."""
     if precision != "auto":
         return [precision]
     if device != "cpu":
@@ -117,7 +118,7 @@ def _precisions(precision: str, device: str, supported: tuple[str, ...]) -> list
 
 
 def _fastest(able: list[Combination], config: Any, device: str, cache: Path) -> Combination:
-    """The fastest of what can run a model, as far as that can be measured; else the first."""
+    """The fastest combination that can run a model; the first, if none can be measured."""
     if device != "cpu" or len(able) == 1 or any(each not in CPU_PRECISIONS for _, each in able):
         return able[0]
     return _speeds(able, config, cache).fastest(able) or able[0]
@@ -126,7 +127,7 @@ def _fastest(able: list[Combination], config: Any, device: str, cache: Path) -> 
 def _int8_gain(
     able: list[Combination], chosen: Combination, config: Any, device: str, cache: Path
 ) -> float | None:
-    """How many times as fast int8 would be as what was chosen, by a backend that can run the model."""
+    """How many times as fast as the choice int8 would be, in a backend that can run the model."""
     kinds = [BACKENDS[name] for name, _ in able]
     with_int8 = [kind for kind in kinds if set(INT8) & set(kind.probed)]
     if device != "cpu" or all(kind.obstacle(config, device, "int8") for kind in with_int8):
@@ -139,7 +140,7 @@ def _speeds(able: list[Combination], config: Any, cache: Path) -> Speeds:
 
 
 def _automatic(device: str) -> list[BackendKind]:
-    """What ``auto`` tries on a device, the fastest first."""
+    """The backends that ``auto`` tries on a device, the preferred one first."""
     kinds = [kind for kind in BACKENDS.values() if device in kind.precisions]
     return [kind for kind in kinds if (kind.name, device) not in FOR_TESTS]
 

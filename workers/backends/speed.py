@@ -1,7 +1,7 @@
-"""How fast this CPU is in each backend and precision: measured, as flags do not tell, and kept.
+"""How fast this CPU is in each backend and precision: measured, because CPU flags do not say, and cached.
 
-What is timed is a layer of the model's shape, in the backend's own arithmetic, on as many threads as the
-worker has. Nothing here keeps a worker from scoring: what cannot be measured is not chosen.
+The measurement times a layer of the model's shape, in the backend's own arithmetic, on all threads of the
+worker. An error here never stops a worker from scoring: a combination that cannot be measured is not chosen.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from workers.device import threads
 from workers.disk_cache import read_json, write_json
 
 CPU_PRECISIONS = ("fp32", "bf16")
-"""What ``auto`` chooses from on a CPU, the more exact first."""
+"""Precisions that ``auto`` chooses from on a CPU, the most exact first."""
 
 INT8 = {"int8 in fp32": "fp32", "int8 in bf16": "bf16"}
-"""int8 is measured by what the rest is computed in; ``auto`` never chooses it."""
+"""int8 as it is measured, and the precision of the rest of the model; ``auto`` never chooses int8."""
 
 _RECIPE = 2
-"""Changes when the same machine would give other figures."""
+"""Version of the measurement; changes when the same machine would get other figures."""
 
 _SECONDS = 0.2
 _ROUNDS = 3
 _MOST_ROUNDS = 20
-"""Each layer runs once in a round: so many rounds at least, then as many as there is time for."""
+"""Each layer runs once in a round: at least `_ROUNDS`, then up to `_MOST_ROUNDS` within `_SECONDS`."""
 
 _PAUSE = 0.001
-"""Seconds before each: threads of the one before that spin for more work must not count."""
+"""Pause (s) before each run, so that threads of the previous layer that still spin do not count."""
 
 _TIE = 1.05
-"""What is slower by less than this factor is as fast."""
+"""Speeds that differ by no more than this factor count as equal."""
 
 _STEADY = 1.2
-"""Where the second-best round took longer than the best by this factor, something was in the way."""
+"""If the second-best round took longer than the best by more than this factor, the machine was busy."""
 
 Combination = tuple[str, str]
 """Backend and precision."""
@@ -54,42 +54,42 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Speeds:
-    """Billions of operations a second and thread of each combination; ``steady`` if rounds agreed."""
+    """Billions of operations per second and thread of each combination; ``steady`` if rounds agreed."""
 
     gflops: Mapping[Combination, float]
     steady: bool = True
 
     def fastest(self, among: Iterable[Combination]) -> Combination | None:
-        """The fastest of some that were measured; of those as fast as it the most exact, then the first."""
+        """The fastest measured combination in `among`; of equally fast ones the most exact or first."""
         known = [each for each in among if each in self.gflops]
         enough = max((self.gflops[each] for each in known), default=0.0) / _TIE
         good = [each for each in known if self.gflops[each] >= enough]
         return min(good, key=lambda each: CPU_PRECISIONS.index(each[1]), default=None)
 
     def int8_gain(self, over: Combination) -> float | None:
-        """How many times as fast int8 is as another combination; ``None`` where one was not measured."""
+        """How many times as fast as `over` int8 is; ``None`` if one of them was not measured."""
         found = [speed for (_, precision), speed in self.gflops.items() if precision in INT8]
         return max(found) / self.gflops[over] if found and self.gflops.get(over) else None
 
     def __str__(self) -> str:
-        told = [f"{name} {precision} {speed:.0f}" for (name, precision), speed in self.gflops.items()]
-        return f"{', '.join(told) or 'none'} GFLOP/s a thread"
+        each = [f"{name} {precision} {speed:.0f}" for (name, precision), speed in self.gflops.items()]
+        return f"{', '.join(each) or 'none'} GFLOP/s per thread"
 
 
 _known: dict[Path, Speeds] = {}
 
 
 def cpu_speeds(kinds: Iterable[BackendKind], config: Any, cache: Path) -> Speeds:
-    """The speeds of backends on this CPU for a model: known from before, or measured now.
+    """The speeds of backends on this CPU for a model: from the cache, or measured now.
 
     Parameters
     ----------
     kinds
-        Those that are installed; one without a probe is left out.
+        The installed backends; one without a probe is left out.
     config
-        The model's.
+        The model's config, from transformers.
     cache
-        Folder for what is kept; where it cannot be written to, each worker measures for itself.
+        Cache folder; if it is not writable, each worker measures for itself.
     """
     kinds = [kind for kind in kinds if kind.probe]
     shape = LayerShape.of(config, threads())
@@ -97,12 +97,12 @@ def cpu_speeds(kinds: Iterable[BackendKind], config: Any, cache: Path) -> Speeds
     name = hashlib.blake2b(json.dumps(about).encode(), digest_size=16).hexdigest()
     file = cache / "speeds" / f"{name}.json"
     if file not in _known:
-        _known[file] = _kept(file) or _measured(kinds, shape, about, file)
+        _known[file] = _cached(file) or _measured(kinds, shape, about, file)
     return _known[file]
 
 
 def _about(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[str, Any]:
-    """All that the figures depend on, so that those of another machine are not found."""
+    """All that the figures depend on: the cache key, so that no other machine's figures are used."""
     flags = hashlib.blake2b(" ".join(sorted(cpu_flags())).encode(), digest_size=8)
     return {
         "recipe": _RECIPE,
@@ -115,7 +115,7 @@ def _about(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[str, Any]:
     }
 
 
-def _kept(file: Path) -> Speeds | None:
+def _cached(file: Path) -> Speeds | None:
     try:
         gflops = read_json(file)["gflops"]
         found = {
@@ -123,7 +123,7 @@ def _kept(file: Path) -> Speeds | None:
             for name, by_precision in gflops.items()
             for precision, speed in by_precision.items()
         }
-    except (KeyError, TypeError, ValueError, AttributeError):  # none, or none of ours
+    except (KeyError, TypeError, ValueError, AttributeError):  # no such file, or damaged
         return None
     logger.info("speed of this CPU, as measured before: %s", Speeds(found))
     return Speeds(found)
@@ -151,7 +151,7 @@ def _measured(kinds: Iterable[BackendKind], shape: LayerShape, about: dict[str, 
 def _version(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # of another name, such as onnxruntime-gpu
+    except PackageNotFoundError:  # installed under another name, such as onnxruntime-gpu
         return "?"
 
 
@@ -172,12 +172,12 @@ def measure(
     operations: float,
     clock: Callable[[], float] = time.process_time,
 ) -> Speeds:
-    """Run layers in turn, round by round; the best of each counts, as what is in the way only slows down.
+    """Run layers in turn, round by round; the best round of each counts, as other load only slows it down.
 
     Parameters
     ----------
     layers
-        What runs a layer, for each combination; one that raises is left out.
+        For each combination, a function that runs a layer; one that raises is left out.
     operations
         Floating-point operations of a layer.
     clock
@@ -185,7 +185,7 @@ def measure(
     """
     seconds: dict[Combination, list[float]] = {each: [] for each in layers}
     deadline = time.monotonic() + _SECONDS
-    for number in range(_MOST_ROUNDS + 1):  # the first is for what is slow only once
+    for number in range(_MOST_ROUNDS + 1):  # the first round warms up and does not count
         for each in list(seconds):
             time.sleep(_PAUSE)
             started = clock()

@@ -1,4 +1,4 @@
-"""A `transformers` classifier as a module that can be traced: what OpenVINO and ONNX start from."""
+"""A `transformers` classifier as a module that can be traced, for OpenVINO and ONNX."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from workers.backends.head import ExactHead, cast_all_but_head
 from workers.backends.inputs import INPUTS
 
 _MASKED = -10_000.0
-"""Added to the attention of padding: its weight is 0 in every precision, and fp16 and bf16 hold it."""
+"""Added to the attention of padding. It makes the weight 0 in every precision, and fits fp16 and bf16."""
 
 
 class Traceable(nn.Module):
     """Ids, masks and, where the model has them, types to logits of shape ``[rows]``.
 
-    The classifier gets its attention mask ready-made, ``[rows, 1, 1, tokens]``: what transformers
-    would make of a plain one depends on its values, which a trace cannot follow.
+    The classifier gets a finished attention mask, ``[rows, 1, 1, tokens]``. The mask that transformers
+    makes from a plain one depends on its values, which a trace cannot follow.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class Traceable(nn.Module):
         self.inputs = INPUTS if types else INPUTS[:2]
 
     def example(self) -> tuple[torch.Tensor, ...]:
-        """Something to trace it with."""
+        """Inputs to trace the module with."""
         return tuple(torch.ones(2, 16, dtype=torch.long) for _ in self.inputs)
 
     def forward(

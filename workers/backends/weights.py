@@ -1,4 +1,4 @@
-"""Whether the weights of a checkpoint are those of the model that its config describes."""
+"""Checks that the weights of a checkpoint are those of the model that its config describes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from jobs.errors import SpecError
 from workers.backends.model_file import model_file
 
 _BUFFERS = ("position_ids", "token_type_ids")
-"""Saved by old releases of transformers, which computed them."""
+"""Buffers, not weights, that old releases of transformers saved."""
 
 
 def check_size(source: str | Path, revision: str | None, config: Any) -> None:
-    """Refuse a config of many more parameters than there are, before memory is taken for them.
+    """Refuse a config that describes far more parameters than the checkpoint has, before allocating memory.
 
     Raises
     ------
     SpecError
-        The config describes a model of more than twice the parameters.
+        The config describes more than twice the parameters of the checkpoint.
     """
     there = sum(map(_parameters, _checkpoint(source, revision)))
     if not there or getattr(config, "quantization_config", None):
@@ -34,26 +34,26 @@ def check_size(source: str | Path, revision: str | None, config: Any) -> None:
     described = sum(parameter.numel() for parameter in wanted.parameters())
     if described > 2 * there:
         raise SpecError(
-            f"model {source} has {there:,} parameters, but its config.json describes one of {described:,}"
+            f"model {source} has {there:,} parameters, but its config.json describes {described:,}"
         )
 
 
 def check_names(source: str | Path, model: Any, report: dict[str, Any]) -> None:
-    """Refuse a checkpoint that lacks weights of the model, or has some of another architecture.
+    """Refuse a checkpoint that lacks weights of the model, or has weights of another architecture.
 
     Parameters
     ----------
     source
         As in `load_config`.
     model
-        From transformers, which makes up at random what a checkpoint lacks.
+        From transformers, which fills missing weights with random numbers.
     report
-        What it says of the weights (``output_loading_info``).
+        What transformers reports about the weights (``output_loading_info``).
 
     Raises
     ------
     SpecError
-        Names such a weight.
+        The message names such a weight.
     """
     if report["missing_keys"]:
         raise SpecError(
@@ -75,9 +75,9 @@ def check_names(source: str | Path, model: Any, report: dict[str, Any]) -> None:
 
 
 def _is_foreign(name: str, model: Any) -> bool:
-    """Whether a weight that the model does not know belongs to its body or its head.
+    """Whether an unexpected weight belongs to the model's body or its head.
 
-    Heads for other tasks stand beside these, and a pooler that this head does not read may be there.
+    A checkpoint may also hold heads for other tasks, and a pooler that this head does not read.
     """
     modules = {path for path, _ in model.named_modules()}
     parent, body = name, model.base_model_prefix
@@ -88,7 +88,7 @@ def _is_foreign(name: str, model: Any) -> bool:
 
 
 def _checkpoint(source: str | Path, revision: str | None) -> Iterable[Path]:
-    """The files with weights, as far as they are easily found: not those of a large model on the hub."""
+    """The files with weights; not found for a model on the hub whose weights are in several files."""
     if isinstance(source, Path):
         return source.glob("*.safetensors")
     file = model_file(source, revision, "model.safetensors")

@@ -1,4 +1,4 @@
-"""MLX: Apple GPUs, and CPUs, where it is slow and serves to test what the GPU runs."""
+"""MLX: Apple GPUs; also CPUs, where it is slow and only serves to test the code that GPUs run."""
 
 from __future__ import annotations
 

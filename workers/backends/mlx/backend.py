@@ -21,16 +21,16 @@ _DTYPES = {"fp32": mx.float32, "fp16": mx.float16, "bf16": mx.bfloat16}
 _BITS = {"int8": 8, "int4": 4}
 
 _GROUP = 32
-"""Weights that share a scale; the smallest group that MLX has, as the models here are small."""
+"""Weights that share a scale: the smallest group that MLX supports, as the models are small."""
 
 _FINENESS = 16
-"""Shapes are rounded up by at most a part in so many, so that few of them have to be compiled."""
+"""Shapes are rounded up by at most one part in this many, so that MLX compiles few shapes."""
 
 
 class MlxBackend:
     """A BERT-family sequence classifier in MLX's own modules.
 
-    With ``int8`` and ``int4`` the weights of the layers and of the word embeddings have so many
+    With ``int8`` and ``int4`` the weights of the layers and of the word embeddings have 8 and 4
     bits; the rest is computed in fp16 on a GPU and in fp32 on a CPU.
 
     Parameters
@@ -42,12 +42,12 @@ class MlxBackend:
     precision
         ``fp32``, ``fp16``, ``bf16``, ``int8`` or ``int4``.
     compiled
-        Let MLX fuse operations; default: on a GPU. On a CPU that takes a C++ compiler and seconds.
+        Let MLX fuse operations; by default on a GPU only, as a CPU needs a C++ compiler and seconds.
 
     Raises
     ------
     SpecError
-        The model has an activation function that is not here.
+        This backend does not have the model's activation function.
     """
 
     name = "mlx"
@@ -78,7 +78,7 @@ class MlxBackend:
             room = ((0, _rounded(rows) - rows), (0, _rounded(longest) - longest))
             ids, mask = np.pad(ids, room), np.pad(mask, room)
             types = None if types is None else np.pad(types, room)
-            mask[rows:] = 1  # attention to nothing at all has no value
+            mask[rows:] = 1  # attention over no token is undefined
         try:
             with mx.stream(self._where):
                 inputs = [mx.array(ids.astype(np.int32))]
@@ -93,7 +93,7 @@ class MlxBackend:
 
 
 class MlxForward:
-    """Logits that may still be computed."""
+    """Logits that may not be computed yet."""
 
     def __init__(self, logits: mx.array, rows: int) -> None:
         self._logits = logits
@@ -119,7 +119,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
         self._heads = heads
         if activation not in _ACTIVATIONS:
             raise SpecError(
-                f"backend mlx cannot be used: it has no activation function {activation}; use torch"
+                f"backend mlx cannot be used: it has no activation function {activation}; use --backend torch"
             )
         self._activation = _ACTIVATIONS[activation]
 
@@ -147,7 +147,7 @@ class _Classifier(nn.Module):  # type: ignore[misc]
     Parameters
     ----------
     config
-        Of a transformers model, which names most things alike in all families.
+        Of a transformers model; most of its names are the same in all families.
     """
 
     def __init__(self, config: Any) -> None:
@@ -170,8 +170,8 @@ class _Classifier(nn.Module):  # type: ignore[misc]
         self._begin = first_position(config)
 
     def __call__(self, ids: mx.array, types: mx.array, mask: mx.array | None = None) -> mx.array:
-        """``mask`` is false where attention must not go, ``[rows, 1, 1, tokens]``."""
-        # Rounding up may lead over the last position, where nothing but padding stands.
+        """Ids to logits; ``mask``, ``[rows, 1, 1, tokens]``, is false for tokens without attention."""
+        # Rounding up may exceed the last position; there is only padding there.
         end = self.positions.weight.shape[0] - 1
         hidden = self.words(ids) + self.positions(mx.minimum(mx.arange(ids.shape[1]) + self._begin, end))
         if "types" in self:
@@ -188,7 +188,7 @@ class _Classifier(nn.Module):  # type: ignore[misc]
 
 
 _ACTIVATIONS: dict[str, Callable[[mx.array], mx.array]] = {"gelu": nn.gelu, "relu": nn.relu}
-"""By transformers' names."""
+"""Activation functions, by their names in transformers."""
 
 _NAMES = [
     (r"embeddings\.(word|position|token_type)_embeddings\.", r"\1s."),
@@ -209,34 +209,34 @@ _NAMES = [
     (r"pooler\.dense|classifier\.dense|pre_classifier", "dense"),
     (r"classifier\.out_proj|classifier", "out"),
 ]
-"""From the names in transformers' models, less the family's prefix, to those here, one after the other."""
+"""Patterns, applied in order, from transformers' names of weights, without the prefix, to the names here."""
 
 
 def _weights(classifier: Any) -> list[tuple[str, mx.array]]:
     found = []
     for name, tensor in classifier.state_dict().items():
-        ours = name.removeprefix(f"{classifier.base_model_prefix}.")
+        here = name.removeprefix(f"{classifier.base_model_prefix}.")
         for pattern, replacement in _NAMES:
-            ours = re.sub(pattern, replacement, ours)
-        if tensor.dtype is torch.float32:  # and no buffer of position ids
-            found.append((ours, mx.array(tensor.numpy())))
+            here = re.sub(pattern, replacement, here)
+        if tensor.dtype is torch.float32:  # a weight, not a buffer of position ids
+            found.append((here, mx.array(tensor.numpy())))
     return found
 
 
 def _is_quantized(path: str, module: nn.Module) -> bool:
-    """The layers' matrices and the word embeddings, where the groups divide their rows evenly."""
+    """Whether a module is a matrix of a layer or the word embeddings, and groups divide its rows evenly."""
     large = (isinstance(module, nn.Linear) and path.startswith("layers")) or path == "words"
     return large and module.weight.shape[-1] % _GROUP == 0
 
 
 def _rounded(count: int) -> int:
-    """`count` or up to a part in `_FINENESS` more."""
+    """`count`, or more by at most one part in `_FINENESS`."""
     step = max(1, (1 << count.bit_length() - 1) // _FINENESS)
     return -(-count // step) * step
 
 
 def _explained(error: RuntimeError) -> Exception:
-    """`OutOfMemory` where MLX means that, else the error as it is; what it keeps for later is freed."""
+    """`OutOfMemory` if the error means that, after freeing MLX's cache; else the error itself."""
     if not any(sign in str(error) for sign in ("malloc", "Insufficient Memory")):
         return error
     mx.clear_cache()

@@ -26,7 +26,7 @@ class OnnxBackend:
     device
         ``cpu`` or ``cuda``.
     precision
-        The file's.
+        The precision of the file.
     """
 
     name = "onnx"
@@ -44,7 +44,7 @@ class OnnxBackend:
         named = inputs_of(batch)
         try:
             logits = self._session.run(None, {name: named[name] for name in self._inputs})[0]
-        except Exception as error:  # ONNX Runtime's own have no common base
+        except Exception as error:  # ONNX Runtime's errors have no common base class
             if any(sign in str(error) for sign in ("bad_alloc", "Failed to allocate")):
                 raise OutOfMemory(str(error)) from error
             raise
@@ -52,10 +52,10 @@ class OnnxBackend:
 
 
 def session(model: Path, device: str) -> Any:
-    """ONNX Runtime's session for a file, on the worker's threads."""
+    """An ONNX Runtime session for a file, on the worker's threads."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads()
-    options.enable_mem_pattern = False  # which is for inputs of one shape
+    options.enable_mem_pattern = False  # it only helps when all inputs have one shape
     options.log_severity_level = 3
     # Threads that spin while they wait take the cores of other workers.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -63,7 +63,7 @@ def session(model: Path, device: str) -> Any:
 
 
 class OnnxForward:
-    """Logits that are there."""
+    """Logits that are computed already."""
 
     def __init__(self, logits: Any) -> None:
         self._logits = logits

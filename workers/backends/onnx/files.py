@@ -1,4 +1,4 @@
-"""The ONNX file of a model: one that came with it, or one that is exported once and kept."""
+"""The ONNX file of a model: shipped with the model, or exported once and cached."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from workers.device import int8_instructions
 from workers.disk_cache import build_once, cache_name
 
 _RECIPE = 3
-"""Changes when the same inputs would make another file."""
+"""Version of the export; changes when the same model would give another file."""
 
 OPSET = 17
 _FILE = "model.onnx"
@@ -31,14 +31,14 @@ logger = logging.getLogger(__name__)
 
 
 def onnx_file(files: ModelFiles, precision: str) -> Path:
-    """The file to run, made now if need be.
+    """The file to run; exported now if it is not cached.
 
     Parameters
     ----------
     files
-        Of the model.
+        The model's files.
     precision
-        ``fp32``, ``fp16`` or ``int8``, whose kind follows the CPU's instructions.
+        ``fp32``, ``fp16`` or ``int8``; for int8 the file depends on the CPU's instructions.
     """
     kind = f"int8-{int8_instructions()}" if precision == "int8" else precision
     shipped = _shipped(files) if kind == "fp32" else None
@@ -50,7 +50,7 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
 
     def export(folder: Path) -> None:
         started = time.monotonic()
-        from workers.backends.traceable import Traceable  # torch: a worker that finds its file needs none
+        from workers.backends.traceable import Traceable  # imports torch, which a cached file does not need
 
         _export(Traceable(files.classifier()), kind, folder)
         logger.info("exported %s as %s in %.1f s", files.source, kind, time.monotonic() - started)
@@ -61,7 +61,7 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
 _SHIPPED = "onnx/model.onnx"
 """Where sentence-transformers and Optimum put a model's graph.
 
-Those that they make in fewer bits are not used: they compute the score itself in fewer bits too.
+Their files with fewer bits are not used: those compute the head, and so the score, in fewer bits too.
 """
 
 
@@ -75,20 +75,20 @@ def _shipped(files: ModelFiles) -> Path | None:
     shape = [size.dim_value for size in logits.shape.dim]
     if set(inputs) <= set(INPUTS) and shape[1:] in ([], [1]) and logits.elem_type == onnx.TensorProto.FLOAT:
         return found
-    logger.warning("not using %s, which does not make one score of each pair's %s", found, ", ".join(INPUTS))
+    logger.warning("not using %s: it does not make one score per pair from %s", found, ", ".join(INPUTS))
     return None
 
 
 def _export(scorer: Traceable, kind: str, folder: Path) -> None:
-    """Make the file in `folder`.
+    """Export the model to a file in `folder`.
 
-    By the exporter that traces: the other one takes 5 to 10 times as long, and one more package.
+    The exporter that traces: the other one takes 5 to 10 times as long and needs another package.
     """
     import torch
 
     whole, final = folder / "fp32.onnx", folder / _FILE
     with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter("ignore")  # of shapes that PyTorch fears are fixed; tests vary them
+        warnings.simplefilter("ignore")  # that shapes may be fixed; tests vary them
         torch.onnx.export(
             scorer,
             scorer.example(),
@@ -110,7 +110,7 @@ def _export(scorer: Traceable, kind: str, folder: Path) -> None:
 
 
 def _halve(whole: Path, final: Path, head: str) -> None:
-    """Everything in fp16 but the module named `head` and what follows it."""
+    """Convert everything to fp16, except the module named `head` and what follows it."""
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     model = onnx.load(whole)
@@ -118,7 +118,7 @@ def _halve(whole: Path, final: Path, head: str) -> None:
     exact = [node.name for node in model.graph.node if node.name.startswith(scope) or "logits" in node.output]
     half = convert_float_to_float16(model, keep_io_types=True, node_block_list=exact)
     casts = {node.output[0]: node for node in half.graph.node if node.op_type == "Cast"}
-    for cast in casts.values():  # between nodes that stay it goes to fp16 and back
+    for cast in casts.values():  # fp16 and back, between two nodes that stay in float32
         before = casts.get(cast.input[0])
         if before and (_type(before), _type(cast)) == (onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT):
             cast.input[0] = before.input[0]
@@ -130,7 +130,7 @@ def _type(cast: onnx.NodeProto) -> int:
 
 
 def _quantize(whole: Path, final: Path, kind: str) -> None:
-    """Matrices in 8 bits, and what meets them when it does."""
+    """Quantize matrices to 8 bits, and their inputs when the model runs (dynamic quantization)."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     logging.getLogger().disabled, before = True, logging.getLogger().disabled  # advice of no use here
@@ -141,7 +141,7 @@ def _quantize(whole: Path, final: Path, kind: str) -> None:
             op_types_to_quantize=["MatMul", "Gemm"],
             per_channel=True,
             weight_type=QuantType.QInt8,
-            reduce_range=kind == "int8-avx2",  # whose sums of products overflow with more than 7 bits
+            reduce_range=kind == "int8-avx2",  # with more than 7 bits its sums of products overflow
         )
     finally:
         logging.getLogger().disabled = before

@@ -1,4 +1,4 @@
-"""A layer as ONNX Runtime runs it, to be timed."""
+"""A layer as ONNX Runtime runs it, for timing."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NODES = [
 
 
 def probe(shape: LayerShape) -> Callable[[], object]:
-    """What runs a layer with random weights once, in fp32."""
+    """A function that runs a layer with random weights once, in fp32."""
     width, inner, generator = shape.hidden, shape.inner, np.random.default_rng(0)
 
     def random(*dimensions: int) -> Any:

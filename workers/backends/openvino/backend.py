@@ -1,4 +1,4 @@
-"""OpenVINO: x86 CPUs, several forwards under way at a time."""
+"""OpenVINO: x86 CPUs, with several forwards in progress at a time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workers.models.tokens import Batch
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 
 GROUP = 128
-"""Values that share a scale where 8-bit weights are met: with OpenVINO's own 32 it is no faster than bf16."""
+"""Inputs of 8-bit weights that share a scale; with OpenVINO's default, 32, int8 is no faster than bf16."""
 
 
 class OpenVinoBackend:
@@ -26,10 +26,10 @@ class OpenVinoBackend:
     graph
         From `workers.backends.openvino.graph.openvino_graph`.
     precision
-        ``fp32``, ``bf16``, or ``int8``: the graph's weights in 8 bits, what meets them quantized as it
-        comes. `precision` says what the CPU made of it.
+        ``fp32``, ``bf16`` or ``int8``. With int8 the graph's weights have 8 bits, and their inputs are
+        quantized when the model runs. The attribute `precision` is what the CPU really uses.
     rest
-        Precision of what is not in 8 bits.
+        With int8, the precision of everything that is not in 8 bits.
     """
 
     name = "openvino"
@@ -42,7 +42,7 @@ class OpenVinoBackend:
         else:
             self._compiled = compile_graph(graph, precision)
         used = self._compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
-        native = next((ours for ours, theirs in _PRECISIONS.items() if theirs == used), used)
+        native = next((name for name, hint in _PRECISIONS.items() if hint == used), used)
         self.precision = "int8 weights" if precision == "int8" else native
         self.depth = int(self._compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         constants = (node for node in graph.get_ops() if node.get_type_name() == "Constant")
@@ -62,7 +62,7 @@ class OpenVinoBackend:
 
 
 class OpenVinoForward:
-    """A request under way, which goes back to the idle ones when its logits are taken."""
+    """A request in progress; it becomes idle again when its logits are read."""
 
     def __init__(self, request: Any, idle: list[Any]) -> None:
         self._request = request
@@ -81,16 +81,16 @@ class OpenVinoForward:
 
 def compile_graph(graph: Any, precision: str, options: Mapping[str, Any] | None = None) -> Any:
     """The graph, compiled for the CPU on the worker's threads, with arithmetic in fp32 or bf16."""
-    ours = {
+    defaults = {
         "PERFORMANCE_HINT": "THROUGHPUT",
         "INFERENCE_PRECISION_HINT": _PRECISIONS[precision],
         "INFERENCE_NUM_THREADS": threads(),
-        "ENABLE_CPU_PINNING": False,  # or every worker of a host would pin itself to the same cores
+        "ENABLE_CPU_PINNING": False,  # otherwise all workers of a host use the same cores
     }
-    return openvino.Core().compile_model(graph, "CPU", {**ours, **(options or {})})
+    return openvino.Core().compile_model(graph, "CPU", {**defaults, **(options or {})})
 
 
 def _explained(error: RuntimeError) -> Exception:
-    """`OutOfMemory` where OpenVINO means that, else the error as it is."""
+    """`OutOfMemory` if the error means that, else the error itself."""
     out_of_memory = any(sign in str(error) for sign in ("bad_alloc", "allocate"))
     return OutOfMemory(str(error)) if out_of_memory else error

@@ -1,4 +1,4 @@
-"""A layer as OpenVINO runs it, to be timed."""
+"""A layer as OpenVINO runs it, for timing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from workers.backends.speed import INT8
 
 
 def probe(shape: LayerShape, precision: str) -> Callable[[], object]:
-    """What runs a layer with random weights once; in int8 with the rest in what `INT8` says."""
+    """A function that runs a layer with random weights once; for int8, `INT8` names the rest's precision."""
     graph = _graph(shape, _in_8_bits if precision in INT8 else _as_it_is)
     options = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP} if precision in INT8 else {}
     request = compile_graph(graph, INT8.get(precision, precision), options).create_infer_request()
@@ -31,7 +31,7 @@ def _graph(shape: LayerShape, constant: Callable[[Any], Any]) -> Any:
     hidden = ops.parameter([-1, -1, width], np.float32)
 
     def product(states: Any, out: int, into: int) -> Any:
-        # Each its own: of products that are the same OpenVINO computes one.
+        # Each product has its own weights: of equal products OpenVINO computes only one.
         weights = random.standard_normal((out, into), dtype=np.float32) / into**0.5
         return ops.matmul(states, constant(weights), False, True)
 

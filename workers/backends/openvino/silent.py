@@ -1,14 +1,14 @@
-"""OpenVINO as a library should be: importing it neither reports to anyone nor forks the process.
+"""Imports OpenVINO without its telemetry, which would report to Google Analytics and fork the process.
 
-It does both, to Google Analytics, where `openvino_telemetry` can be imported, which its package brings
-along; without, it is silent, and so is NNCF.
+OpenVINO's package installs `openvino_telemetry`. If that cannot be imported, neither OpenVINO nor NNCF
+reports anything.
 """
 
 from __future__ import annotations
 
 import sys
 
-sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # an import of it fails
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # importing it now fails
 
 import openvino  # noqa: E402
 

@@ -1,4 +1,4 @@
-"""PyTorch: what every model runs with, on every device."""
+"""PyTorch: runs every model on every device."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class TorchBackend:
     classifier
         From `load_classifier`.
     device
-        ``cpu``, ``cuda``, ``mps``, as PyTorch names it.
+        ``cpu``, ``cuda`` or ``mps``: PyTorch's name of the device.
     precision
         A key of `DTYPES` that the device supports.
     """
@@ -46,7 +46,7 @@ class TorchBackend:
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> TorchForward:
-        """Begin a forward; on CUDA nothing here waits for the device. Raises `OutOfMemory`."""
+        """Begin a forward, on CUDA without waiting for the device; raises `OutOfMemory`."""
         inputs = {"input_ids": batch.ids, "token_type_ids": batch.types, "attention_mask": batch.mask}
         with _device_errors(self.device):
             tensors = {name: self._put(array) for name, array in inputs.items() if array is not None}
@@ -54,14 +54,14 @@ class TorchBackend:
             return TorchForward(logits.to("cpu", non_blocking=True), self._mark())
 
     def _put(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
-        """The array on the device; through pinned memory where that lets the copy run behind."""
+        """The array on the device; on CUDA through pinned memory, so that the copy is asynchronous."""
         tensor = torch.from_numpy(array)
         if self.device == "cuda":
             tensor = tensor.pin_memory()
         return tensor.to(self.device, non_blocking=self.device == "cuda")
 
     def _mark(self) -> torch.cuda.Event | None:
-        """An event that comes after everything begun so far, where the device runs by itself."""
+        """On CUDA, which runs asynchronously, an event after everything submitted so far; else ``None``."""
         if self.device != "cuda":
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -87,10 +87,10 @@ class TorchForward:
 
 @contextmanager
 def _device_errors(device: str) -> Iterator[None]:
-    """Turn what PyTorch raises for the device into `OutOfMemory` and `DeviceLost`."""
+    """Turn PyTorch's errors of the device into `OutOfMemory` and `DeviceLost`."""
     try:
         yield
-    except torch.AcceleratorError as error:  # the CUDA context is broken, and every call will say so
+    except torch.AcceleratorError as error:  # the CUDA context is broken: every later call fails
         raise DeviceLost(str(error)) from error
     except RuntimeError as error:
         if not _is_out_of_memory(error):
@@ -100,7 +100,7 @@ def _device_errors(device: str) -> Iterator[None]:
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether that is what an error of PyTorch says; only CUDA has an error type for it."""
+    """Whether an error of PyTorch means that memory ran out; only CUDA has an error type for it."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return any(sign in str(error) for sign in ("can't allocate memory", "MPS backend out of memory"))

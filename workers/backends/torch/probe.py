@@ -1,4 +1,4 @@
-"""A layer as PyTorch runs it, to be timed."""
+"""A layer as PyTorch runs it, for timing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.backends.torch.backend import DTYPES
 
 
 def probe(shape: LayerShape, precision: str) -> Callable[[], object]:
-    """What runs a layer with random weights once."""
+    """A function that runs a layer with random weights once."""
     layer = Layer(shape).to(DTYPES[precision])
     hidden = example(shape).to(DTYPES[precision])
 
@@ -25,7 +25,7 @@ def probe(shape: LayerShape, precision: str) -> Callable[[], object]:
 
 
 def example(shape: LayerShape) -> torch.Tensor:
-    """Hidden states to run it with, ``[rows, tokens, width]``."""
+    """Hidden states to run a layer with, ``[rows, tokens, width]``."""
     return torch.randn(shape.rows, ROW_TOKENS, shape.hidden)
 
 
@@ -40,7 +40,7 @@ class Layer(nn.Module):
         self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Hidden states ``[rows, tokens, width]`` to the next."""
+        """Hidden states ``[rows, tokens, width]`` to those after this layer, of the same shape."""
         heads = [
             matrix(hidden).view(*hidden.shape[:2], -1, HEAD_WIDTH).transpose(1, 2)
             for matrix in (self.query, self.key, self.value)
