@@ -48,13 +48,14 @@ def failure_handler(store: RunStore) -> FailureHandler:
                 else "an attempt at the chunk failed; it %s",
                 "runs again" if job.should_retry else "is given up",
             )
-        ours = keys.parse_job_id(job.id)  # not from the job's arguments, which may be damaged
-        if job.should_retry or ours is None:
+        parsed = keys.parse_job_id(job.id)  # not from the job's arguments, which may be damaged
+        if job.should_retry or parsed is None:
             return
+        run_id, chunk = parsed
         try:
-            run = store.load(ours[0])
+            run = store.load(run_id)
         except WireError:
-            return  # a run of another release, which this one cannot read
+            return  # this release cannot read the run
         if run is None:
             return
         reason = "its worker died" if died else f"{kind.__name__}: {error}"
@@ -62,7 +63,7 @@ def failure_handler(store: RunStore) -> FailureHandler:
         message = f"given up after attempt {attempts}: {reason}"
         worker = job.worker_name or ""
         failure = ChunkFailure(
-            chunk=ours[1], message=message, fatal=False, attempts=attempts, worker=worker, died=died
+            chunk=chunk, message=message, fatal=False, attempts=attempts, worker=worker, died=died
         )
         store.write_result(run, failure)
 

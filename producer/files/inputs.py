@@ -147,4 +147,4 @@ def _is_output(path: Path, output: str | None) -> bool:
 
 
 def _endings() -> str:
-    return ", ".join(KINDS) + " (all but Parquet also with .gz or .zst after it)"
+    return ", ".join(KINDS) + " (each except Parquet may be followed by .gz or .zst)"
