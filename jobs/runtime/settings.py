@@ -25,7 +25,8 @@ from jobs.spec import Activation, Precision, ScoreSpec
 from jobs.wire import MAX_CHUNK_ROWS
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
-Backend = Literal["auto", "torch", "openvino", "onnx", "mlx"]
+Backend = Literal["auto", "openvino", "torch", "onnx", "mlx"]
+"""Each but ``auto`` is a folder of workers/backends/; ``auto`` prefers the first."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "human", "json"]
 Count = Literal["auto"] | Annotated[int, Field(ge=1)]

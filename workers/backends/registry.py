@@ -6,22 +6,21 @@ import logging
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from jobs.errors import ConfigError, WorkerError
 from jobs.runtime.hosts import FOR_TESTS
+from jobs.runtime.settings import Backend
 from workers.backends.base import DEVICES, BackendKind
 from workers.backends.speed import CPU_PRECISIONS, INT8, Combination, Speeds, cpu_speeds
 from workers.device import gpu_precision, resolve_device
 
 logger = logging.getLogger(__name__)
 
-_NAMES = ("openvino", "torch", "onnx", "mlx")  # each a package beside this module; auto prefers the first
-
 BACKENDS: dict[str, BackendKind] = {
-    name: import_module(f"workers.backends.{name}").KIND for name in _NAMES
-}  # fmt: skip
-"""All backends, by name."""
+    name: import_module(f"workers.backends.{name}").KIND for name in get_args(Backend) if name != "auto"
+}
+"""All backends, by name: each is a package beside this module. ``auto`` prefers the first."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,8 @@ def choose_backend(setting: str, precision: str, config: Any, device: str, cache
             obstacles[kind.name] = obstacle
     if able:
         backend, chosen = _fastest(able, config, device, cache)
-        better = {name: obstacles[name] for name in _NAMES[: _NAMES.index(backend)] if name in obstacles}
+        names = list(BACKENDS)
+        better = {name: obstacles[name] for name in names[: names.index(backend)] if name in obstacles}
         if better:
             logger.info("backend %s, not %s", backend, _listed(better))
         gain = _int8_gain(able, (backend, chosen), config, device, cache) if precision == "auto" else None
