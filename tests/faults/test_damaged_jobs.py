@@ -94,7 +94,7 @@ def test_what_is_set_aside_is_shown_and_its_chunk_is_submitted_again(
     assert found.reason == "its timeout is b'ten', not a number"
     assert 0 < server.client.ttl(keys.set_aside()) <= 7 * 86400
     shown = status(server)
-    assert "1 job was set aside" in shown
+    assert "1 job was unreadable and set aside" in " ".join(shown.split())
     assert "its timeout is b'ten', not a number" in shown.replace("\n", " ")
     assert json.loads(status(server, "--json"))["set_aside"][0]["job"] == job_id
     assert worker.poll() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 
@@ -51,6 +52,7 @@ def test_what_a_server_that_cannot_serve_says(error: redis.RedisError, reason: s
 def test_commands_wait_until_the_server_can_serve(
     outage: object, reply: str, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.WARNING, logger="jobs")  # whatever tests before have left
     client = client_for(server.url, 30)
     with outage(server.client):  # type: ignore[operator]
         setting = threading.Thread(target=lambda: client.set("a", 1))

@@ -126,21 +126,26 @@ from tests.workers.test_activation import PASSAGES, QUERIES, engine
 real = engine("some/model")
 print(real.model.revision, *real.score(QUERIES, PASSAGES).scores)
 """
-    environ = {**ENVIRON, "HF_HUB_CACHE": str(tmp_path / "hub")}
 
-    def run() -> subprocess.CompletedProcess[str]:
+    def run(cache: str) -> subprocess.CompletedProcess[str]:
+        """With a cache of its own: what an earlier load has written there would be used instead."""
+        folders = {"HF_HUB_CACHE": str(tmp_path / "hub"), "XDG_CACHE_HOME": str(tmp_path / cache)}
         return subprocess.run(
-            [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False
+            [sys.executable, "-c", code],
+            env={**ENVIRON, **folders},
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
-    done = run()
+    done = run("first")
     assert done.returncode == 0, done.stderr
     expected = engine(tmp_path / "saved").score(QUERIES, PASSAGES).scores
     revision, *scores = done.stdout.split()
     np.testing.assert_allclose(np.array(scores, np.float32), expected, atol=1e-5)
     assert revision == commit
     (kept / "snapshots" / commit / ABOUT).unlink()
-    assert f"{ABOUT} of some/model was never fetched: going on without it" in run().stderr
+    assert f"{ABOUT} of some/model was never fetched: going on without it" in run("second").stderr
 
 
 def test_a_change_of_the_file_is_noticed(tmp_path: Path) -> None:
