@@ -103,7 +103,7 @@ class Asked(Trials):
 
 
 @pytest.mark.parametrize(
-    ("fixed", "tried"), [({}, ["torch", "openvino", "onnx"]), ({"backend": "mlx"}, ["mlx"])]
+    ("fixed", "tried"), [({}, ["openvino", "torch", "onnx"]), ({"backend": "mlx"}, ["mlx"])]
 )
 def test_mlx_takes_no_time_on_a_cpu_if_nobody_asks_for_it(
     tmp_path: Path, fixed: dict[str, str], tried: list[str]
