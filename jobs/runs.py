@@ -87,7 +87,11 @@ class RunStore:
         with self.redis.pipeline() as pipe:
             pipe.set(key, precision, nx=True, ex=run.ttl)
             pipe.get(key)
-            return cast("bytes", pipe.execute()[1]).decode(errors="replace")
+            pipe.exists(keys.run(run.id))
+            _, settled, there = pipe.execute()
+        if not there:  # cancelled meanwhile: nothing of it stays
+            self.redis.unlink(key)
+        return cast("bytes", settled).decode(errors="replace")
 
     def refuse(self, run_id: str, ttl: int, worker: str, reason: str) -> dict[str, str]:
         """Record that a worker cannot score the run; returns all such workers with their reasons."""
