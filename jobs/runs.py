@@ -89,8 +89,7 @@ class RunStore:
             pipe.get(key)
             pipe.exists(keys.run(run.id))
             _, settled, there = pipe.execute()
-        if not there:  # cancelled meanwhile: nothing of it stays
-            self.redis.unlink(key)
+        self._keep_if(there, key)
         return cast("bytes", settled).decode(errors="replace")
 
     def refuse(self, run_id: str, ttl: int, worker: str, reason: str) -> dict[str, str]:
@@ -100,8 +99,15 @@ class RunStore:
             pipe.hset(key, worker, reason)
             pipe.expire(key, ttl)
             pipe.hgetall(key)
-            said = cast("Mapping[bytes, bytes]", pipe.execute()[2])
+            pipe.exists(keys.run(run_id))
+            *_, said, there = pipe.execute()
+        self._keep_if(there, key)
         return {name.decode(errors="replace"): why.decode(errors="replace") for name, why in said.items()}
+
+    def _keep_if(self, there: int, key: str) -> None:
+        """Remove a key of a run that was cancelled before the key was written."""
+        if not there:
+            self.redis.unlink(key)
 
     def take_back(self, run_id: str, worker: str) -> None:
         """Remove a worker's refusal of the run, once the worker can score it."""

@@ -1,4 +1,4 @@
-"""OpenVINO's graph of a model: converted once and kept, so that the next worker starts sooner."""
+"""OpenVINO's graph of a model: converted once and cached, so that the next worker starts sooner."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def openvino_graph(files: ModelFiles, precision: str) -> Any:
-    """The graph to compile, made now if need be.
+    """The graph to compile; converted now if it is not cached.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def _save(graph: Any, folder: Path) -> None:
 def graph_of(classifier: Any, precision: str) -> Any:
     """OpenVINO's graph of what `load_classifier` gives, of a family that `reads_first_token`.
 
-    `workers.backends.openvino.smoothing` may have been at it.
+    `workers.backends.openvino.smoothing` may have changed its weights.
     """
     from workers.backends.traceable import Traceable  # torch: a worker that finds its graph needs none
 
@@ -91,7 +91,7 @@ def _convert(scorer: Traceable) -> Any:
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
     with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter("ignore")  # of shapes that PyTorch fears are fixed; tests vary them
+        warnings.simplefilter("ignore")  # PyTorch warns that shapes may be fixed; tests vary them
         traced = torch.jit.trace(scorer, scorer.example(), check_trace=False)  # type: ignore[no-untyped-call]
     decoder = TorchScriptPythonDecoder(traced)  # named, as the frontend does not keep it alive
     frontend = FrontEndManager().load_by_framework("pytorch")

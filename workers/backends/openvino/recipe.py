@@ -30,7 +30,7 @@ class Recipe(BaseModel):
 
 
 def read_recipe(source: str | Path, revision: str | None) -> Recipe | None:
-    """That of a model in a directory or on the hub; none for most models.
+    """The recipe of a model in a directory or on the hub; ``None`` for most models.
 
     Raises
     ------

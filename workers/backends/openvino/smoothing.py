@@ -20,7 +20,7 @@ from workers.backends.model_file import model_file
 from workers.backends.openvino.recipe import FACTORS, RECIPE, Recipe
 
 KEPT_EXACT = "exact_linear"
-"""Part of the names, in a graph, of what is not to be in 8 bits."""
+"""Pattern of the names of graph nodes that stay out of 8 bits."""
 
 
 class Smoothed(nn.Module):
