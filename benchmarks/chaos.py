@@ -32,7 +32,7 @@ from benchmarks.cluster import start_worker, valkey, wait_until
 from benchmarks.kills import damage, environment, finished_jobs, run_under_kills, start
 from benchmarks.models import random_bert
 from benchmarks.outages import full, replica
-from jobs.worker_report import queue_workers
+from jobs.store.worker_report import queue_workers
 
 CHUNK = 128
 WINDOW = 8

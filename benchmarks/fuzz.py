@@ -32,7 +32,7 @@ from benchmarks.kills import environment
 from benchmarks.models import random_bert
 from jobs import keys
 from jobs.errors import RankmillError
-from jobs.worker_report import queue_workers
+from jobs.store.worker_report import queue_workers
 from producer import Client
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(40)]

@@ -29,7 +29,7 @@ from prometheus_client import generate_latest
 
 from benchmarks.cluster import cluster
 from jobs.runtime.settings import WorkerSettings
-from jobs.worker_report import STAGES, WorkerReport, queue_workers, worker_reports
+from jobs.store.worker_report import STAGES, WorkerReport, queue_workers, worker_reports
 from producer import Client
 from workers.worker import ScoringWorker
 

@@ -21,12 +21,12 @@ import pyarrow as pa
 from benchmarks.cluster import cluster
 from jobs.results import ChunkScores, ChunkStats
 from jobs.run import Run
-from jobs.runs import RunStore
 from jobs.runtime.settings import WorkerSettings
+from jobs.store.runs import RunStore
 from jobs.wire import decode_pairs
 from producer import Client
-from workers.claims import Claim
-from workers.refusals import Refusals
+from workers.queue.claims import Claim
+from workers.queue.refusals import Refusals
 from workers.worker import ScoringWorker
 
 PASSAGE = "The moon is about 384,400 kilometres from the earth on average. " * 6

@@ -35,7 +35,7 @@ from jobs.errors import RankmillError
 from jobs.runtime.hosts import cores
 from jobs.runtime.settings import Backend, Settings, load_settings
 from jobs.spec import Precision
-from rankmill.cli.tune import parse_seconds
+from rankmill.cli.quality.tune import parse_seconds
 from rankmill.tuning.grid import label
 from rankmill.tuning.machine import markdown_table
 from rankmill.tuning.pairs import fingerprint, sample

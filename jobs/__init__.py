@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 from jobs.errors import RankmillError
 
 if TYPE_CHECKING:
-    from jobs.recovery import score_chunk
     from jobs.spec import ScoreSpec
+    from jobs.store.recovery import score_chunk
 
 __all__ = ["RankmillError", "ScoreSpec", "score_chunk"]
 
-_HOMES = {"ScoreSpec": "jobs.spec", "score_chunk": "jobs.recovery"}
+_HOMES = {"ScoreSpec": "jobs.spec", "score_chunk": "jobs.store.recovery"}
 
 
 def __getattr__(name: str) -> Any:

@@ -24,11 +24,11 @@ from pydantic import ValidationError
 
 from jobs.errors import ConfigError
 from jobs.run import new_run
-from jobs.runs import RunStore
 from jobs.runtime.connection import connect
 from jobs.runtime.logs import about
 from jobs.runtime.settings import Settings, load_settings
 from jobs.spec import ScoreSpec
+from jobs.store.runs import RunStore
 from producer.journal import Journal
 from producer.leftovers import Leftovers
 from producer.pairs import cut_pairs

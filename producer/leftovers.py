@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 from jobs.errors import RedisUnavailable
 from jobs.run import Run
-from jobs.runs import RunStore
 from jobs.runtime.logs import about
 from jobs.runtime.patience import redis_errors, waiting
+from jobs.store.runs import RunStore
 
 _AT_ONCE_SECONDS = 1
 

@@ -16,11 +16,11 @@ from jobs.errors import RunCancelled, RunFailed
 from jobs.job import Payload
 from jobs.results import BadResult, ChunkFailure, ChunkResult, ChunkScores
 from jobs.run import Run
-from jobs.runs import RunStore
 from jobs.runtime import tracing
 from jobs.runtime.hosts import cores
 from jobs.runtime.logs import about
 from jobs.runtime.patience import redis_errors, waiting
+from jobs.store.runs import RunStore
 from jobs.wire import encode_pairs
 from producer.journal import Journal
 from producer.leftovers import Leftovers

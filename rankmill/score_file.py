@@ -15,8 +15,8 @@ from typing import Any
 from jobs.errors import InputError, RunFailed, WireError
 from jobs.results import ChunkScores
 from jobs.run import Run
-from jobs.runs import RunStore
 from jobs.runtime.settings import Settings
+from jobs.store.runs import RunStore
 from jobs.wire import decode_pairs
 from producer.files.inputs import InputFile, find_files, stem
 from producer.files.manifest import fingerprint, manifest

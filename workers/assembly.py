@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from jobs.runs import RunStore
 from jobs.runtime.settings import WorkerSettings
+from jobs.store.runs import RunStore
 from workers.backends.registry import choose_device
 from workers.chunks import ChunkScorer
 from workers.device import resolve_claim_ahead, resolve_token_budget, use_threads

@@ -14,15 +14,15 @@ from jobs.errors import FormatError, SpecError, WireError, WorkerError
 from jobs.job import attempt
 from jobs.results import ChunkFailure, ChunkScores, ChunkStats
 from jobs.run import Run
-from jobs.runs import RunStore
 from jobs.spec import ScoreSpec, settled, weights_key
+from jobs.store.runs import RunStore
 from jobs.wire import decode_pairs
 from workers import metrics
 from workers.backends.base import OutOfMemory
-from workers.claims import Claim
 from workers.engine.cache import EngineCache
 from workers.engine.engine import Engine
-from workers.refusals import Refusals, RefusedRuns
+from workers.queue.claims import Claim
+from workers.queue.refusals import Refusals, RefusedRuns
 
 logger = logging.getLogger(__name__)
 

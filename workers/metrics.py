@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from jobs.runtime.tracing import step
-from jobs.worker_report import LATENCY_BUCKETS, STAGES, WorkerReport
+from jobs.store.worker_report import LATENCY_BUCKETS, STAGES, WorkerReport
 
 REGISTRY = CollectorRegistry()
 """Registry of all metrics below; not the library's default one, to which other libraries may add."""

@@ -20,20 +20,20 @@ from rq.worker import SimpleWorker
 from rq.worker.base import DequeueStrategy, WorkerStatus
 
 from jobs.errors import ConfigError, RankmillError
-from jobs.recovery import failure_handler
-from jobs.runs import RunStore
 from jobs.runtime.connection import impatient, unreachable
 from jobs.runtime.hosts import require_worker_packages
 from jobs.runtime.logs import set_up
 from jobs.runtime.passwords import mask_passwords, remember_password
 from jobs.runtime.patience import Patience
 from jobs.runtime.settings import WorkerSettings, load_settings
-from jobs.worker_report import SCORING_FIELD, withdraw_worker
+from jobs.store.recovery import failure_handler
+from jobs.store.runs import RunStore
+from jobs.store.worker_report import SCORING_FIELD, withdraw_worker
 from workers import metrics
-from workers.claims import Claims
-from workers.heartbeat import Heartbeat
-from workers.rq_job import ScoringJob, take_job
-from workers.stopping import LastResort, RefusedCommands, give_up
+from workers.queue.claims import Claims
+from workers.queue.heartbeat import Heartbeat
+from workers.queue.rq_job import ScoringJob, take_job
+from workers.queue.stopping import LastResort, RefusedCommands, give_up
 
 if TYPE_CHECKING:
     from workers.assembly import Parts

@@ -15,10 +15,10 @@ _COMMANDS = {
     "runs": "status.runs",
     "errors": "status.errors",
     "cancel": "status.cancel",
-    "tune": "tune.tune",
-    "experiment": "experiment.experiment",
-    "check-precision": "check_precision.check_precision",
-    "quantize": "quantize.quantize",
+    "tune": "quality.tune.tune",
+    "experiment": "quality.experiment.experiment",
+    "check-precision": "quality.check_precision.check_precision",
+    "quantize": "quality.quantize.quantize",
     "exporter": "exporter.exporter",
     "config": "config.config",
 }
@@ -38,7 +38,7 @@ class _Commands(click.Group):
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        module, _, name = _COMMANDS.get(cmd_name, "").partition(".")
+        module, _, name = _COMMANDS.get(cmd_name, "").rpartition(".")
         found: click.Command | None = getattr(import_module(f"rankmill.cli.{module}"), name) if name else None
         return found
 

@@ -16,10 +16,10 @@ from rich.text import Text
 from jobs import keys
 from jobs.errors import InputError, RedisUnavailable
 from jobs.run import MAX_ROW_ERRORS, Run
-from jobs.runs import RunStore
 from jobs.runtime.connection import connect
 from jobs.runtime.passwords import mask_passwords
 from jobs.runtime.settings import load_settings
+from jobs.store.runs import RunStore
 from rankmill.cli import options
 from rankmill.cluster import tables
 from rankmill.cluster.snapshot import PAGE_RUNS, Snapshot, read_cluster

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from jobs.runtime.http import answer, paths
 from jobs.runtime.passwords import mask_passwords
-from jobs.worker_report import WorkerReport
+from jobs.store.worker_report import WorkerReport
 from rankmill.cluster.dashboard import page_apps
 from rankmill.cluster.snapshot import Snapshot, read_cluster
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from pydantic import BaseModel, ConfigDict
 
-from jobs.worker_report import LATENCY_BUCKETS, STAGES, WorkerReport
+from jobs.store.worker_report import LATENCY_BUCKETS, STAGES, WorkerReport
 from rankmill.cluster.snapshot import Snapshot
 
 WINDOW_SECONDS = 30

@@ -19,8 +19,8 @@ from jobs import keys
 from jobs.errors import WireError
 from jobs.run import Progress, read_run
 from jobs.runtime.connection import refuses_writes
-from jobs.set_aside import SetAside, jobs_set_aside
-from jobs.worker_report import SCORING_FIELD, WorkerReport
+from jobs.store.set_aside import SetAside, jobs_set_aside
+from jobs.store.worker_report import SCORING_FIELD, WorkerReport
 from rankmill.cluster.damage import Damage, Damaged
 
 PAGE_RUNS = 50

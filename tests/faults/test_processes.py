@@ -11,7 +11,7 @@ import numpy as np
 import psutil
 import pytest
 
-from jobs.worker_report import queue_workers
+from jobs.store.worker_report import queue_workers
 from producer import Client
 from tests.conftest import BIN, ENVIRON, Server, wait_for
 from tests.harness.models import make_bert

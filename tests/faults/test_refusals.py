@@ -16,7 +16,7 @@ from jobs.errors import RunFailed
 from producer import Client
 from tests.conftest import Server, StartWorker, score_file, wait_for
 from tests.harness.models import make_bert
-from workers.refusals import FIRST_PAUSE, LONGEST_PAUSE, ROUND, Refusals
+from workers.queue.refusals import FIRST_PAUSE, LONGEST_PAUSE, ROUND, Refusals
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(300)]
 WORKER = "tests.harness.misbehaving.OddWorker"
@@ -129,7 +129,7 @@ def test_a_run_that_is_taken_up_again_stays_in_its_precision(
 
 def test_a_refusal_is_tried_again_after_a_pause_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("workers.refusals.time.monotonic", lambda: now)
+    monkeypatch.setattr("workers.queue.refusals.time.monotonic", lambda: now)
     refusals = Refusals()
     pause = FIRST_PAUSE
     for _ in range(10):

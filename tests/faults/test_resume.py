@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.kills import Damage, damage, finished_jobs, folder_of, run_under_kills, start, stop
-from jobs.worker_report import queue_workers
+from jobs.store.worker_report import queue_workers
 from tests.conftest import ENVIRON, Outcome, Server, score_file, serve, start_worker, wait_for
 from tests.harness.models import make_bert
 

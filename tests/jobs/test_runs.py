@@ -11,11 +11,11 @@ from rq.serializers import JSONSerializer
 
 from jobs import keys
 from jobs.job import Payload, attempt
-from jobs.recovery import enqueue_due
 from jobs.results import ChunkFailure, ChunkScores, ChunkStats
 from jobs.run import Progress, Run
-from jobs.runs import RunStore
 from jobs.spec import ScoreSpec
+from jobs.store.recovery import enqueue_due
+from jobs.store.runs import RunStore
 
 STATS = ChunkStats(
     worker="w",

@@ -17,7 +17,7 @@ from jobs.results import ChunkFailure, ChunkStats, from_entry, to_entry
 from jobs.run import Progress, RowError, Run, read_run
 from jobs.schema import WireModel
 from jobs.spec import ScoreSpec
-from jobs.worker_report import WorkerReport
+from jobs.store.worker_report import WorkerReport
 
 STATS = ChunkStats(
     worker="w", device="cpu", backend="torch", precision="fp32", revision=None,

@@ -19,7 +19,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from jobs import keys
-from jobs.worker_report import queue_workers
+from jobs.store.worker_report import queue_workers
 from producer import Client
 from tests.conftest import BIN, ENVIRON, Server, wait_for
 

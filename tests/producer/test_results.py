@@ -18,8 +18,8 @@ from rq.job import Job
 from jobs import keys
 from jobs.errors import RunFailed
 from jobs.results import ChunkFailure, ChunkScores, ChunkStats, to_entry
-from jobs.runs import RunStore
 from jobs.spec import ScoreSpec
+from jobs.store.runs import RunStore
 from jobs.wire import encode_scores
 from producer import Client
 from producer.journal import Journal

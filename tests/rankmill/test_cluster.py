@@ -17,9 +17,9 @@ from rich.console import Console
 from jobs import keys
 from jobs.errors import RunCancelled
 from jobs.run import Progress, RowError
-from jobs.runs import RunStore
 from jobs.spec import ScoreSpec
-from jobs.worker_report import WorkerReport, announce_worker
+from jobs.store.runs import RunStore
+from jobs.store.worker_report import WorkerReport, announce_worker
 from producer import Client, ScoringRun
 from rankmill.cluster.snapshot import Snapshot, WorkerState, read_cluster
 from rankmill.cluster.tables import overview

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from jobs import keys
 from jobs.run import new_run
-from jobs.runs import RunStore
 from jobs.runtime.connection import impatient
 from jobs.runtime.http import serve
 from jobs.spec import ScoreSpec
-from jobs.worker_report import SCORING_FIELD, WorkerReport
+from jobs.store.runs import RunStore
+from jobs.store.worker_report import SCORING_FIELD, WorkerReport
 from rankmill.cli.main import rankmill
 from rankmill.cluster.exporter import exporter_app
 from rankmill.cluster.snapshot import read_cluster

@@ -20,7 +20,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from jobs.errors import InputError
-from rankmill.cli.experiment import experiment
+from rankmill.cli.quality.experiment import experiment
 from rankmill.tuning.experiment import Finding, load_experiment, shipped
 from rankmill.tuning.pairs import sample
 from rankmill.tuning.records import Records

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from jobs.runs import RunStore
 from jobs.spec import ScoreSpec
-from jobs.worker_report import LATENCY_BUCKETS, WorkerReport, announce_worker
+from jobs.store.runs import RunStore
+from jobs.store.worker_report import LATENCY_BUCKETS, WorkerReport, announce_worker
 from producer import Client
 from rankmill.cluster.history import WINDOW_SECONDS, History, quantile
 from rankmill.cluster.snapshot import Snapshot, WorkerState

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from rankmill.cli.check_precision import check_precision
+from rankmill.cli.quality.check_precision import check_precision
 from tests.conftest import BIN, ENVIRON, Server
 from tests.workers.test_backends import EXAMPLES
 

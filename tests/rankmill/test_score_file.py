@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from sentence_transformers import CrossEncoder
 
-from jobs.worker_report import queue_workers
+from jobs.store.worker_report import queue_workers
 from tests.conftest import Server, score_file
 from tests.workers.test_engine import some_pairs
 

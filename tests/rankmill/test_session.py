@@ -10,7 +10,7 @@ import pytest
 
 from jobs.errors import ConnectionFailed, InputError
 from jobs.runtime.settings import load_settings
-from jobs.worker_report import queue_workers
+from jobs.store.worker_report import queue_workers
 from producer.client import Client
 from rankmill.session import Session
 from tests.conftest import Server, StartWorker, wait_for

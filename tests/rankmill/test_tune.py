@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from jobs.runtime.settings import load_settings
-from rankmill.cli.tune import tune
+from rankmill.cli.quality.tune import tune
 from rankmill.tuning.agreement import Agreement
 from rankmill.tuning.pairs import sample
 from rankmill.tuning.records import Records

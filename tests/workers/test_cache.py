@@ -13,7 +13,7 @@ import pytest
 
 from jobs.errors import SpecError
 from jobs.spec import ScoreSpec
-from jobs.worker_report import queue_workers, worker_reports
+from jobs.store.worker_report import queue_workers, worker_reports
 from producer import Client, ScoringRun
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.models import make_bert

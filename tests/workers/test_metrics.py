@@ -16,7 +16,7 @@ import torch
 from jobs import keys
 from jobs.errors import ConfigError, RunFailed
 from jobs.runtime.http import answer, serve
-from jobs.worker_report import STAGES, WorkerReport, queue_workers, worker_reports
+from jobs.store.worker_report import STAGES, WorkerReport, queue_workers, worker_reports
 from producer import Client
 from tests.conftest import Server, StartWorker, score_file, wait_for
 from tests.harness.models import make_bert

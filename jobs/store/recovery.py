@@ -22,10 +22,10 @@ from jobs import keys
 from jobs.errors import RedisUnavailable, WireError, WrongWorkerError
 from jobs.job import attempt, suspect, wrong_worker_message
 from jobs.results import ChunkFailure
-from jobs.runs import RunStore
 from jobs.runtime.logs import about, about_job
 from jobs.runtime.patience import cannot_serve
-from jobs.set_aside import DamagedJob, read_job, set_aside
+from jobs.store.runs import RunStore
+from jobs.store.set_aside import DamagedJob, read_job, set_aside
 
 FailureHandler = Callable[[Job, type[BaseException], BaseException, TracebackType | None], None]
 

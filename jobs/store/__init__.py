@@ -1,0 +1,1 @@
+"""State in Redis: runs, abandoned jobs, jobs set aside, workers' reports."""
