@@ -15,9 +15,7 @@ from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
 from rq.exceptions import StopRequested
 from rq.job import Job
 from rq.serializers import JSONSerializer
-from rq.utils import now
-from rq.worker import SimpleWorker
-from rq.worker.base import DequeueStrategy, WorkerStatus
+from rq.worker.base import DequeueStrategy
 
 from jobs.errors import ConfigError, RankmillError
 from jobs.runtime.connection import impatient, unreachable
@@ -28,10 +26,10 @@ from jobs.runtime.patience import Patience
 from jobs.runtime.settings import WorkerSettings, load_settings
 from jobs.store.recovery import failure_handler
 from jobs.store.runs import RunStore
-from jobs.store.worker_report import SCORING_FIELD, withdraw_worker
 from workers import metrics
 from workers.queue.claims import Claims
 from workers.queue.heartbeat import Heartbeat
+from workers.queue.leased_worker import LeasedWorker
 from workers.queue.rq_job import ScoringJob, take_job
 from workers.queue.stopping import LastResort, RefusedCommands, give_up
 
@@ -47,7 +45,7 @@ _PROBE_SECONDS = 0.5
 logger = logging.getLogger(__name__)
 
 
-class ScoringWorker(SimpleWorker):
+class ScoringWorker(LeasedWorker):
     """One long-lived process that scores chunks on one device.
 
     Start it with RQ's own command line; settings come from the environment (``RANKMILL_DEVICE``
@@ -70,7 +68,6 @@ class ScoringWorker(SimpleWorker):
     """
 
     _claims: Claims
-    _heartbeat: Heartbeat
     _parts: Parts
     _patience: Patience
 
@@ -88,10 +85,6 @@ class ScoringWorker(SimpleWorker):
     def dequeue_timeout(self) -> int:
         """Seconds; RQ takes a connection for dead that is silent for ten seconds longer than this."""
         return _POLL_SECONDS
-
-    def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
-        """Seconds that the lease of a job lasts; the heartbeat thread renews it."""
-        return self._heartbeat.lease_seconds
 
     def work(
         self,
@@ -156,7 +149,7 @@ class ScoringWorker(SimpleWorker):
                 idle_since = time.monotonic()
                 continue
             try:
-                self._show_state()
+                self.show_state(busy=bool(self._claims.held))
                 found = take_job(
                     self._ordered_queues, seconds, self._claims.held, lambda: self._stop_requested
                 )
@@ -189,40 +182,6 @@ class ScoringWorker(SimpleWorker):
                 self._claims.hand_back(job_id)
             super().teardown()  # type: ignore[no-untyped-call]
             logger.info("stopped")
-
-    def serialize(self) -> dict[str, Any]:
-        """RQ's record of this worker, marked as a ScoringWorker even after the worker is gone."""
-        return {**super().serialize(), SCORING_FIELD: 1}
-
-    def register_birth(self) -> None:
-        """Also announce that this worker is a ScoringWorker."""
-        super().register_birth()  # type: ignore[no-untyped-call]
-        self._heartbeat.announce()
-
-    def register_death(self) -> None:
-        """Also withdraw what `register_birth` announced."""
-        withdraw_worker(self.connection, self.name)
-        super().register_death()  # type: ignore[no-untyped-call]
-
-    def prepare_job_execution(self, job: Job, remove_from_intermediate_queue: bool = False) -> None:
-        """As RQ does, but keep the job's expiry, which RQ would remove."""
-        assert isinstance(job, ScoringJob)
-        with self.connection.pipeline() as pipe:
-            self.heartbeat(self._heartbeat.lease_seconds, pipeline=pipe)
-            job.heartbeat(now(), self._heartbeat.lease_seconds, pipeline=pipe)
-            job.prepare_for_execution(self.name, pipeline=pipe)
-            pipe.expire(job.key, job.run_ttl)
-            if remove_from_intermediate_queue:
-                pipe.lrem(Queue(job.origin, connection=self.connection).intermediate_queue_key, 1, job.id)
-            pipe.execute()
-
-    def handle_execution_ended(self, job: Job, queue: Queue, heartbeat_ttl: int) -> None:
-        """As RQ does, but send no last heartbeat: that would recreate part of a job gone from Redis."""
-        job.ended_at = now()
-
-    def run_maintenance_tasks(self) -> None:
-        """Do nothing: the heartbeat thread cleans the queues, also while a job runs."""
-        self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ declares it None
 
     def _prepare(self, settings: WorkerSettings) -> None:
         # Imported here and not with the class: only in the process that will use the device.
@@ -287,9 +246,3 @@ class ScoringWorker(SimpleWorker):
         """Wait until all jobs claimed so far are finished, or this worker is asked to stop."""
         while not self._stop_requested and not self._parts.pipeline.wait_until_idle(_POLL_SECONDS):
             pass
-
-    def _show_state(self) -> None:
-        """Tell `rq info` whether this worker is busy."""
-        state = WorkerStatus.BUSY if self._claims.held else WorkerStatus.IDLE
-        if self.get_state() != state:
-            self.set_state(state)

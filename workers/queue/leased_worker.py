@@ -1,0 +1,65 @@
+"""RQ's worker with records in Redis that a heartbeat thread renews: its own and those of its jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rq import Queue
+from rq.job import Job
+from rq.utils import now
+from rq.worker import SimpleWorker
+from rq.worker.base import WorkerStatus
+
+from jobs.store.worker_report import SCORING_FIELD, withdraw_worker
+from workers.queue.heartbeat import Heartbeat
+from workers.queue.rq_job import ScoringJob
+
+
+class LeasedWorker(SimpleWorker):
+    """Keeps what Redis knows of the worker and its jobs; a record lasts for ``lease_seconds``."""
+
+    _heartbeat: Heartbeat
+
+    def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
+        """Seconds that the lease of a job lasts; the heartbeat thread renews it."""
+        return self._heartbeat.lease_seconds
+
+    def serialize(self) -> dict[str, Any]:
+        """RQ's record of this worker, marked as a ScoringWorker even after the worker is gone."""
+        return {**super().serialize(), SCORING_FIELD: 1}
+
+    def register_birth(self) -> None:
+        """Also announce that this worker is a ScoringWorker."""
+        super().register_birth()  # type: ignore[no-untyped-call]
+        self._heartbeat.announce()
+
+    def register_death(self) -> None:
+        """Also withdraw what `register_birth` announced."""
+        withdraw_worker(self.connection, self.name)
+        super().register_death()  # type: ignore[no-untyped-call]
+
+    def prepare_job_execution(self, job: Job, remove_from_intermediate_queue: bool = False) -> None:
+        """As RQ does, but keep the job's expiry, which RQ would remove."""
+        assert isinstance(job, ScoringJob)
+        with self.connection.pipeline() as pipe:
+            self.heartbeat(self._heartbeat.lease_seconds, pipeline=pipe)
+            job.heartbeat(now(), self._heartbeat.lease_seconds, pipeline=pipe)
+            job.prepare_for_execution(self.name, pipeline=pipe)
+            pipe.expire(job.key, job.run_ttl)
+            if remove_from_intermediate_queue:
+                pipe.lrem(Queue(job.origin, connection=self.connection).intermediate_queue_key, 1, job.id)
+            pipe.execute()
+
+    def handle_execution_ended(self, job: Job, queue: Queue, heartbeat_ttl: int) -> None:
+        """As RQ does, but send no last heartbeat: that would recreate part of a job gone from Redis."""
+        job.ended_at = now()
+
+    def run_maintenance_tasks(self) -> None:
+        """Do nothing: the heartbeat thread cleans the queues, also while a job runs."""
+        self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ declares it None
+
+    def show_state(self, *, busy: bool) -> None:
+        """Tell `rq info` whether this worker is busy."""
+        state = WorkerStatus.BUSY if busy else WorkerStatus.IDLE
+        if self.get_state() != state:
+            self.set_state(state)
