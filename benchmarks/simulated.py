@@ -1,0 +1,385 @@
+"""A cluster of workers that sleep instead of computing: how well the queue side keeps many of them busy.
+
+    python -m benchmarks.simulated --workers 1 8 32 64 --kill-every 10
+    python -m benchmarks.simulated --workers 8 --chunk-seconds 0.25 --kill-after 10
+
+Claims, leases, heartbeats, pipeline and results are those of every ScoringWorker; only the models are
+replaced. For each number of workers it prints and plots the chunks finished in each second, and prints their
+share of the ideal, in which no live worker ever waits. A killed worker is not replaced without ``--replace``.
+
+The workers are forked from one process that has imported their modules, so that 64 of them start in seconds
+on two cores. To start one by hand: ``rq worker rankmill --serializer json --worker-class
+benchmarks.simulated.SimulatedWorker``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import redis
+
+from benchmarks.cluster import valkey, wait_until
+from jobs import keys
+from jobs.runtime.settings import WorkerSettings
+from jobs.spec import ScoreSpec
+from jobs.store.worker_report import queue_workers
+from producer import Client
+from workers import assembly
+from workers.models.loading import Loaded, Model
+from workers.models.tokens import Batch, Tokens
+from workers.worker import ScoringWorker
+
+SECONDS = "RANKMILL_SIMULATED_SECONDS"
+"""Environment variable: how long a simulated forward of 1,000 pairs takes; default 1."""
+
+TOKENS = 16
+"""Tokens of every simulated pair: a batch of the default token budget holds 128 pairs."""
+
+_MODULES = [
+    "benchmarks.cluster",
+    "producer",
+    "rq.cli.cli",
+    "workers.assembly",
+    "workers.health",
+    "workers.worker",
+]
+"""What the workers import, but this module, which runs as ``__main__``."""
+
+WARM_UP = 3.0
+"""Seconds at the start of a run that are not measured."""
+
+SAMPLE = 0.1
+"""Seconds between two looks at the number of finished chunks."""
+
+
+class SimulatedWorker(ScoringWorker):
+    """A ScoringWorker whose forward sleeps; a score depends on the two texts alone (`simulated_score`)."""
+
+    def _prepare(self, settings: WorkerSettings) -> None:
+        assembly.load = _load
+        budget = (
+            2048 if settings.token_budget == "auto" else settings.token_budget
+        )  # it searches no better one
+        super()._prepare(settings.model_copy(update={"device": "cpu", "threads": 1, "token_budget": budget}))
+
+
+def simulated_score(query: str, passage: str) -> float:
+    """The score that a SimulatedWorker gives a pair, from 0 to 1."""
+    return (zlib.crc32(passage.encode(), zlib.crc32(query.encode())) & 0xFFFF) / 0xFFFF
+
+
+class _Tokenizer:
+    """Makes pairs of `TOKENS` tokens, the first of which is the score."""
+
+    pad_id = 0
+
+    def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:
+        ids = np.zeros((len(queries), TOKENS), np.int64)
+        ids[:, 0] = [round(simulated_score(*pair) * 0xFFFF) for pair in zip(queries, passages, strict=True)]
+        return Tokens(ids.ravel(), None, np.arange(len(queries) + 1) * TOKENS)
+
+
+@dataclass(frozen=True)
+class _Pending:
+    logits: np.ndarray
+
+    def result(self) -> np.ndarray:
+        return self.logits
+
+
+@dataclass(frozen=True)
+class _Backend:
+    """Sleeps for each batch in proportion to its rows."""
+
+    precision: str
+    seconds: float
+    name: str = "simulated"
+    device: str = "cpu"
+    depth: int = 1
+    bytes: int = 0
+
+    def submit(self, batch: Batch) -> _Pending:
+        time.sleep(len(batch.ids) * self.seconds / 1000)
+        return _Pending((batch.ids[:, 0] / 0xFFFF).astype(np.float32))
+
+
+class _SimulatedModel(Loaded):
+    """Like a loaded model, for any spec."""
+
+    def model(self, spec: ScoreSpec) -> Model:
+        return Model(spec.model, self.tokenizer, self.backend, lambda logits: logits, None)
+
+
+def _load(spec: ScoreSpec, device: str, backend: str, cache_dir: str) -> Loaded:
+    """In the place of `workers.models.loading.load`."""
+    precision = "fp32" if spec.precision == "auto" else spec.precision
+    sleeper: Any = _Backend(precision, float(os.environ.get(SECONDS, "1")))
+    return _SimulatedModel(None, _Tokenizer(), sleeper, "identity", None)
+
+
+@dataclass
+class SimulatedCluster:
+    """A server, and SimulatedWorkers on queue ``rankmill``, which can be killed one by one."""
+
+    url: str
+    folder: Path
+    environ: Mapping[str, str]
+    workers: dict[str, BaseProcess] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        self.client: Any = redis.Redis.from_url(self.url)
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(_MODULES)
+
+    def start(self, workers: int = 1) -> None:
+        """Start workers, and wait until they listen."""
+        for _ in range(workers):
+            name = f"simulated-{next(self.numbers)}"
+            options = (self.url, name, self.folder / "workers.log", dict(self.environ))
+            self.workers[name] = self._context.Process(target=_work, args=options, name=name)
+            self.workers[name].start()
+        wait_until(lambda: self.workers.keys() <= queue_workers(self.client, "rankmill").scoring)
+
+    def kill(self, rng: random.Random) -> str:
+        """SIGKILL a worker; returns its name."""
+        name = rng.choice(sorted(self.workers))
+        process = self.workers.pop(name)
+        process.kill()
+        process.join()
+        return name
+
+    def stop(self) -> None:
+        """End all workers at once."""
+        while self.workers:
+            self.kill(random.Random(0))
+
+
+@contextmanager
+def simulated_cluster(
+    workers: int, seconds: float, environ: Mapping[str, str] | None = None
+) -> Iterator[SimulatedCluster]:
+    """A server and `workers` SimulatedWorkers that take `seconds` for 1,000 pairs; all end with the block."""
+    own = {SECONDS: str(seconds), "RANKMILL_METRICS_ADDRESS": "none", **(environ or {})}
+    with tempfile.TemporaryDirectory() as name, valkey() as url:
+        cluster = SimulatedCluster(url, Path(name), own)
+        try:
+            cluster.start(workers)
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+def _work(url: str, name: str, log: Path, environ: Mapping[str, str]) -> None:
+    """RQ's own command line, in a forked process."""
+    os.environ.update(environ)
+    with log.open("ab") as out:
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+    sys.argv = ["rq", "worker", "rankmill", "--url", url, "--name", name, "--serializer", "json"]
+    sys.argv += ["--worker-class", f"benchmarks.simulated.{SimulatedWorker.__name__}"]
+    from rq.cli.cli import main
+
+    main()
+
+
+@dataclass
+class Flow:
+    """How the chunks of a run were finished; times are in seconds since the run began.
+
+    ``samples`` are ``(time, chunks finished, live workers)``, ``kills`` the times of the SIGKILLs, and
+    ``server_cpu`` is the CPU time (s) of the server.
+    """
+
+    workers: int
+    chunk_seconds: float
+    samples: list[tuple[float, int, int]] = field(default_factory=list)
+    kills: list[float] = field(default_factory=list)
+    server_cpu: float = 0.0
+
+    def finished(self, since: float, until: float) -> float:
+        """Chunks finished between two times."""
+        times, chunks, _ = zip(*self.samples, strict=True)
+        first, last = np.interp([since, until], times, chunks)
+        return float(last - first)
+
+    @property
+    def end(self) -> float:
+        """Time of the last sample."""
+        return self.samples[-1][0]
+
+    @property
+    def each_second(self) -> list[int]:
+        """Chunks finished in each full second."""
+        return [round(self.finished(second, second + 1)) for second in range(int(self.end))]
+
+    @property
+    def share(self) -> float:
+        """Chunks finished after the warm-up, over those of live workers that never wait."""
+        worked = sum(
+            live * (now - before)
+            for (before, _, _), (now, _, live) in zip(self.samples, self.samples[1:], strict=False)
+            if before >= WARM_UP
+        )
+        since = next(now for now, _, _ in self.samples if now >= WARM_UP)
+        return self.finished(since, self.end) * self.chunk_seconds / worked
+
+    def dip(self, seconds: float = 2.0) -> float:
+        """The speed of the slowest `seconds` after the first kill, over the speed before it."""
+        kill = self.kills[0]
+        before = self.finished(WARM_UP, kill) / (kill - WARM_UP)
+        starts = np.arange(kill, self.end - seconds, SAMPLE)
+        return min(self.finished(start, start + seconds) for start in starts) / seconds / before
+
+
+def measure(
+    workers: int,
+    *,
+    chunk_seconds: float,
+    chunk_size: int = 1000,
+    seconds: float = 30.0,
+    kill_after: float | None = None,
+    kill_every: float | None = None,
+    replace: bool = False,
+    seed: int = 1,
+    environ: Mapping[str, str] | None = None,
+    **settings: Any,
+) -> Flow:
+    """Score an endless run for a time with simulated workers, and kill some of them.
+
+    Parameters
+    ----------
+    workers
+        How many workers there are at the start.
+    chunk_seconds, chunk_size
+        Time that a chunk takes, and its pairs.
+    seconds
+        Length of the run.
+    kill_after, kill_every
+        Seconds until the only kill, or between kills.
+    replace
+        Whether another worker is started after each kill.
+    seed
+        Fixes which workers are killed.
+    environ, settings
+        Further settings of workers, as variables of their environment, and of the producer.
+    """
+    flow = Flow(workers, chunk_seconds)
+    rng = random.Random(seed)
+    with simulated_cluster(workers, chunk_seconds * 1000 / chunk_size, environ) as cluster:
+        client = Client(cluster.url, model="demo", chunk_size=chunk_size, **settings)
+        until = time.monotonic() + seconds
+        before = _server_cpu(cluster.client)
+        run = client.submit(_pairs(until))
+        producer = threading.Thread(target=_collect, args=(run, seconds + 1), daemon=True)
+        producer.start()
+        began, due = time.monotonic(), kill_after or kill_every
+        while (now := time.monotonic() - began) < seconds:
+            flow.samples.append((now, _finished(cluster.client, run.id), len(cluster.workers)))
+            if due is not None and now >= due and cluster.workers:
+                cluster.kill(rng)
+                flow.kills.append(now)
+                due = now + kill_every if kill_every else None
+                if replace:
+                    cluster.start()
+            time.sleep(SAMPLE)
+        flow.server_cpu = _server_cpu(cluster.client) - before
+        run.cancel()
+        producer.join()
+    return flow
+
+
+def _pairs(until: float) -> Iterator[tuple[str, str]]:
+    """Distinct pairs, for a time."""
+    for number in count():
+        if number % 1000 == 0 and time.monotonic() > until:
+            return
+        yield f"query {number // 100}", f"passage {number}: far from here, the river meets the sea at night"
+
+
+def _collect(run: Any, seconds: float) -> None:
+    """Take the results of a run as a caller does, until its time is over or it is cancelled."""
+    from jobs.errors import RankmillError
+
+    try:
+        run.scores(timeout=seconds)
+    except (TimeoutError, RankmillError):
+        run.cancel()
+
+
+def _finished(client: Any, run_id: str) -> int:
+    """Results that workers have written for a run so far."""
+    return int(client.xinfo_stream(keys.results(run_id))["entries-added"]) - 1  # one makes the stream
+
+
+def _server_cpu(client: Any) -> float:
+    found = client.info("cpu")
+    return float(found["used_cpu_user"]) + float(found["used_cpu_sys"])
+
+
+def plot(flows: Sequence[Flow], path: Path) -> None:
+    """Chunks finished in each second, one panel for each run."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 0.6 + 1.7 * len(flows)), layout="constrained")
+    for axes, flow in zip(figure.subplots(len(flows), squeeze=False)[:, 0], flows, strict=True):
+        each = flow.each_second
+        axes.step(range(len(each)), each, where="post", color="#c2410c")
+        times, _, live = zip(*flow.samples, strict=True)
+        axes.plot(times, np.array(live) / flow.chunk_seconds, color="#94a3b8", linestyle=":")
+        for kill in flow.kills:
+            axes.axvline(kill, color="black", linewidth=0.8)
+        axes.set_ylim(0)
+        axes.set_ylabel("chunks/s")
+        axes.set_title(f"{flow.workers} workers: {flow.share:.2f} of the ideal", loc="left", fontsize=9)
+    axes.set_xlabel("seconds; dotted: the ideal of the live workers; lines: SIGKILLs")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def main() -> None:
+    """Measure, print and plot."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 8, 32, 64])
+    parser.add_argument("--chunk-seconds", type=float, default=1.0, help="time that a chunk takes")
+    parser.add_argument("--chunk-size", type=int, default=1000, help="pairs in a chunk")
+    parser.add_argument("--seconds", type=float, default=30, help="length of each run")
+    kills = parser.add_mutually_exclusive_group()
+    kills.add_argument("--kill-after", type=float, metavar="S", help="SIGKILL one worker after S seconds")
+    kills.add_argument("--kill-every", type=float, metavar="S", help="SIGKILL one worker every S seconds")
+    parser.add_argument("--replace", action="store_true", help="start another worker after each kill")
+    parser.add_argument("--seed", type=int, default=1, help="fixes which workers are killed")
+    parser.add_argument("--out", type=Path, default=Path("simulated.svg"), help="the plot, .svg or .png")
+    options = vars(parser.parse_args())
+    out = options.pop("out")
+    flows = []
+    for workers in options.pop("workers"):
+        flows.append(flow := measure(workers, **options))
+        print(f"{workers} workers:", *flow.each_second)
+        cpu = flow.server_cpu / flow.end
+        print(f"  share of the ideal {flow.share:.3f}; the server used {cpu:.3f} of a core")
+        if options["kill_after"]:
+            print(f"  slowest 2 s window after over before: {flow.dip():.2f}", flush=True)
+    plot(flows, out)
+
+
+if __name__ == "__main__":
+    main()
