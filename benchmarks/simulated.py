@@ -24,7 +24,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from multiprocessing.process import BaseProcess
@@ -36,11 +36,14 @@ import redis
 
 from benchmarks.cluster import valkey, wait_until
 from jobs import keys
+from jobs.errors import RunCancelled
+from jobs.runtime.hosts import TOKEN_BUDGETS
 from jobs.runtime.settings import WorkerSettings
 from jobs.spec import ScoreSpec
 from jobs.store.worker_report import queue_workers
 from producer import Client
-from workers import assembly
+from producer.client import ScoringRun
+from workers.models import loading
 from workers.models.loading import Loaded, Model
 from workers.models.tokens import Batch, Tokens
 from workers.worker import ScoringWorker
@@ -55,11 +58,11 @@ _MODULES = [
     "benchmarks.cluster",
     "producer",
     "rq.cli.cli",
-    "workers.assembly",
+    "workers.chunks",
     "workers.health",
     "workers.worker",
 ]
-"""What the workers import, but this module, which runs as ``__main__``."""
+"""What the workers import, but this module, which runs as ``__main__``, and the one that takes `_load`."""
 
 WARM_UP = 3.0
 """Seconds at the start of a run that are not measured."""
@@ -72,11 +75,11 @@ class SimulatedWorker(ScoringWorker):
     """A ScoringWorker whose forward sleeps; a score depends on the two texts alone (`simulated_score`)."""
 
     def _prepare(self, settings: WorkerSettings) -> None:
-        assembly.load = _load
-        budget = (
-            2048 if settings.token_budget == "auto" else settings.token_budget
-        )  # it searches no better one
-        super()._prepare(settings.model_copy(update={"device": "cpu", "threads": 1, "token_budget": budget}))
+        loading.load = _load  # workers.assembly, which is imported next, takes it from there
+        fixed: dict[str, object] = {"device": "cpu", "threads": 1}
+        if settings.token_budget == "auto":  # whose search of a better one would sleep for seconds
+            fixed["token_budget"] = TOKEN_BUDGETS["cpu"]
+        super()._prepare(settings.model_copy(update=fixed))
 
 
 def simulated_score(query: str, passage: str) -> float:
@@ -201,7 +204,7 @@ def _work(url: str, name: str, log: Path, environ: Mapping[str, str]) -> None:
 
 @dataclass
 class Flow:
-    """How the chunks of a run were finished; times are in seconds since the run began.
+    """How the chunks of a run were finished; times are in seconds since the first one was.
 
     ``samples`` are ``(time, chunks finished, live workers)``, ``kills`` the times of the SIGKILLs, and
     ``server_cpu`` is the CPU time (s) of the server.
@@ -270,7 +273,7 @@ def measure(
     chunk_seconds, chunk_size
         Time that a chunk takes, and its pairs.
     seconds
-        Length of the run.
+        How long to look, from the first finished chunk on.
     kill_after, kill_every
         Seconds until the only kill, or between kills.
     replace
@@ -284,14 +287,14 @@ def measure(
     rng = random.Random(seed)
     with simulated_cluster(workers, chunk_seconds * 1000 / chunk_size, environ) as cluster:
         client = Client(cluster.url, model="demo", chunk_size=chunk_size, **settings)
-        until = time.monotonic() + seconds
-        before = _server_cpu(cluster.client)
-        run = client.submit(_pairs(until))
-        producer = threading.Thread(target=_collect, args=(run, seconds + 1), daemon=True)
+        run = client.submit(endless_pairs())
+        producer = threading.Thread(target=collect, args=(run,), daemon=True)
         producer.start()
+        wait_until(lambda: finished(cluster.client, run.id))
+        before = _server_cpu(cluster.client)
         began, due = time.monotonic(), kill_after or kill_every
         while (now := time.monotonic() - began) < seconds:
-            flow.samples.append((now, _finished(cluster.client, run.id), len(cluster.workers)))
+            flow.samples.append((now, finished(cluster.client, run.id), len(cluster.workers)))
             if due is not None and now >= due and cluster.workers:
                 cluster.kill(rng)
                 flow.kills.append(now)
@@ -305,25 +308,19 @@ def measure(
     return flow
 
 
-def _pairs(until: float) -> Iterator[tuple[str, str]]:
-    """Distinct pairs, for a time."""
+def endless_pairs() -> Iterator[tuple[str, str]]:
+    """Distinct pairs without end."""
     for number in count():
-        if number % 1000 == 0 and time.monotonic() > until:
-            return
         yield f"query {number // 100}", f"passage {number}: far from here, the river meets the sea at night"
 
 
-def _collect(run: Any, seconds: float) -> None:
-    """Take the results of a run as a caller does, until its time is over or it is cancelled."""
-    from jobs.errors import RankmillError
-
-    try:
-        run.scores(timeout=seconds)
-    except (TimeoutError, RankmillError):
-        run.cancel()
+def collect(run: ScoringRun) -> None:
+    """Take the results of a run, as a caller does, until it is cancelled."""
+    with suppress(RunCancelled):
+        run.scores()
 
 
-def _finished(client: Any, run_id: str) -> int:
+def finished(client: Any, run_id: str) -> int:
     """Results that workers have written for a run so far."""
     return int(client.xinfo_stream(keys.results(run_id))["entries-added"]) - 1  # one makes the stream
 
