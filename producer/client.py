@@ -32,8 +32,9 @@ from jobs.store.runs import RunStore
 from producer.journal import Journal
 from producer.leftovers import Leftovers
 from producer.pairs import cut_pairs
+from producer.splitting import ScoredTable
 from producer.submission import Submission
-from producer.window import ScoredTable
+from producer.window import WindowSize
 
 if TYPE_CHECKING:
     from producer.pairs import Pairs
@@ -142,9 +143,10 @@ class Client:
             rows=rows,
         )
         with about(run=run.id):
-            size = "rows as they come" if rows is None else f"{rows} rows"
-            logger.info("run begins: %s on queue %r, model %s", size, run.queue, run.spec.model)
-        submission = Submission(self.store, run, self._leftovers, tables, columns, settings.window, journal)
+            total = "rows as they come" if rows is None else f"{rows} rows"
+            logger.info("run begins: %s on queue %r, model %s", total, run.queue, run.spec.model)
+        size = WindowSize(settings.window, settings.window_mib << 20)
+        submission = Submission(self.store, run, self._leftovers, tables, columns, size, journal)
         submission.on_wait, submission.deadline = on_wait, deadline
         try:
             if journal:

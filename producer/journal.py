@@ -61,6 +61,11 @@ class Journal:
         self._db.close()
 
     @property
+    def folder(self) -> Path:
+        """The folder that holds the database."""
+        return self._path.parent
+
+    @property
     def rows(self) -> int:
         """Number of rows in the chunks that have a result."""
         return int(self._one("SELECT coalesce(sum(rows), 0) FROM chunks WHERE rows BETWEEN 0 AND 1 << 20"))

@@ -1,4 +1,4 @@
-"""Splitting of chunks that kill their worker: halve them until the fatal row is alone."""
+"""Splitting of chunks that kill their worker, and joining of results to what the caller gets."""
 
 from __future__ import annotations
 
@@ -7,14 +7,31 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from jobs.results import ChunkFailure, ChunkResult, ChunkScores
+from jobs.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
+
+
+@dataclass(frozen=True)
+class ScoredTable:
+    """A part of the input with its scores; ``stats`` is ``None`` if no worker could score it.
+
+    In each row exactly one of score and error is null. ``attempts`` is the number of attempts;
+    ``worker`` made the last one (empty if it is not known).
+    """
+
+    table: pa.Table
+    scores: pa.Array
+    errors: pa.Array
+    stats: ChunkStats | None
+    attempts: int
+    worker: str
 
 
 @dataclass
 class Unit:
     """Rows that one job scores: a whole chunk, or a piece of a chunk.
 
-    ``start`` is the unit's first row within the chunk; ``submits`` counts how often the unit was submitted.
+    ``start`` is the unit's first row within the chunk; ``submits`` counts how often the unit was submitted;
+    ``payload_bytes`` is its size in Redis.
     """
 
     chunk: int
@@ -22,6 +39,7 @@ class Unit:
     start: int = 0
     submits: int = 1
     piece: bool = False
+    payload_bytes: int = 0
 
     def halves(self) -> list[Unit]:
         """Split the unit, of at least two rows, into two pieces."""
@@ -59,3 +77,11 @@ def scores_and_errors(result: ChunkResult, rows: int) -> tuple[pa.Array, pa.Arra
     if isinstance(result, ChunkScores):
         return result.scores, result.errors
     return pa.nulls(rows, pa.float32()), pa.array([result.message] * rows, pa.string())
+
+
+def scored_table(table: pa.Table, result: ChunkResult) -> ScoredTable:
+    """The rows of a chunk with its result."""
+    columns = scores_and_errors(result, len(table))
+    if isinstance(result, ChunkScores):
+        return ScoredTable(table, *columns, result.stats, result.stats.attempt, result.stats.worker)
+    return ScoredTable(table, *columns, None, result.attempts, result.worker)

@@ -1,4 +1,4 @@
-"""A run on the producer's side: submit chunks within a window, collect their results in order."""
+"""A run on the producer's side: submit chunks within a window, collect their results, yield them in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 from jobs import keys
 from jobs.errors import RunCancelled, RunFailed
 from jobs.job import Payload
-from jobs.results import BadResult, ChunkFailure, ChunkResult, ChunkScores
+from jobs.results import BadResult, ChunkResult, ChunkScores
 from jobs.run import Run
 from jobs.runtime import tracing
 from jobs.runtime.hosts import cores
@@ -24,8 +24,8 @@ from jobs.store.runs import RunStore
 from jobs.wire import encode_pairs
 from producer.journal import Journal
 from producer.leftovers import Leftovers
-from producer.splitting import Unit
-from producer.window import InFlight, ScoredTable, Window
+from producer.splitting import ScoredTable, Unit
+from producer.window import Window, WindowSize
 
 _POLL_SECONDS = 0.5
 """Longest wait for a result before the deadline and the caller's `on_wait` are checked again."""
@@ -34,7 +34,7 @@ _ENCODERS = 8
 """Most threads that encode and compress chunks; Arrow releases Python's lock meanwhile."""
 
 _SWEEP_SECONDS = 10
-"""After this time without a result, check that the jobs of the chunks in flight still exist."""
+"""After waiting so long for a chunk, check that the jobs of all chunks in Redis still exist."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 class Submission:
     """Submits the chunks of a run and yields its scored tables in input order.
 
-    It works while the caller iterates `tables`: it submits chunks when the window has room, so neither
-    Redis nor this process ever holds more than `window` chunks.
+    It works while the caller iterates `tables`: it submits chunks when the window has room, so Redis never
+    holds more than `window` chunks. Finished chunks that wait for an earlier one are in memory or on disk.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Submission:
     columns
         Names of the query and passage columns in them.
     window
-        Most chunks in flight.
+        Most chunks in Redis without a result.
     journal
         Stores each result before Redis deletes it. A chunk whose result is already in the journal is
         not submitted.
@@ -69,7 +69,7 @@ class Submission:
         leftovers: Leftovers,
         source: Iterator[pa.Table],
         columns: tuple[str, str],
-        window: int,
+        window: WindowSize,
         journal: Journal | None = None,
     ) -> None:
         self.run = run
@@ -83,6 +83,7 @@ class Submission:
         self._span = tracing.begin("run", run=run.id, model=run.spec.model, queue=run.queue)
         self._journal = journal
         self._window = Window(run, source, window, journal, self._span)
+        self._waits_since = self._collected = time.monotonic()
         self._entries: list[str] = []
         """Ids of stream entries that were collected and are still in Redis."""
         self._cancelled = False
@@ -113,18 +114,25 @@ class Submission:
             `deadline` has passed; call again to go on.
         """
         window = self._window
-        while True:
-            if window.wants_chunks():
-                self.fill()
-            if window.next is None:
-                self._leftovers.remove(self.run, window.answered)
-                self._span.end()
-                with about(run=self.run.id):
-                    done = window.notes.progress
-                    logger.info("run complete: %d rows, %d without a score", done.rows, done.row_errors)
-                return
-            self._wait_for(window.next)
-            yield window.take()
+        try:
+            while not window.done:
+                if window.wants_chunks():
+                    self.fill()
+                if not window.ready:
+                    self._wait()
+                    continue
+                self._keep_up()
+                yield window.take()
+                self._waits_since = time.monotonic()
+        except (RunFailed, RunCancelled):
+            window.close()
+            raise
+        window.close()
+        self._leftovers.remove(self.run, window.answered)
+        self._span.end()
+        with about(run=self.run.id):
+            done = window.notes.progress
+            logger.info("run complete: %d rows, %d without a score", done.rows, done.row_errors)
 
     def fill(self) -> None:
         """Submit chunks until the window is full or the source is empty."""
@@ -142,30 +150,36 @@ class Submission:
         self._cancelled = True
         self._leftovers.remove(self.run, {*self._window.units, *self._window.answered})
 
-    def _wait_for(self, chunk: InFlight) -> None:
-        """Collect results until `chunk` has one; a fatal failure ends the run."""
-        quiet_since = time.monotonic()
-        while chunk.result is None:
-            self._look_around()
-            with self._at_redis():
-                if self._collect():
-                    quiet_since = time.monotonic()
-                elif time.monotonic() - quiet_since > _SWEEP_SECONDS:
-                    self._sweep()
-                    quiet_since = time.monotonic()
-        if isinstance(chunk.result, ChunkFailure) and chunk.result.fatal:
+    def _wait(self) -> None:
+        """Collect results, waiting a little for the first; a fatal failure ends the run."""
+        if self._window.done:
+            return
+        self._look_around()
+        with self._at_redis():
+            self._collect(_POLL_SECONDS)
+            if time.monotonic() - self._waits_since > _SWEEP_SECONDS:
+                self._sweep()
+                self._waits_since = time.monotonic()
+        if self._window.fatal:
             self.cancel()
-            raise RunFailed(chunk.result.message)
+            raise RunFailed(self._window.fatal.message)
 
-    def _collect(self) -> bool:
-        """Collect the results that have arrived; return whether there were any."""
-        entries = self._store.results(self.run, after=self._last_entry, block_ms=int(_POLL_SECONDS * 1000))
+    def _keep_up(self) -> None:
+        """Collect what is there now and then, while finished chunks are handed to the caller."""
+        if self._window.units and time.monotonic() - self._collected > _POLL_SECONDS:
+            with self._at_redis():
+                self._collect(0)
+
+    def _collect(self, seconds: float) -> None:
+        """Collect the results that have arrived, waiting up to `seconds` for the first."""
+        self._collected = time.monotonic()
+        entries = self._store.results(self.run, after=self._last_entry, block_ms=int(seconds * 1000))
         if not entries:
             if self._store.was_cancelled(self.run):
                 logger.warning("run cancelled by somebody else")
                 self.cancel()
             self._check_cancelled()
-            return False
+            return
         found = [self._vetted(result) for _, result in entries]
         bad = [result for result in found if isinstance(result, BadResult)]
         halves = self._window.accept([result for result in found if not isinstance(result, BadResult)])
@@ -176,7 +190,6 @@ class Submission:
             self._send(halves)
         if bad:
             self._refuse(bad)
-        return True
 
     def _vetted(self, result: ChunkResult | BadResult) -> ChunkResult | BadResult:
         """Return the result if it fits its chunk and the run's precision, or else a `BadResult`."""
@@ -212,7 +225,7 @@ class Submission:
     def _sweep(self) -> None:
         """Submit chunks again whose jobs are missing in Redis; give up those without an attempt left."""
         lost = self._store.missing(self.run, list(self._window.units))
-        self._collect()  # a job may have finished, and so be missing, since results were last collected
+        self._collect(_POLL_SECONDS)  # a missing job may have finished meanwhile
         if lost := [number for number in lost if number in self._window.units]:
             logger.warning("Redis has lost %d chunks", len(lost))
         self._submit_again(dict.fromkeys(lost, "it was lost"))
@@ -232,8 +245,10 @@ class Submission:
             self._store.settle(self.run, self._precision)
 
     def _send(self, units: dict[int, Unit]) -> None:
-        self._window.units |= units
         payloads = self._payloads(units)
+        for number, payload in payloads.items():
+            units[number].payload_bytes = len(payload.pairs)
+        self._window.sent(units)
         try:
             self._store.enqueue(self.run, payloads)
         finally:

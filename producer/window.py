@@ -1,4 +1,4 @@
-"""The chunks of a run that are in flight: their position in the input, their pieces, their results."""
+"""The chunks of a run between the input and the caller: in Redis, or finished and waiting for their turn."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from dataclasses import dataclass, field
 from itertools import count
 
 import pyarrow as pa
-from opentelemetry.trace import INVALID_SPAN, Span
+from opentelemetry.trace import Span
 
 from jobs import keys
-from jobs.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
+from jobs.results import ChunkFailure, ChunkResult, ChunkScores
 from jobs.run import Run
 from jobs.runtime import tracing
 from jobs.runtime.logs import about
 from producer.journal import Journal
 from producer.notes import Notes
-from producer.splitting import Unit, join, scores_and_errors
+from producer.splitting import ScoredTable, Unit, join, scored_table
+from producer.spool import Spool
 
 _REFILL_SHARE = 4
-"""While results are ready for the caller, chunks are submitted when 1/4 of the window is free."""
+"""Chunks are submitted when 1/4 of the window is free."""
 
 FIRST_PIECE = 1 << 40
 """Number of the first piece of a chunk; no run has so many chunks."""
@@ -28,35 +29,29 @@ FIRST_PIECE = 1 << 40
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ScoredTable:
-    """A part of the input with its scores; ``stats`` is ``None`` if no worker could score it.
+@dataclass
+class WindowSize:
+    """Most units of a run that are in Redis without a result: their number, and bytes of their payloads."""
 
-    In each row exactly one of score and error is null. ``attempts`` is the number of attempts;
-    ``worker`` made the last one (empty if it is not known).
-    """
-
-    table: pa.Table
-    scores: pa.Array
-    errors: pa.Array
-    stats: ChunkStats | None
-    attempts: int
-    worker: str
+    chunks: int
+    payload_bytes: int
 
 
 @dataclass
 class InFlight:
-    """A chunk, from row ``start`` of the input, that is submitted and not yet returned to the caller."""
+    """A chunk, from row ``start`` of the input, that has no result yet, and the results of its pieces."""
 
     table: pa.Table
     start: int
-    span: Span = INVALID_SPAN
-    result: ChunkResult | None = None
+    span: Span
     parts: list[tuple[Unit, ChunkResult]] = field(default_factory=list)
 
 
 class Window:
-    """Holds at most `size` chunks of a run, in input order. It does not use Redis.
+    """The chunks of a run between the input and the caller. It does not use Redis.
+
+    It holds at most `size` units without a result. Chunks with a result wait in a spool until all chunks
+    before them are taken, so a late chunk keeps no other from being scored.
 
     Parameters
     ----------
@@ -65,7 +60,7 @@ class Window:
     source
         Tables to score, one chunk each.
     size
-        Most chunks in flight.
+        Most units without a result, in number and in bytes of payload.
     journal
         Stores the results. A chunk whose result is already in the journal gets it from there.
     span
@@ -73,7 +68,7 @@ class Window:
     """
 
     def __init__(
-        self, run: Run, source: Iterator[pa.Table], size: int, journal: Journal | None, span: Span
+        self, run: Run, source: Iterator[pa.Table], size: WindowSize, journal: Journal | None, span: Span
     ) -> None:
         self._run = run
         self._source = source
@@ -81,47 +76,74 @@ class Window:
         self._journal = journal
         self._span = span
         self._in_flight: dict[int, InFlight] = {}
+        self._finished = Spool(journal.folder if journal else None)
         self._piece_numbers = count(FIRST_PIECE)
         self._cut = 0
         self._cut_rows = 0
         self._taken = 0
         self._exhausted = False
+        self._payload_share = 1.0
+        """Bytes of payload for a byte of a table, as last seen."""
         self.notes = Notes()
         self.units: dict[int, Unit] = {}
         """Units that have a job and no result yet, by the chunk number in the job."""
         self.answered: list[int] = []
         """Numbers of the units that have a result; the caller empties the list."""
+        self.fatal: ChunkFailure | None = None
+        """Why no chunk of the run can be scored."""
 
     @property
-    def next(self) -> InFlight | None:
-        """The next chunk in input order; ``None`` if no chunk is in flight."""
-        return self._in_flight.get(self._taken)
+    def ready(self) -> bool:
+        """Whether the next chunk in input order has its result."""
+        return self._taken in self._finished
+
+    @property
+    def done(self) -> bool:
+        """Whether all chunks are taken."""
+        return self._exhausted and self._taken == self._cut
 
     def wants_chunks(self) -> bool:
-        """Whether to submit chunks now: several at once, which costs less, unless the caller must wait."""
-        room = self._size - len(self._in_flight)
-        return self.next is None or self.next.result is None or room >= self._size // _REFILL_SHARE
+        """Whether to submit chunks now: several at once, which costs less."""
+        if self._exhausted or self._finished.full:
+            return False
+        free = self._size.chunks - len(self.units)
+        return free >= max(self._size.chunks // _REFILL_SHARE, 1) and self._payload < self._size.payload_bytes
 
     def fill(self) -> dict[int, Unit]:
         """Cut chunks until the window is full or the source is empty; return the units to submit."""
         fresh: dict[int, Unit] = {}
-        while not self._exhausted and len(self._in_flight) < self._size:
+        payload = self._payload
+        for _ in range(self._size.chunks):  # results from the journal take no room, but time
+            full = len(self.units) + len(fresh) >= self._size.chunks or payload >= self._size.payload_bytes
+            if full or self._finished.full or (self.ready and self._finished.memory_is_full):
+                break
             table = next(self._source, None)
             if table is None:
                 self._exhausted = True
                 break
             known = self._journal.get(self._cut, len(table)) if self._journal else None
-            chunk = InFlight(table, self._cut_rows)
-            self._in_flight[self._cut] = chunk
             if known:
-                chunk.result = known
-                self.notes.add(chunk.start, len(table), chunk.result, fresh=False)
+                self.notes.add(self._cut_rows, len(table), known, fresh=False)
+                self._finished.put(self._cut, scored_table(table, known))
             else:
-                chunk.span = tracing.begin("chunk", self._span, chunk=self._cut, rows=len(table))
+                span = tracing.begin("chunk", self._span, chunk=self._cut, rows=len(table))
+                self._in_flight[self._cut] = InFlight(table, self._cut_rows, span)
                 fresh[self._cut] = Unit(self._cut, table)
+                payload += int(table.nbytes * self._payload_share)
             self._cut += 1
             self._cut_rows += len(table)
         return fresh
+
+    def sent(self, units: Mapping[int, Unit]) -> None:
+        """Take note of units that are submitted, with the sizes of their payloads."""
+        self.units |= units
+        tables = sum(unit.table.nbytes for unit in units.values())
+        self._payload_share = sum(unit.payload_bytes for unit in units.values()) / max(tables, 1)
+
+    @property
+    def _payload(self) -> int:
+        """Bytes of the units without a result."""
+        return sum(unit.payload_bytes for unit in self.units.values())
 
     def trace(self, unit: Unit) -> Mapping[str, str]:
         """The trace to which a unit's job belongs."""
@@ -137,7 +159,7 @@ class Window:
                 continue  # a second result with the same scores, or not a chunk of this run
             self.answered.append(result.chunk)
             if isinstance(result, ChunkFailure) and result.fatal:
-                self._in_flight[self._taken].result = result  # fail now, without those before it
+                self.fatal = result
                 continue
             self._log(result, unit)
             if isinstance(result, ChunkFailure) and result.died and len(unit.table) > 1:
@@ -146,9 +168,11 @@ class Window:
             chunk = self._in_flight[unit.chunk]
             chunk.parts.append((unit, result))
             if sum(len(part.table) for part, _ in chunk.parts) == len(chunk.table):
-                chunk.result = join(unit.chunk, chunk.parts)
-                self.notes.add(chunk.start, len(chunk.table), chunk.result)
-                finished[unit.chunk] = len(chunk.table), chunk.result
+                del self._in_flight[unit.chunk]
+                whole = join(unit.chunk, chunk.parts)
+                self.notes.add(chunk.start, len(chunk.table), whole)
+                finished[unit.chunk] = len(chunk.table), whole
+                self._finished.put(unit.chunk, scored_table(chunk.table, whole))
                 chunk.span.end()
         self.units |= halves
         if self._journal:
@@ -171,15 +195,12 @@ class Window:
 
     def take(self) -> ScoredTable:
         """Remove and return the next chunk, which must have its result."""
-        chunk = self._in_flight.pop(self._taken)
         self._taken += 1
-        result = chunk.result
-        assert result is not None
-        columns = scores_and_errors(result, len(chunk.table))
-        if isinstance(result, ChunkScores):
-            stats = result.stats
-            return ScoredTable(chunk.table, *columns, stats, stats.attempt, stats.worker)
-        return ScoredTable(chunk.table, *columns, None, result.attempts, result.worker)
+        return self._finished.take(self._taken - 1)
+
+    def close(self) -> None:
+        """Drop what waits for its turn."""
+        self._finished.close()
 
     def _log(self, result: ChunkResult, unit: Unit) -> None:
         """Log the result of a job, but not its error messages: they may contain text of the input."""

@@ -24,7 +24,8 @@ from producer.files.readers import TextColumns
 from producer.files.sink import ScoredFile, check_target
 from producer.files.source import Source, open_source
 from producer.files.workspace import Workspace
-from producer.window import FIRST_PIECE, ScoredTable
+from producer.splitting import ScoredTable
+from producer.window import FIRST_PIECE
 from rankmill.progress import ProgressView, progress_view
 from rankmill.session import Session
 

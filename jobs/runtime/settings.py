@@ -111,6 +111,7 @@ class Settings(WorkerSettings):
     queue: str = Field(min_length=1)
     chunk_size: int = Field(ge=1, le=MAX_CHUNK_ROWS)
     window: int = Field(ge=1)
+    window_mib: int = Field(ge=1)
     run_ttl: int = Field(ge=60)
     max_retries: int = Field(ge=0)
     workers: Count

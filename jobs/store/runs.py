@@ -154,7 +154,7 @@ class RunStore:
         Each is complete and of the right types, or is a `BadResult`. The caller checks whether the run
         has such a chunk, and whether the number of rows is right.
         """
-        reply = self.redis.xread({keys.results(run.id): after}, block=block_ms)
+        reply = self.redis.xread({keys.results(run.id): after}, block=block_ms or None)
         return [
             (entry.decode(), read_entry(fields))
             for _, entries in _streams(reply)

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from jobs.errors import InputError, OutputError
 from producer.files.workspace import sync
-from producer.window import ScoredTable
+from producer.splitting import ScoredTable
 
 ROW_GROUP_ROWS = 65_536
 _ROW_GROUP_BYTES = 64 << 20

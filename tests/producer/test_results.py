@@ -24,8 +24,9 @@ from jobs.wire import encode_scores
 from producer import Client
 from producer.journal import Journal
 from producer.leftovers import Leftovers
+from producer.splitting import ScoredTable
 from producer.submission import Submission
-from producer.window import ScoredTable
+from producer.window import WindowSize
 from tests.conftest import Server, StartWorker
 
 ROWS, CHUNKS = 4, 3
@@ -87,7 +88,7 @@ def scored(
     run = store.create(ScoreSpec(model="m"), queue="q", ttl=100, max_retries=max_retries)
     table = pa.table({"query": ["q"] * ROWS, "passage": ["p"] * ROWS})
     tables, columns = iter([table] * CHUNKS), ("query", "passage")
-    submission = Submission(store, run, Leftovers(store), tables, columns, 8, journal)
+    submission = Submission(store, run, Leftovers(store), tables, columns, WindowSize(8, 1 << 20), journal)
     attempts: dict[int, int] = {}
 
     def work() -> None:
