@@ -70,6 +70,11 @@ def worker(name: str) -> str:
     return f"{PREFIX}:worker:{name}"
 
 
+def capacity(queue: str) -> str:
+    """String: what the live workers of a queue claim ahead, as JSON."""
+    return f"{PREFIX}:queue:{queue}:capacity"
+
+
 def job_id(run_id: str, chunk: int) -> str:
     """RQ's id of the job that scores a chunk."""
     return f"{run_id}-{chunk}"

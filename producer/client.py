@@ -32,9 +32,9 @@ from jobs.store.runs import RunStore
 from producer.journal import Journal
 from producer.leftovers import Leftovers
 from producer.pairs import cut_pairs
+from producer.sizing import WindowSize
 from producer.splitting import ScoredTable
 from producer.submission import Submission
-from producer.window import WindowSize
 
 if TYPE_CHECKING:
     from producer.pairs import Pairs

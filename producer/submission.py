@@ -24,11 +24,15 @@ from jobs.store.runs import RunStore
 from jobs.wire import encode_pairs
 from producer.journal import Journal
 from producer.leftovers import Leftovers
+from producer.sizing import WindowSize
 from producer.splitting import ScoredTable, Unit
-from producer.window import Window, WindowSize
+from producer.window import Window
 
 _POLL_SECONDS = 0.5
 """Longest wait for a result before the deadline and the caller's `on_wait` are checked again."""
+
+_FOLLOW_SECONDS = 1
+"""Time between two looks at what the workers of the queue claim ahead."""
 
 _ENCODERS = 8
 """Most threads that encode and compress chunks; Arrow releases Python's lock meanwhile."""
@@ -82,6 +86,8 @@ class Submission:
         self._columns = columns
         self._span = tracing.begin("run", run=run.id, model=run.spec.model, queue=run.queue)
         self._journal = journal
+        self._size = window
+        self._followed = -math.inf
         self._window = Window(run, source, window, journal, self._span)
         self._waits_since = self._collected = time.monotonic()
         self._entries: list[str] = []
@@ -98,6 +104,7 @@ class Submission:
         self._precision = first.precision if first else None
         with self._at_redis():
             self._restore()
+            self._follow_workers()
 
     def tables(self) -> Iterator[ScoredTable]:
         """Yield every table of the source with its scores, in order.
@@ -137,8 +144,10 @@ class Submission:
     def fill(self) -> None:
         """Submit chunks until the window is full or the source is empty."""
         self._check_cancelled()
-        fresh = self._window.fill()
-        if fresh:
+        while self._window.wants_chunks():
+            fresh = self._window.fill()
+            if not fresh:  # results from the journal; look around before the next
+                return
             with self._at_redis():
                 self._send(fresh)
 
@@ -156,7 +165,8 @@ class Submission:
             return
         self._look_around()
         with self._at_redis():
-            self._collect(_POLL_SECONDS)
+            self._collect(0 if self._window.wants_chunks() else _POLL_SECONDS)
+            self._follow_workers()
             if time.monotonic() - self._waits_since > _SWEEP_SECONDS:
                 self._sweep()
                 self._waits_since = time.monotonic()
@@ -169,6 +179,14 @@ class Submission:
         if self._window.units and time.monotonic() - self._collected > _POLL_SECONDS:
             with self._at_redis():
                 self._collect(0)
+                self._follow_workers()
+
+    def _follow_workers(self) -> None:
+        """Look now and then at what the workers of the queue claim ahead."""
+        now = time.monotonic()
+        if self._size.follows_workers and now - self._followed > _FOLLOW_SECONDS:
+            self._followed = now
+            self._size.follow(self._store.capacity(self.run.queue), self._window.chunk_rows)
 
     def _collect(self, seconds: float) -> None:
         """Collect the results that have arrived, waiting up to `seconds` for the first."""

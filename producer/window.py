@@ -17,24 +17,17 @@ from jobs.runtime import tracing
 from jobs.runtime.logs import about
 from producer.journal import Journal
 from producer.notes import Notes
+from producer.sizing import WindowSize
 from producer.splitting import ScoredTable, Unit, join, scored_table
 from producer.spool import Spool
 
-_REFILL_SHARE = 4
-"""Chunks are submitted when 1/4 of the window is free."""
+_AT_ONCE = 64
+"""Most chunks that are cut at once."""
 
 FIRST_PIECE = 1 << 40
 """Number of the first piece of a chunk; no run has so many chunks."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class WindowSize:
-    """Most units of a run that are in Redis without a result: their number, and bytes of their payloads."""
-
-    chunks: int
-    payload_bytes: int
 
 
 @dataclass
@@ -50,8 +43,8 @@ class InFlight:
 class Window:
     """The chunks of a run between the input and the caller. It does not use Redis.
 
-    It holds at most `size` units without a result. Chunks with a result wait in a spool until all chunks
-    before them are taken, so a late chunk keeps no other from being scored.
+    It holds no more units without a result than `size` allows. Chunks with a result wait in a spool until
+    all chunks before them are taken, so a late chunk keeps no other from being scored.
 
     Parameters
     ----------
@@ -60,7 +53,7 @@ class Window:
     source
         Tables to score, one chunk each.
     size
-        Most units without a result, in number and in bytes of payload.
+        Most units without a result.
     journal
         Stores the results. A chunk whose result is already in the journal gets it from there.
     span
@@ -85,6 +78,8 @@ class Window:
         self._payload_share = 1.0
         """Bytes of payload for a byte of a table, as last seen."""
         self.notes = Notes()
+        self.chunk_rows = 0
+        """Rows of the largest chunk so far."""
         self.units: dict[int, Unit] = {}
         """Units that have a job and no result yet, by the chunk number in the job."""
         self.answered: list[int] = []
@@ -103,19 +98,18 @@ class Window:
         return self._exhausted and self._taken == self._cut
 
     def wants_chunks(self) -> bool:
-        """Whether to submit chunks now: several at once, which costs less."""
-        if self._exhausted or self._finished.full:
+        """Whether to submit chunks now."""
+        if self._exhausted or self._finished.full or (self.ready and self._finished.memory_is_full):
             return False
-        free = self._size.chunks - len(self.units)
-        return free >= max(self._size.chunks // _REFILL_SHARE, 1) and self._payload < self._size.payload_bytes
+        return self._size.wants_more(self.units.values())
 
     def fill(self) -> dict[int, Unit]:
-        """Cut chunks until the window is full or the source is empty; return the units to submit."""
+        """Cut chunks until the window is full, or there are several; return the units to submit."""
         fresh: dict[int, Unit] = {}
-        payload = self._payload
-        for _ in range(self._size.chunks):  # results from the journal take no room, but time
-            full = len(self.units) + len(fresh) >= self._size.chunks or payload >= self._size.payload_bytes
-            if full or self._finished.full or (self.ready and self._finished.memory_is_full):
+        rows = sum(len(unit.table) for unit in self.units.values())
+        payload = sum(unit.payload_bytes for unit in self.units.values())
+        for _ in range(_AT_ONCE):
+            if self._size.is_full(len(self.units) + len(fresh), rows, payload) or self._finished.full:
                 break
             table = next(self._source, None)
             if table is None:
@@ -129,7 +123,9 @@ class Window:
                 span = tracing.begin("chunk", self._span, chunk=self._cut, rows=len(table))
                 self._in_flight[self._cut] = InFlight(table, self._cut_rows, span)
                 fresh[self._cut] = Unit(self._cut, table)
+                rows += len(table)
                 payload += int(table.nbytes * self._payload_share)
+            self.chunk_rows = max(self.chunk_rows, len(table))
             self._cut += 1
             self._cut_rows += len(table)
         return fresh
@@ -139,11 +135,6 @@ class Window:
         self.units |= units
         tables = sum(unit.table.nbytes for unit in units.values())
         self._payload_share = sum(unit.payload_bytes for unit in units.values()) / max(tables, 1)
-
-    @property
-    def _payload(self) -> int:
-        """Bytes of the units without a result."""
-        return sum(unit.payload_bytes for unit in self.units.values())
 
     def trace(self, unit: Unit) -> Mapping[str, str]:
         """The trace to which a unit's job belongs."""

@@ -200,7 +200,12 @@ def count_chunk(outcome: str, submitted: datetime | None = None) -> None:
 
 
 def report(
-    *, device: str, started: float, metrics_url: str | None, refusals: Callable[[], tuple[str, ...]]
+    *,
+    device: str,
+    started: float,
+    metrics_url: str | None,
+    claim_ahead: int,
+    refusals: Callable[[], tuple[str, ...]],
 ) -> WorkerReport:
     """The worker's report, from the same metrics that Prometheus reads."""
     found = {
@@ -218,6 +223,7 @@ def report(
         started=started,
         beat=time.time(),
         metrics_url=metrics_url,
+        claim_ahead=claim_ahead,
         refusals=refusals(),
         models=tuple(sorted({key[1] for key in found if key[0] == "rankmill_model_info"})),
         resident_bytes=whole("process_resident_memory_bytes"),

@@ -196,6 +196,7 @@ class ScoringWorker(LeasedWorker):
             device=parts.device,
             started=time.time(),
             metrics_url=url,
+            claim_ahead=parts.claim_ahead,
             refusals=parts.scorer.refusals.reasons,
         )
         self._heartbeat = Heartbeat(

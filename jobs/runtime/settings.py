@@ -110,7 +110,7 @@ class Settings(WorkerSettings):
     redis_url: str | None
     queue: str = Field(min_length=1)
     chunk_size: int = Field(ge=1, le=MAX_CHUNK_ROWS)
-    window: int = Field(ge=1)
+    window: Count
     window_mib: int = Field(ge=1)
     run_ttl: int = Field(ge=60)
     max_retries: int = Field(ge=0)

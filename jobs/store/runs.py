@@ -23,6 +23,7 @@ from jobs.job import Payload, job_data
 from jobs.results import BadResult, ChunkResult, read_entry, to_entry
 from jobs.run import Progress, RowError, Run, new_run, read_run
 from jobs.spec import ScoreSpec
+from jobs.store.capacity import Capacity, read_capacity
 
 _UNDER_WAY = frozenset(
     status.value.encode() for status in (JobStatus.QUEUED, JobStatus.STARTED, JobStatus.SCHEDULED)
@@ -263,6 +264,10 @@ class RunStore:
         """Chunks of the run whose pairs are in Redis; scans all keys of the server."""
         found = self.redis.scan_iter(keys.pairs(run.id, "*"), count=1000)
         return [int(number) for key in found if (number := key.rpartition(b":")[2]).isdigit()]
+
+    def capacity(self, queue: str) -> Capacity:
+        """What the live workers of a queue claim ahead."""
+        return read_capacity(self.redis, queue)
 
     def queue(self, name: str) -> Queue:
         """RQ's queue `name` on this server, with the JSON serializer."""

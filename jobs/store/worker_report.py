@@ -37,13 +37,13 @@ LATENCY_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 class WorkerReport(WireModel):
     """State of a ScoringWorker, written with every heartbeat; counts are since the worker's start.
 
-    ``started`` and ``beat`` (its latest heartbeat) are in seconds since 1970. ``stage_seconds`` has one
-    value for each of `STAGES`. ``latency_counts`` counts chunks for each of `LATENCY_BUCKETS`; its last
-    value counts slower chunks. ``refusals`` are the reasons why the worker currently leaves some models or
+    ``started`` and ``beat`` (its latest heartbeat) are in seconds since 1970. ``claim_ahead`` is in pairs.
+    ``stage_seconds`` has one value for each of `STAGES`. ``latency_counts`` counts chunks for each of
+    `LATENCY_BUCKETS`; its last value counts slower chunks. ``refusals`` are the reasons why the worker currently leaves some models or
     runs to other workers. ``metrics_url`` is the address for Prometheus; ``None`` without metrics.
     """
 
-    added = frozenset({"refusals"})
+    added = frozenset({"refusals", "claim_ahead"})
 
     device: str
     started: Seconds
@@ -52,6 +52,7 @@ class WorkerReport(WireModel):
     models: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
     resident_bytes: Count = 0
+    claim_ahead: Count = 0
     claimed_jobs: Count = 0
     claimed_pairs: Count = 0
     chunks: Count = 0

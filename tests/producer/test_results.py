@@ -24,9 +24,9 @@ from jobs.wire import encode_scores
 from producer import Client
 from producer.journal import Journal
 from producer.leftovers import Leftovers
+from producer.sizing import WindowSize
 from producer.splitting import ScoredTable
 from producer.submission import Submission
-from producer.window import WindowSize
 from tests.conftest import Server, StartWorker
 
 ROWS, CHUNKS = 4, 3

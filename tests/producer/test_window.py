@@ -16,13 +16,15 @@ from jobs import keys
 from jobs.job import chunk_of
 from jobs.results import ChunkScores, ChunkStats
 from jobs.spec import ScoreSpec
+from jobs.store.capacity import Capacity
 from jobs.store.runs import RunStore
 from jobs.wire import decode_pairs
 from producer.leftovers import Leftovers
+from producer.sizing import WindowSize
 from producer.splitting import ScoredTable
 from producer.spool import Spool
 from producer.submission import Submission
-from producer.window import WindowSize
+from tests.conftest import Server, StartWorker, wait_for
 
 STATS = ChunkStats(
     worker="w", device="cpu", backend="torch", precision="fp32", revision="commit",
@@ -81,6 +83,36 @@ def test_a_late_chunk_keeps_no_other_from_being_scored(memory: int, monkeypatch:
     assert queue.scores(all_but_the_first) == list(range(120))
     assert queue.most_waiting == 4
     assert not queue.store.redis.keys("rankmill:run:*")
+
+
+def test_the_window_follows_the_workers() -> None:
+    queue = Queue([pairs(3, 3 * chunk) for chunk in range(600)], WindowSize("auto", 1 << 20))
+    seen: list[int] = []
+
+    def workers_come_and_go() -> None:
+        waiting = queue.waiting()
+        seen.append(len(waiting))
+        capacity = Capacity(workers=4 * (len(seen) == 1), claim_ahead=100 * (len(seen) == 1))
+        queue.store.redis.set(keys.capacity("q"), capacity.model_dump_json())
+        for chunk in waiting[: len(waiting) // 2 or 1]:
+            queue.score(chunk)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("producer.submission._FOLLOW_SECONDS", 0)
+        assert queue.scores(workers_come_and_go) == list(range(1800))
+    # At first nobody is there; then 4 workers claim 100 pairs, and each up to a chunk of 3 more; then nobody.
+    assert (seen[0], seen[1]) == (32, -(-2 * (100 + 4 * 3) // 3))
+    assert max(seen[3:]) <= 32
+
+
+def test_a_worker_says_what_its_queue_claims_ahead(server: Server, workers: StartWorker) -> None:
+    environ = {"RANKMILL_HEARTBEAT_SECONDS": "0.2", "RANKMILL_CLAIM_AHEAD": "77"}
+    first, second = (workers(environ=environ) for _ in range(2))
+    store = RunStore(server.client)
+    wait_for(lambda: store.capacity("rankmill") == Capacity(workers=2, claim_ahead=154), second)
+    assert 0 < server.client.ttl(keys.capacity("rankmill")) <= 15
+    first.terminate()
+    wait_for(lambda: store.capacity("rankmill") == Capacity(workers=1, claim_ahead=77), second)
 
 
 def test_the_window_is_bounded_in_bytes() -> None:

@@ -1,4 +1,4 @@
-"""A worker's heartbeat: renews the leases of its claimed jobs, and recovers the jobs of dead workers."""
+"""A worker's heartbeat: renews its leases, recovers the jobs of dead workers, sums up the live ones."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import redis
 from rq import worker_registration
 from rq.worker.base import BaseWorker
 
+from jobs.store.capacity import write_capacity
 from jobs.store.recovery import FailureHandler, clean_queue
 from jobs.store.worker_report import WorkerReport, announce_worker
 
@@ -82,13 +83,15 @@ class Heartbeat:
         return time.monotonic() - self._last
 
     def _run(self) -> None:
-        while not self._stopped.wait(self._seconds):
+        stopped = False
+        while not stopped:
             self._end_if_wedged()
-            for step in (self._beat, self._clean_queues, self._on_beat):
+            for step in (self._beat, self._look_after_queues, self._on_beat):
                 try:
                     step()
                 except Exception:  # whatever it is, the leases of running jobs must be renewed
                     logger.exception("heartbeat failed, trying again")
+            stopped = self._stopped.wait(self._seconds)
 
     def _beat(self) -> None:
         self.announce()
@@ -108,8 +111,8 @@ class Heartbeat:
             logger.critical("a batch takes far too long; ending this worker")
             os._exit(1)
 
-    def _clean_queues(self) -> None:
-        """Recover the jobs of dead workers; a lock lets one worker at a time do it."""
+    def _look_after_queues(self) -> None:
+        """Recover the jobs of dead workers, sum up the live ones; a lock lets one worker at a time do it."""
         worker, lock_ms = self._worker, int(self._seconds * 1000)
         if time.monotonic() < self._clean_from:
             return
@@ -117,3 +120,4 @@ class Heartbeat:
             # RQ's own lock lasts 15 minutes and would outlive a worker that is killed here.
             if worker.connection.set(queue.registry_cleaning_key, os.getpid(), nx=True, px=lock_ms):
                 clean_queue(queue, self._handle_failure, self.lease_seconds)
+                write_capacity(worker.connection, queue.name, self.lease_seconds)

@@ -1,0 +1,51 @@
+"""What the live workers of a queue claim ahead: one of them sums it up in a key that producers read."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import redis
+from rq import Queue
+from rq.defaults import RQ_KEY_PREFIX
+from rq.worker_registration import get_keys
+
+from jobs import keys
+from jobs.errors import WireError
+from jobs.schema import Count, WireModel
+from jobs.store.worker_report import WorkerReport
+
+
+class Capacity(WireModel):
+    """The live ScoringWorkers of a queue, and the pairs that they claim ahead in all."""
+
+    workers: Count = 0
+    claim_ahead: Count = 0
+
+
+def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
+    """Sum up the reports of the queue's workers, for the next `ttl` seconds."""
+    connection: Any = client
+    prefix = f"{RQ_KEY_PREFIX}:worker:"
+    rq_keys = get_keys(queue=Queue(queue, connection=connection))
+    names = [key.decode(errors="backslashreplace") if isinstance(key, bytes) else key for key in rq_keys]
+    wanted = [keys.worker(name.removeprefix(prefix)) for name in names]
+    reports = cast("list[bytes | None]", connection.mget(wanted)) if wanted else []
+    ahead = [_claim_ahead(report) for report in reports if report is not None]
+    capacity = Capacity(workers=len(ahead), claim_ahead=sum(ahead))
+    connection.set(keys.capacity(queue), capacity.model_dump_json(), ex=ttl)
+
+
+def read_capacity(client: redis.Redis, queue: str) -> Capacity:
+    """What `write_capacity` wrote; nothing if that is too long ago, or damaged."""
+    raw = cast("bytes | None", client.get(keys.capacity(queue)))
+    try:
+        return Capacity() if raw is None else Capacity.read_json(raw, "the capacity of the queue")
+    except WireError:
+        return Capacity()
+
+
+def _claim_ahead(report: bytes) -> int:
+    try:
+        return WorkerReport.read_json(report, "the report").claim_ahead
+    except WireError:  # of another release, perhaps
+        return 0
