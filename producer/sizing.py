@@ -36,7 +36,7 @@ class WindowSize:
         self._payload_bytes = payload_bytes
 
     def follow(self, capacity: Capacity, chunk_rows: int) -> None:
-        """Take note of what the workers claim ahead; each claims up to a chunk more, as it claims whole ones."""
+        """Take note of what the workers claim ahead; each may claim a chunk more, as it claims whole ones."""
         self._pairs = _AHEAD * (capacity.claim_ahead + capacity.workers * chunk_rows)
 
     def is_full(self, units: int, rows: int, payload: int) -> bool:

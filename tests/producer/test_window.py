@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import fakeredis
 import pyarrow as pa
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from rq.job import Job
 
 from jobs import keys
-from jobs.job import chunk_of
 from jobs.results import ChunkScores, ChunkStats
 from jobs.spec import ScoreSpec
 from jobs.store.capacity import Capacity
@@ -45,7 +45,7 @@ class Queue:
     def waiting(self) -> list[int]:
         """Chunks that no worker has scored, in the order of the queue."""
         names = self.store.redis.lrange("rq:queue:q", 0, -1)
-        chunks = [chunk_of(self.store.queue("q").fetch_job(name.decode()))[1] for name in names]
+        chunks = [parsed[1] for name in names if (parsed := keys.parse_job_id(name.decode()))]
         self.most_waiting = max(self.most_waiting, len(chunks))
         return chunks
 
@@ -53,7 +53,7 @@ class Queue:
         """Answer a chunk: the score of a row is its number in the input."""
         job = keys.job_id(self.run.id, chunk)
         queries, _ = decode_pairs(self.store.payload(self.run, chunk) or b"")
-        scores = pa.array([float(query) for query in queries], pa.float32())
+        scores = pa.array([float(query or 0) for query in queries], pa.float32())
         result = ChunkScores(chunk, scores, pa.nulls(len(scores), pa.string()), STATS)
         self.store.write_result(self.run, result)
         self.store.redis.lrem("rq:queue:q", 1, job)
@@ -152,7 +152,7 @@ TEXTS = st.lists(
 
 @given(st.lists(TEXTS, max_size=6), st.randoms(), st.sampled_from([0, 100, 1 << 20]))
 def test_what_is_put_into_the_spool_is_what_is_taken(
-    columns: list[list[str | None]], random: st.DataObject, memory: int
+    columns: list[list[str | None]], random: Random, memory: int
 ) -> None:
     schema = pa.schema([("score", pa.string()), ("error", pa.string())], {"made": "by hand"})
     parts = []
@@ -166,7 +166,7 @@ def test_what_is_put_into_the_spool_is_what_is_taken(
         parts.append(ScoredTable(table, pa.array(scores, pa.float32()), pa.array(errors, pa.string()), *how))
     spool = Spool(None, memory)
     places = list(range(len(parts)))
-    random.shuffle(places)  # type: ignore[attr-defined]
+    random.shuffle(places)
     for place in places:
         spool.put(place, parts[place])
     assert len(spool) == len(parts)
