@@ -20,6 +20,11 @@ def pairs(run_id: str, chunk: int | Literal["*"]) -> str:
     return f"{PREFIX}:run:{run_id}:pairs:{chunk}"
 
 
+def scored_rows(run_id: str) -> str:
+    """Hash: scored rows of chunks without a result, by chunk number."""
+    return f"{PREFIX}:run:{run_id}:scored-rows"
+
+
 def results(run_id: str) -> str:
     """Stream: one entry for each finished chunk, until the producer has read and deleted it."""
     return f"{PREFIX}:run:{run_id}:results"

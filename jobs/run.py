@@ -57,10 +57,10 @@ class Run(WireModel):
 
 
 class Progress(WireModel):
-    """How many rows of a run have a result.
+    """How many rows of a run are done, those of unfinished chunks included.
 
-    ``since`` and ``at`` are the times of the first and the latest result, in seconds since 1970.
-    ``since_rows`` of the ``rows`` do not count for the speed: those of the first result and of earlier runs.
+    ``at`` is when the latest were; ``since_rows`` were done at ``since``, about a minute before. Both are in
+    seconds since 1970, and 0 until this run scores its first rows.
     """
 
     rows: Count = 0
@@ -70,9 +70,14 @@ class Progress(WireModel):
     at: Seconds = 0.0
 
     def rows_per_second(self) -> float | None:
-        """The speed so far; ``None`` before the second result."""
+        """The speed lately; ``None`` until it can be told."""
         fresh = self.rows - self.since_rows
         return fresh / (self.at - self.since) if fresh > 0 and self.at > self.since else None
+
+    def seconds_left(self, total: int | None) -> float | None:
+        """The time that the rest of `total` rows takes at that speed; ``None`` if it cannot be told."""
+        speed = self.rows_per_second()
+        return None if total is None or speed is None else max(total - self.rows, 0) / speed
 
 
 class RowError(WireModel):

@@ -23,7 +23,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from jobs.errors import ConfigError
-from jobs.run import new_run
+from jobs.run import Progress, new_run
 from jobs.runtime.connection import connect
 from jobs.runtime.logs import about
 from jobs.runtime.settings import Settings, load_settings
@@ -214,6 +214,11 @@ class ScoringRun:
     def id(self) -> str:
         """The run's id, as it appears in logs and Redis keys."""
         return self._submission.run.id
+
+    @property
+    def progress(self) -> Progress:
+        """The rows done so far, those of unfinished chunks included, and the speed."""
+        return self._submission.progress
 
     def scores(self, timeout: float | None = None) -> npt.NDArray[np.float32]:
         """Wait for all scores: float32 of shape ``[n]``, NaN for the rows in `errors`.

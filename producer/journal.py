@@ -20,6 +20,7 @@ from pydantic_core import from_json
 
 from jobs.errors import InputError, OutputError, WireError
 from jobs.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats, from_entry, to_entry
+from jobs.wire import MAX_CHUNK_ROWS
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,8 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.damaged_rows = 0
+        """Rows whose result was damaged, and is deleted."""
         self._db = sqlite3.connect(path)
         with self._at_work():
             self._db.executescript(_TABLES)
@@ -68,7 +71,10 @@ class Journal:
     @property
     def rows(self) -> int:
         """Number of rows in the chunks that have a result."""
-        return int(self._one("SELECT coalesce(sum(rows), 0) FROM chunks WHERE rows BETWEEN 0 AND 1 << 20"))
+        count = """
+            SELECT coalesce(sum(rows), 0) FROM chunks WHERE typeof(rows) = 'integer' AND rows BETWEEN 0 AND ?
+        """
+        return int(self._one(count, MAX_CHUNK_ROWS))
 
     @property
     def manifest(self) -> dict[str, str]:
@@ -109,16 +115,18 @@ class Journal:
         """
         with self._at_work():
             row = self._db.execute(
-                "SELECT scores, CAST(about AS BLOB) FROM chunks WHERE chunk = ?", (chunk,)
+                "SELECT scores, CAST(about AS BLOB), rows FROM chunks WHERE chunk = ?", (chunk,)
             ).fetchone()
         if row is None:
             return None
         try:
-            return _result(chunk, rows, *row)
+            return _result(chunk, rows, *row[:2])
         except WireError as error:
             logger.warning("chunk %d is scored again, it is damaged in %s: %s", chunk, self._path, error)
             with self._at_work():
                 self._db.execute("DELETE FROM chunks WHERE chunk = ?", (chunk,))
+            if row[2] in range(MAX_CHUNK_ROWS + 1):
+                self.damaged_rows += int(row[2])
             return None
 
     def add(self, results: Mapping[int, tuple[int, ChunkResult]]) -> None:
@@ -142,7 +150,7 @@ class Journal:
         with self._at_work():
             self._db.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, value))
 
-    def _one(self, query: str, *parameters: str) -> Any:
+    def _one(self, query: str, *parameters: str | int) -> Any:
         with self._at_work():
             row = self._db.execute(query, parameters).fetchone()
         return row and row[0]

@@ -3,42 +3,83 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 
 from jobs.results import ChunkResult, ChunkScores
 from jobs.run import MAX_ERROR_CHARS, MAX_ROW_ERRORS, Progress, RowError
 from producer.splitting import scores_and_errors
 
+_SPEED_SECONDS = 60
+"""The speed is that of the last minute."""
+
+_STEP_SECONDS = 0.5
+"""Least time between two points from which the speed is told."""
+
 
 class Notes:
-    """Counts results as they arrive."""
+    """Counts rows as they are scored.
 
-    def __init__(self) -> None:
-        self.progress = Progress()
+    Parameters
+    ----------
+    known_rows
+        Rows that earlier runs have scored.
+    """
+
+    def __init__(self, known_rows: int) -> None:
         self.errors: list[RowError] = []
         """Row errors that are not yet written to Redis; the caller empties the list."""
+        self._known_rows = known_rows
+        self._fresh_rows = 0
+        self._partial_rows = 0
+        self._row_errors = 0
+        self._points: deque[tuple[float, int]] = deque()
+        """Rows done, the known ones included, at times of the last minute."""
+
+    @property
+    def progress(self) -> Progress:
+        """The progress so far."""
+        since, since_rows = self._points[0] if self._points else (0.0, 0)
+        at = self._points[-1][0] if self._points else 0.0
+        return Progress(
+            rows=self._rows, row_errors=self._row_errors, since=since, since_rows=since_rows, at=at
+        )
 
     def add(self, start: int, rows: int, result: ChunkResult, *, fresh: bool = True) -> None:
         """Count the result of `rows` rows that begin at row `start` of the input.
 
-        A result that is not `fresh` was in the journal before the run, and does not count for its speed.
+        Without `fresh` its rows are among the known ones.
         """
+        if fresh:
+            self._fresh_rows += rows
         attempts = result.stats.attempt if isinstance(result, ChunkScores) else result.attempts
         worker = result.stats.worker if isinstance(result, ChunkScores) else result.worker
         _, errors = scores_and_errors(result, rows)
         failed = len(errors) - errors.null_count
-        before = self.progress
-        now = time.time() if fresh else 0.0
-        begins = fresh and not before.since
-        self.progress = Progress(
-            rows=before.rows + rows,
-            row_errors=before.row_errors + failed,
-            since=before.since or now,
-            since_rows=before.since_rows + (0 if fresh and not begins else rows),
-            at=now or before.at,
-        )
-        if failed and before.row_errors < MAX_ROW_ERRORS:
+        room = MAX_ROW_ERRORS - self._row_errors
+        self._row_errors += failed
+        if failed and room > 0:
             found = [(row, reason) for row, reason in enumerate(errors.to_pylist(), start) if reason]
             self.errors += [
                 RowError(row=row, error=reason[:MAX_ERROR_CHARS], attempts=attempts, worker=worker)
-                for row, reason in found[: MAX_ROW_ERRORS - before.row_errors]
+                for row, reason in found[:room]
             ]
+
+    def lose(self, rows: int) -> None:
+        """Take back known rows whose result cannot be used."""
+        self._known_rows -= rows
+
+    def see(self, partial_rows: int) -> None:
+        """Take note of the progress now; `partial_rows` of unfinished chunks are scored."""
+        self._partial_rows = partial_rows
+        if self._rows == (self._points[-1][1] if self._points else self._known_rows):
+            return
+        now = time.time()
+        if len(self._points) > 1 and now - self._points[-2][0] < _STEP_SECONDS:
+            self._points.pop()
+        self._points.append((now, self._rows))
+        while len(self._points) > 2 and now - self._points[1][0] > _SPEED_SECONDS:
+            self._points.popleft()
+
+    @property
+    def _rows(self) -> int:
+        return self._known_rows + self._fresh_rows + self._partial_rows

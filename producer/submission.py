@@ -6,24 +6,22 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pyarrow as pa
 
 from jobs import keys
 from jobs.errors import RunCancelled, RunFailed
-from jobs.job import Payload
 from jobs.results import BadResult, ChunkResult, ChunkScores
-from jobs.run import Run
+from jobs.run import Progress, Run
 from jobs.runtime import tracing
-from jobs.runtime.hosts import cores
 from jobs.runtime.logs import about
 from jobs.runtime.patience import redis_errors, waiting
 from jobs.store.runs import RunStore
-from jobs.wire import encode_pairs
+from jobs.store.scored_rows import read_scored_rows
 from producer.journal import Journal
 from producer.leftovers import Leftovers
+from producer.payloads import Encoder
 from producer.sizing import WindowSize
 from producer.splitting import ScoredTable, Unit
 from producer.window import Window
@@ -31,11 +29,8 @@ from producer.window import Window
 _POLL_SECONDS = 0.5
 """Longest wait for a result before the deadline and the caller's `on_wait` are checked again."""
 
-_FOLLOW_SECONDS = 1
-"""Time between two looks at what the workers of the queue claim ahead."""
-
-_ENCODERS = 8
-"""Most threads that encode and compress chunks; Arrow releases Python's lock meanwhile."""
+_LOOK_SECONDS = 0.5
+"""Least time between two looks at what the workers do."""
 
 _SWEEP_SECONDS = 10
 """After waiting so long for a chunk, check that the jobs of all chunks in Redis still exist."""
@@ -83,18 +78,19 @@ class Submission:
         """When to stop waiting, in `time.monotonic` seconds."""
         self._store = store
         self._leftovers = leftovers
-        self._columns = columns
         self._span = tracing.begin("run", run=run.id, model=run.spec.model, queue=run.queue)
         self._journal = journal
         self._size = window
-        self._followed = -math.inf
+        self._looked = -math.inf
+        self._scored_rows: dict[int, int] = {}
+        """Scored rows of units without a result, by number, as last seen."""
         self._window = Window(run, source, window, journal, self._span)
         self._waits_since = self._collected = time.monotonic()
         self._entries: list[str] = []
         """Ids of stream entries that were collected and are still in Redis."""
         self._cancelled = False
         self._last_entry = "0"
-        self._encoders: ThreadPoolExecutor | None = None
+        self._encoder = Encoder(columns, self._window.trace)
         self._precision: str | None = None
         """The precision of the run; known after the first scored chunk."""
 
@@ -104,7 +100,8 @@ class Submission:
         self._precision = first.precision if first else None
         with self._at_redis():
             self._restore()
-            self._follow_workers()
+            self._store.note(self.run, self._window.notes.progress)
+            self._look_at_workers()
 
     def tables(self) -> Iterator[ScoredTable]:
         """Yield every table of the source with its scores, in order.
@@ -141,6 +138,11 @@ class Submission:
             done = window.notes.progress
             logger.info("run complete: %d rows, %d without a score", done.rows, done.row_errors)
 
+    @property
+    def progress(self) -> Progress:
+        """The rows done so far, those of unfinished chunks included."""
+        return self._window.notes.progress
+
     def fill(self) -> None:
         """Submit chunks until the window is full or the source is empty."""
         self._check_cancelled()
@@ -166,7 +168,7 @@ class Submission:
         self._look_around()
         with self._at_redis():
             self._collect(0 if self._window.wants_chunks() else _POLL_SECONDS)
-            self._follow_workers()
+            self._look_at_workers()
             if time.monotonic() - self._waits_since > _SWEEP_SECONDS:
                 self._sweep()
                 self._waits_since = time.monotonic()
@@ -179,14 +181,21 @@ class Submission:
         if self._window.units and time.monotonic() - self._collected > _POLL_SECONDS:
             with self._at_redis():
                 self._collect(0)
-                self._follow_workers()
+                self._look_at_workers()
 
-    def _follow_workers(self) -> None:
-        """Look now and then at what the workers of the queue claim ahead."""
-        now = time.monotonic()
-        if self._size.follows_workers and now - self._followed > _FOLLOW_SECONDS:
-            self._followed = now
-            self._size.follow(self._store.capacity(self.run.queue), self._window.chunk_rows)
+    def _look_at_workers(self) -> None:
+        """Note now and then what workers have scored of their chunks, and what they claim ahead."""
+        now, window = time.monotonic(), self._window
+        if now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = now
+        if self._size.follows_workers:
+            self._size.follow(self._store.capacity(self.run.queue), window.chunk_rows)
+        self._scored_rows = read_scored_rows(self._store.redis, self.run)
+        before = window.notes.progress
+        window.see(self._scored_rows)
+        if window.notes.progress != before:
+            self._store.note(self.run, window.notes.progress)
 
     def _collect(self, seconds: float) -> None:
         """Collect the results that have arrived, waiting up to `seconds` for the first."""
@@ -203,6 +212,7 @@ class Submission:
         halves = self._window.accept([result for result in found if not isinstance(result, BadResult)])
         self._entries += [entry for entry, _ in entries]
         self._last_entry = entries[-1][0]
+        self._window.see(self._scored_rows)
         self._forget()
         if halves:
             self._send(halves)
@@ -263,9 +273,7 @@ class Submission:
             self._store.settle(self.run, self._precision)
 
     def _send(self, units: dict[int, Unit]) -> None:
-        payloads = self._payloads(units)
-        for number, payload in payloads.items():
-            units[number].payload_bytes = len(payload.pairs)
+        payloads = self._encoder.encode(units)
         self._window.sent(units)
         try:
             self._store.enqueue(self.run, payloads)
@@ -275,18 +283,6 @@ class Submission:
         for number, unit in units.items():
             with about(chunk=unit.chunk, job=keys.job_id(self.run.id, number)):
                 logger.debug("submitted %d rows", len(unit.table))
-
-    def _payloads(self, units: dict[int, Unit]) -> dict[int, Payload]:
-        if len(units) == 1:
-            return {number: self._payload(unit) for number, unit in units.items()}
-        if self._encoders is None:
-            self._encoders = ThreadPoolExecutor(min(cores(), _ENCODERS), "rankmill-encode")
-        return dict(zip(units, self._encoders.map(self._payload, units.values()), strict=True))
-
-    def _payload(self, unit: Unit) -> Payload:
-        queries, passages = (unit.table[name] for name in self._columns)
-        pairs = encode_pairs(queries, passages)
-        return Payload(pairs, len(unit.table), self._window.trace(unit), suspect=unit.piece)
 
     def _check_cancelled(self) -> None:
         if self._cancelled:

@@ -77,7 +77,7 @@ class Window:
         self._exhausted = False
         self._payload_share = 1.0
         """Bytes of payload for a byte of a table, as last seen."""
-        self.notes = Notes()
+        self.notes = Notes(journal.rows if journal else 0)
         self.chunk_rows = 0
         """Rows of the largest chunk so far."""
         self.units: dict[int, Unit] = {}
@@ -115,7 +115,7 @@ class Window:
             if table is None:
                 self._exhausted = True
                 break
-            known = self._journal.get(self._cut, len(table)) if self._journal else None
+            known = self._known(len(table))
             if known:
                 self.notes.add(self._cut_rows, len(table), known, fresh=False)
                 self._finished.put(self._cut, scored_table(table, known))
@@ -135,6 +135,20 @@ class Window:
         self.units |= units
         tables = sum(unit.table.nbytes for unit in units.values())
         self._payload_share = sum(unit.payload_bytes for unit in units.values()) / max(tables, 1)
+
+    def _known(self, rows: int) -> ChunkResult | None:
+        """The result of the chunk that is cut now, if an earlier run has left a sound one."""
+        if self._journal is None:
+            return None
+        damaged = self._journal.damaged_rows
+        known = self._journal.get(self._cut, rows)
+        self.notes.lose(self._journal.damaged_rows - damaged)
+        return known
+
+    def see(self, scored: Mapping[int, int]) -> None:
+        """Note the progress, with `scored` rows of units that have no result yet, by number."""
+        counts = ((unit, scored.get(number, 0)) for number, unit in self.units.items())
+        self.notes.see(sum(min(rows, len(unit.table)) for unit, rows in counts))
 
     def trace(self, unit: Unit) -> Mapping[str, str]:
         """The trace to which a unit's job belongs."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from datetime import timedelta
 from types import TracebackType
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import Progress as Bar
+
+from jobs.run import Progress
 
 _LOG_SECONDS = 30.0
 
@@ -25,8 +29,8 @@ class ProgressView(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def update(self, rows: int, pairs_per_second: float, workers: int) -> None:
-        """Show the total of `rows` done, the speed, and the number of live workers."""
+    def update(self, progress: Progress, workers: int) -> None:
+        """Show the progress, and the number of live workers."""
         ...
 
 
@@ -39,16 +43,16 @@ def progress_view(total: int, *, quiet: bool) -> ProgressView:
 
 class _TerminalView:
     def __init__(self, total: int) -> None:
-        self._progress = Progress(
+        self._total = total
+        self._progress = Bar(
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("rows, {task.fields[speed]:,.0f} pairs/s, left"),
-            TimeRemainingColumn(),
+            TextColumn("rows, {task.fields[speed]}, left {task.fields[left]}"),
             TextColumn("workers: {task.fields[workers]}"),
             console=Console(stderr=True),
             transient=True,
         )
-        self._task = self._progress.add_task("scoring", total=total, speed=0.0, workers=0)
+        self._task = self._progress.add_task("scoring", total=total, speed="?", left="?", workers=0)
 
     def __enter__(self) -> _TerminalView:
         self._progress.start()
@@ -59,8 +63,14 @@ class _TerminalView:
     ) -> None:
         self._progress.stop()
 
-    def update(self, rows: int, pairs_per_second: float, workers: int) -> None:
-        self._progress.update(self._task, completed=rows, speed=pairs_per_second, workers=workers)
+    def update(self, progress: Progress, workers: int) -> None:
+        self._progress.update(
+            self._task,
+            completed=progress.rows,
+            speed=_speed(progress),
+            left=_left(progress, self._total),
+            workers=workers,
+        )
 
 
 class _LogView:
@@ -76,12 +86,23 @@ class _LogView:
     ) -> None:
         return None
 
-    def update(self, rows: int, pairs_per_second: float, workers: int) -> None:
+    def update(self, progress: Progress, workers: int) -> None:
         if time.monotonic() - self._logged < _LOG_SECONDS:
             return
         self._logged = time.monotonic()
-        left = (self._total - rows) / pairs_per_second if pairs_per_second else float("nan")
+        share = progress.rows / max(self._total, 1)
         logger.info(
-            f"{rows:,} of {self._total:,} rows ({rows / max(self._total, 1):.0%}), "
-            f"{pairs_per_second:,.0f} pairs/s, about {left:,.0f} s left, workers: {workers}"
+            f"{progress.rows:,} of {self._total:,} rows ({share:.0%}), {_speed(progress)}, "
+            f"time left: {_left(progress, self._total)}, workers: {workers}"
         )
+
+
+def _speed(progress: Progress) -> str:
+    speed = progress.rows_per_second()
+    return "? pairs/s" if speed is None else f"{speed:,.0f} pairs/s"
+
+
+def _left(progress: Progress, total: int) -> str:
+    """The time left as hours, minutes and seconds."""
+    left = progress.seconds_left(total)
+    return "?" if left is None else str(timedelta(seconds=round(left)))

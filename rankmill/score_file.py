@@ -14,10 +14,11 @@ from typing import Any
 
 from jobs.errors import InputError, RunFailed, WireError
 from jobs.results import ChunkScores
-from jobs.run import Run
+from jobs.run import Progress, Run
 from jobs.runtime.settings import Settings
 from jobs.store.runs import RunStore
 from jobs.wire import decode_pairs
+from producer.client import ScoringRun
 from producer.files.inputs import InputFile, find_files, stem
 from producer.files.manifest import fingerprint, manifest
 from producer.files.readers import TextColumns
@@ -163,8 +164,10 @@ def _score(
     if tally.resumed_rows:
         logger.info("continuing: %s rows are scored already (%s)", f"{tally.resumed_rows:,}", work.folder)
 
+    begun: list[ScoringRun] = []
+
     def look() -> None:
-        view.update(output.rows, watch.speed(output.rows - tally.resumed_rows), watch.workers)
+        view.update(begun[0].progress if begun else Progress(rows=tally.resumed_rows), watch.workers)
 
     tables = source.tables(client.settings.chunk_size)
     # The branch may have a new commit by now: score the rest with the commit that scored the first chunk.
@@ -172,6 +175,7 @@ def _score(
     options: dict[str, Any] = {"rows": source.rows, "journal": journal, "revision": revision}
     try:
         with session.run(tables, source.columns.names, on_wait=look, **options) as run:
+            begun.append(run)
             for part in run.tables():
                 output.write(part)
                 tally.add(part)

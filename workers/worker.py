@@ -31,6 +31,7 @@ from workers.queue.claims import Claims
 from workers.queue.heartbeat import Heartbeat
 from workers.queue.leased_worker import LeasedWorker
 from workers.queue.rq_job import ScoringJob, take_job
+from workers.queue.scored_rows import ScoredRowsBeat
 from workers.queue.stopping import LastResort, RefusedCommands, give_up
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class ScoringWorker(LeasedWorker):
     """
 
     _claims: Claims
+    _scored_rows: ScoredRowsBeat
     _parts: Parts
     _patience: Patience
 
@@ -113,6 +115,7 @@ class ScoringWorker(LeasedWorker):
         self._install_signal_handlers()  # type: ignore[no-untyped-call]
         self.bootstrap(logging_level, date_format, log_format)
         self._heartbeat.start()
+        self._scored_rows.start()
         logger.info("listening on %s", ", ".join(self.queue_names()))
         taken = 0
         try:
@@ -132,6 +135,7 @@ class ScoringWorker(LeasedWorker):
             raise SystemExit(1) from None
         finally:
             self.teardown()
+            self._scored_rows.stop()
             self._heartbeat.stop()
         return bool(taken)
 
@@ -190,6 +194,7 @@ class ScoringWorker(LeasedWorker):
 
         self._parts = parts = assemble(settings, self.store, self.name, self._wait_until_idle)
         self._claims = Claims(self, self.store, parts, self._wait_until_idle)
+        self._scored_rows = ScoredRowsBeat(self.connection, self._claims)
         url = serve_health(settings.metrics_address, self.connection, self._obstacle)
         report = partial(
             metrics.report,

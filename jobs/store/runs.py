@@ -177,14 +177,24 @@ class RunStore:
         with self.redis.pipeline() as pipe:
             for chunk in chunks:
                 pipe.unlink(keys.pairs(run.id, chunk))
+                pipe.hdel(keys.scored_rows(run.id), str(chunk))
             pipe.xdel(keys.results(run.id), *entries)
-            # Only if the key exists (xx): the run may have been cancelled meanwhile.
-            pipe.set(keys.progress(run.id), progress.model_dump_json(), ex=run.ttl, xx=True)
+            self._note(pipe, run, progress)
             if row_errors:
                 pipe.rpush(keys.errors(run.id), *(error.model_dump_json() for error in row_errors))
             pipe.expire(keys.errors(run.id), run.ttl)
             self._touch(pipe, run)
             pipe.execute()
+
+    def note(self, run: Run, progress: Progress) -> None:
+        """Write the run's new progress."""
+        with self.redis.pipeline() as pipe:
+            self._note(pipe, run, progress)
+            pipe.execute()
+
+    def _note(self, pipe: Pipeline, run: Run, progress: Progress) -> None:
+        # Only if the key exists (xx): the run may have been cancelled meanwhile.
+        pipe.set(keys.progress(run.id), progress.model_dump_json(), ex=run.ttl, xx=True)
 
     def row_errors(self, run_id: str) -> tuple[list[RowError], int]:
         """The first rows without a score of a live run, and the number of damaged entries.
@@ -242,7 +252,7 @@ class RunStore:
             for job in jobs:
                 pipe.expire(Job.key_for(job), run.ttl)  # RQ removes the expiry of a claimed job
             pipe.unlink(keys.run(run.id), keys.results(run.id), keys.progress(run.id), keys.errors(run.id))
-            pipe.unlink(keys.precision(run.id), keys.refusals(run.id))
+            pipe.unlink(keys.precision(run.id), keys.refusals(run.id), keys.scored_rows(run.id))
             pipe.zrem(keys.runs(), run.id)
             for chunk in waiting:
                 pipe.unlink(keys.pairs(run.id, chunk))

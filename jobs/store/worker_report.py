@@ -40,7 +40,8 @@ class WorkerReport(WireModel):
     ``started`` and ``beat`` (its latest heartbeat) are in seconds since 1970. ``claim_ahead`` is in pairs.
     ``stage_seconds`` has one value for each of `STAGES`. ``latency_counts`` counts chunks for each of
     `LATENCY_BUCKETS`; its last value counts slower chunks. ``refusals`` are the reasons why the worker
-    currently leaves some models or runs to other workers. ``metrics_url`` is the address for Prometheus; ``None`` without metrics.
+    currently leaves some models or runs to other workers. ``metrics_url`` is the address for Prometheus;
+    ``None`` without metrics.
     """
 
     added = frozenset({"refusals", "claim_ahead"})

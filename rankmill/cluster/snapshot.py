@@ -252,8 +252,6 @@ def _progress(run_id: str, raw: bytes | None, damage: Damage) -> Progress:
 
 def _run(run_id: str, raw: Mapping[bytes, bytes], progress: Progress, now: float) -> RunState:
     run = read_run(run_id, raw)
-    speed = progress.rows_per_second()
-    left = None if run.rows is None or speed is None else max(run.rows - progress.rows, 0) / speed
     return RunState(
         id=run.id,
         queue=run.queue,
@@ -262,8 +260,8 @@ def _run(run_id: str, raw: Mapping[bytes, bytes], progress: Progress, now: float
         rows=run.rows,
         rows_done=progress.rows,
         row_errors=progress.row_errors,
-        rows_per_second=speed,
-        seconds_left=left,
+        rows_per_second=progress.rows_per_second(),
+        seconds_left=progress.seconds_left(run.rows),
         quiet_seconds=max(now - (progress.at or run.created), 0.0),
     )
 

@@ -67,12 +67,6 @@ class WorkerWatch:
         with suppress(RedisUnavailable), waiting(most=0):  # other commands wait for the server
             self._note(len(queue_workers(self._client, self._queue).scoring))
 
-    def speed(self, rows: int) -> float:
-        """Rows a second since the first worker was seen."""
-        if self._first_worker is None:
-            return 0.0
-        return max(rows, 0) / max(time.monotonic() - self._first_worker, 1e-9)
-
     def since(self, started: float) -> float:
         """Seconds from `started` until the first worker was seen; 0 if there was none."""
         return self._first_worker - started if self._first_worker is not None else 0.0

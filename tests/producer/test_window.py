@@ -2,78 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-import fakeredis
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rq.job import Job
 
 from jobs import keys
-from jobs.results import ChunkScores, ChunkStats
-from jobs.spec import ScoreSpec
 from jobs.store.capacity import Capacity
 from jobs.store.runs import RunStore
-from jobs.wire import decode_pairs
-from producer.leftovers import Leftovers
 from producer.sizing import WindowSize
 from producer.splitting import ScoredTable
 from producer.spool import Spool
-from producer.submission import Submission
 from tests.conftest import Server, StartWorker, wait_for
-
-STATS = ChunkStats(
-    worker="w", device="cpu", backend="torch", precision="fp32", revision="commit",
-    attempt=1, tokens=10, padded_tokens=12, batches=1, seconds=0.5,
-)  # fmt: skip
-
-
-class Queue:
-    """Workers by hand: the jobs of a run on a server of its own, and their results when a test says so."""
-
-    def __init__(self, tables: list[pa.Table], size: WindowSize) -> None:
-        self.store = RunStore(fakeredis.FakeRedis())
-        self.run = self.store.create(ScoreSpec(model="m"), queue="q", ttl=100, max_retries=1)
-        columns = ("query", "passage")
-        self.submission = Submission(self.store, self.run, Leftovers(self.store), iter(tables), columns, size)
-        self.most_waiting = 0
-
-    def waiting(self) -> list[int]:
-        """Chunks that no worker has scored, in the order of the queue."""
-        names = self.store.redis.lrange("rq:queue:q", 0, -1)
-        chunks = [parsed[1] for name in names if (parsed := keys.parse_job_id(name.decode()))]
-        self.most_waiting = max(self.most_waiting, len(chunks))
-        return chunks
-
-    def score(self, chunk: int) -> None:
-        """Answer a chunk: the score of a row is its number in the input."""
-        job = keys.job_id(self.run.id, chunk)
-        queries, _ = decode_pairs(self.store.payload(self.run, chunk) or b"")
-        scores = pa.array([float(query or 0) for query in queries], pa.float32())
-        result = ChunkScores(chunk, scores, pa.nulls(len(scores), pa.string()), STATS)
-        self.store.write_result(self.run, result)
-        self.store.redis.lrem("rq:queue:q", 1, job)
-        self.store.redis.unlink(Job.key_for(job))
-
-    def scores(self, work: Callable[[], None]) -> list[float]:
-        """All scores in order; `work` is called while the producer waits."""
-        self.submission.on_wait = work
-        self.submission.fill()
-        return [score for part in self.submission.tables() for score in part.scores.to_pylist()]
-
-
-def pairs(rows: int, start: int = 0, passage: str = "p") -> pa.Table:
-    return pa.table({"query": [str(start + row) for row in range(rows)], "passage": [passage] * rows})
+from tests.harness.queue_by_hand import STATS, QueueByHand, pairs
 
 
 @pytest.mark.parametrize("memory", [0, 64 << 20])
 def test_a_late_chunk_keeps_no_other_from_being_scored(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("producer.window.Spool", lambda folder: Spool(folder, memory))
-    queue = Queue([pairs(3, 3 * chunk) for chunk in range(40)], WindowSize(4, 1 << 20))
+    queue = QueueByHand([pairs(3, 3 * chunk) for chunk in range(40)], WindowSize(4, 1 << 20))
 
     def all_but_the_first() -> None:
         late = queue.waiting()[0]
@@ -86,7 +36,7 @@ def test_a_late_chunk_keeps_no_other_from_being_scored(memory: int, monkeypatch:
 
 
 def test_the_window_follows_the_workers() -> None:
-    queue = Queue([pairs(3, 3 * chunk) for chunk in range(600)], WindowSize("auto", 1 << 20))
+    queue = QueueByHand([pairs(3, 3 * chunk) for chunk in range(600)], WindowSize("auto", 1 << 20))
     seen: list[int] = []
 
     def workers_come_and_go() -> None:
@@ -98,7 +48,7 @@ def test_the_window_follows_the_workers() -> None:
             queue.score(chunk)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("producer.submission._FOLLOW_SECONDS", 0)
+        patch.setattr("producer.submission._LOOK_SECONDS", 0)
         assert queue.scores(workers_come_and_go) == list(range(1800))
     # At first nobody is there; then 4 workers claim 100 pairs, and each up to a chunk of 3 more; then nobody.
     assert (seen[0], seen[1]) == (32, -(-2 * (100 + 4 * 3) // 3))
@@ -119,7 +69,7 @@ def test_the_window_is_bounded_in_bytes() -> None:
     texts = [
         pairs(1, chunk, bytes(range(33, 126)).decode() * 50 + str(hash(str(chunk)))) for chunk in range(30)
     ]
-    queue = Queue(texts, WindowSize(20, 1000))
+    queue = QueueByHand(texts, WindowSize(20, 1000))
 
     def the_first() -> None:
         queue.score(queue.waiting()[0])
@@ -132,7 +82,7 @@ def test_without_room_on_disk_no_chunks_are_submitted_until_the_late_one_is_done
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("producer.window.Spool", lambda folder: Spool(folder, 0, disk_bytes=5000))
-    queue = Queue([pairs(3, 3 * chunk) for chunk in range(40)], WindowSize(4, 1 << 20))
+    queue = QueueByHand([pairs(3, 3 * chunk) for chunk in range(40)], WindowSize(4, 1 << 20))
     finished: list[int] = []
 
     def the_first_last() -> None:

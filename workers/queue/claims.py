@@ -20,6 +20,7 @@ from rq.timeouts import JobTimeoutException
 from rq.utils import now
 from rq.worker import SimpleWorker
 
+from jobs import keys
 from jobs.errors import WorkerError
 from jobs.job import is_suspect
 from jobs.results import ChunkResult, ChunkScores
@@ -180,6 +181,8 @@ class Claims:
         ):
             self._worker.cleanup_execution(claim.job, pipe, claim.execution)
             claim.queue._enqueue_job(claim.job, pipeline=pipe, at_front=at_front)  # as Job.retry does
+            if claim.run:
+                pipe.hdel(keys.scored_rows(claim.run.id), str(claim.chunk))
             pipe.execute()
         claim.span.add_event("handed back")
         claim.span.end()

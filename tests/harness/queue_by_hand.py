@@ -1,0 +1,64 @@
+"""A queue whose jobs a test answers itself, as workers would, on a server in the same process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import fakeredis
+import pyarrow as pa
+from rq.job import Job
+
+from jobs import keys
+from jobs.results import ChunkScores, ChunkStats
+from jobs.spec import ScoreSpec
+from jobs.store.runs import RunStore
+from jobs.wire import decode_pairs
+from producer.journal import Journal
+from producer.leftovers import Leftovers
+from producer.sizing import WindowSize
+from producer.submission import Submission
+
+STATS = ChunkStats(
+    worker="w", device="cpu", backend="torch", precision="fp32", revision="commit",
+    attempt=1, tokens=10, padded_tokens=12, batches=1, seconds=0.5,
+)  # fmt: skip
+
+
+class QueueByHand:
+    """The jobs of a run; a test says when which chunk has its result."""
+
+    def __init__(self, tables: list[pa.Table], size: WindowSize, journal: Journal | None = None) -> None:
+        self.store = RunStore(fakeredis.FakeRedis())
+        self.run = self.store.create(ScoreSpec(model="m"), queue="q", ttl=100, max_retries=1)
+        columns = ("query", "passage")
+        self.submission = Submission(
+            self.store, self.run, Leftovers(self.store), iter(tables), columns, size, journal
+        )
+        self.most_waiting = 0
+
+    def waiting(self) -> list[int]:
+        """Chunks that no worker has scored, in the order of the queue."""
+        names = self.store.redis.lrange("rq:queue:q", 0, -1)
+        chunks = [parsed[1] for name in names if (parsed := keys.parse_job_id(name.decode()))]
+        self.most_waiting = max(self.most_waiting, len(chunks))
+        return chunks
+
+    def score(self, chunk: int) -> None:
+        """Answer a chunk: the score of a row is its number in the input."""
+        job = keys.job_id(self.run.id, chunk)
+        queries, _ = decode_pairs(self.store.payload(self.run, chunk) or b"")
+        scores = pa.array([float(query or 0) for query in queries], pa.float32())
+        result = ChunkScores(chunk, scores, pa.nulls(len(scores), pa.string()), STATS)
+        self.store.write_result(self.run, result)
+        self.store.redis.lrem("rq:queue:q", 1, job)
+        self.store.redis.unlink(Job.key_for(job))
+
+    def scores(self, work: Callable[[], None]) -> list[float]:
+        """All scores in order; `work` is called while the producer waits."""
+        self.submission.on_wait = work
+        self.submission.fill()
+        return [score for part in self.submission.tables() for score in part.scores.to_pylist()]
+
+
+def pairs(rows: int, start: int = 0, passage: str = "p") -> pa.Table:
+    return pa.table({"query": [str(start + row) for row in range(rows)], "passage": [passage] * rows})
