@@ -68,17 +68,18 @@ class Notes:
         """Take back known rows whose result cannot be used."""
         self._known_rows -= rows
 
-    def see(self, partial_rows: int) -> None:
-        """Take note of the progress now; `partial_rows` of unfinished chunks are scored."""
+    def see(self, partial_rows: int) -> bool:
+        """Note the progress now, `partial_rows` of unfinished chunks included; return whether it is new."""
         self._partial_rows = partial_rows
         if self._rows == (self._points[-1][1] if self._points else self._known_rows):
-            return
+            return False
         now = time.time()
         if len(self._points) > 1 and now - self._points[-2][0] < _STEP_SECONDS:
             self._points.pop()
         self._points.append((now, self._rows))
         while len(self._points) > 2 and now - self._points[1][0] > _SPEED_SECONDS:
             self._points.popleft()
+        return True
 
     @property
     def _rows(self) -> int:

@@ -192,9 +192,7 @@ class Submission:
         if self._size.follows_workers:
             self._size.follow(self._store.capacity(self.run.queue), window.chunk_rows)
         self._scored_rows = read_scored_rows(self._store.redis, self.run)
-        before = window.notes.progress
-        window.see(self._scored_rows)
-        if window.notes.progress != before:
+        if window.see(self._scored_rows):
             self._store.note(self.run, window.notes.progress)
 
     def _collect(self, seconds: float) -> None:

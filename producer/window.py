@@ -145,10 +145,10 @@ class Window:
         self.notes.lose(self._journal.damaged_rows - damaged)
         return known
 
-    def see(self, scored: Mapping[int, int]) -> None:
-        """Note the progress, with `scored` rows of units that have no result yet, by number."""
+    def see(self, scored: Mapping[int, int]) -> bool:
+        """Note the progress, with `scored` rows of units without a result, by number; return if it is new."""
         counts = ((unit, scored.get(number, 0)) for number, unit in self.units.items())
-        self.notes.see(sum(min(rows, len(unit.table)) for unit, rows in counts))
+        return self.notes.see(sum(min(rows, len(unit.table)) for unit, rows in counts))
 
     def trace(self, unit: Unit) -> Mapping[str, str]:
         """The trace to which a unit's job belongs."""
