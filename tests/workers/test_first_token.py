@@ -35,6 +35,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "albert": {**SMALL, "embedding_size": 16},
     "modernbert": {**SMALL, "classifier_pooling": "mean", "local_attention": 8},
 }
+READS_FIRST = {**FAMILIES, "modernbert": {**SMALL, "classifier_pooling": "cls", "local_attention": 8}}
 
 
 def small_model(family: str, options: dict[str, Any]) -> Any:
@@ -53,10 +54,10 @@ def batch(*, padded: bool) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("padded", [True, False])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", READS_FIRST)
 @torch.inference_mode()
 def test_scores_are_those_of_the_plain_model(family: str, padded: bool) -> None:
-    plain = small_model(family, FAMILIES[family])
+    plain = small_model(family, READS_FIRST[family])
     fast = copy.deepcopy(plain)
     assert read_first_token_only(fast)
     expected, logits = (model(**batch(padded=padded)).logits for model in (plain, fast))
@@ -64,10 +65,10 @@ def test_scores_are_those_of_the_plain_model(family: str, padded: bool) -> None:
     torch.testing.assert_close(logits, expected, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", READS_FIRST)
 @torch.inference_mode()
 def test_the_last_layer_runs_for_one_token(family: str) -> None:
-    fast = small_model(family, FAMILIES[family])
+    fast = small_model(family, READS_FIRST[family])
     read_first_token_only(fast)
     assert fast.base_model(**batch(padded=True)).last_hidden_state.shape == (5, 1, 32)
 

@@ -61,3 +61,14 @@ def test_each_family_has_such_a_head(family: str) -> None:
     logits = model(**batch(padded=True)).logits
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, plain, atol=0.3, rtol=0.05)
+
+
+@torch.inference_mode()
+def test_positions_stay_exact_in_fewer_bits() -> None:
+    """Where a rotary angle were rounded to 8 bits, a token at 1,000 would stand some places off."""
+    options = {**OTHERS["modernbert"], "max_position_embeddings": 2048}
+    model = small_model("modernbert", options)
+    before = model.model.rotary_emb.full_attention_inv_freq.clone()
+    cast_all_but_head(model, torch.bfloat16)
+    assert model.model.rotary_emb.full_attention_inv_freq.dtype == torch.float32
+    torch.testing.assert_close(model.model.rotary_emb.full_attention_inv_freq, before, atol=0, rtol=0)

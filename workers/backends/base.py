@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from workers.backends.families import reads_first_token
+from workers.backends.families import BERT_LIKE
 from workers.backends.layer import LayerShape
 from workers.models.tokens import Batch
 
@@ -114,8 +114,8 @@ class BackendKind:
         Loads a model on a device in a precision.
     packages
         Packages that it imports and that rankmill itself does not need.
-    any_model
-        Whether it runs every classifier of transformers; else only families that `reads_first_token`.
+    families
+        Model types that it runs; ``None`` means every classifier of transformers.
     machines
         Machines that it runs on, by the names of `platform.machine`; empty means any.
     probe
@@ -133,7 +133,7 @@ class BackendKind:
     load: Callable[[ModelFiles, str, str], Backend]
     packages: tuple[str, ...] = ()
     extra: str = ""
-    any_model: bool = False
+    families: frozenset[str] | None = BERT_LIKE
     machines: tuple[str, ...] = ()
     probe: Callable[[LayerShape, str], Callable[[], object]] | None = None
     probed: tuple[str, ...] = ("fp32", "bf16")
@@ -154,7 +154,7 @@ class BackendKind:
         if not all(map(is_installed, self.packages)):
             return f"it is not installed ({self.installed_by})"
         lacking = self.lacks(device, precision)
-        if lacking is None and not (self.any_model or reads_first_token(config)):
+        if lacking is None and self.families is not None and config.model_type not in self.families:
             return f"it is not known to score {config.model_type} models as PyTorch does"
         return lacking
 

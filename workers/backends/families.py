@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-FIRST_TOKEN = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
-"""Families whose classifiers take their score from the first token alone."""
+BERT_LIKE = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", "xlm-roberta"})
+"""BERT and families of its kind, whose classifiers take their score from the first token alone."""
+
+TRACEABLE = BERT_LIKE | {"modernbert"}
+"""Families that `workers.backends.traceable` turns into a graph with the scores of PyTorch."""
 
 POSITIONS_AFTER_PADDING = frozenset({"camembert", "roberta", "xlm-roberta", "xlm-roberta-xl"})
 """Families whose positions begin after the id of the padding token."""
 
 
 def reads_first_token(config: Any) -> bool:
-    """Whether a model with this config is of a family known to read the first token only."""
-    return config.model_type in FIRST_TOKEN
+    """Whether a classifier with this config is known to take its score from the first token alone."""
+    pooling = getattr(config, "classifier_pooling", None)
+    return config.model_type in BERT_LIKE or (config.model_type == "modernbert" and pooling == "cls")
 
 
 def first_position(config: Any) -> int:

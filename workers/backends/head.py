@@ -12,7 +12,7 @@ from torch import nn
 
 
 def cast_all_but_head(model: Any, dtype: torch.dtype) -> None:
-    """Cast a model to `dtype`, but keep its head, with its present weights, in float32.
+    """Cast a model to `dtype`, but keep its head, with its present weights, in float32, and its angles.
 
     Parameters
     ----------
@@ -27,7 +27,10 @@ def cast_all_but_head(model: Any, dtype: torch.dtype) -> None:
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and module.out_features == 1
     }
+    angles = {name: buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
     model.to(dtype)
+    for name, buffer in angles.items():  # of rotary positions: with 8 bits, distant tokens would trade places
+        setattr(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], buffer)
     for name, head in heads.items():
         model.set_submodule(name, head)
 

@@ -18,14 +18,13 @@ _MASKED = -10_000.0
 class Traceable(nn.Module):
     """Ids, masks and, where the model has them, types to logits of shape ``[rows]``.
 
-    The classifier gets a finished attention mask, ``[rows, 1, 1, tokens]``. The mask that transformers
-    makes from a plain one depends on its values, which a trace cannot follow.
+    The classifier gets a finished attention mask. The mask that transformers makes from a plain one
+    depends on its values, which a trace cannot follow.
 
     Parameters
     ----------
     classifier
-        From `load_classifier`, of a family that `reads_first_token`; its last layer is
-        replaced.
+        From `load_classifier`, of a family in `TRACEABLE`; its last layer is replaced.
     """
 
     def __init__(self, classifier: Any) -> None:
@@ -45,6 +44,25 @@ class Traceable(nn.Module):
         self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None
     ) -> torch.Tensor:
         attention = (1 - mask[:, None, None, :]).to(torch.float32) * _MASKED
+        if self.classifier.config.model_type == "modernbert":
+            return self._modernbert(ids, mask, attention)
         segments = {} if types is None else {"token_type_ids": types}
         logits: torch.Tensor = self.classifier(input_ids=ids, attention_mask=attention, **segments).logits
+        return logits[:, 0]
+
+    def _modernbert(self, ids: torch.Tensor, mask: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
+        """As `ModernBertForSequenceClassification`, with a mask for each kind of attention."""
+        config = self.classifier.config
+        places = torch.arange(ids.shape[1])
+        distant = (places[:, None] - places).abs() > config.sliding_window
+        masks = {
+            "full_attention": attention,
+            "sliding_attention": attention + distant.to(torch.float32) * _MASKED,
+        }
+        hidden = self.classifier.model(input_ids=ids, attention_mask=masks).last_hidden_state
+        if config.classifier_pooling == "cls":
+            pooled = hidden[:, 0]
+        else:
+            pooled = (hidden * mask[:, :, None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+        logits: torch.Tensor = self.classifier.classifier(self.classifier.head(pooled))
         return logits[:, 0]

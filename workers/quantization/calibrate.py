@@ -26,6 +26,7 @@ from torch import nn
 from jobs.errors import SpecError
 from jobs.spec import ScoreSpec
 from workers.backends.base import ModelFiles
+from workers.backends.families import BERT_LIKE
 from workers.backends.first_token import read_first_token_only
 from workers.backends.openvino.recipe import FACTORS
 from workers.disk_cache import cache_name
@@ -116,6 +117,11 @@ def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
     tokens = model.tokenizer(request["queries"], request["passages"])
     files = ModelFiles(source, model.revision, None, Path())
     classifier = files.classifier()
+    if classifier.config.model_type not in BERT_LIKE:
+        raise SpecError(
+            f"model {spec.model} is a {classifier.config.model_type}, which quantize does not know: it "
+            f"quantizes {', '.join(sorted(BERT_LIKE))}"
+        )
     watched = watch(classifier, tokens)
     folder = Path(request["folder"])
     _copy(source, model.revision, folder)

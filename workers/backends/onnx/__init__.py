@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from workers.backends.base import Backend, BackendKind, ModelFiles
+from workers.backends.families import TRACEABLE
 from workers.backends.layer import LayerShape
 
 
@@ -38,6 +39,7 @@ KIND = BackendKind(
     name="onnx",
     packages=("onnx", "onnxruntime"),
     precisions={"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")},
+    families=TRACEABLE,
     load=_load,
     probe=_probe,
     lacks=_lacks,

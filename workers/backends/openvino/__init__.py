@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from workers.backends.base import Backend, BackendKind, ModelFiles, is_installed
+from workers.backends.families import TRACEABLE
 from workers.backends.layer import LayerShape
 from workers.backends.speed import INT8, cpu_speeds
 
@@ -39,6 +40,7 @@ KIND = BackendKind(
     packages=("openvino",),
     machines=("x86_64", "AMD64"),
     precisions={"cpu": ("fp32", "bf16", "int8")},
+    families=TRACEABLE,
     load=_load,
     probe=_probe,
     probed=("fp32", "bf16", *INT8),
