@@ -95,9 +95,12 @@ class ChunkScorer:
                 if payload is None:
                     return None
                 queries, passages = decode_pairs(payload)
-            claim.engine = self._engine(run)
         except FormatError as error:
             raise self._refusal(("run", run.id), error) from None
+        except WireError as error:
+            return ChunkFailure(chunk=claim.chunk, message=str(error), fatal=True)
+        try:
+            claim.engine = self._engine(run)
         except (MemoryError, OutOfMemory):
             trouble = WorkerError(f"there is not enough memory to load model {run.spec.model}")
             raise self._refusal(weights_key(self._spec(run)), trouble) from None

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import pairwise
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -149,14 +150,15 @@ class Gpu(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """The metrics that the GPU supports: none without a GPU, no utilization if it is shared (MIG)."""
-        torch = sys.modules.get("torch")  # imported only if the worker needs it
-        if torch is None or not torch.cuda.is_initialized():
+        # PyTorch is imported only if the worker needs it; while another thread imports it, parts are missing.
+        cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+        if not hasattr(cuda, "is_initialized") or not cuda.is_initialized():
             return
         with suppress(Exception):  # an error of the GPU's libraries must not lose the other metrics
-            free, total = torch.cuda.mem_get_info()
-            yield from _gpu_memory(torch.cuda.memory_reserved(), total - free, total)
+            free, total = cuda.mem_get_info()
+            yield from _gpu_memory(cuda.memory_reserved(), total - free, total)
         with suppress(Exception):
-            yield _gpu_use(torch.cuda.utilization() / 100)
+            yield _gpu_use(cuda.utilization() / 100)
 
 
 def _gpu_memory(reserved: int, used: int, size: int) -> list[Metric]:

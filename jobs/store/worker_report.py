@@ -8,9 +8,8 @@ from typing import Any, cast
 
 import redis
 from pydantic import Field
-from rq import Queue
 from rq.defaults import RQ_KEY_PREFIX
-from rq.worker_registration import get_keys
+from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from jobs import keys
 from jobs.schema import Count, Seconds, WireModel
@@ -87,8 +86,8 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
     """The live workers that listen on `queue`, by kind."""
     connection: Any = client
     prefix = f"{RQ_KEY_PREFIX}:worker:"
-    rq_keys = get_keys(queue=Queue(queue, connection=connection))
-    names = [key.removeprefix(prefix) for key in map(_text, rq_keys)]
+    listed = connection.smembers(WORKERS_BY_QUEUE_KEY % queue)  # RQ's own reader fails at names not in UTF-8
+    names = [key.removeprefix(prefix) for key in map(_text, listed)]
     with connection.pipeline(transaction=False) as pipe:
         for name in names:
             pipe.exists(prefix + name)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,10 +19,12 @@ from rq.job import Job
 
 from benchmarks.damaged_jobs import FIELDS, put_damaged, put_leases
 from jobs import keys
+from jobs.errors import RunFailed
+from jobs.schema import FORMAT
 from jobs.store.recovery import clean_queue, failure_handler
 from jobs.store.runs import RunStore
 from jobs.store.set_aside import jobs_set_aside
-from jobs.store.worker_report import queue_workers
+from jobs.store.worker_report import queue_workers, worker_reports
 from producer import Client
 from tests.conftest import BIN, ENVIRON, Server, StartWorker, serve, start_worker, wait_for
 
@@ -57,6 +61,36 @@ def test_no_damaged_job_ends_a_worker(
     assert np.isfinite(run.scores(timeout=60)).all()
     wait_for(lambda: not server.client.llen("rq:queue:rankmill"), worker)
     assert worker.poll() is None
+
+
+def test_what_stands_in_the_list_of_workers_ends_nobody(
+    one_worker: tuple[Server, subprocess.Popen[bytes]], tiny_model: Path
+) -> None:
+    server, worker = one_worker
+    server.client.sadd("rq:workers:rankmill", b"\xff", "odd")
+    assert len(queue_workers(server.client, "rankmill").scoring) == 1
+    with pytest.raises(RunFailed, match="no such directory"):
+        Client(server.url, model="/gone/model").score(PAIRS, timeout=60)
+    assert np.isfinite(Client(server.url, model=str(tiny_model)).score(PAIRS, timeout=60)).all()
+    assert worker.poll() is None
+
+
+def test_a_damaged_payload_is_no_reason_to_refuse_its_model(
+    one_worker: tuple[Server, subprocess.Popen[bytes]], tiny_model: Path
+) -> None:
+    server, worker = one_worker
+    client = Client(server.url, model=str(tiny_model), chunk_size=10)
+    bomb = b"RKML" + FORMAT.to_bytes(4, "big") + (100).to_bytes(8, "big")
+    bomb += pa.compress(bytes(1 << 20), codec="zstd", asbytes=True)
+    worker.send_signal(signal.SIGSTOP)
+    run = client.submit(PAIRS)
+    server.client.set(keys.pairs(run.id, 1), bomb, ex=60)
+    worker.send_signal(signal.SIGCONT)
+    with pytest.raises(RunFailed, match="a payload is damaged"):
+        run.scores(timeout=60)
+    assert np.isfinite(client.score(PAIRS, timeout=60)).all()
+    (report,) = worker_reports(server.client, queue_workers(server.client, "rankmill").scoring).values()
+    assert report.refusals == ()
 
 
 @pytest.mark.parametrize("field", sorted(FIELDS))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 import struct
 import subprocess
+import sys
+import types
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -12,10 +14,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from rq.worker import SimpleWorker
 
 from jobs import keys
 from jobs.errors import ConfigError, RunFailed
 from jobs.runtime.http import answer, serve
+from jobs.store.recovery import failure_handler
+from jobs.store.runs import RunStore
 from jobs.store.worker_report import STAGES, WorkerReport, queue_workers, worker_reports
 from producer import Client
 from tests.conftest import Server, StartWorker, score_file, wait_for
@@ -23,6 +28,7 @@ from tests.harness.models import make_bert
 from tests.harness.tools import tool
 from tests.workers.test_engine import misbehaving
 from workers import metrics
+from workers.queue.heartbeat import Heartbeat
 
 PAIRS: list[tuple[str, str | None]] = [("big cat", f"moon river {number}") for number in range(99)]
 PAIRS.append(("big cat", None))
@@ -154,6 +160,34 @@ def test_gpu_metrics_are_there_when_cuda_is_used_and_can_tell(monkeypatch: pytes
     assert shown() == [20, 50, 80, 0.5]
     monkeypatch.setattr(torch.cuda, "utilization", nothing)
     assert shown() == [20, 50, 80, None]
+
+
+def test_a_heartbeat_reports_while_another_thread_imports_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    assert metrics.report(device="cpu", started=1.0, metrics_url=None, refusals=tuple).device == "cpu"
+    monkeypatch.setattr(sys.modules["torch"], "cuda", types.ModuleType("torch.cuda"), raising=False)
+    assert metrics.report(device="cpu", started=1.0, metrics_url=None, refusals=tuple).device == "cpu"
+
+
+def test_a_worker_s_record_is_renewed_whatever_becomes_of_it_and_of_the_report(server: Server) -> None:
+    worker = SimpleWorker(["q"], connection=server.client)
+    worker.register_birth()  # type: ignore[no-untyped-call]
+    server.client.persist(worker.key)
+
+    def fails() -> WorkerReport:
+        raise ZeroDivisionError("no report")
+
+    heartbeat = Heartbeat(
+        worker, 0.05, 2, fails, lambda: False, failure_handler(RunStore(server.client)), lambda: None
+    )
+    heartbeat.start()
+    try:
+        wait_for(lambda: server.client.ttl(worker.key) > 0)
+        server.client.set(worker.key, "no hash")
+        wait_for(lambda: server.client.type(worker.key) == b"hash" and server.client.ttl(worker.key) > 0)
+        assert server.client.hget(worker.key, "birth")
+    finally:
+        heartbeat.stop()
 
 
 def test_a_worker_that_loads_a_model_is_alive_and_not_ready(

@@ -73,10 +73,8 @@ class Heartbeat:
 
     def announce(self) -> None:
         """Register the worker and its report."""
-        # Each time, as the server may have lost its data.
-        self._worker.connection.hset(self._worker.key, mapping=self._worker.serialize())
-        worker_registration.register(self._worker)
-        announce_worker(self._worker.connection, self._worker.name, self._report(), self.lease_seconds)
+        self._register()
+        self._report_state()
 
     def age(self) -> float:
         """Seconds since the last heartbeat that reached the server."""
@@ -86,15 +84,39 @@ class Heartbeat:
         stopped = False
         while not stopped:
             self._end_if_wedged()
-            for step in (self._beat, self._look_after_queues, self._on_beat):
+            for step in (
+                self._register,
+                self._beat,
+                self._report_state,
+                self._look_after_queues,
+                self._on_beat,
+            ):
                 try:
                     step()
+                except redis.ResponseError as error:  # a key of the wrong type, say
+                    logger.warning("Redis refuses a part of the heartbeat: %s", error)
                 except Exception:  # whatever it is, the leases of running jobs must be renewed
                     logger.exception("heartbeat failed, trying again")
             stopped = self._stopped.wait(self._seconds)
 
+    def _register(self) -> None:
+        """Write the worker's record, with each beat: the server may have lost it, or somebody damaged it."""
+        connection, key = self._worker.connection, self._worker.key
+        try:
+            connection.hset(key, mapping=self._worker.serialize())
+        except redis.ResponseError as error:
+            if not str(error).startswith("WRONGTYPE"):
+                raise
+            logger.warning("%s is not a hash any more; it is written again", key)
+            connection.delete(key)
+            connection.hset(key, mapping=self._worker.serialize())
+        worker_registration.register(self._worker)
+
+    def _report_state(self) -> None:
+        announce_worker(self._worker.connection, self._worker.name, self._report(), self.lease_seconds)
+
     def _beat(self) -> None:
-        self.announce()
+        """Renew the worker's record and its leases, whatever else fails."""
         self._worker.heartbeat()
         for execution in list(self._worker.executions.values()):
             try:
