@@ -291,7 +291,7 @@ def measure(
         producer = threading.Thread(target=collect, args=(run,), daemon=True)
         producer.start()
         wait_until(lambda: finished(cluster.client, run.id))
-        before = _server_cpu(cluster.client)
+        before = server_cpu(cluster.client)
         began, due = time.monotonic(), kill_after or kill_every
         while (now := time.monotonic() - began) < seconds:
             flow.samples.append((now, finished(cluster.client, run.id), len(cluster.workers)))
@@ -302,7 +302,7 @@ def measure(
                 if replace:
                     cluster.start()
             time.sleep(SAMPLE)
-        flow.server_cpu = _server_cpu(cluster.client) - before
+        flow.server_cpu = server_cpu(cluster.client) - before
         run.cancel()
         producer.join()
     return flow
@@ -325,7 +325,7 @@ def finished(client: Any, run_id: str) -> int:
     return int(client.xinfo_stream(keys.results(run_id))["entries-added"]) - 1  # one makes the stream
 
 
-def _server_cpu(client: Any) -> float:
+def server_cpu(client: Any) -> float:
     found = client.info("cpu")
     return float(found["used_cpu_user"]) + float(found["used_cpu_sys"])
 
