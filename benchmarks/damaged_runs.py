@@ -177,5 +177,13 @@ class RunDamages:
 
     def any_key(self) -> None:
         """A key of another type."""
-        named = [keys.run, keys.results, keys.errors, keys.progress, keys.precision, keys.refusals]
+        named = [
+            keys.run,
+            keys.results,
+            keys.errors,
+            keys.progress,
+            keys.precision,
+            keys.refusals,
+            keys.scored_rows,
+        ]
         put(self._client, self._rng.choice(named)(self._id), self._rng)

@@ -111,6 +111,7 @@ class Fuzz:
         client.hset(b"rq:worker:" + name, self.rng.choice(REPORT_FIELDS), self.rng.choice(ANYTHING))
         client.expire(b"rq:worker:" + name, 30)
         client.set(keys.worker("").encode() + name, self.rng.choice(ANYTHING), ex=30)
+        client.set(keys.capacity("rankmill"), self.rng.choice(ANYTHING), ex=30)
 
     def damage_lists(self) -> None:
         """Damage the lists of runs, of queues and of jobs set aside."""
@@ -125,7 +126,8 @@ class Fuzz:
         """Give whole lists another type, while everybody reads them, and then remove them."""
         named = [keys.runs(), keys.set_aside(), "rq:queues", "rq:workers", "rq:workers:rankmill",
                  "rq:queue:rankmill", "rq:wip:rankmill", "rq:scheduled:rankmill", "rq:failed:rankmill",
-                 "rq:finished:rankmill", "rq:queue:rankmill:intermediate", "rq:worker:worker-2"]  # fmt: skip
+                 "rq:finished:rankmill", "rq:queue:rankmill:intermediate", "rq:worker:worker-2",
+                 keys.capacity("rankmill")]  # fmt: skip
         chosen = self.rng.sample(named, 2)
         for key in chosen:
             put(self.server, key, self.rng)

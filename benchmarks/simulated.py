@@ -344,7 +344,9 @@ def plot(flows: Sequence[Flow], path: Path) -> None:
             axes.axvline(kill, color="black", linewidth=0.8)
         axes.set_ylim(0)
         axes.set_ylabel("chunks/s")
-        axes.set_title(f"{flow.workers} workers: {flow.share:.2f} of the ideal", loc="left", fontsize=9)
+        axes.set_title(
+            f"workers: {flow.workers}; share of the ideal: {flow.share:.2f}", loc="left", fontsize=9
+        )
     axes.set_xlabel("seconds; dotted: the ideal of the live workers; lines: SIGKILLs")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -370,7 +372,7 @@ def main() -> None:
     flows = []
     for workers in options.pop("workers"):
         flows.append(flow := measure(workers, **options))
-        print(f"{workers} workers:", *flow.each_second)
+        print(f"workers: {workers}; chunks in each second:", *flow.each_second)
         cpu = flow.server_cpu / flow.end
         print(f"  share of the ideal {flow.share:.3f}; the server used {cpu:.3f} of a core")
         if options["kill_after"]:

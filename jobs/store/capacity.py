@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any, cast
 
 import redis
-from rq import Queue
-from rq.defaults import RQ_KEY_PREFIX
-from rq.worker_registration import get_keys
 
 from jobs import keys
 from jobs.errors import WireError
+from jobs.runtime.patience import cannot_serve
 from jobs.schema import Count, WireModel
-from jobs.store.worker_report import WorkerReport
+from jobs.store.worker_report import WorkerReport, listed_workers
 
 
 class Capacity(WireModel):
@@ -25,10 +23,7 @@ class Capacity(WireModel):
 def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
     """Sum up the reports of the queue's workers, for the next `ttl` seconds."""
     connection: Any = client
-    prefix = f"{RQ_KEY_PREFIX}:worker:"
-    rq_keys = get_keys(queue=Queue(queue, connection=connection))
-    names = [key.decode(errors="backslashreplace") if isinstance(key, bytes) else key for key in rq_keys]
-    wanted = [keys.worker(name.removeprefix(prefix)) for name in names]
+    wanted = [keys.worker(name) for name in listed_workers(client, queue)]
     reports = cast("list[bytes | None]", connection.mget(wanted)) if wanted else []
     ahead = [_claim_ahead(report) for report in reports if report is not None]
     capacity = Capacity(workers=len(ahead), claim_ahead=sum(ahead))
@@ -37,11 +32,15 @@ def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
 
 def read_capacity(client: redis.Redis, queue: str) -> Capacity:
     """What `write_capacity` wrote; nothing if that is too long ago, or damaged."""
-    raw = cast("bytes | None", client.get(keys.capacity(queue)))
     try:
+        raw = cast("bytes | None", client.get(keys.capacity(queue)))
         return Capacity() if raw is None else Capacity.read_json(raw, "the capacity of the queue")
     except WireError:
         return Capacity()
+    except redis.ResponseError as error:
+        if cannot_serve(error):
+            raise
+        return Capacity()  # the key is no string
 
 
 def _claim_ahead(report: bytes) -> int:

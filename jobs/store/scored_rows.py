@@ -13,6 +13,7 @@ import redis
 
 from jobs import keys
 from jobs.run import Run
+from jobs.runtime.patience import cannot_serve
 
 _EXPIRY_SECONDS = 60
 """Expiry of the key; workers renew it every second."""
@@ -33,9 +34,14 @@ def write_scored_rows(client: redis.Redis, counts: Mapping[str, Mapping[int, int
 
 
 def read_scored_rows(client: redis.Redis, run: Run) -> dict[int, int]:
-    """The number of scored rows by chunk; fields that are not numbers are left out."""
+    """The number of scored rows by chunk; what is damaged is left out."""
     connection: Any = client
-    found = connection.hgetall(keys.scored_rows(run.id))
+    try:
+        found = connection.hgetall(keys.scored_rows(run.id))
+    except redis.ResponseError as error:
+        if cannot_serve(error):
+            raise
+        return {}  # the key is no hash: progress is worth no run
     return {
         int(chunk): int(rows)
         for chunk, rows in found.items()

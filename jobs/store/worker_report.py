@@ -23,6 +23,8 @@ class QueueWorkers:
     other: frozenset[str]
 
 
+_WORKER_PREFIX = f"{RQ_KEY_PREFIX}:worker:"
+
 SCORING_FIELD = "scoring"
 """Field in RQ's hash of a worker that marks a ScoringWorker; the hash stays for minutes after its death."""
 
@@ -82,15 +84,19 @@ def withdraw_worker(client: redis.Redis, name: str) -> None:
     client.delete(keys.worker(name))
 
 
+def listed_workers(client: redis.Redis, queue: str) -> list[str]:
+    """Names in RQ's list of a queue's workers, dead ones included; RQ's own reader fails at odd bytes."""
+    listed = cast("set[bytes]", client.smembers(WORKERS_BY_QUEUE_KEY % queue))
+    return [key.decode(errors="backslashreplace").removeprefix(_WORKER_PREFIX) for key in listed]
+
+
 def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
     """The live workers that listen on `queue`, by kind."""
     connection: Any = client
-    prefix = f"{RQ_KEY_PREFIX}:worker:"
-    listed = connection.smembers(WORKERS_BY_QUEUE_KEY % queue)  # RQ's own reader fails at names not in UTF-8
-    names = [key.removeprefix(prefix) for key in map(_text, listed)]
+    names = listed_workers(client, queue)
     with connection.pipeline(transaction=False) as pipe:
         for name in names:
-            pipe.exists(prefix + name)
+            pipe.exists(_WORKER_PREFIX + name)
             pipe.exists(keys.worker(name))
         flags = pipe.execute()
     alive = {name: bool(ours) for name, rq, ours in zip(names, flags[::2], flags[1::2], strict=True) if rq}
@@ -109,7 +115,3 @@ def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, Worke
         for name, report in zip(wanted, raw, strict=True)
         if report is not None
     }
-
-
-def _text(value: bytes | str) -> str:
-    return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value

@@ -14,8 +14,10 @@ from jobs.job import Payload, attempt
 from jobs.results import ChunkFailure, ChunkScores, ChunkStats
 from jobs.run import Progress, Run
 from jobs.spec import ScoreSpec
+from jobs.store.capacity import Capacity, write_capacity
 from jobs.store.recovery import enqueue_due
 from jobs.store.runs import RunStore
+from jobs.store.scored_rows import read_scored_rows
 
 STATS = ChunkStats(
     worker="w",
@@ -141,3 +143,14 @@ def test_a_run_can_be_restored_but_is_not_reset(store: RunStore, run: Run) -> No
     assert store.load(run.id) is None
     store.restore(run)
     assert store.load(run.id) == run
+
+
+def test_damaged_keys_of_the_window_and_of_progress_end_no_run(store: RunStore, run: Run) -> None:
+    store.redis.rpush(keys.capacity("q"), "no string")
+    store.redis.set(keys.scored_rows(run.id), "no hash")
+    assert store.capacity("q") == Capacity()
+    assert read_scored_rows(store.redis, run) == {}
+    store.redis.sadd("rq:workers:q", b"\xff", "rq:worker:odd")
+    store.redis.set(keys.worker("odd"), b"\xff")
+    write_capacity(store.redis, "q", 10)
+    assert store.capacity("q") == Capacity(workers=1)

@@ -164,9 +164,15 @@ def test_gpu_metrics_are_there_when_cuda_is_used_and_can_tell(monkeypatch: pytes
 
 def test_a_heartbeat_reports_while_another_thread_imports_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
-    assert metrics.report(device="cpu", started=1.0, metrics_url=None, refusals=tuple).device == "cpu"
+    assert (
+        metrics.report(device="cpu", started=1.0, metrics_url=None, claim_ahead=1, refusals=tuple).device
+        == "cpu"
+    )
     monkeypatch.setattr(sys.modules["torch"], "cuda", types.ModuleType("torch.cuda"), raising=False)
-    assert metrics.report(device="cpu", started=1.0, metrics_url=None, refusals=tuple).device == "cpu"
+    assert (
+        metrics.report(device="cpu", started=1.0, metrics_url=None, claim_ahead=1, refusals=tuple).device
+        == "cpu"
+    )
 
 
 def test_a_worker_s_record_is_renewed_whatever_becomes_of_it_and_of_the_report(server: Server) -> None:

@@ -59,6 +59,8 @@ class ScoredRowsBeat:
                 last = time.monotonic()
                 try:
                     write_scored_rows(self._connection, counts)
+                except redis.ResponseError as error:  # for instance, the key is not a hash
+                    logger.warning("the scored rows cannot be counted: %s", error)
                 except Exception:  # progress is worth no worker
                     logger.exception("the scored rows cannot be counted, trying again")
 
