@@ -34,7 +34,7 @@ SPEEDS = np.geomspace(100, 200_000, 60)
 """Pairs a second of a worker, from a CPU to a large GPU."""
 
 
-class _NoScorer:
+class NoScorer:
     """Fetches and decodes a chunk like any worker, and has its scores at once."""
 
     def __init__(self, store: RunStore, worker: str) -> None:
@@ -65,7 +65,7 @@ class IdleWorker(ScoringWorker):
 
     def _prepare(self, settings: WorkerSettings) -> None:
         super()._prepare(settings)
-        self._claims.scorer = _NoScorer(self.store, self.name)  # type: ignore[assignment]
+        self._claims.scorer = NoScorer(self.store, self.name)  # type: ignore[assignment]
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,8 @@ from jobs.spec import ScoreSpec
 from jobs.store.runs import RunStore
 from producer.journal import Journal
 from producer.leftovers import Leftovers
-from producer.pairs import cut_pairs
-from producer.sizing import WindowSize
+from producer.pairs import RowsAt, cut_pairs
+from producer.sizing import ChunkSize, Sizes, WindowSize
 from producer.splitting import ScoredTable
 from producer.submission import Submission
 
@@ -82,6 +83,7 @@ class Client:
             raise ConfigError("no Redis server is named: give redis_url or set REDIS_URL")
         self.store = RunStore(connect(url, self.settings.redis_wait_seconds))
         self._leftovers = Leftovers(self.store)
+        self._chunk_rows: dict[str, int] = {}
 
     def submit(self, pairs: Pairs, *, columns: tuple[str, str] = COLUMNS, **spec: Any) -> ScoringRun:
         """Start a run; its first chunks are in the queue when this returns.
@@ -108,21 +110,24 @@ class Client:
 
     def start(
         self,
-        tables: Iterator[pa.Table],
+        cut: Callable[[RowsAt], Iterator[pa.Table]],
         columns: tuple[str, str],
         *,
+        chunk_size: int | None = None,
         rows: int | None = None,
         on_wait: Callable[[], None] = lambda: None,
         journal: Journal | None = None,
         deadline: float = math.inf,
         **spec: Any,
     ) -> ScoringRun:
-        """Like `submit`, for tables that are already cut into chunks.
+        """Like `submit`, for tables that the caller cuts.
 
         Parameters
         ----------
-        tables, columns
-            Tables to score, one chunk each, and the names of their query and passage columns.
+        cut, columns
+            Returns tables to score, one chunk each; the names of their query and passage columns.
+        chunk_size
+            Most rows in a chunk; default: the setting.
         rows
             Number of rows in all tables, if it is known.
         on_wait
@@ -145,8 +150,10 @@ class Client:
         with about(run=run.id):
             total = "rows as they come" if rows is None else f"{rows} rows"
             logger.info("run begins: %s on queue %r, model %s", total, run.queue, run.spec.model)
-        size = WindowSize(settings.window, settings.window_mib << 20)
-        submission = Submission(self.store, run, self._leftovers, tables, columns, size, journal)
+        window = WindowSize(settings.window, settings.window_mib << 20)
+        chunks = ChunkSize(chunk_size or settings.chunk_size, run.spec.model, journal, self._chunk_rows)
+        sizes, tables = Sizes(window, chunks), cut(chunks.at)
+        submission = Submission(self.store, run, self._leftovers, tables, columns, sizes, journal)
         submission.on_wait, submission.deadline = on_wait, deadline
         try:
             if journal:
@@ -193,8 +200,8 @@ class Client:
         self, pairs: Pairs, columns: tuple[str, str], deadline: float, spec: dict[str, Any]
     ) -> ScoringRun:
         rows = len(pairs) if isinstance(pairs, Sized) else None
-        tables = cut_pairs(pairs, columns, self.settings.chunk_size)
-        return self.start(tables, columns, rows=rows, deadline=deadline, **spec)
+        cut = partial(cut_pairs, pairs, columns)
+        return self.start(cut, columns, rows=rows, deadline=deadline, **spec)
 
 
 class ScoringRun:

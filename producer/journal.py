@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,16 @@ CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS chunks
     (chunk INTEGER PRIMARY KEY, rows INTEGER NOT NULL, scores BLOB, about TEXT NOT NULL);
 """
+
+_NEXT_CUT = """
+SELECT chunk, rows FROM chunks
+WHERE chunk >= ? AND typeof(rows) = 'integer' AND rows BETWEEN 1 AND ? ORDER BY chunk LIMIT 1
+"""
+
+_RENUMBER = "UPDATE chunks SET chunk = ?, about = json_set(about, '$.chunk', ?) WHERE chunk = ?"
+
+OLD_CHUNK_SIZE = "--chunk-size"
+"""In the manifest of an earlier release: the size of all chunks. Their numbers counted the chunks."""
 
 
 class Journal:
@@ -128,6 +138,25 @@ class Journal:
             if row[2] in range(MAX_CHUNK_ROWS + 1):
                 self.damaged_rows += int(row[2])
             return None
+
+    def next_cut(self, start: int) -> tuple[int, int] | None:
+        """First row and number of rows of the first result at row `start` or after, if there is any."""
+        with self._at_work():
+            found = self._db.execute(_NEXT_CUT, (start, MAX_CHUNK_ROWS)).fetchone()
+        return found and (int(found[0]), int(found[1]))
+
+    def renumber(self, starts: Iterable[int]) -> None:
+        """Number the results by their first rows: earlier releases numbered the chunks of a fixed size.
+
+        `starts` are the first rows of all chunks in order, as those releases cut them.
+        """
+        with self._at_work():
+            self._db.execute("DELETE FROM chunks WHERE NOT json_valid(about)")
+            for chunk, start in enumerate(starts):  # negative meanwhile, so that no two are the same
+                self._db.execute(_RENUMBER, (-start - 1, start, chunk))
+            self._db.execute("DELETE FROM chunks WHERE chunk >= 0")
+            self._db.execute("UPDATE chunks SET chunk = -chunk - 1")
+            self._db.execute("DELETE FROM manifest WHERE name = ?", (OLD_CHUNK_SIZE,))
 
     def add(self, results: Mapping[int, tuple[int, ChunkResult]]) -> None:
         """Store ``{chunk: (rows, result)}``, synced when this returns; fatal failures are not stored."""

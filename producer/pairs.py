@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
     Pairs: TypeAlias = Iterable[tuple[str | None, str | None]] | pd.DataFrame | pa.Table | pa.RecordBatch
 
+RowsAt: TypeAlias = Callable[[int], int]
+"""How many rows the chunk gets that begins at a row of the input; it gets fewer where texts are long."""
+
 CHUNK_TEXT_BYTES = 16 << 20
 """Most bytes of text in a chunk, counting a repeated query in every row; long texts make smaller chunks."""
 
 
-def cut_pairs(pairs: Pairs, columns: tuple[str, str], rows: int) -> Iterator[pa.Table]:
-    """Cut pairs into tables of `rows` rows, or fewer where their texts are long.
+def cut_pairs(pairs: Pairs, columns: tuple[str, str], rows_at: RowsAt) -> Iterator[pa.Table]:
+    """Cut pairs into tables, one for each chunk.
 
     Raises
     ------
@@ -31,14 +34,32 @@ def cut_pairs(pairs: Pairs, columns: tuple[str, str], rows: int) -> Iterator[pa.
         pairs = pa.Table.from_batches([pairs])
     elif hasattr(pairs, "columns") and hasattr(pairs, "iloc"):  # a data frame; pandas is slow to import
         pairs = pa.Table.from_pandas(pairs, preserve_index=False)
-    if isinstance(pairs, pa.Table):
-        for name in columns:
-            if name not in pairs.column_names:
-                raise InputError(f"no column {name!r}; there are {', '.join(map(repr, pairs.column_names))}")
-        tables = iter([pairs.slice(start, rows) for start in range(0, len(pairs), rows)])
-    else:
-        tables = _tables_from_pairs(iter(pairs), columns, rows)
-    return (part for table in tables for part in cut_long(table, columns))
+    if not isinstance(pairs, pa.Table):
+        tables = _tables_from_pairs(iter(pairs), columns, rows_at)
+        return (part for table in tables for part in cut_long(table, columns))
+    for name in columns:
+        if name not in pairs.column_names:
+            raise InputError(f"no column {name!r}; there are {', '.join(map(repr, pairs.column_names))}")
+    return cut_tables(iter([pairs]), columns, rows_at)
+
+
+def cut_tables(tables: Iterator[pa.Table], columns: tuple[str, str], rows_at: RowsAt) -> Iterator[pa.Table]:
+    """Cut tables anew, into one for each chunk."""
+    start = waiting = size = 0
+    pending: list[pa.Table] = []
+    for table in tables:
+        at = 0
+        while at < len(table):
+            size = size or rows_at(start)
+            pending.append(table.slice(at, size - waiting))
+            waiting += len(pending[-1])
+            at += len(pending[-1])
+            if waiting == size:
+                yield from cut_long(pa.concat_tables(pending), columns)
+                start += size
+                waiting, size, pending = 0, 0, []
+    if pending:
+        yield from cut_long(pa.concat_tables(pending), columns)
 
 
 def cut_long(table: pa.Table, columns: tuple[str, str]) -> Iterator[pa.Table]:
@@ -53,7 +74,7 @@ def cut_long(table: pa.Table, columns: tuple[str, str]) -> Iterator[pa.Table]:
 
 
 def _tables_from_pairs(
-    pairs: Iterator[tuple[str | None, str | None]], columns: tuple[str, str], rows: int
+    pairs: Iterator[tuple[str | None, str | None]], columns: tuple[str, str], rows_at: RowsAt
 ) -> Iterator[pa.Table]:
     part: list[tuple[str | None, str | None]] = []
     size = 0  # in characters; counts repeated texts, because Arrow stores a copy in each row
@@ -61,18 +82,19 @@ def _tables_from_pairs(
     def table() -> pa.Table:
         return pa.table([_texts([pair[side] for pair in part]) for side in (0, 1)], names=list(columns))
 
+    rows = rows_at(0)
     for row, pair in enumerate(pairs):
         if not _is_pair(pair):
             raise InputError(f"pair {row} is {pair!r:.80}, not a query and a passage (two strings)")
         length = len(pair[0] or "") + len(pair[1] or "")
         if part and size + length > CHUNK_TEXT_BYTES:
             yield table()
-            part, size = [], 0
+            part, size, rows = [], 0, rows_at(row)
         part.append(pair)
         size += length
         if len(part) == rows:
             yield table()
-            part, size = [], 0
+            part, size, rows = [], 0, rows_at(row + 1)
     if part:
         yield table()
 

@@ -22,7 +22,7 @@ from jobs.store.scored_rows import read_scored_rows
 from producer.journal import Journal
 from producer.leftovers import Leftovers
 from producer.payloads import Encoder
-from producer.sizing import WindowSize
+from producer.sizing import Sizes
 from producer.splitting import ScoredTable, Unit
 from producer.window import Window
 
@@ -42,7 +42,7 @@ class Submission:
     """Submits the chunks of a run and yields its scored tables in input order.
 
     It works while the caller iterates `tables`: it submits chunks when the window has room, so Redis never
-    holds more than `window` chunks. Finished chunks that wait for an earlier one are in memory or on disk.
+    holds more than the window allows. Finished chunks that wait for an earlier one are in memory or on disk.
 
     Parameters
     ----------
@@ -54,8 +54,8 @@ class Submission:
         Tables to score, one chunk each.
     columns
         Names of the query and passage columns in them.
-    window
-        Most chunks in Redis without a result.
+    sizes
+        How many chunks may be in Redis without a result, and how large the source cuts them.
     journal
         Stores each result before Redis deletes it. A chunk whose result is already in the journal is
         not submitted.
@@ -68,7 +68,7 @@ class Submission:
         leftovers: Leftovers,
         source: Iterator[pa.Table],
         columns: tuple[str, str],
-        window: WindowSize,
+        sizes: Sizes,
         journal: Journal | None = None,
     ) -> None:
         self.run = run
@@ -80,11 +80,11 @@ class Submission:
         self._leftovers = leftovers
         self._span = tracing.begin("run", run=run.id, model=run.spec.model, queue=run.queue)
         self._journal = journal
-        self._size = window
+        self._sizes = sizes
         self._looked = -math.inf
         self._scored_rows: dict[int, int] = {}
         """Scored rows of units without a result, by number, as last seen."""
-        self._window = Window(run, source, window, journal, self._span)
+        self._window = Window(run, source, sizes.window, journal, self._span)
         self._waits_since = self._collected = time.monotonic()
         self._entries: list[str] = []
         """Ids of stream entries that were collected and are still in Redis."""
@@ -122,12 +122,12 @@ class Submission:
             while not window.done:
                 if window.wants_chunks():
                     self.fill()
-                if not window.ready:
+                if window.ready:
+                    self._keep_up()
+                    yield window.take()
+                    self._waits_since = time.monotonic()
+                elif not window.done:
                     self._wait()
-                    continue
-                self._keep_up()
-                yield window.take()
-                self._waits_since = time.monotonic()
         except (RunFailed, RunCancelled):
             window.close()
             raise
@@ -163,8 +163,6 @@ class Submission:
 
     def _wait(self) -> None:
         """Collect results, waiting a little for the first; a fatal failure ends the run."""
-        if self._window.done:
-            return
         self._look_around()
         with self._at_redis():
             self._collect(0 if self._window.wants_chunks() else _POLL_SECONDS)
@@ -189,8 +187,8 @@ class Submission:
         if now - self._looked < _LOOK_SECONDS:
             return
         self._looked = now
-        if self._size.follows_workers:
-            self._size.follow(self._store.capacity(self.run.queue), window.chunk_rows)
+        if self._sizes.window.follows_workers:
+            self._sizes.window.follow(self._store.capacity(self.run.queue), window.chunk_rows)
         self._scored_rows = read_scored_rows(self._store.redis, self.run)
         if window.see(self._scored_rows):
             self._store.note(self.run, window.notes.progress)
@@ -227,6 +225,8 @@ class Submission:
             if result.stats.precision != self._precision:
                 message = f"it is in {result.stats.precision}, and the run in {self._precision}"
                 return BadResult(result.chunk, message)
+        if unit and isinstance(result, ChunkScores):
+            self._sizes.chunks.see(result.stats.worker, len(result.scores))
         return result
 
     def _forget(self) -> None:

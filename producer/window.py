@@ -17,7 +17,7 @@ from jobs.runtime import tracing
 from jobs.runtime.logs import about
 from producer.journal import Journal
 from producer.notes import Notes
-from producer.sizing import WindowSize
+from producer.sizing import Load, WindowSize
 from producer.splitting import ScoredTable, Unit, join, scored_table
 from producer.spool import Spool
 
@@ -25,23 +25,24 @@ _AT_ONCE = 64
 """Most chunks that are cut at once."""
 
 FIRST_PIECE = 1 << 40
-"""Number of the first piece of a chunk; no run has so many chunks."""
+"""Number of the first piece of a chunk; no run has so many rows."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
 class InFlight:
-    """A chunk, from row ``start`` of the input, that has no result yet, and the results of its pieces."""
+    """A chunk that has no result yet, and the results of its pieces."""
 
     table: pa.Table
-    start: int
     span: Span
     parts: list[tuple[Unit, ChunkResult]] = field(default_factory=list)
 
 
 class Window:
     """The chunks of a run between the input and the caller. It does not use Redis.
+
+    The number of a chunk is its first row in the input.
 
     It holds no more units without a result than `size` allows. Chunks with a result wait in a spool until
     all chunks before them are taken, so a late chunk keeps no other from being scored.
@@ -72,9 +73,13 @@ class Window:
         self._finished = Spool(journal.folder if journal else None)
         self._piece_numbers = count(FIRST_PIECE)
         self._cut = 0
-        self._cut_rows = 0
+        """Rows that are cut into chunks so far; it is the number of the next chunk."""
         self._taken = 0
+        """Rows that the caller has; it is the number of the chunk whose turn is next."""
         self._exhausted = False
+        self._load = Load()
+        self._sent: dict[int, int] = {}
+        """Bytes of payload of the units in the load, by number."""
         self._payload_share = 1.0
         """Bytes of payload for a byte of a table, as last seen."""
         self.notes = Notes(journal.rows if journal else 0)
@@ -101,15 +106,14 @@ class Window:
         """Whether to submit chunks now."""
         if self._exhausted or self._finished.full or (self.ready and self._finished.memory_is_full):
             return False
-        return self._size.wants_more(self.units.values())
+        return self._size.wants_more(self._load)
 
     def fill(self) -> dict[int, Unit]:
         """Cut chunks until the window is full, or there are several; return the units to submit."""
         fresh: dict[int, Unit] = {}
-        rows = sum(len(unit.table) for unit in self.units.values())
-        payload = sum(unit.payload_bytes for unit in self.units.values())
+        load = Load(*self._load)
         for _ in range(_AT_ONCE):
-            if self._size.is_full(len(self.units) + len(fresh), rows, payload) or self._finished.full:
+            if self._size.is_full(load) or self._finished.full:
                 break
             table = next(self._source, None)
             if table is None:
@@ -117,22 +121,23 @@ class Window:
                 break
             known = self._known(len(table))
             if known:
-                self.notes.add(self._cut_rows, len(table), known, fresh=False)
+                self.notes.add(self._cut, len(table), known, fresh=False)
                 self._finished.put(self._cut, scored_table(table, known))
             else:
                 span = tracing.begin("chunk", self._span, chunk=self._cut, rows=len(table))
-                self._in_flight[self._cut] = InFlight(table, self._cut_rows, span)
+                self._in_flight[self._cut] = InFlight(table, span)
                 fresh[self._cut] = Unit(self._cut, table)
-                rows += len(table)
-                payload += int(table.nbytes * self._payload_share)
+                load = load.plus(len(table), int(table.nbytes * self._payload_share))
             self.chunk_rows = max(self.chunk_rows, len(table))
-            self._cut += 1
-            self._cut_rows += len(table)
+            self._cut += len(table)
         return fresh
 
     def sent(self, units: Mapping[int, Unit]) -> None:
         """Take note of units that are submitted, with the sizes of their payloads."""
-        self.units |= units
+        for number, unit in units.items():
+            self._leave(number)
+            self.units[number], self._sent[number] = unit, unit.payload_bytes
+            self._load = self._load.plus(len(unit.table), unit.payload_bytes)
         tables = sum(unit.table.nbytes for unit in units.values())
         self._payload_share = sum(unit.payload_bytes for unit in units.values()) / max(tables, 1)
 
@@ -147,8 +152,16 @@ class Window:
 
     def see(self, scored: Mapping[int, int]) -> bool:
         """Note the progress, with `scored` rows of units without a result, by number; return if it is new."""
-        counts = ((unit, scored.get(number, 0)) for number, unit in self.units.items())
-        return self.notes.see(sum(min(rows, len(unit.table)) for unit, rows in counts))
+        units = self.units
+        counts = (min(rows, len(units[number].table)) for number, rows in scored.items() if number in units)
+        return self.notes.see(sum(counts))
+
+    def _leave(self, number: int) -> None:
+        """Take a unit out of the load, if it is in it."""
+        payload = self._sent.pop(number, None)
+        if payload is not None:
+            rows = len(self.units[number].table)
+            self._load = Load(self._load.units - 1, self._load.rows - rows, self._load.payload - payload)
 
     def trace(self, unit: Unit) -> Mapping[str, str]:
         """The trace to which a unit's job belongs."""
@@ -159,6 +172,7 @@ class Window:
         finished: dict[int, tuple[int, ChunkResult]] = {}
         halves: dict[int, Unit] = {}
         for result in results:
+            self._leave(result.chunk)
             unit = self.units.pop(result.chunk, None)
             if unit is None:
                 continue  # a second result with the same scores, or not a chunk of this run
@@ -175,7 +189,7 @@ class Window:
             if sum(len(part.table) for part, _ in chunk.parts) == len(chunk.table):
                 del self._in_flight[unit.chunk]
                 whole = join(unit.chunk, chunk.parts)
-                self.notes.add(chunk.start, len(chunk.table), whole)
+                self.notes.add(unit.chunk, len(chunk.table), whole)
                 finished[unit.chunk] = len(chunk.table), whole
                 self._finished.put(unit.chunk, scored_table(chunk.table, whole))
                 chunk.span.end()
@@ -200,8 +214,9 @@ class Window:
 
     def take(self) -> ScoredTable:
         """Remove and return the next chunk, which must have its result."""
-        self._taken += 1
-        return self._finished.take(self._taken - 1)
+        part = self._finished.take(self._taken)
+        self._taken += len(part.table)
+        return part
 
     def close(self) -> None:
         """Drop what waits for its turn."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from producer.files.readers import TextColumns
 from producer.files.sink import ScoredFile, check_target
 from producer.files.source import Source, open_source
 from producer.files.workspace import Workspace
+from producer.journal import OLD_CHUNK_SIZE
 from producer.splitting import ScoredTable
 from producer.window import FIRST_PIECE
 from rankmill.progress import ProgressView, progress_view
@@ -129,7 +131,6 @@ def _options(request: Request, settings: Settings) -> dict[str, object]:
     """Options that change the rows of the output."""
     return {
         **settings.spec().model_dump(),
-        "chunk_size": settings.chunk_size,
         "query_column": request.columns.query,
         "passage_column": request.columns.passage,
         "score_column": request.score_column,
@@ -160,6 +161,9 @@ def _score(
     client, watch = session.client, session.watch
     _settle_last_run(client.store, work)
     journal = work.journal
+    if old_size := journal.manifest.get(OLD_CHUNK_SIZE):
+        sizes = [len(table) for table in source.tables(lambda _: int(old_size))]
+        journal.renumber(accumulate(sizes, initial=0))
     tally.resumed_rows = journal.rows
     if tally.resumed_rows:
         logger.info("continuing: %s rows are scored already (%s)", f"{tally.resumed_rows:,}", work.folder)
@@ -169,12 +173,11 @@ def _score(
     def look() -> None:
         view.update(begun[0].progress if begun else Progress(rows=tally.resumed_rows), watch.workers)
 
-    tables = source.tables(client.settings.chunk_size)
     # The branch may have a new commit by now: score the rest with the commit that scored the first chunk.
     revision = (journal.first and journal.first.revision) or client.settings.revision
     options: dict[str, Any] = {"rows": source.rows, "journal": journal, "revision": revision}
     try:
-        with session.run(tables, source.columns.names, on_wait=look, **options) as run:
+        with session.run(source.tables, source.columns.names, on_wait=look, **options) as run:
             begun.append(run)
             for part in run.tables():
                 output.write(part)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +18,7 @@ from jobs.errors import ConnectionFailed, RankmillError
 from jobs.results import ChunkStats
 from jobs.runtime.settings import Settings
 from producer.client import Client, ScoringRun
+from producer.pairs import RowsAt, cut_pairs
 from rankmill.local.embedded import EmbeddedCluster
 from rankmill.local.worker_watch import WorkerWatch
 
@@ -95,7 +96,7 @@ class Session:
     @contextmanager
     def run(
         self,
-        tables: Iterator[pa.Table],
+        cut: Callable[[RowsAt], Iterator[pa.Table]],
         columns: tuple[str, str],
         *,
         on_wait: Callable[[], None] = lambda: None,
@@ -116,7 +117,7 @@ class Session:
             self.watch.look()
             on_wait()
 
-        run = self.client.start(tables, columns, on_wait=look, **options)
+        run = self.client.start(cut, columns, on_wait=look, **options)
         try:
             yield run
         except BaseException:
@@ -144,9 +145,8 @@ class Session:
             The workers refuse the model, the precision or the backend.
         """
         started = time.perf_counter()
-        rows = chunk_size or self._settings.chunk_size
-        tables = (table.slice(start, rows) for start in range(0, len(table), rows))
-        with self.run(tables, columns, rows=len(table), **options) as run:
+        cut = partial(cut_pairs, table, columns)
+        with self.run(cut, columns, rows=len(table), chunk_size=chunk_size, **options) as run:
             parts = list(run.tables())
         seconds = time.perf_counter() - started
         scores = [part.scores.to_numpy(zero_copy_only=False) for part in parts]

@@ -109,7 +109,7 @@ class Settings(WorkerSettings):
 
     redis_url: str | None
     queue: str = Field(min_length=1)
-    chunk_size: int = Field(ge=1, le=MAX_CHUNK_ROWS)
+    chunk_size: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_CHUNK_ROWS)]
     window: Count
     window_mib: int = Field(ge=1)
     run_ttl: int = Field(ge=60)

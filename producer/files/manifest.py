@@ -16,6 +16,7 @@ from pathlib import Path
 
 from jobs.errors import InputError
 from producer.files.inputs import InputFile
+from producer.journal import OLD_CHUNK_SIZE
 
 _DIGESTED_BYTES = 64 << 10
 
@@ -60,7 +61,7 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
         for name in before
         if before[name] != now.get(name, before[name])
     ]
-    changed += [f"{name} is gone" for name in before if name not in now]
+    changed += [f"{name} is gone" for name in before if name not in now and name != OLD_CHUNK_SIZE]
     changed += [f"{name} is new" for name in now if name not in before]
     more = f", and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
     return ", ".join(changed[:_SHOWN]) + more

@@ -17,7 +17,7 @@ from producer.files.readers.delimited import DelimitedReader
 from producer.files.readers.jsonl import JsonlReader
 from producer.files.readers.parquet import ParquetReader
 from producer.files.schema import conform, to_ask_for, unify, with_partition
-from producer.pairs import cut_long
+from producer.pairs import RowsAt, cut_tables
 
 _READERS: dict[str, Reader] = {
     ".parquet": ParquetReader(),
@@ -26,6 +26,9 @@ _READERS: dict[str, Reader] = {
     ".jsonl": JsonlReader(),
     ".ndjson": JsonlReader(),
 }
+
+_BATCH_ROWS = 1024
+"""Rows that are read at once, about."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +46,8 @@ class Source:
         """Number of rows in all files."""
         return sum(survey.rows for survey in self.surveys)
 
-    def tables(self, rows: int) -> Iterator[pa.Table]:
-        """Yield all rows in order, as tables of `rows` rows (fewer in the last, and where texts are long).
+    def tables(self, rows_at: RowsAt) -> Iterator[pa.Table]:
+        """Yield all rows in order, as a table for each chunk.
 
         Raises
         ------
@@ -53,20 +56,9 @@ class Source:
         InputError
             A file is damaged in a way that `open_source` could not find.
         """
-        pending: list[pa.RecordBatch] = []
-        waiting = 0
-        for batch in self._batches(rows):
-            start = 0
-            while waiting + batch.num_rows - start >= rows:
-                pending.append(batch.slice(start, rows - waiting))
-                start += rows - waiting
-                yield from cut_long(pa.Table.from_batches(pending, self.schema), self.columns.names)
-                pending, waiting = [], 0
-            if start < batch.num_rows:
-                pending.append(batch.slice(start))
-                waiting += batch.num_rows - start
-        if pending:
-            yield from cut_long(pa.Table.from_batches(pending, self.schema), self.columns.names)
+        batches = self._batches(_BATCH_ROWS)
+        tables = (pa.Table.from_batches([batch], self.schema) for batch in batches)
+        return cut_tables(tables, self.columns.names, rows_at)
 
     def check_unchanged(self) -> None:
         """Raise `InputChanged` if a file has changed since the source was opened."""

@@ -27,7 +27,7 @@ _HELP = {
     "activation": "Function from the model's output to the score; default: the model's own.",
     "redis_url": "redis://, rediss:// (TLS) or unix:// URL of the server.",
     "queue": "Name of the queue.",
-    "chunk_size": "Most pairs in a job.",
+    "chunk_size": "Most pairs in a job; auto: about a second's work of the slowest worker, 64 to 16,384.",
     "workers": "Worker processes on this host; auto: one for each GPU, else 1.",
     "threads": f"CPU threads of each worker; auto: its share of the cores ({cores()} here).",
     "device": "Device on which workers of this host run the model; auto: cuda, else mps, else cpu.",

@@ -188,7 +188,8 @@ class Trials:
     def _bench(self, changes: Changes) -> Bench:
         settings = Settings(**{**self._base.model_dump(), **changes})
         if len(worker_environs(settings)) > 1:  # no worker may claim another's share
-            share = {"chunk_size": min(settings.chunk_size, len(self.pairs)), "claim_ahead": 1}
+            most = len(self.pairs) if settings.chunk_size == "auto" else settings.chunk_size
+            share = {"chunk_size": min(most, len(self.pairs)), "claim_ahead": 1}
             settings = settings.model_copy(update=share)
         return Bench(settings, self._timeout)
 

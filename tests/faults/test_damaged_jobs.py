@@ -119,7 +119,7 @@ def test_what_is_set_aside_is_shown_and_its_chunk_is_submitted_again(
     monkeypatch.setattr("producer.submission._SWEEP_SECONDS", 1)
     client = Client(server.url, model=str(tiny_model), chunk_size=10)
     run = client.submit(PAIRS)
-    job_id = keys.job_id(run.id, 1)
+    job_id = keys.job_id(run.id, 10)
     server.client.hset(Job.key_for(job_id), "timeout", "ten")
     worker = workers()
     assert np.isfinite(run.scores(timeout=60)).all()

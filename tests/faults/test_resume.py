@@ -128,11 +128,44 @@ def test_what_is_damaged_in_the_journal_is_scored_again(
     interrupt(command, output)
     with sqlite3.connect(folder_of(output) / "journal.db") as journal:
         journal.execute("UPDATE chunks SET scores = x'00' WHERE chunk = 0")
-        journal.execute("UPDATE chunks SET about = replace(about, 'tokens', 'tokuns') WHERE chunk = 1")
+        journal.execute(
+            "UPDATE chunks SET about = replace(about, 'tokens', 'tokuns') WHERE chunk = ?", (CHUNK,)
+        )
     journal.close()
     again = score_file(*command)
     assert again.code == 0, again.err
     assert again.err.count("is scored again, ") == 2
+    assert damage(output, undisturbed) == UNHARMED
+
+
+@pytest.mark.parametrize("size", ["auto", 7])
+def test_a_run_continues_with_the_cuts_it_has(
+    size: object, command: list[object], output: Path, undisturbed: Path
+) -> None:
+    interrupt(command, output)
+    done = score_file(*command, "--chunk-size", size, "--json")
+    assert (done.code, done.summary["resumed_rows"] > 0) == (0, True), done.err
+    assert damage(output, undisturbed) == UNHARMED
+
+
+def test_a_run_of_the_release_before_continues(
+    command: list[object], output: Path, undisturbed: Path
+) -> None:
+    """That release numbered chunks of one size, which it named in the manifest."""
+    interrupt(command, output)
+    with sqlite3.connect(folder_of(output) / "journal.db") as journal:
+        journal.execute("DELETE FROM chunks WHERE chunk = 16")
+        starts = [start for (start,) in journal.execute("SELECT chunk FROM chunks ORDER BY chunk")]
+        for start in starts:
+            journal.execute(
+                "UPDATE chunks SET chunk = ?1, about = json_set(about, '$.chunk', ?1) WHERE chunk = ?2",
+                (start // CHUNK, start),
+            )
+        journal.execute("INSERT INTO manifest VALUES ('--chunk-size', ?)", (str(CHUNK),))
+        journal.execute("DELETE FROM state")  # what it left in Redis has expired
+    journal.close()
+    done = score_file(*command, "--chunk-size", 50, "--json")
+    assert (done.code, done.summary["resumed_rows"]) == (0, CHUNK * len(starts)), done.err
     assert damage(output, undisturbed) == UNHARMED
 
 
@@ -144,7 +177,6 @@ def test_another_command_is_refused_and_restart_starts_over(
     changes: dict[str, list[object]] = {
         f"--model was {command[4]} and is {other}": ["--model", other],
         "--precision was fp32 and is bf16": ["--precision", "bf16"],
-        "--chunk-size was 16 and is 17": ["--chunk-size", 17],
         "--score-column was score and is ce": ["--score-column", "ce"],
     }
     for message, options in changes.items():

@@ -15,7 +15,7 @@ from jobs.store.runs import RunStore
 from jobs.wire import decode_pairs
 from producer.journal import Journal
 from producer.leftovers import Leftovers
-from producer.sizing import WindowSize
+from producer.sizing import ChunkSize, Sizes, WindowSize
 from producer.submission import Submission
 
 STATS = ChunkStats(
@@ -27,17 +27,18 @@ STATS = ChunkStats(
 class QueueByHand:
     """The jobs of a run; a test says when which chunk has its result."""
 
-    def __init__(self, tables: list[pa.Table], size: WindowSize, journal: Journal | None = None) -> None:
+    def __init__(self, tables: list[pa.Table], window: WindowSize, journal: Journal | None = None) -> None:
         self.store = RunStore(fakeredis.FakeRedis())
         self.run = self.store.create(ScoreSpec(model="m"), queue="q", ttl=100, max_retries=1)
         columns = ("query", "passage")
+        sizes = Sizes(window, ChunkSize(len(tables[0]), "m", journal, {}))
         self.submission = Submission(
-            self.store, self.run, Leftovers(self.store), iter(tables), columns, size, journal
+            self.store, self.run, Leftovers(self.store), iter(tables), columns, sizes, journal
         )
         self.most_waiting = 0
 
     def waiting(self) -> list[int]:
-        """Chunks that no worker has scored, in the order of the queue."""
+        """Numbers of the chunks that no worker has scored, in the order of the queue."""
         names = self.store.redis.lrange("rq:queue:q", 0, -1)
         chunks = [parsed[1] for name in names if (parsed := keys.parse_job_id(name.decode()))]
         self.most_waiting = max(self.most_waiting, len(chunks))

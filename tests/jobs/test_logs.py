@@ -52,7 +52,7 @@ def test_one_id_follows_a_chunk_from_producer_to_worker_and_back(
     worker.wait(timeout=30)
     own = lines((tmp_path / "worker.log").read_text())
     assert all(line["worker"] == "w1" for line in own)
-    for chunk in (0, 1):
+    for chunk in (0, 25):
         ids = {"run": run, "chunk": chunk, "job": keys.job_id(run, chunk)}
         for where, words in ((producer, "submitted 25 rows"), (own, "claimed 25 rows"),
                              (own, "scored 25 rows"), (producer, "collected 25 rows")):  # fmt: skip

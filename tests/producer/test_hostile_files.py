@@ -37,7 +37,7 @@ from producer.files.source import open_source
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     source = open_source(find_files([sys.argv[1]]), TextColumns("query", "passage"), allow_nulls=True)
-    print(sum(map(len, source.tables(1024))), "rows")
+    print(sum(map(len, source.tables(lambda _: 1024))), "rows")
 except InputError as error:
     print(error)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before >> 10)
@@ -242,5 +242,5 @@ def test_whatever_is_damaged_in_a_file_it_is_read_or_refused(
         path.write_bytes(content)
         with suppress(InputError, InputChanged):
             source = open_source(find_files([str(path)]), COLUMNS, allow_nulls=True)
-            for table in source.tables(7):
+            for table in source.tables(lambda _: 7):
                 table.validate(full=True)

@@ -44,17 +44,19 @@ def test_rows_of_unfinished_chunks_count_once() -> None:
         assert Progress.read_json(raw, "it").rows == said[-1]
         match len(said):
             case 1:
-                scored({0: 5, 1: 3})
+                scored({0: 5, 10: 3})
             case 2:
                 scored({0: 2})  # its worker has died, and another has begun it again
             case 3:
                 queue.score(0)
             case 4:
-                scored({0: 9, 2: 99})  # a count that came late, and one that cannot be
+                scored({0: 9, 20: 99})  # a count that came late, and one that cannot be
             case 5:
-                queue.score(2)
+                queue.score(20)
             case 6:
-                queue.store.redis.hset(keys.scored_rows(queue.run.id), mapping={"x": 1, "1": "many", "3": -1})
+                queue.store.redis.hset(
+                    keys.scored_rows(queue.run.id), mapping={"x": 1, "10": "many", "30": -1}
+                )
             case _:
                 for chunk in queue.waiting():
                     queue.score(chunk)
@@ -63,7 +65,7 @@ def test_rows_of_unfinished_chunks_count_once() -> None:
     assert said[:7] == [0, 8, 5, 13, 23, 23, 20]
     assert queue.submission.progress.rows == 40
     assert not queue.store.redis.keys("rankmill:run:*")
-    scored({1: 1})  # by a worker that does not know of the end yet
+    scored({10: 1})  # by a worker that does not know of the end yet
     assert not queue.store.redis.keys("rankmill:run:*")
 
 

@@ -24,7 +24,7 @@ from jobs.wire import encode_scores
 from producer import Client
 from producer.journal import Journal
 from producer.leftovers import Leftovers
-from producer.sizing import WindowSize
+from producer.sizing import ChunkSize, Sizes, WindowSize
 from producer.splitting import ScoredTable
 from producer.submission import Submission
 from tests.conftest import Server, StartWorker
@@ -40,7 +40,7 @@ Entry = dict[Any, Any]
 
 def good(chunk: int, rows: int = ROWS) -> Entry:
     scores = pa.array(np.arange(rows) + 10.0 * chunk, pa.float32())
-    return dict(to_entry(ChunkScores(chunk, scores, pa.nulls(rows, pa.string()), STATS)))
+    return dict(to_entry(ChunkScores(chunk * ROWS, scores, pa.nulls(rows, pa.string()), STATS)))
 
 
 def with_scores(scores: list[float | None], errors: list[str | None]) -> dict[str, bytes]:
@@ -88,13 +88,15 @@ def scored(
     run = store.create(ScoreSpec(model="m"), queue="q", ttl=100, max_retries=max_retries)
     table = pa.table({"query": ["q"] * ROWS, "passage": ["p"] * ROWS})
     tables, columns = iter([table] * CHUNKS), ("query", "passage")
-    submission = Submission(store, run, Leftovers(store), tables, columns, WindowSize(8, 1 << 20), journal)
+    sizes = Sizes(WindowSize(8, 1 << 20), ChunkSize(ROWS, "m", journal, {}))
+    submission = Submission(store, run, Leftovers(store), tables, columns, sizes, journal)
     attempts: dict[int, int] = {}
 
     def work() -> None:
         while popped := store.redis.lpop("rq:queue:q"):
             job = popped.decode()
-            (_, chunk) = keys.parse_job_id(job) or ("", -1)
+            (_, start) = keys.parse_job_id(job) or ("", -1)
+            chunk = start // ROWS
             attempts[chunk] = attempts.get(chunk, 0) + 1
             for entry in answer(chunk, attempts[chunk]):
                 store.redis.xadd(keys.results(run.id), entry)
@@ -133,7 +135,7 @@ def test_a_fatal_failure_of_a_chunk_that_is_not_there_ends_no_run() -> None:
     fatal = dict(to_entry(ChunkFailure(chunk=99, message="no", fatal=True)))
     assert not any(part.scores.null_count for part in scored(lambda chunk, _: [fatal, good(chunk)]))
     with pytest.raises(RunFailed, match="no"):
-        scored(lambda chunk, _: [{**fatal, "chunk": chunk}])
+        scored(lambda chunk, _: [{**fatal, "chunk": chunk * ROWS}])
 
 
 PIECES = st.one_of(
@@ -188,7 +190,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 def write_over(journal: Journal, chunk: int, column: str, value: object) -> None:
     """Damage an entry behind the journal's back."""
     with journal._db as db:
-        db.execute(f"UPDATE chunks SET {column} = ? WHERE chunk = ?", (value, chunk))
+        db.execute(f"UPDATE chunks SET {column} = ? WHERE chunk = ?", (value, chunk * ROWS))
 
 
 @pytest.mark.parametrize("change", BAD.values(), ids=BAD)
@@ -197,7 +199,7 @@ def test_a_bad_result_never_gets_into_the_journal(
 ) -> None:
     sweep_at_once(monkeypatch)
     scored(lambda chunk, attempt: [damaged(chunk, change) if attempt == 1 else good(chunk)], journal)
-    kept = [journal.get(chunk, ROWS) for chunk in range(CHUNKS)]
+    kept = [journal.get(chunk * ROWS, ROWS) for chunk in range(CHUNKS)]
     assert [result.scores.to_pylist()[0] for result in kept if isinstance(result, ChunkScores)] == [0, 10, 20]
 
 
@@ -239,7 +241,7 @@ def test_a_neighbours_results_in_the_stream_change_nothing(
     for chunk, change in enumerate(BAD.values()):
         server.client.xadd(keys.results(run.id), damaged(chunk, change))
     server.client.unlink(
-        *(Job.key_for(keys.job_id(run.id, chunk)) for chunk in (0, 1))
+        *(Job.key_for(keys.job_id(run.id, start)) for start in (0, ROWS))
     )  # as if it were theirs
     workers()
     assert np.isfinite(run.scores(timeout=100)).all()

@@ -33,7 +33,7 @@ def opened(*paths: Path, allow_nulls: bool = True) -> Source:
 
 
 def read(*paths: Path, rows: int = 4) -> pa.Table:
-    return pa.concat_tables(list(opened(*paths).tables(rows)))
+    return pa.concat_tables(list(opened(*paths).tables(lambda _: rows)))
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -82,7 +82,7 @@ def test_chunks_are_full_and_in_order(tmp_path: Path, batches: list[int], rows: 
         for size in batches:
             writer.write_table(whole.slice(start, size))
             start += size
-    chunks = list(opened(path).tables(rows))
+    chunks = list(opened(path).tables(lambda _: rows))
     assert [n for chunk in chunks for n in chunk["n"].to_pylist()] == list(range(total))
     assert all(len(chunk) == rows for chunk in chunks[:-1])
 
@@ -90,7 +90,7 @@ def test_chunks_are_full_and_in_order(tmp_path: Path, batches: list[int], rows: 
 def test_long_texts_make_smaller_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pairs_module, "CHUNK_TEXT_BYTES", 1000)
     path = write(tmp_path / "a.parquet", [{"query": "q", "passage": "p" * 300} for _ in range(10)])
-    chunks = list(opened(path).tables(8))
+    chunks = list(opened(path).tables(lambda _: 8))
     assert sum(map(len, chunks)) == 10
     assert max(map(len, chunks)) <= 3
 
@@ -150,7 +150,7 @@ def test_an_empty_file_has_no_rows(tmp_path: Path, name: str) -> None:
     source = opened(path)
     assert source.rows == 0
     assert source.schema.names == ["query", "passage"]
-    assert list(source.tables(4)) == []
+    assert list(source.tables(lambda _: 4)) == []
 
 
 def test_a_csv_with_only_a_header_keeps_its_columns(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_a_file_that_changes_while_it_is_read_is_told(
     source.check_unchanged()
     write(tmp_path / name, rows)
     with pytest.raises(InputChanged, match=r"has changed while it was read \(it was .* and is"):
-        list(source.tables(4))
+        list(source.tables(lambda _: 4))
     with pytest.raises(InputChanged, match="give the same command again"):
         source.check_unchanged()
 
@@ -307,7 +307,7 @@ def test_a_file_that_goes_or_is_damaged_while_it_is_read_is_told(
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(InputChanged, match="has changed while it was read"):
-        list(source.tables(4))
+        list(source.tables(lambda _: 4))
 
 
 def test_a_file_system_that_hides_the_change_is_caught_by_the_count_of_rows(
@@ -317,7 +317,7 @@ def test_a_file_system_that_hides_the_change_is_caught_by_the_count_of_rows(
     source = opened(write(tmp_path / "a.csv", ROWS))
     write(tmp_path / "a.csv", ROWS[:7])
     with pytest.raises(InputChanged, match="it was 10 rows and is 7 rows"):
-        list(source.tables(4))
+        list(source.tables(lambda _: 4))
 
 
 @pytest.mark.parametrize("how", ["directory", "glob", "every file"])

@@ -1,0 +1,67 @@
+"""Chunks of about a second's work of the slowest worker, cut where the journal was cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobs.results import ChunkFailure
+from producer import Client
+from producer.journal import Journal
+from producer.sizing import MAX_ROWS, MIN_ROWS, ChunkSize
+from tests.conftest import Server
+
+
+class Clock:
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        patch.setattr("producer.sizing.time.monotonic", lambda: self.now)
+
+
+def test_chunks_follow_the_slowest_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    learnt: dict[str, int] = {}
+    size = ChunkSize("auto", "m", None, learnt)
+    assert size.at(0) == MIN_ROWS
+    for _ in range(5):
+        clock.now += 0.5
+        size.see("slow", 50)
+        size.see("fast", 5000)
+    assert size.at(0) == 100
+    for _ in range(8):  # no more results of the slow worker
+        clock.now += 10
+        size.see("fast", 50_000)
+    assert size.at(0) == 5000
+    clock.now += 1
+    size.see("fast", 500_000)
+    clock.now += 1
+    size.see("fast", 500_000)
+    assert size.at(0) == MAX_ROWS
+    assert ChunkSize("auto", "m", None, learnt).at(0) == MAX_ROWS  # the client's next run begins with it
+    assert ChunkSize("auto", "another", None, learnt).at(0) == MIN_ROWS
+    fixed = ChunkSize(7, "m", None, learnt)
+    fixed.see("w", 7)
+    assert fixed.at(0) == 7
+
+
+def test_a_chunk_ends_where_the_journal_has_one(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.db")
+    failures = {start: ChunkFailure(chunk=start, message="no", fatal=False) for start in (10, 100)}
+    journal.add({start: (20, failure) for start, failure in failures.items()})
+    size = ChunkSize(64, "m", journal, {})
+    assert [size.at(start) for start in (0, 5, 10, 30, 94, 100, 120)] == [10, 5, 20, 64, 6, 20, 64]
+    journal.close()
+
+
+def test_the_size_of_chunks_grows_with_the_speed(shared_queue: Server, tiny_model: Path) -> None:
+    client = Client(shared_queue.url, model=str(tiny_model), precision="fp32")
+    pairs = [("big cat", f"moon river {number % 7}") for number in range(6000)]
+    run = client.submit(pairs)
+    parts = list(run.tables())
+    sizes = [len(part.table) for part in parts]
+    assert sum(sizes) == 6000
+    assert sizes[0] == MIN_ROWS < max(sizes)
+    scores = np.concatenate([part.scores.to_numpy() for part in parts])
+    assert all(np.allclose(scores[row::7], scores[row], atol=1e-4) for row in range(7))
