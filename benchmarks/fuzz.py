@@ -31,6 +31,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pyarrow.parquet as pq
 import redis
 from rq.job import Job
 
@@ -163,7 +164,7 @@ class Fuzz:
 
     def damage_file(self) -> None:
         """Damage the runs of score-file; it ends with an exit code, and the same command is whole again."""
-        source, output = self.folder / "in.jsonl", self.folder / "out.jsonl"
+        source, output = self.folder / "in.jsonl", self.folder / "out.parquet"
         source.write_text("".join(json.dumps({"query": q, "passage": p}) + "\n" for q, p in PAIRS))
         command = [source, "-o", output, "--force", "--redis", self.url, "--model", self.model]
         command += ["--precision", "fp32", "--chunk-size", CHUNK, "--json"]
@@ -178,9 +179,9 @@ class Fuzz:
                     self.rng.choice(damages.all)()
         self._end_of(process, {0, 1, 2, 3})
         self._end_of(start(*command), {0})
-        lines = [json.loads(line) for line in output.read_text().splitlines()]
-        if not np.allclose([line["score"] for line in lines], self.expected, atol=1e-5):
-            self.findings.append(f"score-file, a second time: {lines}")
+        scores = pq.read_table(output)["score"].to_pylist()
+        if not np.allclose(scores, self.expected, atol=1e-5):
+            self.findings.append(f"score-file, a second time: {scores}")
 
     def look(self) -> None:
         """Check that all processes live and work, and that undamaged runs get their scores."""
