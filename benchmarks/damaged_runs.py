@@ -105,7 +105,7 @@ def bad_result(chunk: int, rows: int, rng: random.Random) -> Mapping[Any, Any]:
         {**good, "scores": encode_scores(pa.array(np.ones(more, np.float32)), pa.nulls(more, pa.string()))},
         {**good, "scores": encode_pairs(said, said)},
         {**good, "scores": _refused(mutated(encode_scores(odd, errors), rng))},
-        {**good, "chunk": rng.choice([b"-1", b"99", b"1e3", b"\xff", b"9" * 30, b""])},
+        {**good, "chunk": rng.choice([b"-1", b"99", b"7", b"1e3", b"\xff", b"9" * 30, b""])},
         {**good, "stats": rng.choice(ANYTHING)},
         {**good, "stats": STATS.model_dump_json().replace("0.1", rng.choice(["NaN", "1e400", "-1", '""']))},
         {**good, "more": b"1"},
@@ -137,9 +137,9 @@ class RunDamages:
 
     def __init__(self, client: Any, rng: random.Random, run_id: str, chunks: int, rows: int) -> None:
         self._client, self._rng, self._id, self._rows = client, rng, run_id, rows
-        self._chunk = rng.randrange(chunks)
+        self._chunk = rows * rng.randrange(chunks)  # named by its first row
         self.altered: set[int] = set()
-        """Chunks whose pairs were damaged: they may have become other pairs."""
+        """Chunks whose pairs were damaged, by their first row: they may have become other pairs."""
         self.all: list[Callable[[], None]] = [
             self.record, self.payload, self.bomb, self.job, self.result, self.result, self.any_key,
         ]  # fmt: skip

@@ -226,7 +226,7 @@ class Fuzz:
         for row, (score, expected) in enumerate(zip(scores, self.expected, strict=True)):
             scored = np.isclose(score, expected, atol=1e-5) and row not in errors
             failed = np.isnan(score) and row in errors
-            if not (scored or failed or row // CHUNK in altered):
+            if not (scored or failed or row - row % CHUNK in altered):
                 self.findings.append(f"row {row} has {score}, not {expected}, after: {names}")
                 return
         for error in errors.values():

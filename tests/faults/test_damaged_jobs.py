@@ -84,7 +84,7 @@ def test_a_damaged_payload_is_no_reason_to_refuse_its_model(
     bomb += pa.compress(bytes(1 << 20), codec="zstd", asbytes=True)
     worker.send_signal(signal.SIGSTOP)
     run = client.submit(PAIRS)
-    server.client.set(keys.pairs(run.id, 1), bomb, ex=60)
+    server.client.set(keys.pairs(run.id, 10), bomb, ex=60)
     worker.send_signal(signal.SIGCONT)
     with pytest.raises(RunFailed, match="a payload is damaged"):
         run.scores(timeout=60)
