@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from jobs.errors import SpecError
 from jobs.spec import ScoreSpec
+from tests.harness.backends import require
 from tests.harness.models import make_bert
 from tests.workers.test_engine import one_at_a_time
 from tests.workers.test_first_token import FAMILIES, OTHERS, small_model
@@ -89,6 +90,7 @@ def test_openvino_with_small_weights_and_several_threads(family: str, openvino_b
 def test_openvino_ranks_the_example_as_fp32_does(precision: str, openvino_backend: Any) -> None:
     rows = [json.loads(line) for line in EXAMPLES.read_text().splitlines()][:120]
     texts = [row["query"] for row in rows], [row["passage"] for row in rows]
+    require("openvino", precision)
     ranks = []
     for each in ("fp32", precision):
         spec = ScoreSpec.model_validate({"model": "demo", "precision": each})
@@ -103,6 +105,18 @@ def test_openvino_runs_the_families_it_is_known_to_score(openvino_backend: Any) 
     """Whether ``auto`` takes it is a question of speed, which `test_speed` asks."""
     for family in TRACEABLE:
         assert BACKENDS["openvino"].obstacle(AutoConfig.for_model(family), "cpu", "fp32") is None
+
+
+def test_bf16_is_never_computed_in_fp32(openvino_backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = AutoConfig.for_model("bert")
+    for has_bf16, able in ((True, "openvino"), (False, "torch")):
+        monkeypatch.setattr("workers.backends.openvino._has_bf16", lambda found=has_bf16: found)
+        assert choose_backend("auto", "bf16", config, "cpu", CACHE) == Choice(able, "bf16")
+    assert choose_backend("openvino", "auto", config, "cpu", CACHE) == Choice("openvino", "fp32")
+    with pytest.raises(
+        SpecError, match=r"openvino cannot be used: it has no bf16 on this CPU.*--backend torch"
+    ):
+        choose_backend("openvino", "bf16", config, "cpu", CACHE)
 
 
 @pytest.mark.parametrize("family", set(OTHERS) - TRACEABLE)
@@ -137,12 +151,12 @@ def test_a_gpu_is_pytorch_s() -> None:
         choose_backend("openvino", "auto", config, "cuda", CACHE)
 
 
-def test_without_openvino_auto_is_pytorch_and_asking_says_what_to_install(
+def test_without_openvino_auto_is_another_and_asking_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, tiny_model: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
     spec = ScoreSpec(model=str(tiny_model))
-    assert load_model(spec, "cpu").backend.name == "torch"
+    assert load_model(spec, "cpu").backend.name in {"torch", "onnx"}
     with pytest.raises(SpecError, match=r"not installed \(pip install 'rankmill\[worker\]'\)"):
         load_model(spec, "cpu", "openvino")
 

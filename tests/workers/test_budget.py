@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +25,8 @@ from workers.models.tokens import Batch
 class Costing:
     """A backend whose batches cost seconds, and more for the square of their tokens; it holds so many."""
 
+    now = 0.0
+    """The time (s), which only batches spend."""
     name, device, precision, depth, bytes = "costing", "cpu", "fp32", 2, 0
 
     def __init__(self, batch: float, square: float, memory: int = 10**9) -> None:
@@ -32,8 +35,17 @@ class Costing:
     def submit(self, batch: Batch) -> TorchForward:
         if batch.ids.size > self.memory:
             raise OutOfMemory("too large")
-        time.sleep(self.batch + self.square * batch.ids.size**2)
+        Costing.now += self.batch + self.square * batch.ids.size**2
         return TorchForward(torch.zeros(len(batch.ids)), None)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speeds are measured in the time that batches say they cost, however busy the machine is."""
+    monkeypatch.setattr(
+        "workers.engine.budget.time",
+        SimpleNamespace(perf_counter=lambda: Costing.now, monotonic=time.monotonic),
+    )
 
 
 BATCH = Batch(*(np.ones((2, 8), dtype=np.int64) for _ in range(3)))
@@ -46,6 +58,7 @@ def search_of(backend: Costing, folder: Path, model: str = "some/model") -> Budg
     return search
 
 
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(
     ("backend", "expected"),
     [
@@ -58,6 +71,7 @@ def test_the_best_budget_wins(tmp_path: Path, backend: Costing, expected: int) -
     assert search_of(backend, tmp_path).find(BATCH) == expected
 
 
+@pytest.mark.usefixtures("clock")
 def test_it_is_looked_for_once_and_kept(tmp_path: Path) -> None:
     first = search_of(Costing(0.01, 0.0), tmp_path)
     late = search_of(Costing(0.0, 3e-6), tmp_path)
@@ -74,6 +88,7 @@ def test_it_is_looked_for_once_and_kept(tmp_path: Path) -> None:
     assert [(each["model"], each["token_budget"]) for each in kept] == [("some/model", 256)]
 
 
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("content", ["", "[]", '{"token_budget": "many"}'])
 def test_a_damaged_file_is_found_again(tmp_path: Path, content: str) -> None:
     search_of(Costing(0.01, 0.0), tmp_path).find(BATCH)
@@ -84,6 +99,7 @@ def test_a_damaged_file_is_found_again(tmp_path: Path, content: str) -> None:
     assert again.find(BATCH) == 256
 
 
+@pytest.mark.usefixtures("clock")
 def test_where_nothing_can_be_kept_the_budget_is_used_all_the_same(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import torch
 
 from jobs.spec import ScoreSpec
+from tests.harness.backends import require
 from tests.harness.models import make_bert
 from tests.workers.test_engine import some_pairs
 from tests.workers.test_first_token import FAMILIES, OTHERS, batch, small_model
@@ -42,8 +42,7 @@ def scores_of(model: Path, backend: str, precision: str, cache: Path) -> Logits:
 
 @pytest.mark.parametrize(("backend", "precision"), KINDS)
 def test_fewer_bits_make_no_ties(backend: str, precision: str, small: Path, tmp_path: Path) -> None:
-    if importlib.util.find_spec({"onnx": "onnxruntime"}.get(backend, backend)) is None:
-        pytest.skip(f"{backend} is not installed")
+    require(backend, precision)
     exact, fewer = (scores_of(small, *kind, tmp_path) for kind in (("torch", "fp32"), (backend, precision)))
     assert np.abs(exact - fewer).max() > 0
     assert len(np.unique(fewer)) >= 0.99 * len(np.unique(exact)) > 380

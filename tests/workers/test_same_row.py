@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jobs.spec import ScoreSpec
+from tests.harness.backends import require
 from tests.workers.test_backends import EXAMPLES
 from workers.backends.base import Logits
 from workers.engine.engine import Engine
@@ -39,7 +40,7 @@ def exact() -> Logits:
 
 @pytest.mark.parametrize(("backend", "precision"), BOUNDS)
 def test_the_same_row_has_the_same_score(backend: str, precision: str, exact: Logits) -> None:
-    pytest.importorskip({"onnx": "onnxruntime"}.get(backend, backend))
+    require(backend, precision)
     alone, together = (scores_of(backend, precision, budget) for budget in (1, 2048))
     bound = BOUNDS[backend, precision]
     assert np.abs(alone - together).max() <= bound

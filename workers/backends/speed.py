@@ -159,7 +159,8 @@ def _layers(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[Combination
     layers = {}
     for kind in kinds:
         for precision in kind.probed:
-            if kind.probe is not None and precision.partition(" ")[0] in kind.precisions["cpu"]:
+            known = precision.partition(" ")[0] in kind.precisions["cpu"]
+            if kind.probe is not None and known and kind.lacks("cpu", precision) is None:
                 try:
                     layers[kind.name, precision] = kind.probe(shape, precision)
                 except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 from workers.backends.base import Backend, BackendKind, ModelFiles, is_installed
 from workers.backends.families import TRACEABLE
@@ -31,7 +32,16 @@ def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
 def _lacks(device: str, precision: str) -> str | None:
     if precision == "int8" and not is_installed("nncf"):
         return "int8 needs NNCF (pip install 'rankmill[openvino-int8]')"
+    if "bf16" in precision and not _has_bf16():
+        return "it has no bf16 on this CPU, and would compute in fp32"
     return None
+
+
+@cache
+def _has_bf16() -> bool:
+    from workers.backends.openvino.silent import openvino
+
+    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 KIND = BackendKind(

@@ -1,0 +1,16 @@
+"""Which backends this machine has."""
+
+from __future__ import annotations
+
+import pytest
+
+from workers.backends.registry import BACKENDS
+
+
+def require(backend: str, precision: str = "fp32") -> None:
+    """Skip the test if this machine lacks the backend, or its arithmetic."""
+    kind = BACKENDS[backend]
+    for package in kind.packages:
+        pytest.importorskip(package)
+    if lacking := kind.lacks("cpu", precision):
+        pytest.skip(f"{backend}: {lacking}")
