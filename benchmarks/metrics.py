@@ -159,7 +159,9 @@ def by_itself(batches_per_second: float) -> dict[str, Any]:
 
     batch = cpu_seconds(count, 5000)
     report = cpu_seconds(
-        lambda: metrics.report(device="cpu", started=0.0, metrics_url=None, claim_ahead=0, refusals=tuple),
+        lambda: metrics.report(
+            device="cpu", started=0.0, metrics_url=None, claim_ahead=0, refusals=tuple, answers=tuple
+        ),
         100,
     )
     scrape = cpu_seconds(lambda: generate_latest(metrics.REGISTRY), 100)

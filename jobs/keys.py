@@ -80,6 +80,16 @@ def capacity(queue: str) -> str:
     return f"{PREFIX}:queue:{queue}:capacity"
 
 
+def orders(name: str) -> str:
+    """List: orders to the worker `name` that it has not read yet, each as JSON."""
+    return f"{PREFIX}:orders:{name}"
+
+
+def queues() -> str:
+    """Sorted set: names of the queues in use, by the time of their last use (seconds since 1970)."""
+    return f"{PREFIX}:queues"
+
+
 def job_id(run_id: str, chunk: int) -> str:
     """RQ's id of the job that scores a chunk."""
     return f"{run_id}-{chunk}"

@@ -33,15 +33,8 @@ class Parts:
     pipeline: Pipeline
 
 
-def assemble(settings: WorkerSettings, store: RunStore, worker: str, drain: Callable[[], None]) -> Parts:
-    """Choose the device and make the worker's parts.
-
-    Parameters
-    ----------
-    settings, store, worker
-        The worker's settings, its run store and its name.
-    drain
-        Waits until no engine is in use.
+def prepare_device(settings: WorkerSettings) -> str:
+    """Set the number of threads, and choose the device.
 
     Raises
     ------
@@ -49,7 +42,21 @@ def assemble(settings: WorkerSettings, store: RunStore, worker: str, drain: Call
         The device is not available, or the backend does not run on it.
     """
     use_threads(settings.threads)
-    device = choose_device(settings.device, settings.backend)
+    return choose_device(settings.device, settings.backend)
+
+
+def assemble(
+    settings: WorkerSettings, device: str, store: RunStore, worker: str, drain: Callable[[], None]
+) -> Parts:
+    """Make the worker's parts.
+
+    Parameters
+    ----------
+    settings, device, store, worker
+        The worker's settings, its device (from `prepare_device`), its run store and its name.
+    drain
+        Waits until no engine is in use.
+    """
     engines = EngineCache(
         partial(load, device=device, backend=settings.backend, cache_dir=settings.cache_dir),
         device,

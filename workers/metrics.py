@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from itertools import pairwise
-from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from jobs.runtime.tracing import step
-from jobs.store.worker_report import LATENCY_BUCKETS, STAGES, WorkerReport
+from jobs.store.orders import Answer
+from jobs.store.worker_report import LATENCY_BUCKETS, STAGES, GpuReport, WorkerReport
+from workers.gpu import Gpu
 
 REGISTRY = CollectorRegistry()
 """Registry of all metrics below; not the library's default one, to which other libraries may add."""
@@ -92,6 +90,11 @@ refusals = Gauge(
     "Models or runs whose chunks the worker leaves to others just now, as it cannot score them.",
     registry=REGISTRY,
 )
+drained = Gauge(
+    "rankmill_drained",
+    "1 if the worker is drained and takes no new chunks, else 0.",
+    registry=REGISTRY,
+)
 model_loads = Counter(
     "rankmill_model_loads_total", "Attempts to load a model: loaded, failed.", ["outcome"], registry=REGISTRY
 )
@@ -141,40 +144,8 @@ build.info(
 ProcessCollector(registry=REGISTRY)
 
 
-class Gpu(Collector):
-    """Memory and utilization of the NVIDIA GPU, once this process uses it."""
-
-    def describe(self) -> Iterable[Metric]:
-        """The metrics' names, without access to the GPU."""
-        return [*_gpu_memory(0, 0, 0), _gpu_use(0)]
-
-    def collect(self) -> Iterable[Metric]:
-        """The metrics that the GPU supports: none without a GPU, no utilization if it is shared (MIG)."""
-        # PyTorch is imported only if the worker needs it; while another thread imports it, parts are missing.
-        cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
-        if not hasattr(cuda, "is_initialized") or not cuda.is_initialized():
-            return
-        with suppress(Exception):  # an error of the GPU's libraries must not lose the other metrics
-            free, total = cuda.mem_get_info()
-            yield from _gpu_memory(cuda.memory_reserved(), total - free, total)
-        with suppress(Exception):
-            yield _gpu_use(cuda.utilization() / 100)
-
-
-def _gpu_memory(reserved: int, used: int, size: int) -> list[Metric]:
-    return [
-        GaugeMetricFamily("rankmill_gpu_memory_reserved_bytes", "GPU memory of this worker.", reserved),
-        GaugeMetricFamily("rankmill_gpu_memory_used_bytes", "Used memory of the worker's GPU.", used),
-        GaugeMetricFamily("rankmill_gpu_memory_size_bytes", "Memory of the worker's GPU.", size),
-    ]
-
-
-def _gpu_use(ratio: float) -> Metric:
-    text = "Share of time in which the worker's GPU was busy."
-    return GaugeMetricFamily("rankmill_gpu_utilization_ratio", text, ratio)
-
-
-REGISTRY.register(Gpu())
+gpu = Gpu()
+REGISTRY.register(gpu)
 
 
 @contextmanager
@@ -201,6 +172,25 @@ def count_chunk(outcome: str, submitted: datetime | None = None) -> None:
         latency.observe(max(time.time() - submitted.timestamp(), 0.0))
 
 
+class _CpuUse:
+    """CPU cores that this process keeps busy, from one call to the next."""
+
+    def __init__(self) -> None:
+        self._at, self._seconds = time.monotonic(), time.process_time()
+        self._cores: float | None = None
+
+    def cores(self) -> float | None:
+        """The mean since the last call; after less than half a second still that of the last call."""
+        at, seconds = time.monotonic(), time.process_time()
+        if at - self._at >= 0.5:
+            self._cores = (seconds - self._seconds) / (at - self._at)
+            self._at, self._seconds = at, seconds
+        return self._cores
+
+
+_cpu = _CpuUse()
+
+
 def report(
     *,
     device: str,
@@ -208,8 +198,10 @@ def report(
     metrics_url: str | None,
     claim_ahead: int,
     refusals: Callable[[], tuple[str, ...]],
+    answers: Callable[[], tuple[Answer, ...]],
 ) -> WorkerReport:
     """The worker's report, from the same metrics that Prometheus reads."""
+    said = answers()  # first, so that the figures are at least as new as the answers
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for metric in REGISTRY.collect()
@@ -227,8 +219,21 @@ def report(
         metrics_url=metrics_url,
         claim_ahead=claim_ahead,
         refusals=refusals(),
+        drained=bool(whole("rankmill_drained")),
+        answers=said,
         models=tuple(sorted({key[1] for key in found if key[0] == "rankmill_model_info"})),
         resident_bytes=whole("process_resident_memory_bytes"),
+        cpu=_cpu.cores(),
+        gpu=None
+        if ("rankmill_gpu_memory_size_bytes",) not in found
+        else GpuReport(
+            use=found.get(("rankmill_gpu_utilization_ratio",)),
+            memory_used=whole("rankmill_gpu_memory_used_bytes"),
+            memory_size=whole("rankmill_gpu_memory_size_bytes"),
+            celsius=found.get(("rankmill_gpu_temperature_celsius",)),
+        ),
+        model_hits=whole("rankmill_model_hits_total"),
+        model_loads=whole("rankmill_model_loads_total", "loaded"),
         claimed_jobs=whole("rankmill_claimed_jobs"),
         claimed_pairs=whole("rankmill_claimed_pairs"),
         chunks=whole("rankmill_chunks_total", "scored"),

@@ -24,12 +24,14 @@ from jobs.runtime.logs import set_up
 from jobs.runtime.passwords import mask_passwords, remember_password
 from jobs.runtime.patience import Patience
 from jobs.runtime.settings import WorkerSettings, load_settings
+from jobs.spec import weights_key
 from jobs.store.recovery import failure_handler
 from jobs.store.runs import RunStore
 from workers import metrics
 from workers.queue.claims import Claims
 from workers.queue.heartbeat import Heartbeat
 from workers.queue.leased_worker import LeasedWorker
+from workers.queue.orders import Orders
 from workers.queue.rq_job import ScoringJob, take_job
 from workers.queue.scored_rows import ScoredRowsBeat
 from workers.queue.stopping import LastResort, RefusedCommands, give_up
@@ -70,6 +72,7 @@ class ScoringWorker(LeasedWorker):
 
     _claims: Claims
     _scored_rows: ScoredRowsBeat
+    _orders: Orders
     _parts: Parts
     _patience: Patience
 
@@ -144,6 +147,14 @@ class ScoringWorker(LeasedWorker):
         idle_since, refused = time.monotonic(), RefusedCommands(self._patience.seconds)
         while not self._stop_requested:
             self._claims.begin_put_aside()
+            self._orders.carry_out()
+            if self._orders.drained:
+                if seconds is None and not self._claims.waiting:
+                    return None  # in a burst: other workers take what is left
+                self.show_state(busy=bool(self._claims.held))
+                self._orders.wait(_POLL_SECONDS)
+                idle_since = time.monotonic()
+                continue
             if rest := self._claims.scorer.refusals.rest:
                 if seconds is None:  # in a burst: other workers take what is left
                     return None
@@ -189,20 +200,32 @@ class ScoringWorker(LeasedWorker):
 
     def _prepare(self, settings: WorkerSettings) -> None:
         # Imported here and not with the class: only in the process that will use the device.
-        from workers.assembly import assemble
+        from workers.assembly import assemble, prepare_device
         from workers.health import serve_health
 
-        self._parts = parts = assemble(settings, self.store, self.name, self._wait_until_idle)
+        device = prepare_device(settings)
+        self.take_name(device)
+        set_up(settings.log_level, settings.log_format, worker=self.name)
+        self._parts = parts = assemble(settings, device, self.store, self.name, self._wait_until_idle)
         self._claims = Claims(self, self.store, parts, self._wait_until_idle)
         self._scored_rows = ScoredRowsBeat(self.connection, self._claims)
+        started = time.time()
+        self._orders = Orders(
+            started,
+            parts.engines,
+            settings.spec,
+            lambda: len(self._claims.held),
+            lambda spec: parts.scorer.refusals.close(weights_key(spec)),
+        )
         url = serve_health(settings.metrics_address, self.connection, self._obstacle)
         report = partial(
             metrics.report,
             device=parts.device,
-            started=time.time(),
+            started=started,
             metrics_url=url,
             claim_ahead=parts.claim_ahead,
             refusals=parts.scorer.refusals.reasons,
+            answers=self._orders.answers,
         )
         self._heartbeat = Heartbeat(
             self,
@@ -212,6 +235,7 @@ class ScoringWorker(LeasedWorker):
             parts.pipeline.wedged,
             failure_handler(self.store),
             self._claims.drop_cancelled,
+            self._orders,
         )
         probe = impatient(self.connection, _PROBE_SECONDS)
         LastResort(
@@ -220,10 +244,11 @@ class ScoringWorker(LeasedWorker):
             working=lambda: parts.pipeline.working,
             serving=lambda: not (self._patience.trouble or unreachable(probe)),
         ).start()
+        if parts.device == "cuda":
+            metrics.gpu.watch()
         metrics.worker.info({"worker": self.name, "device": parts.device})
         metrics.heartbeat_age.set_function(self._heartbeat.age)
-        for model in settings.warm:
-            parts.engines.warm(settings.spec(model))
+        self._orders.warm(settings.warm)
 
     def _obstacle(self) -> str | None:
         """Why the worker cannot score now, if so; a model not asked for yet is no reason."""

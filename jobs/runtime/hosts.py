@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import socket
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -67,6 +69,20 @@ def may_have_gpu() -> bool:
     if platform.system() != "Linux":
         return True
     return any(Path(path).exists() for path in _GPU_DRIVERS)
+
+
+def worker_name(device: str, process: str, environ: Mapping[str, str] = os.environ) -> str:
+    """A worker's name: its host, its accelerator and its process.
+
+    >>> worker_name("cuda", "4711", {"CUDA_VISIBLE_DEVICES": "1,2"}).partition(".")[2]
+    'cuda1.4711'
+    """
+    host = socket.gethostname().partition(".")[0]
+    if device == "cuda":
+        first = environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip() or "0"
+        number = first.removeprefix("GPU-").removeprefix("MIG-")
+        device = f"cuda{first}" if first.isdecimal() else f"cuda-{number[:8]}"
+    return f"{host}.{device}.{process}"
 
 
 def cpu_name() -> str:

@@ -43,8 +43,9 @@ def read_capacity(client: redis.Redis, queue: str) -> Capacity:
         return Capacity()  # the key is no string
 
 
-def _claim_ahead(report: bytes) -> int:
+def _claim_ahead(raw: bytes) -> int:
     try:
-        return WorkerReport.read_json(report, "the report").claim_ahead
+        report = WorkerReport.read_json(raw, "the report")
     except WireError:  # of another release, perhaps
         return 0
+    return 0 if report.drained else report.claim_ahead

@@ -24,6 +24,7 @@ from jobs.results import BadResult, ChunkResult, read_entry, to_entry
 from jobs.run import Progress, RowError, Run, new_run, read_run
 from jobs.spec import ScoreSpec
 from jobs.store.capacity import Capacity, read_capacity
+from jobs.store.queues import use_queues
 
 _UNDER_WAY = frozenset(
     status.value.encode() for status in (JobStatus.QUEUED, JobStatus.STARTED, JobStatus.SCHEDULED)
@@ -68,6 +69,7 @@ class RunStore:
             pipe.set(keys.progress(run.id), Progress().model_dump_json(), ex=run.ttl)
             pipe.zremrangebyscore(keys.runs(), 0, time.time())  # expired runs
             pipe.zadd(keys.runs(), {run.id: 0})
+            use_queues(pipe, [run.queue])
             self._touch(pipe, run)
             pipe.execute()
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import redis
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from redis.client import Pipeline
 from rq.defaults import RQ_KEY_PREFIX
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from jobs import keys
 from jobs.schema import Count, Seconds, WireModel
+from jobs.store.orders import Answer
 
 
 @dataclass(frozen=True)
@@ -25,14 +27,46 @@ class QueueWorkers:
 
 _WORKER_PREFIX = f"{RQ_KEY_PREFIX}:worker:"
 
+Share = Annotated[float, Field(ge=0, le=1)]
+
 SCORING_FIELD = "scoring"
 """Field in RQ's hash of a worker that marks a ScoringWorker; the hash stays for minutes after its death."""
 
 STAGES = ("wait", "fetch", "tokenize", "forward", "write")
 """Stages of a worker's time: waiting for work, then the stages of a chunk in order."""
 
-LATENCY_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+LATENCY_BUCKETS = (
+    *(0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 3.5, 5, 7.5, 10, 15, 20),
+    *(30, 45, 60, 75, 90, 120, 180, 240, 300, 450, 600, 900, 1200, 1800, 2700, 3600, 5400, 7200),
+    *(10800, 14400, 21600, 28800, 43200, 86400),
+)
 """Upper bounds in seconds of the time from a chunk's submission to its result."""
+
+_OLD_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+"""Those of older releases; the last count in their reports is of slower chunks."""
+
+
+class GpuReport(WireModel):
+    """A worker's GPU: share of time in which it is busy, bytes, degrees Celsius; ``None``: it cannot tell.
+
+    Everything that uses the GPU counts, not only this worker.
+    """
+
+    use: Share | None
+    memory_used: Count
+    memory_size: Count
+    celsius: float | None
+
+
+def _in_new_buckets(counts: object) -> object:
+    """Counts of an older release, in the buckets of this one; other counts as they are."""
+    if not isinstance(counts, list | tuple) or len(counts) != len(_OLD_BUCKETS) + 1:
+        return counts
+    found = [0] * (len(LATENCY_BUCKETS) + 1)
+    places = [LATENCY_BUCKETS.index(bound) for bound in _OLD_BUCKETS]
+    for place, count in zip([*places, places[-1] + 1], counts, strict=True):
+        found[place] = count
+    return found
 
 
 class WorkerReport(WireModel):
@@ -42,10 +76,15 @@ class WorkerReport(WireModel):
     ``stage_seconds`` has one value for each of `STAGES`. ``latency_counts`` counts chunks for each of
     `LATENCY_BUCKETS`; its last value counts slower chunks. ``refusals`` are the reasons why the worker
     currently leaves some models or runs to other workers. ``metrics_url`` is the address for Prometheus;
-    ``None`` without metrics.
+    ``None`` without metrics. ``cpu`` is the number of CPU cores that the worker kept busy between its last
+    two heartbeats, ``gpu`` is ``None`` without an NVIDIA GPU, ``model_hits`` counts the chunks whose model
+    was loaded already. ``drained``: the worker takes no new chunks; ``answers`` says what became of the last
+    orders (``None`` from a release that takes none).
     """
 
-    added = frozenset({"refusals", "claim_ahead"})
+    added = frozenset(
+        {"refusals", "claim_ahead", "drained", "answers", "cpu", "gpu", "model_hits", "model_loads"}
+    )
 
     device: str
     started: Seconds
@@ -53,8 +92,14 @@ class WorkerReport(WireModel):
     metrics_url: str | None = None
     models: tuple[str, ...] = ()
     refusals: tuple[str, ...] = ()
+    drained: bool = False
+    answers: tuple[Answer, ...] | None = None
     resident_bytes: Count = 0
     claim_ahead: Count = 0
+    cpu: Annotated[float, Field(ge=0)] | None = None
+    gpu: GpuReport | None = None
+    model_hits: Count = 0
+    model_loads: Count = 0
     claimed_jobs: Count = 0
     claimed_pairs: Count = 0
     chunks: Count = 0
@@ -67,14 +112,14 @@ class WorkerReport(WireModel):
     stage_seconds: tuple[Seconds, ...] = Field(
         default=(0.0,) * len(STAGES), min_length=len(STAGES), max_length=len(STAGES)
     )
-    latency_counts: tuple[Count, ...] = Field(
+    latency_counts: Annotated[tuple[Count, ...], BeforeValidator(_in_new_buckets)] = Field(
         default=(0,) * (len(LATENCY_BUCKETS) + 1),
         min_length=len(LATENCY_BUCKETS) + 1,
         max_length=len(LATENCY_BUCKETS) + 1,
     )
 
 
-def announce_worker(client: redis.Redis, name: str, report: WorkerReport, ttl: int) -> None:
+def announce_worker(client: redis.Redis | Pipeline, name: str, report: WorkerReport, ttl: int) -> None:
     """Write the report of ScoringWorker `name`; it expires after `ttl` seconds."""
     client.set(keys.worker(name), report.model_dump_json(), ex=ttl)
 

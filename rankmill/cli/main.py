@@ -10,7 +10,7 @@ from rankmill.cli import options
 
 _COMMANDS = {
     "score": "score.score_file",
-    "workers": "workers.score_workers",
+    "workers": "live_workers.workers",
     "status": "status.status",
     "runs": "status.runs",
     "errors": "status.errors",

@@ -63,6 +63,16 @@ def command(
     return wrap
 
 
+def group(name: str, cls: type[click.Group]) -> Callable[[Function], click.Group]:
+    """`click.group` that does something without a command's name, too; as `command` otherwise."""
+
+    def wrap(function: Function) -> click.Group:
+        make = click.group(name, cls=cls, invoke_without_command=True, context_settings=CONTEXT)
+        return make(clean_exit()(function))
+
+    return wrap
+
+
 def settings(*names: str, **defaults: str) -> Option:
     """``--config``, and flags that override the settings called `names`.
 

@@ -1,11 +1,9 @@
-"""``score-workers``, also ``rankmill workers``: start a host's workers and keep them running."""
+"""``score-workers``, also ``rankmill workers start``: start a host's workers and keep them running."""
 
 from __future__ import annotations
 
 import logging
-import os
 import signal
-import socket
 import time
 from contextlib import suppress
 from typing import Any
@@ -18,7 +16,7 @@ from jobs.runtime.patience import redis_errors, waiting
 from jobs.runtime.settings import load_settings
 from rankmill.cli import options
 from rankmill.local.embedded import worker_environs
-from rankmill.local.processes import Worker, WorkerProcesses, WorkersFailed
+from rankmill.local.processes import Worker, WorkerProcesses, WorkersFailed, worker_names
 
 _LOOK_SECONDS = 0.2
 
@@ -42,11 +40,12 @@ def score_workers(config: str | None, **flags: Any) -> None:
     server = options.server(settings)
     connect(server, settings.redis_wait_seconds).close()
     set_up(settings.log_level, settings.log_format)
+    environs = worker_environs(settings)
     processes = WorkerProcesses(
         settings.queue,
         server,
-        worker_environs(settings),
-        prefix=f"{socket.gethostname()}-{os.getpid()}",
+        environs,
+        names=worker_names(environs),
         wait_seconds=settings.redis_wait_seconds,
         on_death=_log_death,
     )

@@ -8,6 +8,7 @@ from typing import Any
 import redis
 from pydantic import BaseModel, ConfigDict
 from redis.client import Pipeline
+from rq.utils import str_to_date
 
 MAX_DAMAGED = 100
 """Most damaged keys that a snapshot lists."""
@@ -76,3 +77,11 @@ class Damage:
     def texts(self, raws: Iterable[bytes], key: str) -> list[str]:
         """The values that are UTF-8, as texts."""
         return [text for text in (self.text(raw, key) for raw in raws) if text is not None]
+
+    def seconds(self, raw: bytes | None, key: str) -> float | None:
+        """A time in RQ's format, in seconds since 1970; ``None`` if the value is absent or not a time."""
+        try:
+            return None if raw is None else str_to_date(raw).timestamp()
+        except (ValueError, ArithmeticError):
+            self.note(key, f"{raw!r:.60} is not a time")
+            return None

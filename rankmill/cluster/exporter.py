@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _CACHE_SECONDS = 1
 """Requests within this time get the same snapshot, so that they put no load on Redis."""
 
-_STATES = ("idle", "busy", "lost", "foreign")
+_STATES = ("idle", "busy", "draining", "drained", "lost", "foreign")
 _COUNTED = ("chunks", "retried_chunks", "pairs", "row_errors")
 """Fields of a `WorkerReport` that are added up."""
 
@@ -158,7 +158,7 @@ def _fill(families: dict[str, GaugeMetricFamily | CounterMetricFamily], cluster:
     for worker in cluster.workers:
         if worker.state == "lost":
             lost.update(worker.queues)
-        if worker.state in {"idle", "busy", "lost"} and worker.beat_seconds is not None:
+        if worker.state != "foreign" and worker.beat_seconds is not None:
             for name in worker.queues:
                 beats[name] = max(beats.get(name, 0.0), worker.beat_seconds)
     for queue in cluster.queues:
@@ -166,6 +166,7 @@ def _fill(families: dict[str, GaugeMetricFamily | CounterMetricFamily], cluster:
             families["rankmill_queue_jobs"].add_metric([queue.name, state], jobs)
         families["rankmill_queue_oldest_job_age_seconds"].add_metric([queue.name], queue.oldest_seconds or 0)
         families["rankmill_queue_workers"].add_metric([queue.name], queue.workers)
+        families["rankmill_queue_drained_workers"].add_metric([queue.name], queue.drained)
         families["rankmill_queue_lost_workers"].add_metric([queue.name], lost[queue.name])
         families["rankmill_queue_heartbeat_age_seconds"].add_metric([queue.name], beats.get(queue.name, 0))
     states = Counter[str](worker.state for worker in cluster.workers)
@@ -188,7 +189,11 @@ def _families() -> dict[str, GaugeMetricFamily | CounterMetricFamily]:
             "Age of the next chunk in the queue, 0 if none waits.",
             ("queue",),
         ),
-        "rankmill_queue_workers": ("Live ScoringWorkers that listen on the queue.", ("queue",)),
+        "rankmill_queue_workers": ("Live ScoringWorkers that take the queue's chunks.", ("queue",)),
+        "rankmill_queue_drained_workers": (
+            "Live ScoringWorkers of the queue that are drained and take no chunks.",
+            ("queue",),
+        ),
         "rankmill_queue_lost_workers": (
             "ScoringWorkers of the queue without a heartbeat for longer than their lease (lease_seconds).",
             ("queue",),
@@ -198,8 +203,8 @@ def _families() -> dict[str, GaugeMetricFamily | CounterMetricFamily]:
             ("queue",),
         ),
         "rankmill_workers": (
-            "Workers by state: idle, busy, lost (a ScoringWorker without a heartbeat for its lease), "
-            "foreign (an RQ worker that cannot score).",
+            "Workers by state: idle, busy, draining (finishing its last chunks), drained, lost (a "
+            "ScoringWorker without a heartbeat for its lease), foreign (an RQ worker that cannot score).",
             ("state",),
         ),
         "rankmill_runs_active": ("Runs that are not finished.", ()),

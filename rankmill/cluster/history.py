@@ -88,8 +88,8 @@ def _went_back(old: WorkerReport, new: WorkerReport) -> bool:
 def quantile(counts: Sequence[int], share: float) -> float | None:
     """The quantile `share` of a histogram with the buckets `LATENCY_BUCKETS`, interpolated.
 
-    >>> quantile([0, 0, 0, 0, 10, *[0] * 8], 0.5)
-    0.75
+    >>> quantile([10, *[0] * 44], 0.5)
+    0.005
     """
     total = sum(counts)
     if not total:

@@ -10,18 +10,17 @@ import redis
 from pydantic import BaseModel, ConfigDict, ValidationError
 from rq import Queue
 from rq.defaults import RQ_KEY_PREFIX
-from rq.job import Job
-from rq.registry import FailedJobRegistry, StartedJobRegistry
-from rq.utils import str_to_date
 from rq.worker_registration import REDIS_WORKER_KEYS
 
 from jobs import keys
 from jobs.errors import WireError
 from jobs.run import Progress, read_run
 from jobs.runtime.connection import refuses_writes
+from jobs.store.queues import UNUSED_SECONDS
 from jobs.store.set_aside import SetAside, jobs_set_aside
 from jobs.store.worker_report import SCORING_FIELD, WorkerReport
 from rankmill.cluster.damage import Damage, Damaged
+from rankmill.cluster.queues import QueueState, read_queues
 
 PAGE_RUNS = 50
 """Runs on a page."""
@@ -29,26 +28,16 @@ PAGE_RUNS = 50
 _WORKER_PREFIX = f"{RQ_KEY_PREFIX}:worker:"
 _WORKER_FIELDS = ("queues", "state", "birth", "death", "last_heartbeat", SCORING_FIELD)
 
-WorkerStateName = Literal["idle", "busy", "lost", "foreign"]
-"""``lost``: a ScoringWorker without a heartbeat for its lease; ``foreign``: an RQ worker of another class."""
+WorkerStateName = Literal["idle", "busy", "draining", "drained", "lost", "foreign"]
+"""The state of a worker.
+
+``draining``: it takes no new chunks and has some left; ``drained``: it has none left; ``lost``: a
+ScoringWorker without a heartbeat for its lease; ``foreign``: an RQ worker of another class.
+"""
 
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
-
-
-class QueueState(_Frozen):
-    """A queue: its waiting, started and finally failed jobs, and the number of its live ScoringWorkers.
-
-    ``oldest_seconds`` is the age of the next job; ``None`` if none waits.
-    """
-
-    name: str
-    waiting: int
-    oldest_seconds: float | None
-    started: int
-    failed: int
-    workers: int
 
 
 class WorkerState(_Frozen):
@@ -121,18 +110,26 @@ def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RU
         pipe.smembers(REDIS_WORKER_KEYS)
         pipe.zcount(keys.runs(), now, "+inf")
         pipe.zrange(keys.runs(), "+inf", now, desc=True, byscore=True, offset=page * page_size, num=page_size)
-        queue_keys, worker_keys, total, run_ids = damage.replies(
+        pipe.zrangebyscore(keys.queues(), now - UNUSED_SECONDS, "+inf")
+        queue_keys, worker_keys, total, run_ids, used_queues = damage.replies(
             pipe,
-            [(Queue.redis_queues_keys, ()), (REDIS_WORKER_KEYS, ()), (keys.runs(), 0), (keys.runs(), ())],
+            [
+                (Queue.redis_queues_keys, ()),
+                (REDIS_WORKER_KEYS, ()),
+                (keys.runs(), 0),
+                (keys.runs(), ()),
+                (keys.queues(), ()),
+            ],
         )
     names = _names(damage.texts(worker_keys, REDIS_WORKER_KEYS), _WORKER_PREFIX)
     workers = _workers(client, names, now, damage)
+    used = damage.texts(used_queues, keys.queues())
     queues = _names(damage.texts(queue_keys, Queue.redis_queues_keys), Queue.redis_queue_namespace_prefix)
     return Snapshot(
         at=now,
         trouble=refuses_writes(client),
         set_aside=tuple(jobs_set_aside(client)),
-        queues=_queues(client, sorted({*queues, *_queues_of(workers)}), workers, now, damage),
+        queues=read_queues(client, queues, used, workers, now, damage),
         workers=workers,
         runs=_runs(client, damage.texts(run_ids, keys.runs()), now, damage),
         runs_total=total,
@@ -172,53 +169,16 @@ def _worker(
     state: WorkerStateName = "idle"
     if raw is None:
         state = "lost" if known[SCORING_FIELD] else "foreign"
+    elif report and report.drained:
+        state = "draining" if report.claimed_jobs else "drained"
     elif known["state"] == b"busy":
         state = "busy"
     key = _WORKER_PREFIX + name
     queues = damage.text(known["queues"] or b"", key) or ""
-    beat = report.beat if report else _seconds(known["last_heartbeat"], key, damage)
+    beat = report.beat if report else damage.seconds(known["last_heartbeat"], key)
     age = None if beat is None else max(now - beat, 0.0)
     return WorkerState(
         name=name, queues=tuple(filter(None, queues.split(","))), state=state, beat_seconds=age, report=report
-    )
-
-
-def _queues(
-    client: redis.Redis, names: list[str], workers: Iterable[WorkerState], now: float, damage: Damage
-) -> tuple[QueueState, ...]:
-    connection: Any = client
-    with connection.pipeline(transaction=False) as pipe:
-        expected: list[tuple[str, Any]] = []
-        for name in names:
-            queue = Queue(name, connection=connection)
-            started = StartedJobRegistry.key_template.format(name)
-            failed = FailedJobRegistry.key_template.format(name)
-            pipe.llen(queue.key)
-            pipe.lindex(queue.key, 0)
-            pipe.zcard(started)
-            pipe.zcard(failed)
-            expected += [(queue.key, 0), (queue.key, None), (started, 0), (failed, 0)]
-        replies = damage.replies(pipe, expected)
-        counts = [replies[at : at + 4] for at in range(0, len(replies), 4)]
-        firsts = [
-            Job.key_for(damage.text(first or b"", f"{Queue.redis_queue_namespace_prefix}{name}") or "")
-            for name, (_, first, *_) in zip(names, counts, strict=True)
-        ]
-        for job in firsts:
-            pipe.hget(job, "created_at")
-        created = damage.replies(pipe, [(job, None) for job in firsts])
-    live = [name for worker in workers if worker.state in {"idle", "busy"} for name in worker.queues]
-    ages = [_seconds(raw, job, damage) for job, raw in zip(firsts, created, strict=True)]
-    return tuple(
-        QueueState(
-            name=name,
-            waiting=waiting,
-            oldest_seconds=None if since is None else max(now - since, 0.0),
-            started=started,
-            failed=failed,
-            workers=live.count(name),
-        )
-        for name, (waiting, _, started, failed), since in zip(names, counts, ages, strict=True)
     )
 
 
@@ -268,16 +228,3 @@ def _run(run_id: str, raw: Mapping[bytes, bytes], progress: Progress, now: float
 
 def _names(found: Iterable[str], prefix: str) -> list[str]:
     return sorted(name.removeprefix(prefix) for name in found)
-
-
-def _queues_of(workers: Iterable[WorkerState]) -> set[str]:
-    return {name for worker in workers for name in worker.queues}
-
-
-def _seconds(raw: bytes | None, key: str, damage: Damage) -> float | None:
-    """A time in RQ's format, in seconds since 1970; ``None`` if the value is absent or not a time."""
-    try:
-        return None if raw is None else str_to_date(raw).timestamp()
-    except (ValueError, ArithmeticError):
-        damage.note(key, f"{raw!r:.60} is not a time")
-        return None

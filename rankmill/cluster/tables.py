@@ -10,9 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from jobs.run import RowError
-from jobs.store.worker_report import WorkerReport
+from jobs.store.worker_report import GpuReport, WorkerReport
 from rankmill.cluster.damage import Damaged
-from rankmill.cluster.snapshot import QueueState, RunState, Snapshot, WorkerState
+from rankmill.cluster.queues import QueueState
+from rankmill.cluster.snapshot import RunState, Snapshot, WorkerState
 
 ID_CHARS = 12
 """Characters of a run's id shown in tables; enough to identify it."""
@@ -20,7 +21,14 @@ ID_CHARS = 12
 MAX_REASON_CHARS = 300
 """Characters of a worker's reason for a refusal that are shown."""
 
-_STYLES = {"busy": "green", "idle": "", "lost": "bold red", "foreign": "yellow"}
+_STYLES = {
+    "busy": "green",
+    "idle": "",
+    "draining": "yellow",
+    "drained": "yellow",
+    "lost": "bold red",
+    "foreign": "yellow",
+}
 
 
 def overview(cluster: Snapshot, most_runs: int) -> RenderableType:
@@ -48,11 +56,7 @@ def overview(cluster: Snapshot, most_runs: int) -> RenderableType:
         what = plain(f"{last.job}: {last.reason}")
         parts.append(Text(f"{how_many} unreadable and set aside; the last one is {what}", style="yellow"))
     parts += [
-        Text(
-            f"Queue {plain(queue.name)} has no workers: start some with score-workers --queue "
-            f"{plain(shlex.quote(queue.name))}.",
-            style="bold red",
-        )
+        Text(_nobody(queue), style="bold red")
         for queue in cluster.queues
         if queue.waiting and not queue.workers
     ]
@@ -95,6 +99,32 @@ def workers_table(workers: Iterable[WorkerState]) -> RenderableType:
             f"{duration(worker.beat_seconds)} ago",
         )
     return _or_word(table, "No workers.")
+
+
+def live_table(workers: Iterable[WorkerState]) -> RenderableType:
+    """One line for each worker, with what it keeps loaded and what it uses of its host."""
+    names = ("worker", "queues", "state", "device", "models", "cpu", "memory", "gpu", "hits", "pairs", "beat")
+    table = _table(*names, left=5)
+    for worker in workers:
+        report = worker.report
+        state = Text(worker.state, style=_STYLES[worker.state])
+        cells: list[str | Text] = [plain(worker.name), plain(", ".join(worker.queues)), state]
+        if report:
+            left = f" ({report.claimed_jobs:,} left)" if worker.state == "draining" else ""
+            cells[2] = state.append(left)
+            cells += [
+                plain(report.device),
+                plain(", ".join(report.models)) or "none",
+                "" if report.cpu is None else f"{report.cpu:.1f} cores",
+                _size(report.resident_bytes),
+                _gpu(report.gpu),
+                _hits(report),
+                f"{report.pairs:,}",
+            ]
+        else:
+            cells += [""] * 7
+        table.add_row(*cells, f"{duration(worker.beat_seconds)} ago")
+    return _or_word(table, "No workers: start some with rankmill workers start.")
 
 
 def runs_table(runs: Iterable[RunState], now: float) -> RenderableType:
@@ -159,6 +189,35 @@ def _reasons(report: WorkerReport) -> str:
     """The first reason for refusals, and how many more there are."""
     first, *more = report.refusals
     return plain(first[:MAX_REASON_CHARS]) + (f" (and {len(more):,} more)" if more else "")
+
+
+def _nobody(queue: QueueState) -> str:
+    """One line for a queue whose chunks nobody takes."""
+    name = plain(queue.name)
+    if queue.drained:
+        return f"All workers of queue {name} are drained: rankmill workers resume NAME makes one take chunks."
+    start = f"start some with score-workers --queue {plain(shlex.quote(queue.name))}"
+    return f"Queue {name} has no workers: {start}."
+
+
+def _size(count: int) -> str:
+    """Bytes in MiB or GiB."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.0f} MiB"
+
+
+def _gpu(gpu: GpuReport | None) -> str:
+    """Use, memory and temperature of a GPU."""
+    if gpu is None:
+        return ""
+    use = "" if gpu.use is None else f"{gpu.use:.0%}, "
+    warmth = "" if gpu.celsius is None else f", {gpu.celsius:.0f} °C"
+    return f"{use}{gpu.memory_used / 2**30:.1f} of {_size(gpu.memory_size)}{warmth}"
+
+
+def _hits(report: WorkerReport) -> str:
+    """Share of the chunks whose model was loaded already."""
+    looks = report.model_hits + report.model_loads
+    return f"{report.model_hits / looks:.1%}" if looks else ""
 
 
 def _padding(report: WorkerReport) -> str:

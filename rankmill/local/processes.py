@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.errors import RankmillError
+from jobs.runtime.hosts import worker_name
 
 _EARLY_DEATH_SECONDS = 30
 _FIRST_PAUSE_SECONDS = 0.25
@@ -41,7 +43,7 @@ class Worker:
     @property
     def rq_name(self) -> str:
         """Name of the current process in RQ; RQ needs a new name for each process."""
-        return f"{self.name}-{self.deaths}"
+        return f"{self.name}.{self.deaths + 1}" if self.deaths else self.name
 
     @property
     def refuses(self) -> bool:
@@ -65,8 +67,8 @@ class WorkerProcesses:
         The server.
     environs
         Environment variables of each worker: its threads, its GPU.
-    prefix
-        First part of the workers' names.
+    names
+        Name of each worker.
     wait_seconds
         How long to wait for a server that cannot serve while the jobs of a dead worker are returned.
     logs
@@ -81,14 +83,14 @@ class WorkerProcesses:
         url: str,
         environs: Iterable[dict[str, str]],
         *,
-        prefix: str,
+        names: Iterable[str],
         wait_seconds: float,
         logs: Path | None = None,
         on_death: Callable[[Worker, int], None] = lambda worker, code: None,
     ) -> None:
         self._queue, self._url, self._logs, self._on_death = queue, url, logs, on_death
         self._wait_seconds = wait_seconds
-        self.workers = [Worker(f"{prefix}-{n}", environ) for n, environ in enumerate(environs, 1)]
+        self.workers = [Worker(name, environ) for name, environ in zip(names, environs, strict=True)]
 
     def restart_dead(self) -> Worker | None:
         """Start every worker that is not running; returns a worker that must not be started again, if any.
@@ -171,6 +173,25 @@ class WorkerProcesses:
             return hand_on_jobs(RunStore(client), self._queue, worker.rq_name)
         finally:
             client.close()
+
+
+def worker_names(environs: Sequence[Mapping[str, str]]) -> list[str]:
+    """Names of workers: host, accelerator of the environment, this process; numbered where these agree."""
+    firsts = [worker_name(_device(environ), str(os.getpid()), environ) for environ in environs]
+    return [
+        f"{first}-{firsts[:place].count(first) + 1}" if firsts.count(first) > 1 else first
+        for place, first in enumerate(firsts)
+    ]
+
+
+def _device(environ: Mapping[str, str]) -> str:
+    """The device that a worker will use; found without PyTorch, so only as far as names need it."""
+    device = environ.get("RANKMILL_DEVICE", "auto")
+    if device != "auto":
+        return device
+    if "CUDA_VISIBLE_DEVICES" in environ:
+        return "cuda"
+    return "mps" if (platform.system(), platform.machine()) == ("Darwin", "arm64") else "cpu"
 
 
 def worker_command(queue: str, name: str) -> list[str]:

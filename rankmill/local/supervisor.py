@@ -69,7 +69,7 @@ class Supervisor:
             self.queue,
             url,
             [{**environ, "TMPDIR": str(directory)} for environ in self.environs],  # PyTorch leaves a folder
-            prefix=prefix,
+            names=[f"{prefix}-{number}" for number, _ in enumerate(self.environs, 1)],
             wait_seconds=_WAIT_SECONDS,
             logs=directory,
             on_death=report_death,

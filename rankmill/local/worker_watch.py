@@ -9,23 +9,26 @@ from contextlib import suppress
 
 import redis
 
-from jobs.errors import InputError, RedisUnavailable
+from jobs.errors import InputError, RedisUnavailable, WireError
 from jobs.job import worker_command, wrong_worker_message
 from jobs.runtime.passwords import mask_url
 from jobs.runtime.patience import waiting
-from jobs.store.worker_report import queue_workers
+from jobs.store.worker_report import queue_workers, worker_reports
 from rankmill.local.embedded import EmbeddedCluster
 
 _LOOK_SECONDS = 1.0
 
 _REMIND_SECONDS = 30.0
-"""Seconds between two warnings that no worker listens."""
+"""Seconds between two warnings that no worker takes chunks."""
+
+_DRAINED_SECONDS = 10.0
+"""Seconds between two looks at the reports of the workers, which say whether all are drained."""
 
 logger = logging.getLogger(__name__)
 
 
 class WorkerWatch:
-    """Counts the live workers of a queue, and logs a warning while there are none.
+    """Counts the live workers of a queue, and logs a warning while none takes chunks.
 
     Parameters
     ----------
@@ -46,7 +49,7 @@ class WorkerWatch:
         self._cluster = cluster
         self._first_worker: float | None = None
         self._looked = 0.0
-        self._reminded = 0.0
+        self._silent_until = self._asked_until = 0.0
         self.workers = 0
 
     def check_queue(self) -> None:
@@ -56,7 +59,7 @@ class WorkerWatch:
         found = queue_workers(self._client, self._queue)
         if found.other and not found.scoring:
             raise InputError(wrong_worker_message(self._queue))
-        self._note(len(found.scoring))
+        self._note(found.scoring)
 
     def look(self) -> None:
         """Count the workers, at most once a second; raises `EmbeddedError` if the embedded cluster failed."""
@@ -65,21 +68,40 @@ class WorkerWatch:
         if time.monotonic() - self._looked < _LOOK_SECONDS and self._first_worker is not None:
             return
         with suppress(RedisUnavailable), waiting(most=0):  # other commands wait for the server
-            self._note(len(queue_workers(self._client, self._queue).scoring))
+            self._note(queue_workers(self._client, self._queue).scoring)
 
     def since(self, started: float) -> float:
         """Seconds from `started` until the first worker was seen; 0 if there was none."""
         return self._first_worker - started if self._first_worker is not None else 0.0
 
-    def _note(self, workers: int) -> None:
+    def _note(self, workers: frozenset[str]) -> None:
         now = time.monotonic()
         self._looked = now
-        self.workers = workers
+        self.workers = len(workers)
         if workers and self._first_worker is None:
             self._first_worker = now
-        if not workers and not self._cluster and now - self._reminded > _REMIND_SECONDS:
-            self._reminded = now
-            logger.warning("%s", no_workers_message(self._queue, self._url))
+        if self._cluster or now < self._silent_until:
+            return
+        if not workers:
+            message = no_workers_message(self._queue, self._url)
+        elif now < self._asked_until or not self._all_drained(workers):
+            return
+        else:
+            message = (
+                f"all workers of queue {self._queue!r} are drained and take no chunks; "
+                "rankmill workers resume NAME lets one take them"
+            )
+        self._silent_until = now + _REMIND_SECONDS
+        logger.warning("%s", message)
+
+    def _all_drained(self, workers: frozenset[str]) -> bool:
+        """Whether no worker takes chunks, by their reports."""
+        self._asked_until = time.monotonic() + _DRAINED_SECONDS
+        try:
+            reports = worker_reports(self._client, workers).values()
+        except WireError:  # of another release; rankmill status shows it
+            return False
+        return bool(reports) and all(report.drained for report in reports)
 
 
 def no_workers_message(queue: str, url: str) -> str:

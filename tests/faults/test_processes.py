@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -48,6 +49,9 @@ def test_a_killed_worker_s_chunks_run_at_once_and_sigterm_ends_all(
     client = Client(server.url, model=str(slow), chunk_size=50)
     run = client.submit([("big cat", "the moon over the river " * 20)] * 500)
     wait_for(lambda: server.client.zcard("rq:wip:rankmill") >= 2)
+    host = socket.gethostname().partition(".")[0]
+    names = [f"{host}.cpu.{process.pid}-{number}" for number in (1, 2)]
+    assert queue_workers(server.client, "rankmill").scoring == set(names)
     workers = [c for c in psutil.Process(process.pid).children() if "rq.cli" in c.cmdline()]
     workers[0].kill()
     wait_for(lambda: (tmp_path / "pool.log").read_text().count("starting it again") == 1, seconds=10)
@@ -63,7 +67,7 @@ def test_workers_that_cannot_start_end_it_loudly(pool: Start, tmp_path: Path) ->
     assert process.wait(timeout=120) == 1
     log = (tmp_path / "pool.log").read_text()
     assert "device mps is not available on this machine" in log
-    assert "-1 cannot start; its last lines above say why" in log
+    assert f".mps.{process.pid} cannot start; its last lines above say why" in log
 
 
 def test_workers_that_die_again_and_again_at_their_start_end_it(

@@ -17,7 +17,7 @@ from workers.engine import pipeline
 from workers.models.tokens import Batch
 from workers.worker import ScoringWorker
 
-MARKS = ("raise", "exhaust", "kill", "hang")
+MARKS = ("raise", "exhaust", "kill", "hang", "hold")
 
 
 class MisbehavingBackend:
@@ -39,6 +39,8 @@ class MisbehavingBackend:
         if "hang" in found and not self._log.with_name("hung").exists():
             self._log.with_name("hung").touch()
             time.sleep(600)
+        while "hold" in found and not self._log.with_name("go").exists():
+            time.sleep(0.05)
         if "exhaust" in found:
             raise OutOfMemory("too much")
         if "raise" in found:

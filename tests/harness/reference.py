@@ -37,7 +37,7 @@ def _of_a_worker() -> list[Metric]:
     metrics.worker.info({"worker": "", "device": ""})
     found = {metric.name: metric for metric in metrics.REGISTRY.collect()}
     metrics.models.clear()
-    gpu = {metric.name: metric for metric in metrics.Gpu().describe()}
+    gpu = {metric.name: metric for metric in metrics.gpu.describe()}
     return list({**found, **gpu}.values())
 
 

@@ -97,7 +97,7 @@ def test_each_command_of_the_family_has_help(name: str) -> None:
 
 def test_help_names_the_default_of_every_setting() -> None:
     settings = load_settings(environ={})
-    for name in ("score", "workers", "check-precision", "status"):
+    for name in ("score", "check-precision", "status"):
         command = rankmill.get_command(None, name)  # type: ignore[arg-type]
         assert command is not None
         for option in command.params:
@@ -114,7 +114,7 @@ def test_help_names_the_default_of_every_setting() -> None:
     [
         ("rankmill ", FAMILY),
         ("rankmill score --device c", ["cpu", "cuda"]),
-        ("rankmill workers --log-level ", ["debug", "info", "warning", "error"]),
+        ("rankmill workers start --log-level ", ["debug", "info", "warning", "error"]),
     ],
 )
 def test_a_shell_completes_commands_and_values(words: str, completed: list[str]) -> None:

@@ -18,6 +18,7 @@ from jobs import keys
 from jobs.errors import RunCancelled
 from jobs.run import Progress, RowError
 from jobs.spec import ScoreSpec
+from jobs.store.queues import UNUSED_SECONDS
 from jobs.store.runs import RunStore
 from jobs.store.worker_report import WorkerReport, announce_worker
 from producer import Client, ScoringRun
@@ -168,6 +169,23 @@ def test_a_look_takes_the_same_round_trips_however_much_there_is(monkeypatch: py
         sent.clear()
         read_cluster(client)
         assert len(sent) == 5
+
+
+def test_a_queue_that_nobody_has_used_for_a_day_leaves_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = fakeredis.FakeRedis()
+    RunStore(client).create(ScoreSpec(model="m"), queue="new", ttl=60, max_retries=0)
+    for name in ("old", "full", "served"):
+        client.sadd("rq:queues", f"rq:queue:{name}")
+    client.zadd(keys.queues(), {"old": time.time() - UNUSED_SECONDS - 1})
+    client.rpush("rq:queue:full", "job")
+    client.sadd("rq:workers", "rq:worker:w")
+    client.hset("rq:worker:w", mapping={"birth": "2026-01-01T00:00:00.000000Z", "queues": "served"})
+    announce_worker(client, "w", WorkerReport(device="cpu", started=0, beat=0), 60)
+    assert [queue.name for queue in read_cluster(client).queues] == ["full", "new", "served"]
+    assert 0 < client.ttl(keys.queues()) <= UNUSED_SECONDS
+    monkeypatch.setattr("jobs.store.queues.time.time", lambda: 2e9)
+    RunStore(client).create(ScoreSpec(model="m"), queue="later", ttl=60, max_retries=0)
+    assert client.zrange(keys.queues(), 0, -1) == [b"later"]
 
 
 def test_what_another_release_wrote_does_not_break_the_view() -> None:

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from jobs.spec import ScoreSpec
 from jobs.store.runs import RunStore
-from jobs.store.worker_report import LATENCY_BUCKETS, WorkerReport, announce_worker
+from jobs.store.worker_report import LATENCY_BUCKETS, GpuReport, WorkerReport, announce_worker
 from producer import Client
 from rankmill.cluster.history import WINDOW_SECONDS, History, quantile
 from rankmill.cluster.snapshot import Snapshot, WorkerState
@@ -121,12 +121,20 @@ def test_what_comes_from_redis_is_text_and_nothing_else(server: Server, page: st
     server.client.sadd("rq:workers", "rq:worker:w")
     report = WorkerReport(device="cpu", started=time.time(), beat=time.time(), refusals=(f"no model {evil}",))
     announce_worker(server.client, "w", report, 60)
+    gpu = GpuReport(use=0.875, memory_used=3 * 2**29, memory_size=80 * 2**30, celsius=64)
+    use = {"cpu": 1.75, "gpu": gpu, "resident_bytes": 2**31, "model_hits": 3, "model_loads": 1}
+    drained = report.model_copy(update={**use, "drained": True, "refusals": ()})
+    server.client.sadd("rq:workers", "rq:worker:x")
+    announce_worker(server.client, "x", drained, 60)
     html = shown(page, tmp_path / "browser")
     assert "&lt;img src=x" in html
     assert "<img" not in html
     assert "<title>rankmill</title>" in html
     assert "idle, refuses some chunks" in text(html, "workers")
     assert "no model &lt;img src=x" in html
+    figures_of_x = r"x\s+drained.*1\.8 cores\s+2\.0 GiB\s+88%, 1\.5 GiB of 80\.0 GiB, 64 °C\s+75%"
+    assert re.search(figures_of_x, text(html, "workers"), re.S)
+    assert "0 busy, 1 drained" in text(html, "alive-more")
 
 
 def test_runs_are_paged_whatever_is_asked_for(server: Server, page: str) -> None:
@@ -162,7 +170,7 @@ def test_rates_are_differences_between_reports() -> None:
     history.add(look(10, pairs=1000, tokens=50, padded_tokens=100))
     assert history.rates.pairs_per_second is None
     counts = [0] * (len(LATENCY_BUCKETS) + 1)
-    counts[1] = 4
+    counts[LATENCY_BUCKETS.index(0.1)] = 4
     done: dict[str, Any] = {"pairs": 1500, "tokens": 140, "padded_tokens": 200, "row_errors": 3}
     done |= {"stage_seconds": (5, 0, 0, 15, 0), "latency_counts": tuple(counts)}
     history.add(look(20, **done))
@@ -170,7 +178,7 @@ def test_rates_are_differences_between_reports() -> None:
     assert (rates.pairs_per_second, rates.speeds, rates.row_errors) == (50, {"w": 50}, 3)
     assert rates.padding == pytest.approx(0.1)
     assert rates.stages == {"wait": 0.25, "fetch": 0, "tokenize": 0, "forward": 0.75, "write": 0}
-    assert rates.latency == pytest.approx((0.075, 0.0975, 0.0995))
+    assert rates.latency == pytest.approx((0.0875, 0.09875, 0.09975))
     for second in range(21, 21 + 2 * WINDOW_SECONDS):
         history.add(look(second, **done))
     assert history.rates.pairs_per_second == 0
@@ -195,6 +203,20 @@ def test_a_worker_that_starts_again_counts_from_nothing() -> None:
 def test_a_report_with_other_buckets_is_of_another_release() -> None:
     with pytest.raises(ValidationError):
         WorkerReport(device="cpu", started=0, beat=0, latency_counts=(1, 2))
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.4, 71, 400, 10_000, 70_000])
+def test_the_median_of_a_long_wait_is_near_it(seconds: float) -> None:
+    counts = [sum(bound < seconds for bound in LATENCY_BUCKETS) == place for place in range(45)]
+    found = quantile([10 * there for there in counts], 0.5)
+    assert found == pytest.approx(seconds, rel=0.34)
+
+
+def test_the_latencies_of_an_older_release_are_counted_too() -> None:
+    old = WorkerReport(device="cpu", started=0, beat=0, latency_counts=(*range(12), 3))
+    assert sum(old.latency_counts) == sum(range(12)) + 3
+    assert old.latency_counts[LATENCY_BUCKETS.index(300)] == 10
+    assert old.latency_counts[LATENCY_BUCKETS.index(2700)] == 3
 
 
 def test_quantiles_are_within_what_was_counted() -> None:

@@ -50,8 +50,9 @@ from types import SimpleNamespace
 from jobs.runtime.settings import load_settings
 from jobs.spec import ScoreSpec
 from workers import ScoringWorker, health
-from workers.assembly import assemble
-parts = assemble(load_settings(), SimpleNamespace(), "a-worker", lambda: None)
+from workers.assembly import assemble, prepare_device
+settings = load_settings()
+parts = assemble(settings, prepare_device(settings), SimpleNamespace(), "a-worker", lambda: None)
 engine = parts.engines.get(ScoreSpec(model={str(model)!r}, precision={precision!r}))
 print(engine.score(*{PAIRS!r}).scores.tolist())
 print(sorted({{"torch", "transformers"}} & set(sys.modules)))

@@ -6,11 +6,13 @@ import socket
 import struct
 import subprocess
 import sys
-import types
+import threading
 import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -21,13 +23,14 @@ from jobs.errors import ConfigError, RunFailed
 from jobs.runtime.http import answer, serve
 from jobs.store.recovery import failure_handler
 from jobs.store.runs import RunStore
-from jobs.store.worker_report import STAGES, WorkerReport, queue_workers, worker_reports
+from jobs.store.worker_report import STAGES, GpuReport, WorkerReport, queue_workers, worker_reports
 from producer import Client
 from tests.conftest import Server, StartWorker, score_file, wait_for
 from tests.harness.models import make_bert
 from tests.harness.tools import tool
 from tests.workers.test_engine import misbehaving
 from workers import metrics
+from workers.gpu import Gpu
 from workers.queue.heartbeat import Heartbeat
 
 PAIRS: list[tuple[str, str | None]] = [("big cat", f"moon river {number}") for number in range(99)]
@@ -140,39 +143,68 @@ def test_rows_without_a_score_are_counted_by_kind(kind: str, how: dict[str, floa
     assert counted() == before + 2
 
 
-def test_gpu_metrics_are_there_when_cuda_is_used_and_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Stands in for a GPU, which the project has none of.
-    def memory() -> tuple[int, int]:
-        return 30, 80
+def no_temperature(*_: object) -> int:
+    raise OSError("a part of a GPU has none")
 
-    def nothing() -> int:
-        raise ModuleNotFoundError("no NVML")
 
-    def shown() -> list[float | None]:
-        names = ("memory_reserved_bytes", "memory_used_bytes", "memory_size_bytes", "utilization_ratio")
-        return [metrics.REGISTRY.get_sample_value(f"rankmill_gpu_{name}") for name in names]
+def test_the_gpu_of_a_worker_is_in_metrics_and_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown() -> tuple[list[float | None], GpuReport | None]:
+        names = ("memory_used_bytes", "memory_size_bytes", "utilization_ratio", "temperature_celsius")
+        found = [metrics.REGISTRY.get_sample_value(f"rankmill_gpu_{name}") for name in names]
+        said = metrics.report(
+            device="cuda", started=0, metrics_url=None, claim_ahead=0, refusals=tuple, answers=tuple
+        )
+        return found, said.gpu
 
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
-    assert shown() == [None] * 4
-    for name, value in (("is_initialized", True), ("memory_reserved", 20), ("utilization", 50)):
-        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", memory)
-    assert shown() == [20, 50, 80, 0.5]
-    monkeypatch.setattr(torch.cuda, "utilization", nothing)
-    assert shown() == [20, 50, 80, None]
+    assert shown() == ([None] * 4, None)
+    asked: list[object] = []
+    nvml = SimpleNamespace(  # stands in for the library of a GPU's driver, as the project has no GPU
+        NVMLError=OSError,
+        NVML_TEMPERATURE_GPU=0,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=asked.append,
+        nvmlDeviceGetHandleByUUID=asked.append,
+        nvmlDeviceGetMemoryInfo=lambda _: SimpleNamespace(used=50, total=80),
+        nvmlDeviceGetUtilizationRates=lambda _: SimpleNamespace(gpu=50),
+        nvmlDeviceGetTemperature=no_temperature,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(metrics.gpu, "_nvml", None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    metrics.gpu.watch()
+    told = GpuReport(use=0.5, memory_used=50, memory_size=80, celsius=None)
+    assert shown() == ([50, 80, 0.5, None], told)
+    assert set(asked) == {3}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-7a")
+    shown()
+    assert asked.pop() == "MIG-7a"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="aa-b"))
+    shown()
+    assert asked.pop() == "GPU-aa-b"
+
+
+def test_without_a_driver_a_worker_only_says_that_it_has_no_figures(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu = Gpu()
+    gpu.watch()  # the real library, which finds no driver here
+    assert list(gpu.collect()) == []
+    assert "no figures of the GPU" in caplog.text
 
 
 def test_a_heartbeat_reports_while_another_thread_imports_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
-    assert (
-        metrics.report(device="cpu", started=1.0, metrics_url=None, claim_ahead=1, refusals=tuple).device
-        == "cpu"
-    )
-    monkeypatch.setattr(sys.modules["torch"], "cuda", types.ModuleType("torch.cuda"), raising=False)
-    assert (
-        metrics.report(device="cpu", started=1.0, metrics_url=None, claim_ahead=1, refusals=tuple).device
-        == "cpu"
-    )
+    monkeypatch.setattr(metrics.gpu, "_nvml", SimpleNamespace())
+
+    def device() -> str:
+        return metrics.report(
+            device="cpu", started=1.0, metrics_url=None, claim_ahead=1, refusals=tuple, answers=tuple
+        ).device
+
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    assert device() == "cpu"
+    monkeypatch.setattr(sys.modules["torch"], "cuda", ModuleType("torch.cuda"), raising=False)
+    assert device() == "cpu"
 
 
 def test_a_worker_s_record_is_renewed_whatever_becomes_of_it_and_of_the_report(server: Server) -> None:
@@ -183,8 +215,9 @@ def test_a_worker_s_record_is_renewed_whatever_becomes_of_it_and_of_the_report(s
     def fails() -> WorkerReport:
         raise ZeroDivisionError("no report")
 
+    orders: Any = SimpleNamespace(news=threading.Event())
     heartbeat = Heartbeat(
-        worker, 0.05, 2, fails, lambda: False, failure_handler(RunStore(server.client)), lambda: None
+        worker, 0.05, 2, fails, lambda: False, failure_handler(RunStore(server.client)), lambda: None, orders
     )
     heartbeat.start()
     try:

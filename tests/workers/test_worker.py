@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
 
+import fakeredis
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,6 +29,7 @@ from jobs.store.worker_report import queue_workers
 from producer import Client
 from tests.conftest import BIN, ENVIRON, QUICK_LEASE, Server, StartWorker, score_file, start_worker, wait_for
 from tests.harness.models import make_bert
+from workers import ScoringWorker
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(200)]
 
@@ -39,11 +42,25 @@ def client(server: Server, tiny_model: Path) -> Client:
 def test_a_worker_says_that_it_is_there_and_takes_it_back(server: Server, workers: StartWorker) -> None:
     worker = workers()
     (name,) = queue_workers(server.client, "rankmill").scoring
+    assert name == f"{socket.gethostname().partition('.')[0]}.cpu.{worker.pid}"
     assert server.client.ttl(keys.worker(name)) > 0
     worker.terminate()
     assert worker.wait(timeout=60) == 0
     assert not queue_workers(server.client, "rankmill").scoring
     assert not server.client.exists(keys.worker(name))
+
+
+def test_a_name_that_a_dead_container_has_left_is_not_taken_again() -> None:
+    client = fakeredis.FakeRedis()
+    first = ScoringWorker(["q"], connection=client)
+    first.take_name("cpu")
+    client.hset(first.key, "birth", "some time")
+    second = ScoringWorker(["q"], connection=client)
+    second.take_name("cpu")
+    assert second.name == f"{first.name}.2"
+    named = ScoringWorker(["q"], connection=client, name="mine")
+    named.take_name("cpu")
+    assert named.name == "mine"
 
 
 def test_a_worker_that_vanishes_is_forgotten(server: Server, workers: StartWorker) -> None:
@@ -289,6 +306,7 @@ def test_worker_pool_starts_several(server: Server, client: Client, tmp_path: Pa
         env=ENVIRON, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     wait_for(lambda: len(queue_workers(server.client, "rankmill").scoring) == 2, pool)
+    assert all(".cpu." in name for name in queue_workers(server.client, "rankmill").scoring)
     assert np.isfinite(client.score(PAIRS, timeout=60)).all()
     pool.terminate()
     assert pool.wait(timeout=60) == 0

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobs.errors import SpecError
+from jobs.errors import WorkerError
 from jobs.spec import ScoreSpec, WeightsKey, weights_key
 from workers import metrics
+from workers.backends.base import OutOfMemory
 from workers.device import empty_cache
 from workers.engine.engine import Engine
 from workers.models.loading import Loaded, Model
@@ -120,12 +121,26 @@ class EngineCache:
     def warm(self, spec: ScoreSpec) -> None:
         """Load a model and score one pair, so that the first request does not wait.
 
-        A failure is only logged, as the worker can still serve other models.
+        Raises
+        ------
+        SpecError
+            As `get` does; a `WorkerError` if there is not enough memory.
         """
         try:
             self.get(spec).score(["warm"], ["up"])
-        except SpecError as error:
-            logger.error("cannot warm up: %s", error)
+        except (MemoryError, OutOfMemory):
+            raise WorkerError(f"there is not enough memory to load model {spec.model}") from None
+
+    def unload(self, model: str) -> int:
+        """Unload a model in all its revisions and precisions, when no work is left; returns how many."""
+        keys = [key for key in self._cached if key[0] == model]
+        if keys:
+            self._drain()
+        for key in keys:
+            logger.info("unloading %s", model)
+            self._remove(key)
+            metrics.model_unloads.inc()
+        return len(keys)
 
     @property
     def is_full(self) -> bool:

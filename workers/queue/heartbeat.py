@@ -13,8 +13,11 @@ from rq import worker_registration
 from rq.worker.base import BaseWorker
 
 from jobs.store.capacity import write_capacity
+from jobs.store.orders import ask_for_orders, forget_damaged_orders
+from jobs.store.queues import use_queues
 from jobs.store.recovery import FailureHandler, clean_queue
 from jobs.store.worker_report import WorkerReport, announce_worker
+from workers.queue.orders import Orders
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,8 @@ class Heartbeat:
         Records in their runs the jobs that are given up.
     on_beat
         Called with each heartbeat.
+    orders
+        Gets the orders that people have left for this worker.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class Heartbeat:
         wedged: Callable[[], bool],
         handle_failure: FailureHandler,
         on_beat: Callable[[], None],
+        orders: Orders,
     ) -> None:
         self.lease_seconds = lease_seconds
         self._worker = worker
@@ -57,9 +63,10 @@ class Heartbeat:
         self._wedged = wedged
         self._on_beat = on_beat
         self._handle_failure = handle_failure
+        self._orders = orders
         self._last = time.monotonic()
         self._clean_from = 0.0
-        self._stopped = threading.Event()
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -68,11 +75,12 @@ class Heartbeat:
 
     def stop(self) -> None:
         """Stop the thread."""
-        self._stopped.set()
+        self._stopped = True
+        self._orders.news.set()
         self._thread.join(timeout=5)
 
     def announce(self) -> None:
-        """Register the worker and its report."""
+        """Register the worker and its report, and read its orders."""
         self._register()
         self._report_state()
 
@@ -81,8 +89,7 @@ class Heartbeat:
         return time.monotonic() - self._last
 
     def _run(self) -> None:
-        stopped = False
-        while not stopped:
+        while not self._stopped:
             self._end_if_wedged()
             for step in (
                 self._register,
@@ -97,7 +104,8 @@ class Heartbeat:
                     logger.warning("Redis refuses a part of the heartbeat: %s", error)
                 except Exception:  # whatever it is, the leases of running jobs must be renewed
                     logger.exception("heartbeat failed, trying again")
-            stopped = self._stopped.wait(self._seconds)
+            self._orders.news.wait(self._seconds)
+            self._orders.news.clear()
 
     def _register(self) -> None:
         """Write the worker's record, with each beat: the server may have lost it, or somebody damaged it."""
@@ -113,7 +121,18 @@ class Heartbeat:
         worker_registration.register(self._worker)
 
     def _report_state(self) -> None:
-        announce_worker(self._worker.connection, self._worker.name, self._report(), self.lease_seconds)
+        """Write the report and read the orders, in one round trip."""
+        worker = self._worker
+        with worker.connection.pipeline() as pipe:
+            announce_worker(pipe, worker.name, self._report(), self.lease_seconds)
+            use_queues(pipe, worker.queue_names())
+            ask_for_orders(pipe, worker.name, self._orders.known)
+            try:
+                *_, found = pipe.execute()
+            except redis.ResponseError:
+                forget_damaged_orders(worker.connection, worker.name)
+                raise
+        self._orders.deliver(found)
 
     def _beat(self) -> None:
         """Renew the worker's record and its leases, whatever else fails."""

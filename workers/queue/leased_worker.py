@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Any
 
 from rq import Queue
@@ -10,15 +12,30 @@ from rq.utils import now
 from rq.worker import SimpleWorker
 from rq.worker.base import WorkerStatus
 
+from jobs.runtime.hosts import worker_name
 from jobs.store.worker_report import SCORING_FIELD, withdraw_worker
 from workers.queue.heartbeat import Heartbeat
 from workers.queue.rq_job import ScoringJob
+
+_MADE_UP = re.compile("[0-9a-f]{32}")
+"""What RQ calls a worker without ``--name``, also in a worker pool."""
 
 
 class LeasedWorker(SimpleWorker):
     """Keeps what Redis knows of the worker and its jobs; a record lasts for ``lease_seconds``."""
 
     _heartbeat: Heartbeat
+
+    def take_name(self, device: str) -> None:
+        """Replace a name that RQ has made up by one that tells host, accelerator and process."""
+        if not _MADE_UP.fullmatch(self.name):
+            return
+        name = first = worker_name(device, str(os.getpid()))
+        number = 1
+        while self.connection.exists(self.redis_worker_namespace_prefix + name):  # of a container before
+            number += 1
+            name = f"{first}.{number}"
+        self.name = name
 
     def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
         """Seconds that the lease of a job lasts; the heartbeat thread renews it."""

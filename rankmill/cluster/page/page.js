@@ -146,6 +146,8 @@ function showRuns(cluster) {
 const STATES = {
   idle: {text: "idle"},
   busy: {text: "busy", className: "good"},
+  draining: {text: "draining", className: "warn", title: "It finishes its chunks and takes no more."},
+  drained: {text: "drained", className: "warn", title: "It takes no chunks until it is resumed: rankmill workers resume."},
   lost: {text: "lost", className: "bad", title: "It has died or cannot reach Redis; its chunks run elsewhere."},
   foreign: {text: "cannot score", className: "warn", title: "An RQ worker of another class than ScoringWorker."},
 };
@@ -154,6 +156,22 @@ function refusing(state, report) {
   if (!report || !report.refusals.length) return null;
   const reasons = report.refusals.join("\n").slice(0, 1000);
   return {text: STATES[state].text + ", refuses some chunks", className: "warn", title: reasons};
+}
+
+function bytes(n) {
+  return n >= 2 ** 30 ? (n / 2 ** 30).toFixed(1) + " GiB" : count(n / 2 ** 20) + " MiB";
+}
+
+// Figures of a worker's GPU, those that its driver tells.
+function graphics(gpu) {
+  if (!gpu) return "–";
+  const parts = [gpu.use === null ? "" : percent(gpu.use), `${bytes(gpu.memory_used)} of ${bytes(gpu.memory_size)}`,
+    gpu.celsius === null ? "" : Math.round(gpu.celsius) + " °C"];
+  return parts.filter((part) => part).join(", ");
+}
+
+function hits({model_hits, model_loads}) {
+  return model_hits + model_loads ? percent(model_hits / (model_hits + model_loads)) : "–";
 }
 
 function showWorkers(cluster, rates) {
@@ -167,13 +185,16 @@ function showWorkers(cluster, rates) {
       rate(rates.speeds[name]),
       report ? count(report.pairs) : "–",
       report ? errors(report.row_errors) : "–",
-      report && report.resident_bytes ? count(report.resident_bytes / 2 ** 20) + " MiB" : "–",
+      report && report.cpu !== null ? report.cpu.toFixed(1) + " cores" : "–",
+      report && report.resident_bytes ? bytes(report.resident_bytes) : "–",
+      graphics(report && report.gpu),
+      report ? hits(report) : "–",
       age(beat_seconds) + " ago",
     ],
   }));
   const columns = names("Worker", "Queues", "State", "Device", "Models", "#Pairs/s", "#Pairs", "#Row errors",
-    "#Memory", "#Heartbeat");
-  table("workers", columns, rows, "No workers. Start one with score-workers.");
+    "#CPU", "#Memory", "#GPU", "#Cache hits", "#Heartbeat");
+  table("workers", columns, rows, "No workers. Start some with score-workers.");
 }
 
 function showQueues(cluster) {
@@ -184,7 +205,8 @@ function showQueues(cluster) {
       age(queue.oldest_seconds),
       count(queue.started),
       errors(queue.failed),
-      queue.waiting && !queue.workers ? {text: "none", className: "bad"} : count(queue.workers),
+      queue.waiting && !queue.workers ? {text: queue.drained ? "all drained" : "none", className: "bad"}
+        : count(queue.workers) + (queue.drained ? `, ${count(queue.drained)} drained` : ""),
     ],
   }));
   table("queues", names("Queue", "#Waiting", "#Oldest", "#Running", "#Failed", "#Workers"), rows, "No queues yet.");
@@ -199,14 +221,15 @@ function showDamaged(cluster) {
 // --- figures
 
 function showNow(cluster, rates) {
-  const states = {idle: 0, busy: 0, lost: 0, foreign: 0};
+  const states = {idle: 0, busy: 0, draining: 0, drained: 0, lost: 0, foreign: 0};
   for (const worker of cluster.workers) states[worker.state] += 1;
-  const alive = states.idle + states.busy;
+  const drained = states.draining + states.drained;
+  const alive = states.idle + states.busy + drained;
   say("throughput", rate(rates.pairs_per_second));
   say("throughput-more", "pairs/s");
   say("alive", count(alive));
-  byId("alive").className = !alive ? "bad" : states.lost ? "warn" : "";
-  say("alive-more", `${states.busy} busy` + (states.lost ? `, ${states.lost} lost` : "")
+  byId("alive").className = !alive ? "bad" : states.lost || drained ? "warn" : "";
+  say("alive-more", `${states.busy} busy` + (drained ? `, ${drained} drained` : "") + (states.lost ? `, ${states.lost} lost` : "")
     + (states.foreign ? `, ${states.foreign} cannot score` : ""));
   say("waiting", count(cluster.queues.reduce((sum, queue) => sum + queue.waiting, 0)));
   const oldest = Math.max(...cluster.queues.map((queue) => queue.oldest_seconds ?? -1), -1);

@@ -1,0 +1,201 @@
+"""``rankmill workers``: list the live workers, and tell them what to do; ``start`` starts some."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import redis
+from rich.console import Console
+
+from jobs.errors import ExitCode, InputError
+from jobs.runtime.connection import connect
+from jobs.runtime.settings import load_settings
+from jobs.store.orders import OrderName
+from rankmill.cli import options
+from rankmill.cli.workers import score_workers
+from rankmill.cluster import tables
+from rankmill.cluster.orders import find_worker, order_workers, queues_without, reachable
+from rankmill.cluster.snapshot import WorkerState, read_cluster
+
+_WAIT_SECONDS = 5
+_ORDER_SECONDS = 60
+
+Function = Callable[..., None]
+
+
+class _Workers(click.Group):
+    """Names the command that starts workers when it gets that command's options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if any(error.option_name in option.opts for option in score_workers.params):
+                hint = f"{error.message} {ctx.command_path} start {error.option_name} … starts workers."
+                raise click.UsageError(hint, ctx) from None
+            raise
+
+
+@options.group("workers", cls=_Workers)
+@options.settings("redis_url")
+@options.as_json
+@click.pass_context
+def workers(context: click.Context, redis_url: str | None, config: str | None, as_json: bool) -> None:
+    """List the live workers; start, drain or warm some.
+
+    The list shows what each worker has loaded, what it uses of its host (CPU cores, memory; the whole GPU's
+    use, memory and temperature), and for how many of its chunks the model was loaded already (hits).
+    """
+    given = {"redis_url": redis_url, "config": config}
+    if context.invoked_subcommand:  # options before its name are its options
+        context.default_map = {context.invoked_subcommand: given}
+        return
+    found = read_cluster(_client(redis_url, config), page_size=0).workers
+    if as_json:
+        click.echo(json.dumps([worker.model_dump() for worker in found]))
+    else:
+        Console(markup=False, highlight=False, emoji=False).print(tables.live_table(found))
+
+
+workers.add_command(score_workers, "start")
+
+
+def _names_of_workers(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """Names of live workers, for a shell's completion; none if the server cannot be asked."""
+    try:
+        found = read_cluster(
+            _client(context.params.get("redis_url"), context.params.get("config")), page_size=0
+        )
+        return [worker.name for worker in reachable(found.workers) if worker.name.startswith(begun)]
+    except Exception:  # a shell that completes a word has no place for a message
+        return []
+
+
+def _names(*, required: bool) -> Callable[[Function], Function]:
+    return click.argument(
+        "names", metavar="NAME..." if required else "[NAME]...", nargs=-1, required=required,
+        shell_complete=_names_of_workers,
+    )  # fmt: skip
+
+
+_wait = click.option(
+    "--wait", "wait_seconds", type=click.FloatRange(min=0), default=_ORDER_SECONDS, metavar="SECONDS",
+    help=f"Longest wait for the workers to do it; 0: do not wait.  [default: {_ORDER_SECONDS}]",
+)  # fmt: skip
+
+_INTERRUPTED = "the order stays, and the worker carries it out"
+
+
+@options.command("drain", interrupted=_INTERRUPTED)
+@_names(required=True)
+@options.settings("redis_url")
+@_wait
+@options.as_json
+def drain(names: tuple[str, ...], **flags: Any) -> None:
+    """Let workers finish their chunks and take no more.
+
+    NAME is a worker's name or the beginning of it. A drained worker stays alive, with its models loaded,
+    until it is resumed or stopped. A worker that is started anew is not drained.
+    """
+    client = _client(flags["redis_url"], flags["config"])
+    every = read_cluster(client, page_size=0).workers
+    chosen = [find_worker(every, name) for name in dict.fromkeys(names)]
+    for queue in queues_without(every, [worker.name for worker in chosen]):
+        click.echo(f"warning: no other worker takes the chunks of queue {queue!r}; they will wait", err=True)
+    _order(client, chosen, "drain", **flags)
+
+
+@options.command("resume", interrupted=_INTERRUPTED)
+@_names(required=True)
+@options.settings("redis_url")
+@_wait
+@options.as_json
+def resume(names: tuple[str, ...], **flags: Any) -> None:
+    """Let drained workers take chunks again.
+
+    NAME is a worker's name or the beginning of it.
+    """
+    client = _client(flags["redis_url"], flags["config"])
+    _order(client, _chosen(client, names), "resume", **flags)
+
+
+@options.command("warm", interrupted=_INTERRUPTED)
+@click.argument("model")
+@_names(required=False)
+@options.settings("redis_url")
+@_wait
+@options.as_json
+def warm(model: str, names: tuple[str, ...], **flags: Any) -> None:
+    """Load a model before chunks need it.
+
+    MODEL is a hub id, a directory on the workers' hosts, or 'demo'. It is loaded with the workers' own
+    settings (precision, …), if need be in the place of the model that was not used for longest. NAME is a
+    worker's name or the beginning of it; without NAME all workers load the model.
+    """
+    client = _client(flags["redis_url"], flags["config"])
+    _order(client, _chosen(client, names), "warm", _model(model), **flags)
+
+
+@options.command("unload", interrupted=_INTERRUPTED)
+@click.argument("model")
+@_names(required=False)
+@options.settings("redis_url")
+@_wait
+@options.as_json
+def unload(model: str, names: tuple[str, ...], **flags: Any) -> None:
+    """Free the memory of a model.
+
+    MODEL is the name that rankmill workers shows. A worker first scores the chunks that it has claimed. It
+    loads the model again when another chunk needs it: drain the worker to prevent that. NAME is a worker's
+    name or the beginning of it; without NAME all workers unload the model.
+    """
+    client = _client(flags["redis_url"], flags["config"])
+    _order(client, _chosen(client, names), "unload", _model(model), **flags)
+
+
+for _command in (drain, resume, warm, unload):
+    workers.add_command(_command)
+
+
+def _client(redis_url: str | None, config: str | None) -> redis.Redis:
+    return connect(options.server(load_settings({"redis_url": redis_url}, config)), _WAIT_SECONDS)
+
+
+def _chosen(client: redis.Redis, names: tuple[str, ...]) -> list[WorkerState]:
+    """The workers of these names; without names all that take orders."""
+    every = read_cluster(client, page_size=0).workers
+    chosen = [find_worker(every, name) for name in dict.fromkeys(names)] or reachable(every)
+    if not chosen:
+        raise InputError("there is no worker that could do it; rankmill workers lists them")
+    return chosen
+
+
+def _model(name: str) -> str:
+    """The model as runs name it: a directory by its whole path."""
+    return str(Path(name).resolve()) if name != "demo" and Path(name).is_dir() else name
+
+
+def _order(
+    client: redis.Redis,
+    chosen: list[WorkerState],
+    what: OrderName,
+    model: str | None = None,
+    *,
+    wait_seconds: float,
+    as_json: bool,
+    **_: object,
+) -> None:
+    """Give the order, print what became of it, and exit with 1 unless all workers have done it."""
+    found = order_workers(client, chosen, what, model, wait_seconds=wait_seconds)
+    if as_json:
+        click.echo(json.dumps([outcome.model_dump() for outcome in found]))
+    for outcome in found:
+        if not as_json:
+            click.echo(f"{outcome.worker}: {outcome.text}", err=outcome.state != "done")
+    if wait_seconds and any(outcome.state != "done" for outcome in found):
+        sys.exit(ExitCode.FAILED)

@@ -1,0 +1,149 @@
+"""Give orders to live workers, and wait until their reports say what became of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import Literal
+
+import redis
+from pydantic import BaseModel, ConfigDict
+
+from jobs.errors import InputError, RankmillError
+from jobs.store.orders import OrderName, give_order
+from jobs.store.worker_report import WorkerReport, worker_reports
+from rankmill.cluster.snapshot import WorkerState
+
+_LOOK_SECONDS = 0.2
+
+TAKE_CHUNKS = frozenset({"idle", "busy"})
+"""States of workers that take new chunks."""
+
+
+class WorkerOutOfReach(RankmillError):
+    """A worker takes no orders: it is lost, its report cannot be read, or its release knows no orders."""
+
+
+class Outcome(BaseModel):
+    """What became of an order to a worker, as far as it is known.
+
+    ``waiting``: it is not done, but the worker may still do it; ``gone``: the worker has ended or is lost.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    worker: str
+    order: OrderName
+    state: Literal["done", "failed", "waiting", "gone"]
+    text: str
+
+
+def find_worker(workers: Iterable[WorkerState], name: str) -> WorkerState:
+    """The worker called `name`, or the only one whose name begins with it.
+
+    Raises
+    ------
+    InputError
+        There is none, or there are several.
+    """
+    known = {worker.name: worker for worker in workers}
+    if name in known:
+        return known[name]
+    found = sorted(each for each in known if each.startswith(name))
+    if len(found) == 1:
+        return known[found[0]]
+    if found:
+        shown = ", ".join(found[:5])
+        raise InputError(f"{len(found)} workers begin with {name}: {shown}; give more characters of the name")
+    near = get_close_matches(name, known, n=1)
+    hint = f", the nearest is {near[0]}" if near else ""
+    raise InputError(f"no worker is called {name}{hint}; rankmill workers lists them")
+
+
+def unreachable(worker: WorkerState) -> str | None:
+    """Why the worker takes no orders, if so."""
+    if worker.state == "foreign":
+        return "is an RQ worker of another class than ScoringWorker, which takes no orders"
+    if worker.state == "lost":
+        return "is lost: it has sent no heartbeat for its lease and reads no orders"
+    if worker.report is None:
+        return "has a report that cannot be read; rankmill status says why"
+    if worker.report.answers is None:
+        return "is of an older release, which takes no orders: stop it with SIGTERM"
+    return None
+
+
+def reachable(workers: Iterable[WorkerState]) -> list[WorkerState]:
+    """The workers that take orders."""
+    return [worker for worker in workers if unreachable(worker) is None]
+
+
+def queues_without(workers: Sequence[WorkerState], drained: Sequence[str]) -> list[str]:
+    """Queues of the workers `drained` (names) for which no other worker takes chunks."""
+    theirs = {queue for each in workers if each.name in drained for queue in each.queues}
+    rest = [each for each in workers if each.name not in drained and each.state in TAKE_CHUNKS]
+    return sorted(theirs - {queue for each in rest for queue in each.queues})
+
+
+def order_workers(
+    client: redis.Redis,
+    workers: Sequence[WorkerState],
+    what: OrderName,
+    model: str | None = None,
+    *,
+    wait_seconds: float,
+) -> list[Outcome]:
+    """Give the workers an order, and wait until they have carried it out.
+
+    Parameters
+    ----------
+    client
+        The server.
+    workers, what, model
+        Who is to do what, with which model.
+    wait_seconds
+        Longest wait; an order that is not carried out by then stays, and its outcome is ``waiting``.
+
+    Raises
+    ------
+    WorkerOutOfReach
+        A worker takes no orders; then none has got one.
+    """
+    for worker in workers:
+        if reason := unreachable(worker):
+            raise WorkerOutOfReach(f"worker {worker.name} {reason}")
+    started = {worker.name: worker.report.started for worker in workers if worker.report}
+    orders = {
+        name: give_order(client, name, what, started=start, model=model) for name, start in started.items()
+    }
+    if not wait_seconds:
+        text = "has been told to; not waited for"
+        return [Outcome(worker=name, order=what, state="waiting", text=text) for name in orders]
+    found: dict[str, Outcome] = {}
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        over = time.monotonic() >= deadline
+        reports = worker_reports(client, [name for name in orders if name not in found])
+        for name in [name for name in orders if name not in found]:
+            state, text = _state(reports.get(name), orders[name], started[name])
+            if state != "waiting" or over:
+                found[name] = Outcome(worker=name, order=what, state=state, text=text)
+        if len(found) == len(orders):
+            return [found[name] for name in orders]
+        time.sleep(_LOOK_SECONDS)
+
+
+def _state(
+    report: WorkerReport | None, order: str, started: float
+) -> tuple[Literal["done", "failed", "waiting", "gone"], str]:
+    """What the report says of an order to the process that began at `started`."""
+    if report is None:
+        return "gone", "has ended, or is lost"
+    if report.started != started:
+        return "gone", "was started again; the new process has no such order"
+    answer = next((answer for answer in report.answers or () if answer.order == order), None)
+    if answer is None:
+        age = max(time.time() - report.beat, 0.0)
+        return "waiting", f"has not read the order yet; its last heartbeat was {age:.0f} s ago"
+    return "waiting" if answer.state == "begun" else answer.state, answer.text

@@ -1,0 +1,91 @@
+"""Use, memory and temperature of this worker's NVIDIA GPU, from the driver's library (NVML)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
+
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+logger = logging.getLogger(__name__)
+
+
+class Gpu(Collector):
+    """Metrics of the GPU that this process uses; none before `watch`, and none that the GPU cannot tell."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+
+    def watch(self) -> None:
+        """Begin to read the GPU; without the driver's library, the metrics stay away."""
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            self._nvml = pynvml
+        except Exception as error:  # figures are no reason for a worker not to score
+            logger.warning("no figures of the GPU: %s", error)
+
+    def describe(self) -> Iterable[Metric]:
+        """The metrics' names, without access to the GPU."""
+        return [_reserved(0), *_memory(0, 0), _use(0), _temperature(0)]
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics that the GPU has: for instance, no use and no temperature for a part of a GPU (MIG)."""
+        nvml = self._nvml
+        if nvml is None:
+            return
+        with suppress(Exception):  # an error of the GPU's library must not lose the other metrics
+            gpu = self._handle()
+            memory = nvml.nvmlDeviceGetMemoryInfo(gpu)
+            yield from _memory(memory.used, memory.total)
+            with suppress(Exception):
+                yield _use(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100)
+            with suppress(Exception):
+                yield _temperature(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))
+        with suppress(Exception):
+            if cuda := _cuda():
+                yield _reserved(cuda.memory_reserved())
+
+    def _handle(self) -> Any:
+        """NVML's handle of the first GPU that CUDA sees in this process."""
+        if cuda := _cuda():  # CUDA may count GPUs in another order
+            uuid = str(cuda.get_device_properties(0).uuid)
+            for kind in ("GPU", "MIG"):
+                with suppress(self._nvml.NVMLError):
+                    return self._nvml.nvmlDeviceGetHandleByUUID(f"{kind}-{uuid}")
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
+        if first.isdecimal():
+            return self._nvml.nvmlDeviceGetHandleByIndex(int(first))
+        return self._nvml.nvmlDeviceGetHandleByUUID(first)
+
+
+def _cuda() -> Any:
+    """PyTorch's module for NVIDIA GPUs if this process uses it; parts are missing while it is imported."""
+    cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda if hasattr(cuda, "is_initialized") and cuda.is_initialized() else None
+
+
+def _reserved(size: int) -> Metric:
+    return GaugeMetricFamily("rankmill_gpu_memory_reserved_bytes", "GPU memory of this worker.", size)
+
+
+def _memory(used: int, size: int) -> list[Metric]:
+    return [
+        GaugeMetricFamily("rankmill_gpu_memory_used_bytes", "Used memory of the worker's GPU.", used),
+        GaugeMetricFamily("rankmill_gpu_memory_size_bytes", "Memory of the worker's GPU.", size),
+    ]
+
+
+def _use(ratio: float) -> Metric:
+    text = "Share of time in which the worker's GPU was busy."
+    return GaugeMetricFamily("rankmill_gpu_utilization_ratio", text, ratio)
+
+
+def _temperature(celsius: float) -> Metric:
+    return GaugeMetricFamily("rankmill_gpu_temperature_celsius", "Temperature of the worker's GPU.", celsius)

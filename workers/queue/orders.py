@@ -1,0 +1,185 @@
+"""The orders that people give to this worker: the heartbeat reads them, the main thread carries them out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from jobs.errors import SpecError, WireError
+from jobs.spec import ScoreSpec
+from jobs.store.orders import Answer, Order
+from workers import metrics
+
+if TYPE_CHECKING:
+    from workers.engine.cache import EngineCache
+
+MAX_ANSWERS = 16
+"""Answers in a report; the oldest are dropped."""
+
+_MAX_TEXT = 500
+
+logger = logging.getLogger(__name__)
+
+
+class Orders:
+    """Drains and resumes this worker, loads and unloads its models, as it is told.
+
+    Parameters
+    ----------
+    started
+        Start of this process (seconds since 1970); orders to another process are ignored.
+    engines
+        The process's loaded models.
+    spec
+        Returns the score spec with which a model is loaded.
+    held
+        Returns how many claimed chunks are not answered yet.
+    accept
+        Called with the spec of a model that was loaded: the worker need not refuse it any longer.
+    """
+
+    def __init__(
+        self,
+        started: float,
+        engines: EngineCache,
+        spec: Callable[[str], ScoreSpec],
+        held: Callable[[], int],
+        accept: Callable[[ScoreSpec], None],
+    ) -> None:
+        self._started = started
+        self._engines = engines
+        self._spec = spec
+        self._held = held
+        self._accept = accept
+        self._lock = threading.RLock()
+        self._answers: OrderedDict[str, Answer] = OrderedDict()
+        self._new: deque[Order] = deque()
+        self._drains: list[str] = []
+        self._arrived = threading.Event()
+        self.news = threading.Event()
+        """Set when the next heartbeat should be sent at once, with new answers."""
+        self.known: Sequence[bytes] = ()
+        """The orders of the last heartbeat as Redis has them; the next one deletes them."""
+        self.drained = False
+        """Whether the worker takes no new chunks."""
+        metrics.drained.set_function(lambda: self.drained)
+
+    def deliver(self, found: Sequence[bytes]) -> None:
+        """Take the orders that a heartbeat has read."""
+        self.known = found
+        for raw in found:
+            try:
+                order = Order.read_json(raw, "an order to this worker")
+            except WireError as error:
+                logger.warning("%s", error)
+                continue
+            if order.started != self._started:
+                logger.info("ignored an order to the process before this one: %s", order.what)
+            elif order.id not in self._answers:
+                self._answer(order.id, "begun", "waiting for its turn")
+                self._new.append(order)
+        if self._new:
+            self._arrived.set()
+
+    def answers(self) -> tuple[Answer, ...]:
+        """What became of the last orders."""
+        with self._lock:
+            held = self._held()
+            for drain in self._drains:
+                if held:
+                    self._answer(drain, "begun", f"still draining: {_chunks(held)}")
+                else:
+                    self._answer(drain, "done", "drained")
+            if not held:
+                self._drains.clear()
+            return tuple(self._answers.values())
+
+    def carry_out(self) -> None:
+        """Carry out the new orders; called by the thread that uses the engines."""
+        self._arrived.clear()
+        while self._new:
+            order = self._new.popleft()
+            logger.info("order: %s%s", order.what, f" {order.model}" if order.model else "")
+            try:
+                self._carry_out(order)
+            except SpecError as error:
+                self._answer(order.id, "failed", str(error))
+            except Exception as error:  # an order must not end the worker, whatever is wrong with a model
+                logger.exception("cannot %s", order.what)
+                self._answer(order.id, "failed", f"{type(error).__name__}: {error}")
+            self.news.set()
+        if self._drains and not self._held():
+            self.news.set()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for new orders, at most `seconds`."""
+        self._arrived.wait(seconds)
+
+    def warm(self, models: Iterable[str]) -> None:
+        """Load models as if ordered to; a failure is only logged, as others can still be served."""
+        for model in models:
+            try:
+                self._engines.warm(self._spec(model))
+            except SpecError as error:
+                logger.error("cannot warm up: %s", error)
+
+    def _carry_out(self, order: Order) -> None:
+        if order.what == "drain":
+            self.drained = True
+            with self._lock:
+                self._drains.append(order.id)
+        elif order.what == "resume":
+            self._resume(order)
+        elif order.model is None:
+            self._answer(order.id, "failed", f"the order to {order.what} names no model")
+        elif order.what == "warm":
+            self._load(order.id, order.model)
+        else:
+            self._unload(order.id, order.model)
+
+    def _resume(self, order: Order) -> None:
+        with self._lock:
+            for drain in self._drains:
+                self._answer(drain, "failed", "resumed before it was drained")
+            self._drains.clear()
+            text = "takes chunks again" if self.drained else "was not drained"
+            self.drained = False
+            self._answer(order.id, "done", text)
+
+    def _load(self, order: str, model: str) -> None:
+        began, there = time.monotonic(), model in self._engines.models
+        self._answer(order, "begun", "loading")
+        self.news.set()
+        spec = self._spec(model)
+        self._engines.warm(spec)
+        self._accept(spec)
+        seconds = time.monotonic() - began
+        self._answer(
+            order, "done", f"has {model}, as before" if there else f"has loaded {model} in {seconds:.1f} s"
+        )
+
+    def _unload(self, order: str, model: str) -> None:
+        held = self._held()
+        if held and model in self._engines.models:
+            self._answer(order, "begun", f"waiting for {_chunks(held)} that the worker has claimed")
+            self.news.set()
+        gone = self._engines.unload(model)
+        self._answer(order, "done", f"has unloaded {model}" if gone else f"had not loaded {model}")
+
+    def _answer(self, order: str, state: str, text: str) -> None:
+        line = " ".join(text.split())[:_MAX_TEXT]
+        answer = Answer.model_validate({"order": order, "state": state, "text": line})
+        with self._lock:
+            self._answers[order] = answer
+            while len(self._answers) > MAX_ANSWERS:
+                self._answers.popitem(last=False)
+        if state == "failed":
+            logger.warning("order failed: %s", line)
+
+
+def _chunks(number: int) -> str:
+    return "1 chunk" if number == 1 else f"{number:,} chunks"
