@@ -10,13 +10,12 @@ from typing import Any
 
 import click
 import redis
-from rich.console import Console
 
 from jobs.errors import ExitCode, InputError
 from jobs.runtime.connection import connect
 from jobs.runtime.settings import load_settings
 from jobs.store.orders import OrderName
-from rankmill.cli import options
+from rankmill.cli import options, watch
 from rankmill.cli.workers import score_workers
 from rankmill.cluster import tables
 from rankmill.cluster.orders import find_worker, order_workers, queues_without, reachable
@@ -43,9 +42,10 @@ class _Workers(click.Group):
 
 @options.group("workers", cls=_Workers)
 @options.settings("redis_url")
-@options.as_json
+@watch.as_json
+@watch.watching
 @click.pass_context
-def workers(context: click.Context, redis_url: str | None, config: str | None, as_json: bool) -> None:
+def workers(context: click.Context, /, redis_url: str | None, config: str | None, **how: bool) -> None:
     """List the live workers; start, drain or warm some.
 
     The list shows what each worker has loaded, what it uses of its host (CPU cores, memory; the whole GPU's
@@ -55,11 +55,10 @@ def workers(context: click.Context, redis_url: str | None, config: str | None, a
     if context.invoked_subcommand:  # options before its name are its options
         context.default_map = {context.invoked_subcommand: given}
         return
-    found = read_cluster(_client(redis_url, config), page_size=0).workers
-    if as_json:
-        click.echo(json.dumps([worker.model_dump() for worker in found]))
-    else:
-        Console(markup=False, highlight=False, emoji=False).print(tables.live_table(found))
+    watch.View(
+        lambda cluster: tables.live_table(cluster.workers),
+        lambda cluster: json.dumps([worker.model_dump() for worker in cluster.workers]),
+    ).show(_client(redis_url, config), **how)
 
 
 workers.add_command(score_workers, "start")

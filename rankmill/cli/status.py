@@ -3,44 +3,34 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
-from contextlib import suppress
 
 import click
-import redis
-from rich.console import Console, RenderableType
-from rich.live import Live
-from rich.text import Text
 
 from jobs import keys
-from jobs.errors import InputError, RedisUnavailable
+from jobs.errors import InputError
 from jobs.run import MAX_ROW_ERRORS, Run
 from jobs.runtime.connection import connect
-from jobs.runtime.passwords import mask_passwords
 from jobs.runtime.settings import load_settings
 from jobs.store.runs import RunStore
-from rankmill.cli import options
+from rankmill.cli import options, watch
+from rankmill.cli.watch import View, console
 from rankmill.cluster import tables
-from rankmill.cluster.snapshot import PAGE_RUNS, Snapshot, read_cluster
+from rankmill.cluster.snapshot import PAGE_RUNS, read_cluster
 
-_LOOK_SECONDS = 2.0
 _STATUS_RUNS = 10
 _WAIT_SECONDS = 5
 
 
 @options.command("status")
 @options.settings("redis_url")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch, a line every time.")
-@click.option("--watch", is_flag=True, help=f"Refresh every {_LOOK_SECONDS:.0f} s, until Ctrl-C.")
-def status(redis_url: str | None, config: str | None, as_json: bool, watch: bool) -> None:
+@watch.as_json
+@watch.watching
+def status(redis_url: str | None, config: str | None, **how: bool) -> None:
     """Show queues, workers and runs."""
-    store = _store(redis_url, config)
-    if not watch:
-        _show_status(read_cluster(store.redis), as_json)
-        return
-    with suppress(KeyboardInterrupt):  # the way to end it
-        _watch(store, as_json)
+    view = View(
+        lambda cluster: tables.overview(cluster, _STATUS_RUNS), lambda cluster: cluster.model_dump_json()
+    )
+    view.show(_store(redis_url, config).redis, **how)
 
 
 @options.command("runs")
@@ -59,7 +49,7 @@ def runs(redis_url: str | None, config: str | None, page: int, as_json: bool) ->
         found = [run.model_dump() for run in cluster.runs]
         click.echo(json.dumps({"total": cluster.runs_total, "page": page, "runs": found}))
         return
-    _console().print(tables.runs_table(cluster.runs, cluster.at))
+    console().print(tables.runs_table(cluster.runs, cluster.at))
     pages = -(-cluster.runs_total // PAGE_RUNS)
     if pages > 1:
         click.echo(f"page {page} of {pages}, {cluster.runs_total:,} runs: --page N")
@@ -102,7 +92,7 @@ def errors(run_id: str, redis_url: str | None, config: str | None, as_json: bool
     if not found and not damaged:
         click.echo(f"run {run.id}: every row finished so far has a score")
         return
-    _console().print(tables.errors_table(found))
+    console().print(tables.errors_table(found))
     if len(found) >= MAX_ROW_ERRORS:
         click.echo(
             f"these are the first {len(found)}; OUTPUT.errors.jsonl will list all when the run is done"
@@ -112,39 +102,6 @@ def errors(run_id: str, redis_url: str | None, config: str | None, as_json: bool
 def _store(redis_url: str | None, config: str | None) -> RunStore:
     """The run store of the server that the options name."""
     return RunStore(connect(options.server(load_settings({"redis_url": redis_url}, config)), _WAIT_SECONDS))
-
-
-def _watch(store: RunStore, as_json: bool) -> None:
-    """Show the status repeatedly."""
-    if as_json or not sys.stdout.isatty():
-        while True:
-            _show_status(_look(store), as_json)
-            time.sleep(_LOOK_SECONDS)
-    with Live(console=_console(), screen=True, auto_refresh=False) as live:
-        while True:
-            live.update(_status(_look(store)), refresh=True)
-            time.sleep(_LOOK_SECONDS)
-
-
-def _look(store: RunStore) -> Snapshot | str:
-    """A snapshot of the cluster, or the reason why there is none now."""
-    try:
-        return read_cluster(store.redis)
-    except (redis.RedisError, RedisUnavailable) as error:
-        return f"trying again: {_line(error)}"
-
-
-def _status(found: Snapshot | str) -> RenderableType:
-    return Text(found, style="bold red") if isinstance(found, str) else tables.overview(found, _STATUS_RUNS)
-
-
-def _show_status(found: Snapshot | str, as_json: bool) -> None:
-    if not as_json:
-        _console().print(_status(found))
-    elif isinstance(found, str):
-        click.echo(json.dumps({"error": found}))
-    else:
-        click.echo(found.model_dump_json())
 
 
 def _find(store: RunStore, prefix: str) -> Run:
@@ -161,12 +118,3 @@ def _find(store: RunStore, prefix: str) -> Run:
             "rows without a score of a finished run in OUTPUT.errors.jsonl, beside its output"
         )
     return run
-
-
-def _console() -> Console:
-    """A console on standard output that does not read texts from Redis as markup."""
-    return Console(markup=False, highlight=False, emoji=False)
-
-
-def _line(error: BaseException) -> str:
-    return mask_passwords(" ".join(str(error).split()))

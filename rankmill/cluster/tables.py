@@ -103,27 +103,24 @@ def workers_table(workers: Iterable[WorkerState]) -> RenderableType:
 
 def live_table(workers: Iterable[WorkerState]) -> RenderableType:
     """One line for each worker, with what it keeps loaded and what it uses of its host."""
-    names = ("worker", "queues", "state", "device", "models", "cpu", "memory", "gpu", "hits", "pairs", "beat")
-    table = _table(*names, left=5)
+    table = _table("worker", "state", "queues", "cpu", "memory", "gpu", "hits", "beat", "models", left=3)
+    table.columns[0].no_wrap, table.columns[-1].justify = True, "left"
     for worker in workers:
         report = worker.report
         state = Text(worker.state, style=_STYLES[worker.state])
-        cells: list[str | Text] = [plain(worker.name), plain(", ".join(worker.queues)), state]
-        if report:
-            left = f" ({report.claimed_jobs:,} left)" if worker.state == "draining" else ""
-            cells[2] = state.append(left)
-            cells += [
-                plain(report.device),
-                plain(", ".join(report.models)) or "none",
-                "" if report.cpu is None else f"{report.cpu:.1f} cores",
-                _size(report.resident_bytes),
-                _gpu(report.gpu),
-                _hits(report),
-                f"{report.pairs:,}",
-            ]
-        else:
-            cells += [""] * 7
-        table.add_row(*cells, f"{duration(worker.beat_seconds)} ago")
+        if report and worker.state == "draining":
+            state.append(f" ({report.claimed_jobs:,} left)")
+        table.add_row(
+            plain(worker.name),
+            state,
+            plain(", ".join(worker.queues)),
+            f"{report.cpu:.1f} cores" if report and report.cpu is not None else "",
+            _size(report.resident_bytes) if report else "",
+            _gpu(report.gpu) if report else "",
+            _hits(report) if report else "",
+            f"{duration(worker.beat_seconds)} ago",
+            (plain(", ".join(report.models)) or "none") if report else "",
+        )
     return _or_word(table, "No workers: start some with rankmill workers start.")
 
 
@@ -210,8 +207,8 @@ def _gpu(gpu: GpuReport | None) -> str:
     if gpu is None:
         return ""
     use = "" if gpu.use is None else f"{gpu.use:.0%}, "
-    warmth = "" if gpu.celsius is None else f", {gpu.celsius:.0f} °C"
-    return f"{use}{gpu.memory_used / 2**30:.1f} of {_size(gpu.memory_size)}{warmth}"
+    warmth = "" if gpu.celsius is None else f", {gpu.celsius:.0f}\N{NO-BREAK SPACE}°C"
+    return f"{use}{gpu.memory_used / 2**30:.0f}/{gpu.memory_size / 2**30:.0f}\N{NO-BREAK SPACE}GiB{warmth}"
 
 
 def _hits(report: WorkerReport) -> str:

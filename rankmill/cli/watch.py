@@ -1,0 +1,75 @@
+"""Shows a cluster once, or again and again until Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import click
+import redis
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from jobs.errors import RedisUnavailable
+from jobs.runtime.passwords import mask_passwords
+from rankmill.cluster.snapshot import Snapshot, read_cluster
+
+LOOK_SECONDS = 2.0
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON; with --watch, a line every time.")
+watching = click.option("--watch", is_flag=True, help=f"Refresh every {LOOK_SECONDS:.0f} s, until Ctrl-C.")
+
+
+@dataclass(frozen=True)
+class View:
+    """What is shown of a cluster: in a terminal, and as JSON."""
+
+    table: Callable[[Snapshot], RenderableType]
+    text: Callable[[Snapshot], str]
+
+    def show(self, client: redis.Redis, *, as_json: bool, watch: bool) -> None:
+        """Show the cluster; with `watch` every 2 s until Ctrl-C, also while the server does not answer."""
+        if not watch:
+            self._print(read_cluster(client), as_json)
+            return
+        with suppress(KeyboardInterrupt):  # the way to end it
+            self._watch(client, as_json)
+
+    def _watch(self, client: redis.Redis, as_json: bool) -> None:
+        if as_json or not sys.stdout.isatty():
+            while True:
+                self._print(_look(client), as_json)
+                time.sleep(LOOK_SECONDS)
+        with Live(console=console(), screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(self._shown(_look(client)), refresh=True)
+                time.sleep(LOOK_SECONDS)
+
+    def _shown(self, found: Snapshot | str) -> RenderableType:
+        return Text(found, style="bold red") if isinstance(found, str) else self.table(found)
+
+    def _print(self, found: Snapshot | str, as_json: bool) -> None:
+        if not as_json:
+            console().print(self._shown(found))
+        elif isinstance(found, str):
+            click.echo(json.dumps({"error": found}))
+        else:
+            click.echo(self.text(found))
+
+
+def console() -> Console:
+    """A console on standard output that does not read texts from Redis as markup."""
+    return Console(markup=False, highlight=False, emoji=False)
+
+
+def _look(client: redis.Redis) -> Snapshot | str:
+    """A snapshot of the cluster, or the reason why there is none now."""
+    try:
+        return read_cluster(client)
+    except (redis.RedisError, RedisUnavailable) as error:
+        return f"trying again: {mask_passwords(' '.join(str(error).split()))}"
