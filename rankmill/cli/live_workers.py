@@ -64,15 +64,22 @@ def workers(context: click.Context, /, redis_url: str | None, config: str | None
 workers.add_command(score_workers, "start")
 
 
-def _names_of_workers(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """Names of live workers, for a shell's completion; none if the server cannot be asked."""
+def _reachable(context: click.Context) -> list[WorkerState]:
+    """The workers that take orders, for a shell's completion; none if the server cannot be asked."""
     try:
-        found = read_cluster(
-            _client(context.params.get("redis_url"), context.params.get("config")), page_size=0
-        )
-        return [worker.name for worker in reachable(found.workers) if worker.name.startswith(begun)]
+        client = _client(context.params.get("redis_url"), context.params.get("config"))
+        return reachable(read_cluster(client, page_size=0).workers)
     except Exception:  # a shell that completes a word has no place for a message
         return []
+
+
+def _names_of_workers(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    return [worker.name for worker in _reachable(context) if worker.name.startswith(begun)]
+
+
+def _loaded_models(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    found = {model for worker in _reachable(context) if worker.report for model in worker.report.models}
+    return sorted(model for model in found if model.startswith(begun))
 
 
 def _names(*, required: bool) -> Callable[[Function], Function]:
@@ -141,7 +148,7 @@ def warm(model: str, names: tuple[str, ...], **flags: Any) -> None:
 
 
 @options.command("unload", interrupted=_INTERRUPTED)
-@click.argument("model")
+@click.argument("model", shell_complete=_loaded_models)
 @_names(required=False)
 @options.settings("redis_url")
 @_wait

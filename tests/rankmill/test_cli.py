@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -16,9 +17,10 @@ from click.testing import CliRunner, Result
 
 from jobs import errors
 from jobs.runtime.settings import Settings, load_settings
+from jobs.store.worker_report import WorkerReport, announce_worker
 from rankmill.cli import options
 from rankmill.cli.main import rankmill
-from tests.conftest import BIN, ENVIRON
+from tests.conftest import BIN, ENVIRON, Server
 
 FAMILY = [
     "score", "workers", "status", "runs", "errors", "cancel", "tune", "experiment", "check-precision",
@@ -118,15 +120,47 @@ def test_help_names_the_default_of_every_setting() -> None:
     ],
 )
 def test_a_shell_completes_commands_and_values(words: str, completed: list[str]) -> None:
-    *before, begun = words.split(" ")
-    environ = {
-        **ENVIRON,
-        "_RANKMILL_COMPLETE": "bash_complete",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(before)),
-    }
-    done = subprocess.run([BIN / "rankmill"], env=environ, capture_output=True, text=True, check=True)
-    assert [line.partition(",")[2] for line in done.stdout.splitlines()] == completed, begun
+    assert completions(words) == completed
+
+
+def completions(words: str, **environ: str) -> list[str]:
+    """What bash offers after these words."""
+    *before, _ = words.split(" ")
+    asked = {"_RANKMILL_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(before))}
+    done = subprocess.run(
+        [BIN / "rankmill"], env={**ENVIRON, **asked, **environ}, capture_output=True, text=True, check=True
+    )
+    return [line.partition(",")[2] for line in done.stdout.splitlines()]
+
+
+def test_a_shell_completes_live_workers_and_their_models(server: Server) -> None:
+    for name, models in (("box.cpu.7", ("m/a", "m/b")), ("gpu.cuda0.8", ("m/b",))):
+        server.client.sadd("rq:workers", f"rq:worker:{name}")
+        report = WorkerReport(device="cpu", started=1, beat=1, models=models, answers=())
+        announce_worker(server.client, name, report, 60)
+    url = {"REDIS_URL": server.url}
+    assert completions("rankmill workers drain ", **url) == ["box.cpu.7", "gpu.cuda0.8"]
+    assert completions("rankmill workers warm m gpu", **url) == ["gpu.cuda0.8"]
+    assert completions("rankmill workers unload ", **url) == ["m/a", "m/b"]
+    assert not any(completions("rankmill workers drain ", REDIS_URL="redis://127.0.0.1:1"))
+
+
+def test_workers_are_watched_until_ctrl_c(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rankmill.cli.watch.time", SimpleNamespace(sleep=interrupt))
+    watched = CliRunner().invoke(rankmill, ["workers", "--watch", "--json", "--redis", server.url])
+    assert (watched.exit_code, watched.output) == (0, "[]\n")
+
+
+def test_options_of_workers_are_those_of_its_commands(server: Server) -> None:
+    nobody = CliRunner().invoke(rankmill, ["workers", "--redis", server.url, "drain", "x"])
+    assert nobody.exit_code == 2
+    assert nobody.stderr == "rankmill workers drain: no worker is called x; rankmill workers lists them\n"
+    start = CliRunner().invoke(rankmill, ["workers", "--device", "cpu"])
+    assert start.exit_code == 2
+    assert "rankmill workers start --device … starts workers" in start.stderr
 
 
 def test_score_and_score_file_are_one_command(tmp_path: Path) -> None:
