@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from sentence_transformers import CrossEncoder
 
+from jobs import keys
 from jobs.errors import ConfigError, ConnectionFailed, InputError, RunCancelled, RunFailed
 from jobs.results import ChunkScores
 from jobs.wire import decode_pairs
@@ -151,7 +152,7 @@ def test_a_wait_ends_in_time_and_may_be_taken_up_again(server: Server, tiny_mode
     with pytest.raises(TimeoutError):
         client.score(PAIRS, timeout=0.1)
     run.cancel()
-    assert not list(server.client.scan_iter("rankmill:*"))
+    assert list(server.client.scan_iter("rankmill:*")) == [keys.queues().encode()]
     assert server.client.llen("rq:queue:rankmill") == 0
     with pytest.raises(RunCancelled):
         run.scores()

@@ -204,7 +204,7 @@ def test_every_key_of_a_run_expires(server: Server, client: Client) -> None:
     client.submit(PAIRS)
     ours = list(server.client.scan_iter("rankmill:*"))
     jobs = list(server.client.scan_iter("rq:job:*"))
-    assert len(ours) == len(jobs) + 4 == 24  # the run itself, its results and progress, the list of runs
+    assert len(ours) == len(jobs) + 5 == 25  # the run itself, its results and progress, runs and queues
     assert all(server.client.ttl(key) > 0 for key in ours + jobs)
 
 
