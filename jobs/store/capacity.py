@@ -12,6 +12,9 @@ from jobs.runtime.patience import cannot_serve
 from jobs.schema import Count, WireModel
 from jobs.store.worker_report import WorkerReport, listed_workers
 
+_FRESH_SECONDS = 1
+"""A sum is made again after so long, so that it costs the same whatever the number of workers is."""
+
 
 class Capacity(WireModel):
     """The live ScoringWorkers of a queue, and the pairs that they claim ahead in all."""
@@ -21,8 +24,10 @@ class Capacity(WireModel):
 
 
 def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
-    """Sum up the reports of the queue's workers, for the next `ttl` seconds."""
+    """Sum up the reports of the queue's workers, for `ttl` seconds, unless that was done just now."""
     connection: Any = client
+    if connection.pttl(keys.capacity(queue)) > 1000 * (ttl - _FRESH_SECONDS):
+        return
     wanted = [keys.worker(name) for name in listed_workers(client, queue)]
     reports = cast("list[bytes | None]", connection.mget(wanted)) if wanted else []
     ahead = [_claim_ahead(report) for report in reports if report is not None]

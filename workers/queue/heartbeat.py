@@ -95,7 +95,8 @@ class Heartbeat:
                 self._register,
                 self._beat,
                 self._report_state,
-                self._look_after_queues,
+                self._clean_queues,
+                self._sum_up,
                 self._on_beat,
             ):
                 try:
@@ -152,8 +153,13 @@ class Heartbeat:
             logger.critical("a batch takes far too long; ending this worker")
             os._exit(1)
 
-    def _look_after_queues(self) -> None:
-        """Recover the jobs of dead workers, sum up the live ones; a lock lets one worker at a time do it."""
+    def _sum_up(self) -> None:
+        """Tell producers what the live workers of each queue claim ahead."""
+        for queue in self._worker.queues:
+            write_capacity(self._worker.connection, queue.name, self.lease_seconds)
+
+    def _clean_queues(self) -> None:
+        """Recover the jobs of dead workers; a lock lets one worker at a time do it."""
         worker, lock_ms = self._worker, int(self._seconds * 1000)
         if time.monotonic() < self._clean_from:
             return
@@ -161,4 +167,3 @@ class Heartbeat:
             # RQ's own lock lasts 15 minutes and would outlive a worker that is killed here.
             if worker.connection.set(queue.registry_cleaning_key, os.getpid(), nx=True, px=lock_ms):
                 clean_queue(queue, self._handle_failure, self.lease_seconds)
-                write_capacity(worker.connection, queue.name, self.lease_seconds)
