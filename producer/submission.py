@@ -120,8 +120,7 @@ class Submission:
         window = self._window
         try:
             while not window.done:
-                if window.wants_chunks():
-                    self.fill()
+                self.fill()
                 if window.ready:
                     self._keep_up()
                     yield window.take()
@@ -144,12 +143,10 @@ class Submission:
         return self._window.notes.progress
 
     def fill(self) -> None:
-        """Submit chunks until the window is full or the source is empty."""
+        """Submit some chunks if the window has room; between two such steps, results are collected."""
         self._check_cancelled()
-        while self._window.wants_chunks():
-            fresh = self._window.fill()
-            if not fresh:  # results from the journal; look around before the next
-                return
+        fresh = self._window.fill() if self._window.wants_chunks() else {}
+        if fresh:
             with self._at_redis():
                 self._send(fresh)
 
