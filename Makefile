@@ -12,7 +12,7 @@ demo: $(READY)  ## score the shipped example with the shipped model, and show th
 	@$(BIN)/python examples/demo.py
 
 test: $(READY)  ## the whole test suite
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 check: $(READY)  ## linter, formatter, types
 	$(BIN)/ruff check .

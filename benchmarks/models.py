@@ -1,20 +1,39 @@
-"""Random models of any size, for benchmarks of everything except the model."""
+"""Random models of any size: for benchmarks of everything except the model, and for tests."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-import examples
-
-DEMO_MODEL = Path(examples.__file__).parent / "demo-model"
+from workers.models.loading import DEMO_MODEL
 
 
-def random_bert(directory: Path, *, hidden: int, layers: int, heads: int = 2, positions: int = 128) -> Path:
-    """A BERT cross-encoder in `directory`: random weights, the demo model's tokenizer."""
+def random_bert(
+    directory: Path,
+    *,
+    hidden: int,
+    layers: int,
+    heads: int = 2,
+    positions: int = 128,
+    labels: int = 1,
+    seed: int = 0,
+    tokenizer: Any = None,
+    entries: Mapping[str, object] | None = None,
+) -> Path:
+    """A BERT cross-encoder with random weights in `directory`; returns `directory`.
+
+    Parameters
+    ----------
+    tokenizer
+        Of transformers; default: the demo model's.
+    entries
+        More entries for its ``config.json``.
+    """
     import torch
     from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
 
-    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL, model_max_length=positions)
+    tokenizer = tokenizer or AutoTokenizer.from_pretrained(DEMO_MODEL, model_max_length=positions)
     tokenizer.save_pretrained(directory)
     config = BertConfig(
         vocab_size=len(tokenizer),
@@ -23,9 +42,11 @@ def random_bert(directory: Path, *, hidden: int, layers: int, heads: int = 2, po
         num_attention_heads=heads,
         intermediate_size=4 * hidden,
         max_position_embeddings=positions,
-        num_labels=1,
+        num_labels=labels,
         initializer_range=hidden**-0.5,  # wide, so that scores differ visibly
     )
-    torch.manual_seed(0)
+    for name, value in (entries or {}).items():
+        setattr(config, name, value)
+    torch.manual_seed(seed)
     BertForSequenceClassification(config).eval().save_pretrained(directory)
     return directory

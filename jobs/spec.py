@@ -11,6 +11,12 @@ from jobs.errors import WireError
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "int4"]
 Activation = Literal["default", "identity", "sigmoid"]
 
+RECIPE = "rankmill_quantization.json"
+"""File of a model directory that ``rankmill quantize`` writes: how workers compute the model in int8."""
+
+RECIPE_FORMAT = 1
+"""Version of this file; workers refuse any other."""
+
 
 class ScoreSpec(BaseModel):
     """The model of a run and how it is applied.

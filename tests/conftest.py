@@ -19,9 +19,18 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
-from jobs.runtime.logs import ROOMS
+from jobs.runtime.logs import ROOMS, RQ
 from tests.harness.environ import BIN, ENVIRON, QUICK_LEASE
-from tests.harness.processes import Outcome, StartExporter, StartWorker, score_file, start_worker, wait_for
+from tests.harness.processes import (
+    Outcome,
+    StartExporter,
+    StartWorker,
+    run_command,
+    score_file,
+    start_command,
+    start_worker,
+    wait_for,
+)
 from tests.harness.servers import Server, serve
 from workers.device import use_threads
 
@@ -33,8 +42,10 @@ __all__ = [
     "Server",
     "StartExporter",
     "StartWorker",
+    "run_command",
     "score_file",
     "serve",
+    "start_command",
     "start_worker",
     "wait_for",
 ]
@@ -58,9 +69,10 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
     """Commands that run in this process set its logging up; the next test finds it as it was."""
-    loggers = [logging.getLogger(name) for name in (None, *ROOMS)]
+    loggers = [logging.getLogger(name) for name in (None, *ROOMS, *RQ)]
     before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
     yield
     for logger, level, handlers in before:
         logger.setLevel(level)
         logger.handlers[:] = handlers
+    logging.captureWarnings(capture=False)

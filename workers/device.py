@@ -12,7 +12,15 @@ import sys
 from collections.abc import Sequence
 
 from jobs.errors import ConfigError
-from jobs.runtime.hosts import CLAIM_AHEAD, TOKEN_BUDGETS, cores, cpu_flags, cpu_name, may_have_gpu
+from jobs.runtime.hosts import (
+    CLAIM_AHEAD,
+    TOKEN_BUDGETS,
+    cores,
+    cpu_flags,
+    cpu_name,
+    may_have_gpu,
+    thread_environ,
+)
 
 
 def resolve_device(setting: str) -> str:
@@ -66,8 +74,7 @@ def resolve_claim_ahead(setting: int | str, device: str) -> int:
 def use_threads(setting: str | int) -> None:
     """Set the CPU threads of this process's forwards; ``auto`` means the cores available to it."""
     count = setting if isinstance(setting, int) else cores()
-    os.environ["OMP_NUM_THREADS"] = str(count)  # PyTorch reads this and the next when it is imported
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin take the cores of other workers
+    os.environ.update(thread_environ(count))
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(count)
 

@@ -55,6 +55,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def thread_environ(threads: int) -> dict[str, str]:
+    """Environment variables for a process with this many CPU threads; libraries read them at their import.
+
+    Threads that spin while they wait take the cores of other processes, so they do not, unless
+    OMP_WAIT_POLICY is set already.
+    """
+    count = str(threads)
+    policy = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
+    return {"OMP_NUM_THREADS": count, "RAYON_NUM_THREADS": count, "OMP_WAIT_POLICY": policy}
+
+
 def visible_gpus() -> list[str]:
     """NVIDIA GPUs available to this process, as ``CUDA_VISIBLE_DEVICES`` names them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ROOMS = ("jobs", "producer", "rankmill", "workers")
 
-_RQ = ("rq.worker", "rq.job")
+RQ = ("rq.worker", "rq.job")
 """Loggers that RQ's command line gives its own handlers."""
 
 _ids: ContextVar[Mapping[str, str | int]] = ContextVar("ids", default={})  # noqa: B039  # is never changed
@@ -62,7 +62,7 @@ def set_up(level: LogLevel, form: LogFormat, **ids: str | int) -> None:
     logging.captureWarnings(capture=True)
     for room in ROOMS:
         logging.getLogger(room).setLevel(chosen)
-    for name in _RQ:
+    for name in RQ:
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True

@@ -21,8 +21,7 @@ from jobs import keys
 from jobs.errors import WireError
 from jobs.job import Payload, job_data
 from jobs.results import BadResult, ChunkResult, read_entry, to_entry
-from jobs.run import Progress, RowError, Run, new_run, read_run
-from jobs.spec import ScoreSpec
+from jobs.run import Progress, RowError, Run, read_run
 from jobs.store.capacity import Capacity, read_capacity
 from jobs.store.queues import use_queues
 
@@ -47,16 +46,11 @@ class RunStore:
         # redis-py types one client for sync and async use; every reply would need a cast.
         self.redis: Any = client
 
-    def create(
-        self, spec: ScoreSpec, *, queue: str, ttl: int, max_retries: int, rows: int | None = None
-    ) -> Run:
-        """Register a new run; it expires `ttl` seconds after its latest change."""
-        run = new_run(spec, queue=queue, ttl=ttl, max_retries=max_retries, rows=rows)
-        self.restore(run)
-        return run
-
     def restore(self, run: Run) -> None:
-        """Write the run to the server if it is not there, or not there any more."""
+        """Write the run to the server if it is not there, or not there any more.
+
+        It expires `Run.ttl` seconds after its latest change.
+        """
         meta, results = keys.run(run.id), keys.results(run.id)
         if self.redis.exists(meta, results) == 2:
             return

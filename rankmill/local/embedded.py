@@ -125,10 +125,7 @@ def worker_environs(settings: Settings) -> list[dict[str, str]]:
             },
             "RANKMILL_CONFIG": "",  # already read
             "RANKMILL_THREADS": str(threads),
-            "OMP_NUM_THREADS": str(threads),
-            "RAYON_NUM_THREADS": str(threads),
-            # Threads that spin while they wait halve the speed when other processes need the cores.
-            "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+            **hosts.thread_environ(threads),
         }
         if gpus:
             environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]

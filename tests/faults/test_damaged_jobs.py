@@ -26,7 +26,7 @@ from jobs.store.runs import RunStore
 from jobs.store.set_aside import jobs_set_aside
 from jobs.store.worker_report import queue_workers, worker_reports
 from producer import Client
-from tests.conftest import BIN, ENVIRON, Server, StartWorker, serve, start_worker, wait_for
+from tests.conftest import Server, StartWorker, run_command, serve, start_worker, wait_for
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(30)]
 
@@ -137,8 +137,9 @@ def test_what_is_set_aside_is_shown_and_its_chunk_is_submitted_again(
 
 def status(server: Server, *options: str) -> str:
     """What ``rankmill status`` prints."""
-    command = [str(BIN / "rankmill"), "status", "--redis", server.url, *options]
-    return subprocess.run(command, env=ENVIRON, capture_output=True, text=True, check=True).stdout
+    done = run_command("rankmill", "status", "--redis", server.url, *options)
+    assert done.code == 0, done.err
+    return done.out
 
 
 def test_a_list_of_jobs_set_aside_does_not_grow(server: Server) -> None:

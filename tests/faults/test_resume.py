@@ -7,9 +7,9 @@ import os
 import signal
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.kills import Damage, damage, finished_jobs, folder_of, run_under_kills, start, stop
+from benchmarks.kills import Damage, damage, finished_jobs, folder_of, run_under_kills, stop
 from jobs.store.worker_report import queue_workers
-from tests.conftest import ENVIRON, Outcome, Server, score_file, serve, start_worker, wait_for
+from tests.conftest import (
+    Outcome,
+    Server,
+    run_command,
+    score_file,
+    serve,
+    start_command,
+    start_worker,
+    wait_for,
+)
 from tests.harness.models import make_bert
 
 ROWS, CHUNK, WINDOW = 3000, 16, 4
 NULLS = {0, 5, ROWS - 1}
 UNHARMED = Damage(lost=0, doubled=0, different=0, moved=0)
 ENVIRON_WINDOW = {"RANKMILL_WINDOW": str(WINDOW)}
+
+start = partial(start_command, "score-file")
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +95,9 @@ def test_killed_many_times_it_loses_and_repeats_nothing_but_what_was_in_flight(
     command: list[object], output: Path, undisturbed: Path, queue: Server
 ) -> None:
     before = finished_jobs(queue.client)
-    end = run_under_kills([*command, "--json"], output, kills=6, writes=15, seed=1, environ=ENVIRON_WINDOW)
+    end = run_under_kills(
+        [*command, "--json"], output, kills=6, writes=15, seed=1, environ=ENVIRON_WINDOW, begin=start
+    )
     assert (end.kills, end.code) == (6, 0), end.err
     assert damage(output, undisturbed) == UNHARMED
     assert json.loads(end.out)["resumed_rows"] > 0
@@ -233,7 +246,7 @@ def test_two_at_a_time_are_refused(source: Path, output: Path, queue: Server) ->
 def test_killed_between_the_output_and_the_end(command: list[object], output: Path) -> None:
     dies = "import os, shutil; shutil.rmtree = lambda folder: os.kill(os.getpid(), 9)"
     code = f"{dies}; from rankmill.cli.score import score_file; score_file()"
-    subprocess.run([sys.executable, "-c", code, *map(str, command)], env=ENVIRON, check=False)
+    run_command("python", "-c", code, *command)
     assert len(pq.read_table(output)) == ROWS
     assert folder_of(output).exists()
     done = score_file(*command, "--json")

@@ -27,8 +27,8 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_zombie_changes_nothing(
     stopped: int, server: Server, workers: StartWorker, slow_model: Path
 ) -> None:
-    pairs = [(f"big cat {n}", LONG) for n in range(300)]
-    client = Client(server.url, model=str(slow_model), chunk_size=100)
+    pairs = [(f"big cat {n}", LONG) for n in range(120)]
+    client = Client(server.url, model=str(slow_model), chunk_size=40)
     zombie = workers(environ=QUICK_LEASE)
     expected = client.score(pairs)
     run = client.submit(pairs)
@@ -52,8 +52,8 @@ def test_a_zombie_changes_nothing(
 def test_kills_one_after_the_other_lose_nothing(
     server: Server, workers: StartWorker, slow_model: Path
 ) -> None:
-    pairs = [(f"big cat {n}", LONG) for n in range(300)]
-    client = Client(server.url, model=str(slow_model), chunk_size=30)
+    pairs = [(f"big cat {n}", LONG) for n in range(120)]
+    client = Client(server.url, model=str(slow_model), chunk_size=12)
     run = client.submit(pairs)
     for _ in range(2):
         worker = workers(environ=QUICK_LEASE)

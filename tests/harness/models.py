@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks.models import random_bert
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
@@ -35,28 +37,19 @@ def make_bert(
     extra_words: Sequence[str] = (),
 ) -> Path:
     """A random BERT cross-encoder in `directory`, with a WordPiece tokenizer that knows letters."""
-    import torch
-    from transformers import BertConfig, BertForSequenceClassification
-
     letters = list(string.ascii_lowercase + string.digits + string.punctuation)
     vocab = [*_SPECIAL, *letters, *(f"##{letter}" for letter in letters), *_WORDS, *extra_words]
-    tokenizer = _tokenizer({token: number for number, token in enumerate(dict.fromkeys(vocab))}, positions)
-    tokenizer.save_pretrained(directory)
-    config = BertConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=4 * hidden,
-        max_position_embeddings=positions,
-        num_labels=labels,
-        initializer_range=hidden**-0.5,  # wide, so that scores differ visibly
+    return random_bert(
+        directory,
+        hidden=hidden,
+        layers=layers,
+        heads=heads,
+        positions=positions,
+        labels=labels,
+        seed=seed,
+        tokenizer=_tokenizer({token: number for number, token in enumerate(dict.fromkeys(vocab))}, positions),
+        entries={"sentence_transformers": {"activation_fn": activation}} if activation else None,
     )
-    if activation:
-        config.sentence_transformers = {"activation_fn": activation}
-    torch.manual_seed(seed)
-    BertForSequenceClassification(config).eval().save_pretrained(directory)
-    return directory
 
 
 def _tokenizer(vocab: dict[str, int], positions: int) -> PreTrainedTokenizerFast:

@@ -1,7 +1,7 @@
-"""Worker processes that need not import their libraries: RQ's command line in a fork of a process that has.
+"""Commands that need not import their libraries: they run in a fork of a process that has.
 
-Of the 4 s of CPU time that a worker's start takes, the imports are nearly all. What is asked for over a
-Unix socket runs as a real process: its own pid, environment, folder, log, signals and exit status.
+Nearly all of the CPU time that the start of a worker or of a short command takes is spent on imports.
+A fork is a real process: it has its own pid, environment, folder, streams, signals and exit status.
 
     python -m tests.harness.preloaded SOCKET    # serves until its standard input closes
 """
@@ -22,10 +22,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, AnyStr, TextIO
 
 from tests.harness.environ import ENVIRON
 
@@ -37,6 +36,16 @@ _LIBRARIES = (
     "pydantic",
     "opentelemetry.trace",
     "prometheus_client",
+    "pyarrow.compute",
+    "pyarrow.csv",
+    "pyarrow.json",
+    "pyarrow.parquet",
+    "rich.console",
+    "rich.logging",
+    "rich.progress",
+    "rich.table",
+    "sqlite3",
+    "yaml",
     "openvino",
     "torch",
     "transformers.models.auto.modeling_auto",
@@ -44,30 +53,46 @@ _LIBRARIES = (
     "transformers.models.bert.modeling_bert",
     "transformers.models.bert.tokenization_bert",
 )
-"""None of rankmill's own modules: a worker imports those anew."""
+"""None of rankmill's own modules: every process imports those anew."""
+
+_COMMANDS = {
+    "rq": ("rq.cli.cli", "main"),
+    "score-file": ("rankmill.cli.score", "score_file"),
+    "score-workers": ("rankmill.cli.workers", "score_workers"),
+    "rankmill": ("rankmill.cli.main", "rankmill"),
+}
+"""Module and function of each command, as its script in the commands' folder has them."""
 
 
-class PreloadedProcess(subprocess.Popen[bytes]):
-    """A process like any `Popen`, but that its parent is the one it was forked from."""
+class PreloadedProcess(subprocess.Popen[AnyStr]):
+    """A `Popen` of one of `_COMMANDS` or ``python -c``, whose parent is the process it was forked from."""
 
-    _child_created = False  # what Popen's destructor asks
+    _line: socket.socket
+    _words: TextIO
 
-    def __init__(
-        self, command: Sequence[str], *, cwd: Path, environ: Mapping[str, str], log: Path | str
-    ) -> None:
-        self.args, self.returncode = command, None
-        self.stdin = self.stdout = self.stderr = None
+    def _execute_child(  # type: ignore[no-untyped-def]  # the parameters of Popen's own, by place
+        self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_,
+    ) -> None:  # fmt: skip
+        wanted = {
+            "command": list(map(str, args)),
+            "cwd": str(cwd or Path.cwd()),
+            "environ": dict(os.environ if env is None else env),
+        }
         self._line = socket.socket(socket.AF_UNIX)
         self._line.connect(_server())
-        wanted = {"command": command, "cwd": str(cwd), "environ": dict(environ), "log": str(log)}
-        self._line.sendall(json.dumps(wanted).encode() + b"\n")
+        streams = [given if given != -1 else own for own, given in enumerate((p2cread, c2pwrite, errwrite))]
+        socket.send_fds(self._line, [json.dumps(wanted).encode() + b"\n"], streams)
+        self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
         self._words = self._line.makefile("r")
         self.pid = int(self._words.readline())
+        self._child_created = True
 
-    def poll(self) -> int | None:
+    def _internal_poll(self, _deadstate: int | None = None) -> int | None:
+        """Called by ``poll`` and at the end of this object's life."""
         return self._end(0)
 
-    def wait(self, timeout: float | None = None) -> int:
+    def _wait(self, timeout: float | None) -> int:
         if self._end(timeout) is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0)
         return self.returncode
@@ -121,12 +146,16 @@ def _serve(address: str) -> dict[str, Any] | None:
 
 
 def _watch(line: socket.socket) -> dict[str, Any]:
-    """Fork the worker and say how it ends; returns in the worker."""
-    with line.makefile("r") as words:
-        wanted: dict[str, Any] = json.loads(words.readline())
+    """Fork the process and say how it ends; returns in the process."""
+    message, streams, _, _ = socket.recv_fds(line, 1 << 20, 3)
+    while not message.endswith(b"\n"):
+        message += line.recv(1 << 20)
+    wanted: dict[str, Any] = {**json.loads(message), "streams": streams}
     pid = os.fork()
     if not pid:
         return wanted
+    for stream in streams:
+        os.close(stream)  # its reader waits until nobody can write
     line.sendall(f"{pid}\n".encode())
     _, status = os.waitpid(pid, 0)
     with suppress(OSError):  # nobody waits
@@ -146,12 +175,11 @@ def _become(wanted: dict[str, Any]) -> None:
     os.chdir(wanted["cwd"])
     os.environ.clear()
     os.environ.update(wanted["environ"])
-    log = os.open(wanted["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for ours, theirs in ((nothing, 0), (log, 1), (log, 2)):
-        os.dup2(ours, theirs)
-    os.close(log)
-    os.close(nothing)
+    for own, given in enumerate(wanted["streams"]):
+        os.dup2(given, own)
+        os.close(given)
+    tempfile.tempdir = None
+    vars(sys.modules["__main__"])["__package__"] = None  # as a script's: click takes a program's name from it
     sys.argv = wanted["command"]
     random.seed()
 
@@ -164,9 +192,13 @@ def _main(address: str) -> int:
     if wanted is None:
         return 0
     _become(wanted)
-    from rq.cli.cli import main
-
-    return int(main() or 0)
+    name, *arguments = wanted["command"]
+    if name == "python":
+        sys.argv = ["-c", *arguments[2:]]
+        exec(arguments[1], {"__name__": "__main__"})
+        return 0
+    module, function = _COMMANDS[name]
+    return int(getattr(importlib.import_module(module), function)() or 0)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from jobs.store.worker_report import queue_workers
-from tests.harness.environ import BIN, ENVIRON
+from tests.harness.environ import ENVIRON
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.servers import Server
 from tests.harness.tools import free_port
@@ -53,9 +53,9 @@ def exporters(tmp_path: Path) -> Iterator[StartExporter]:
 
     def start(redis_url: str, port: int | None = None) -> str:
         address = f"127.0.0.1:{port or free_port()}"
-        command = [str(BIN / "rankmill"), "exporter", "--redis", redis_url, "--address", address]
+        command = ["rankmill", "exporter", "--redis", redis_url, "--address", address]
         with log.open("wb") as out:
-            started.append(subprocess.Popen(command, stdout=out, stderr=out, env=ENVIRON))
+            started.append(PreloadedProcess(command, stdout=out, stderr=out, env=ENVIRON))
         wait_for(lambda: " at http://" in log.read_text(), started[-1])
         return log.read_text().splitlines()[-1].rpartition(" at ")[2]
 
@@ -82,8 +82,15 @@ def start_worker(
     """
     options = ["--worker-class", worker_class, "--serializer", serializer, "--url", server.url]
     command = ["rq", "worker", queue, *options, *(["--name", name] if name else [])]
-    environ = {**ENVIRON, **(environ or {})}
-    return PreloadedProcess(command, cwd=directory, environ=environ, log=directory / "worker.log")
+    with (directory / "worker.log").open("ab") as log:
+        return PreloadedProcess(
+            command,
+            cwd=directory,
+            env={**ENVIRON, **(environ or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
 
 
 def wait_for(
@@ -120,15 +127,34 @@ class Outcome:
 def score_file(
     *arguments: object, cwd: Path | None = None, environ: dict[str, str] | None = None, timeout: float = 120
 ) -> Outcome:
-    """Run the real command in a process of its own."""
-    done = subprocess.run(
-        [str(BIN / "score-file"), *map(str, arguments)],
-        capture_output=True,
+    """Run ``score-file`` as `run_command` does; no failure of it may be a traceback."""
+    done = run_command("score-file", *arguments, cwd=cwd, environ=environ, timeout=timeout)
+    assert "Traceback" not in done.err, done.err
+    return done
+
+
+def run_command(
+    *words: object, cwd: Path | None = None, environ: Mapping[str, str] | None = None, timeout: float = 120
+) -> Outcome:
+    """Run a real command to its end, as `start_command` starts it."""
+    process = start_command(*words, cwd=cwd, environ=environ)
+    try:
+        out, err = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    return Outcome(process.returncode, out, err)
+
+
+def start_command(
+    *words: object, cwd: Path | None = None, environ: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """Start a real command in a process of its own: a fork that has the libraries."""
+    return PreloadedProcess(
+        list(map(str, words)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         cwd=cwd,
         env={**ENVIRON, **(environ or {})},
-        timeout=timeout,
-        check=False,
     )
-    assert "Traceback" not in done.stderr, done.stderr
-    return Outcome(done.returncode, done.stdout, done.stderr)

@@ -19,7 +19,7 @@ from jobs import keys
 from jobs.store.recovery import hand_on_jobs
 from jobs.store.runs import RunStore
 from producer import Client
-from tests.conftest import BIN, ENVIRON, Server, StartWorker, score_file, wait_for
+from tests.conftest import ENVIRON, Server, StartWorker, run_command, score_file, start_command, wait_for
 from tests.harness.models import make_bert
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,8 +72,8 @@ def test_logs_hold_neither_texts_nor_secrets_above_debug(
     environ = {"FORWARDS": str(tmp_path / "forwards"), "PYTHONPATH": str(ROOT)}
     misbehaving = {"worker_class": "tests.harness.misbehaving.MisbehavingWorker", "environ": environ}
     running = [workers(name="w0", **misbehaving)]
-    command = [str(BIN / "score-file"), str(source), "--redis", server.url, "--model", str(model)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**ENVIRON, "RANKMILL_MAX_RETRIES": "0"})
+    command = ["score-file", source, "--redis", server.url, "--model", model]
+    process = start_command(*command, environ={"RANKMILL_MAX_RETRIES": "0"})
 
     def ended() -> bool:
         if running[-1].poll() is not None:
@@ -87,7 +87,7 @@ def test_logs_hold_neither_texts_nor_secrets_above_debug(
     records = (tmp_path / "a.scored.parquet.errors.jsonl").read_text()
     assert "cannot be scored" in records
     assert "its worker died" in records
-    logs = err.decode() + (tmp_path / "worker.log").read_text()
+    logs = err + (tmp_path / "worker.log").read_text()
     assert "trying their halves apart" in logs
     assert SECRET.lower() not in logs.lower()
 
@@ -123,11 +123,9 @@ def test_levels_come_from_rq_s_flags_too(
     client = Client(server.url, model=str(tiny_model))
     client.submit([("q", "p")])
     command = ["worker", "rankmill", "--worker-class", "workers.ScoringWorker", "--serializer", "json"]
-    done = subprocess.run(
-        [str(BIN / "rq"), *command, "--url", server.url, "--burst", *flags],
-        capture_output=True, text=True, env=ENVIRON, cwd=tmp_path, check=True, timeout=100,
-    )  # fmt: skip
-    found = lines(done.stderr)
+    done = run_command("rq", *command, "--url", server.url, "--burst", *flags, cwd=tmp_path)
+    assert done.code == 0, done.err
+    found = lines(done.err)
     assert bool(saying(found, "scored 1 rows")) == (flags == ["-v"])
     assert bool(saying(found, "listening on rankmill")) == (flags != ["-q"])
-    assert not done.stdout
+    assert not done.out

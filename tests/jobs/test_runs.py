@@ -18,6 +18,7 @@ from jobs.store.capacity import Capacity, write_capacity
 from jobs.store.recovery import enqueue_due
 from jobs.store.runs import RunStore
 from jobs.store.scored_rows import read_scored_rows
+from tests.harness.runs import stored_run
 
 STATS = ChunkStats(
     worker="w",
@@ -40,7 +41,7 @@ def store() -> RunStore:
 
 @pytest.fixture
 def run(store: RunStore) -> Run:
-    return store.create(ScoreSpec(model="m"), queue="q", ttl=100, max_retries=2)
+    return stored_run(store, ttl=100, max_retries=2)
 
 
 def add(store: RunStore, run: Run, *results: ChunkScores | ChunkFailure) -> None:
@@ -96,7 +97,7 @@ def test_a_result_for_a_run_that_is_gone_is_not_kept(store: RunStore, run: Run) 
 
 
 def test_deleting_a_run_takes_its_jobs_off_the_queue(store: RunStore, run: Run) -> None:
-    other = store.create(ScoreSpec(model="m"), queue="q", ttl=100, max_retries=0)
+    other = stored_run(store, ttl=100)
     store.enqueue(run, {0: Payload(b"a", 1), 1: Payload(b"b", 1)})
     pause_after_a_failure(store, run, 1)
     store.enqueue(other, {0: Payload(b"c", 1)})

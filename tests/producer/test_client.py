@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from sentence_transformers import CrossEncoder
 
 from jobs import keys
 from jobs.errors import ConfigError, ConnectionFailed, InputError, RunCancelled, RunFailed
@@ -22,6 +21,7 @@ from jobs.wire import decode_pairs
 from producer import Client
 from producer.pairs import CHUNK_TEXT_BYTES
 from tests.conftest import Server
+from tests.harness.cross_encoder import cross_encoder
 from tests.producer.test_results import STATS
 from tests.workers.test_engine import some_pairs
 
@@ -35,7 +35,7 @@ def client(shared_queue: Server, tiny_model: Path) -> Client:
 
 @pytest.fixture(scope="module")
 def expected(tiny_model: Path) -> np.ndarray:
-    return np.asarray(CrossEncoder(str(tiny_model), device="cpu").predict(PAIRS))
+    return np.asarray(cross_encoder(tiny_model).predict(PAIRS))
 
 
 @pytest.mark.parametrize("kind", ["list", "generator", "lists", "data frame", "table", "batch"])

@@ -18,7 +18,6 @@ from rq.job import Job
 from jobs import keys
 from jobs.errors import RunFailed
 from jobs.results import ChunkFailure, ChunkScores, ChunkStats, to_entry
-from jobs.spec import ScoreSpec
 from jobs.store.runs import RunStore
 from jobs.wire import encode_scores
 from producer import Client
@@ -28,6 +27,7 @@ from producer.sizing import ChunkSize, Sizes, WindowSize
 from producer.splitting import ScoredTable
 from producer.submission import Submission
 from tests.conftest import Server, StartWorker
+from tests.harness.runs import stored_run
 
 ROWS, CHUNKS = 4, 3
 STATS = ChunkStats(
@@ -85,7 +85,7 @@ def scored(
 ) -> list[ScoredTable]:
     """Three chunks of four rows; `answer` gives the entries for an attempt (from 1) at a chunk."""
     store = RunStore(fakeredis.FakeRedis())
-    run = store.create(ScoreSpec(model="m"), queue="q", ttl=100, max_retries=max_retries)
+    run = stored_run(store, ttl=100, max_retries=max_retries)
     table = pa.table({"query": ["q"] * ROWS, "passage": ["p"] * ROWS})
     tables, columns = iter([table] * CHUNKS), ("query", "passage")
     sizes = Sizes(WindowSize(8, 1 << 20), ChunkSize(ROWS, "m", journal, {}))

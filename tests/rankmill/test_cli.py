@@ -20,7 +20,7 @@ from jobs.runtime.settings import Settings, load_settings
 from jobs.store.worker_report import WorkerReport, announce_worker
 from rankmill.cli import options
 from rankmill.cli.main import rankmill
-from tests.conftest import BIN, ENVIRON, Server
+from tests.conftest import BIN, ENVIRON, Server, run_command
 
 FAMILY = [
     "score", "workers", "status", "runs", "errors", "cancel", "tune", "experiment", "check-precision",
@@ -127,10 +127,9 @@ def completions(words: str, **environ: str) -> list[str]:
     """What bash offers after these words."""
     *before, _ = words.split(" ")
     asked = {"_RANKMILL_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(len(before))}
-    done = subprocess.run(
-        [BIN / "rankmill"], env={**ENVIRON, **asked, **environ}, capture_output=True, text=True, check=True
-    )
-    return [line.partition(",")[2] for line in done.stdout.splitlines()]
+    done = run_command("rankmill", environ={**asked, **environ})
+    assert done.code == 0, done.err
+    return [line.partition(",")[2] for line in done.out.splitlines()]
 
 
 def test_a_shell_completes_live_workers_and_their_models(server: Server) -> None:

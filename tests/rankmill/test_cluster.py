@@ -26,6 +26,7 @@ from rankmill.cluster.snapshot import Snapshot, WorkerState, read_cluster
 from rankmill.cluster.tables import overview
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.models import make_bert
+from tests.harness.runs import stored_run
 
 
 @pytest.fixture
@@ -139,8 +140,7 @@ def test_a_run_cancelled_elsewhere_ends_its_producer(server: Server, tiny_model:
 def test_thousands_of_runs_are_paged_and_expired_ones_are_not_shown() -> None:
     client = fakeredis.FakeRedis()
     store = RunStore(client)
-    spec = ScoreSpec(model="m")
-    made = [store.create(spec, queue="q", ttl=60 + number, max_retries=0, rows=9) for number in range(230)]
+    made = [stored_run(store, ttl=60 + number, rows=9) for number in range(230)]
     pages = [read_cluster(client, page=page, page_size=100) for page in range(3)]
     assert [len(page.runs) for page in pages] == [100, 100, 30]
     assert {run.id for page in pages for run in page.runs} == {run.id for run in made}
@@ -148,7 +148,7 @@ def test_thousands_of_runs_are_paged_and_expired_ones_are_not_shown() -> None:
     assert pages[2].runs_total == 230
     client.zadd(keys.runs(), {made[0].id: time.time() - 1})
     assert read_cluster(client).runs_total == 229
-    store.create(spec, queue="q", ttl=60, max_retries=0)
+    stored_run(store)
     assert client.zscore(keys.runs(), made[0].id) is None
 
 
@@ -165,7 +165,7 @@ def test_a_look_takes_the_same_round_trips_however_much_there_is(monkeypatch: py
     monkeypatch.setattr(redis.client.Pipeline, "execute", counted)
     for runs in (1, 40):
         for _ in range(runs):
-            store.create(ScoreSpec(model="m"), queue="q", ttl=60, max_retries=0)
+            stored_run(store)
         sent.clear()
         read_cluster(client)
         assert len(sent) == 5
@@ -191,7 +191,7 @@ def test_a_queue_that_nobody_has_used_for_a_day_leaves_the_list(monkeypatch: pyt
 def test_what_another_release_wrote_does_not_break_the_view() -> None:
     client = fakeredis.FakeRedis()
     store = RunStore(client)
-    old, new = (store.create(ScoreSpec(model="m"), queue="q", ttl=60, max_retries=0) for _ in range(2))
+    old, new = (stored_run(store) for _ in range(2))
     client.hset(keys.run(old.id), "format", 99)
     client.sadd("rq:workers", "rq:worker:old")
     client.set(keys.worker("old"), '{"device": 7}', ex=60)

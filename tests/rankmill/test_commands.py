@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ from producer import Client
 from rankmill.cli.main import rankmill as command_line
 from rankmill.cluster.snapshot import RunState, read_cluster
 from rankmill.cluster.tables import plain
-from tests.conftest import BIN, ENVIRON, Outcome, Server, StartWorker, score_file, wait_for
+from tests.conftest import Outcome, Server, StartWorker, score_file, start_command, wait_for
 from tests.harness.models import make_bert
 
 
@@ -60,13 +59,12 @@ def test_a_cancelled_score_file_says_so_and_can_be_continued(
     server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:
     model = make_bert(tmp_path / "model", hidden=128, layers=4)
-    rows = 2000
+    rows = 1000
     source = tmp_path / "a.parquet"
     pq.write_table(pa.table({"query": ["cat"] * rows, "passage": ["the moon " * 40] * rows}), source)
     options = [source, "--redis", server.url, "--model", model, "--chunk-size", "32"]
-    command = [str(BIN / "score-file"), *map(str, options)]
     workers()
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, env=ENVIRON)
+    process = start_command("score-file", *options)
 
     def scored() -> list[RunState]:
         return [run for run in read_cluster(server.client).runs if run.rows_done]
@@ -77,7 +75,7 @@ def test_a_cancelled_score_file_says_so_and_can_be_continued(
     assert "is cancelled" in done.out
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    (line,) = [line for line in err.decode().splitlines() if line.startswith("score-file: ")]
+    (line,) = [line for line in err.splitlines() if line.startswith("score-file: ")]
     assert "was cancelled" in line
     assert "the same command continues" in line
     assert not (tmp_path / "a.scored.parquet").exists()

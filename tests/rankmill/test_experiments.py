@@ -25,7 +25,7 @@ from rankmill.tuning.experiment import Finding, load_experiment, shipped
 from rankmill.tuning.pairs import sample
 from rankmill.tuning.records import Records
 from rankmill.tuning.reports.statistics import measured_value, pareto
-from tests.conftest import BIN, ENVIRON, wait_for
+from tests.conftest import start_command, wait_for
 
 MEASURE = {"rows": 40, "requests": 4, "request_size": 5, "concurrency": 2, "warm_up": 4, "repeats": 2}
 
@@ -34,7 +34,7 @@ def write(folder: Path, model: Path, **content: Any) -> Path:
     """An experiment file."""
     file = folder / "mine.yaml"
     known = {"name": "mine", "description": "Of a test.", "measure": MEASURE, "grid": {"token_budget": [512]}}
-    known["settings"] = {"model": str(model), "backend": "torch", "precision": "fp32", "threads": 1}
+    known["settings"] = {"model": str(model), "backend": "onnx", "precision": "fp32", "threads": 1}
     file.write_text(yaml.safe_dump({**known, **content}))
     return file
 
@@ -46,8 +46,7 @@ def run(*arguments: object) -> Result:
 
 def start(*arguments: object) -> subprocess.Popen[str]:
     """The command, in a process of its own."""
-    command = [str(BIN / "rankmill"), "experiment", *map(str, arguments)]
-    return subprocess.Popen(command, env=ENVIRON, stderr=subprocess.PIPE, text=True)
+    return start_command("rankmill", "experiment", *arguments)
 
 
 def results(folder: Path) -> list[dict[str, Any]]:
@@ -110,7 +109,7 @@ def test_impossible_cells_are_results_and_the_report_is_whole(tmp_path: Path, ti
     assert "precision fp16 is not supported on cpu" in found["fp16", 512]["reason"]
 
     measured = found["fp32", 512]
-    assert (measured["device"], measured["backend"], measured["precision"]) == ("cpu", "torch", "fp32")
+    assert (measured["device"], measured["backend"], measured["precision"]) == ("cpu", "onnx", "fp32")
     assert measured["peak_bytes"] > 50_000_000
     assert all(measured["stage_seconds"][stage] > 0 for stage in ("fetch", "tokenize", "forward", "write"))
     rows = pq.read_table(out / "measurements.parquet").to_pandas()
@@ -121,7 +120,7 @@ def test_impossible_cells_are_results_and_the_report_is_whole(tmp_path: Path, ti
     assert mine["padding_waste"].between(0, 1, inclusive="neither").all()
 
     report = (out / "report.md").read_text()
-    assert re.search(r"\|\s*1 \| fp32\s+\|\s*512 \| torch, cpu, fp32", report)
+    assert re.search(r"\|\s*1 \| fp32\s+\|\s*512 \| onnx, cpu, fp32", report)
     assert re.search(r"\| it pads\s+\|\s*50%\s*\|\s*\d+%\s*\|", report)
     assert re.search(r"\| none\s+\|.*\| not measured \|", report)
     assert re.search(r"\| precision=fp16, token_budget=512 \| impossible \| precision fp16 is not", report)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from producer import Client
-from tests.conftest import BIN, ENVIRON, QUICK_LEASE, Server, StartExporter, StartWorker, wait_for
+from tests.conftest import QUICK_LEASE, Server, StartExporter, StartWorker, run_command, wait_for
 from tests.workers.test_metrics import PAIRS, check_metrics, get
 
 
@@ -98,10 +97,7 @@ def test_the_exporter_starts_without_redis_on_the_next_port(exporters: StartExpo
     "options", [[], ["--redis", "elsewhere"], ["--redis", "redis://x", "--address", "here"]]
 )
 def test_wrong_usage_is_one_line(options: list[str]) -> None:
-    done = subprocess.run(
-        [str(BIN / "rankmill"), "exporter", *options],
-        capture_output=True, text=True, env=ENVIRON, check=False, timeout=60,
-    )  # fmt: skip
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    done = run_command("rankmill", "exporter", *options)
+    assert done.code == 2
+    (line,) = done.err.splitlines()
     assert line.startswith("rankmill exporter: ")

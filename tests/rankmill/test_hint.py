@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,9 +33,11 @@ def test_the_hint_is_one_line_with_the_command() -> None:
     assert line.endswith(command)
 
 
-def test_the_gain_comes_from_the_worker(shared_queue: Server, tmp_path: Any) -> None:
+def test_the_gain_comes_from_the_worker(shared_queue: Server, tmp_path: Path) -> None:
     pytest.importorskip("nncf")
-    options = (EXAMPLES, "--model", "demo", "-o", tmp_path / "o.parquet", "--redis", shared_queue.url)
+    source = tmp_path / "some.jsonl"
+    source.write_text("\n".join(EXAMPLES.read_text().splitlines()[:5]))
+    options = (source, "--model", "demo", "-o", tmp_path / "o.parquet", "--redis", shared_queue.url)
     done = score_file(*options, "--json")
     assert done.code == 0
     assert done.summary["int8_gain"] > 0

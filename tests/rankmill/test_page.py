@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from jobs.spec import ScoreSpec
 from jobs.store.runs import RunStore
 from jobs.store.worker_report import LATENCY_BUCKETS, GpuReport, WorkerReport, announce_worker
 from producer import Client
 from rankmill.cluster.history import WINDOW_SECONDS, History, quantile
 from rankmill.cluster.snapshot import Snapshot, WorkerState
-from tests.conftest import BIN, ENVIRON, Server, StartWorker, wait_for
+from tests.conftest import ENVIRON, Server, StartWorker, wait_for
 from tests.harness.models import make_bert
+from tests.harness.preloaded import PreloadedProcess
+from tests.harness.runs import stored_run
 from tests.harness.tools import free_port, tool
 from tests.rankmill.test_cluster import read
 
@@ -34,8 +35,8 @@ PAGE = Path(__file__).resolve().parents[2] / "rankmill" / "cluster" / "page"
 def page(server: Server) -> Iterator[str]:
     """URL of the page of the exporter of `server`."""
     url = f"http://127.0.0.1:{free_port()}/"
-    command = [str(BIN / "rankmill"), "exporter", "--redis", server.url, "--address", url.split("/")[2]]
-    process = subprocess.Popen(command, env=ENVIRON, stderr=subprocess.DEVNULL)
+    command = ["rankmill", "exporter", "--redis", server.url, "--address", url.split("/")[2]]
+    process = PreloadedProcess(command, env=ENVIRON, stderr=subprocess.DEVNULL)
     wait_for(lambda: answers(url), process)
     yield url
     process.terminate()
@@ -117,7 +118,7 @@ def test_a_browser_shows_worker_run_and_lost_worker_and_says_when_redis_is_away(
 
 def test_what_comes_from_redis_is_text_and_nothing_else(server: Server, page: str, tmp_path: Path) -> None:
     evil = "<img src=x onerror=\"document.title='owned'\">"
-    RunStore(server.client).create(ScoreSpec(model=evil), queue="q", ttl=60, max_retries=0)
+    stored_run(RunStore(server.client), model=evil)
     server.client.sadd("rq:workers", "rq:worker:w")
     report = WorkerReport(device="cpu", started=time.time(), beat=time.time(), refusals=(f"no model {evil}",))
     announce_worker(server.client, "w", report, 60)
@@ -140,7 +141,7 @@ def test_what_comes_from_redis_is_text_and_nothing_else(server: Server, page: st
 def test_runs_are_paged_whatever_is_asked_for(server: Server, page: str) -> None:
     store = RunStore(server.client)
     for _ in range(120):
-        store.create(ScoreSpec(model="m"), queue="q", ttl=60, max_retries=0)
+        stored_run(store)
     sizes = [len(figures(page, asked)["cluster"]["runs"]) for asked in ("0", "2", "9", "-1", "x", "9" * 30)]
     assert sizes == [50, 20, 0, 50, 50, 0]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rankmill.cli.quality.check_precision import check_precision
-from tests.conftest import BIN, ENVIRON, Server
+from tests.conftest import Server, run_command
 from tests.workers.test_backends import EXAMPLES
 
 DEMO = (str(EXAMPLES), "--model", "demo", "--sample", "60")
@@ -83,22 +82,11 @@ def test_pairs_with_one_passage_each_have_no_ranks(shared_queue: Server, tmp_pat
     assert "no query has two passages with different scores" in found.stderr
 
 
-def test_with_workers_of_its_own_it_checks_another_backend(tmp_path: Path) -> None:
+def test_with_workers_of_its_own_it_checks_another_backend() -> None:
     pytest.importorskip("onnxruntime")
-    command = [
-        str(BIN / "rankmill"),
-        "check-precision",
-        *DEMO,
-        "--backend",
-        "onnx",
-        "--precision",
-        "int8",
-    ]
-    done = subprocess.run(
-        [*command, "--threshold", "0.9", "--json"],
-        capture_output=True, text=True, check=True, timeout=120,
-        env={**ENVIRON, "XDG_CACHE_HOME": str(tmp_path)},
-    )  # fmt: skip
-    fp32, int8 = json.loads(done.stdout)
+    options = ["--backend", "onnx", "--precision", "int8", "--threshold", "0.9", "--json"]
+    done = run_command("rankmill", "check-precision", *DEMO, *options)
+    assert done.code == 0, done.err
+    fp32, int8 = json.loads(done.out)
     assert (fp32["backend"], int8["backend"], int8["precision"]) == ("onnx", "onnx", "int8")
     assert 0.9 < int8["spearman"] < 1

@@ -16,12 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.spec import ScoreSpec
-from rankmill.quantization.calibration import Layer
+from jobs.runtime.settings import load_settings
+from jobs.spec import RECIPE, ScoreSpec
+from producer.files.readers import TextColumns
+from rankmill.quantization.calibration import Layer, calibrate
+from rankmill.quantization.pairs import read_pairs
 from rankmill.quantization.search import Search, groups
 from rankmill.tuning.agreement import Agreement
+from rankmill.tuning.pairs import fingerprint
 from rankmill.tuning.precision_check import Measured
-from tests.conftest import BIN, ENVIRON, wait_for
+from tests.conftest import BIN, ENVIRON, Outcome, run_command, wait_for
 from tests.harness.models import make_bert
 from tests.workers.test_backends import EXAMPLES
 from workers.engine.engine import Engine
@@ -30,19 +34,13 @@ from workers.models.loading import load_model
 pytest.importorskip("openvino")
 pytest.importorskip("nncf")
 
-RECIPE, FACTORS = "rankmill_quantization.json", "rankmill_smoothing.safetensors"
+FACTORS = "rankmill_smoothing.safetensors"
 QUERIES = ["how far"] * 20 + ["why moon"] * 20
 PASSAGES = [f"{n} cats and the {word}" for n in range(10) for word in ("moon", "king", "river", "tea")]
 
 
-def command(model: Path | str, output: Path, *options: str) -> list[str]:
-    return [str(BIN / "rankmill"), "quantize", str(model), "-o", str(output), *options]
-
-
-def run(*arguments: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), env=ENVIRON, capture_output=True, text=True, timeout=200, check=False
-    )
+def run(model: Path, output: Path, *options: str) -> Outcome:
+    return run_command("rankmill", "quantize", model, "-o", output, *options, timeout=200)
 
 
 @dataclass(frozen=True)
@@ -59,8 +57,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     model = make_bert(folder / "model")
     options = ("--pairs", str(EXAMPLES), "--label-column", "relevant", "--trials", "3", "--json", "-q")
     done = run(model, folder / "made", *options)
-    assert (done.returncode, done.stderr) == (0, "")
-    return Made(model, folder / "made", json.loads(done.stdout))
+    assert (done.code, done.err) == (0, "")
+    return Made(model, folder / "made", json.loads(done.out))
 
 
 def scores(model: Path, backend: str, precision: str, cache: Path) -> Any:
@@ -96,15 +94,15 @@ def test_the_report_says_how_it_was_made_and_what_it_costs(made: Made) -> None:
 
 
 def test_the_same_pairs_make_the_same_files(made: Made, tmp_path: Path) -> None:
-    again = run(
-        made.model, tmp_path / "again", "--pairs", str(EXAMPLES), "--trials", "1", "--sample", "40", "-q"
-    )
-    assert again.returncode == 0, again.stderr
+    pairs = read_pairs(str(EXAMPLES), TextColumns("query", "passage"), None, rows=40)
+    names = pairs.columns.names
+    settings = load_settings({"model": str(made.model), "threads": 1}, environ={})
+    found = calibrate(settings, pairs.calibrated, names, tmp_path)
     for name in (FACTORS, "model.safetensors", "config.json", "tokenizer.json"):
-        assert (tmp_path / "again" / name).read_bytes() == (made.output / name).read_bytes(), name
-    report = json.loads((tmp_path / "again" / RECIPE).read_text())
-    assert report["pairs"]["fingerprint"] == made.report["pairs"]["fingerprint"]
-    assert report["model"] == made.report["model"]
+        assert (tmp_path / name).read_bytes() == (made.output / name).read_bytes(), name
+    assert fingerprint(pairs.calibrated.select(list(names))) == made.report["pairs"]["fingerprint"]
+    model = {"name": str(made.model), "revision": found.revision, "digest": found.digest}
+    assert model == made.report["model"]
 
 
 def weights_in_8_bits(cache: Path) -> set[str]:
@@ -172,8 +170,8 @@ def test_what_cannot_be_quantized_is_one_line(made: Made, tmp_path: Path) -> Non
     ]
     for arguments, message in cases:
         done = run(*arguments, "-q")
-        assert done.returncode in (1, 2)
-        (line,) = done.stderr.splitlines()
+        assert done.code in (1, 2)
+        (line,) = done.err.splitlines()
         assert line.startswith("rankmill quantize: ")
         assert message in line
     assert not (tmp_path / "x").exists()
@@ -183,7 +181,7 @@ def test_what_cannot_be_quantized_is_one_line(made: Made, tmp_path: Path) -> Non
 def begun(made: Made, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A command that is at work."""
     process = subprocess.Popen(
-        command(made.model, tmp_path / "made", "--sample", "100"),
+        [BIN / "rankmill", "quantize", made.model, "-o", tmp_path / "made", "--sample", "100"],
         env=ENVIRON, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     wait_for(lambda: list(tmp_path.glob(".made.making-*/whole")), process)

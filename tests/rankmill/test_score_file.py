@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from sentence_transformers import CrossEncoder
 
 from jobs.store.worker_report import queue_workers
 from tests.conftest import Server, score_file
+from tests.harness.cross_encoder import cross_encoder
 from tests.workers.test_engine import some_pairs
 
 
@@ -45,7 +45,7 @@ def test_a_file_is_scored_as_cross_encoder_would(
     assert scored.drop_columns("score").equals(table)
     assert scored.schema.field("score").type == pa.float32()
     pairs = list(zip(table["query"].to_pylist(), table["passage"].to_pylist(), strict=True))
-    expected = CrossEncoder(str(tiny_model), device="cpu").predict(pairs)
+    expected = cross_encoder(tiny_model).predict(pairs)
     np.testing.assert_allclose(scored["score"].to_numpy(), expected, atol=1e-5)
     summary = done.summary
     assert (summary["rows"], summary["row_errors"], summary["retries"]) == (200, 0, 0)

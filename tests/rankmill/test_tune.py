@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,7 +19,7 @@ from rankmill.tuning.pairs import sample
 from rankmill.tuning.records import Records
 from rankmill.tuning.trials import Changes, Comparison, Probe, Probes, Reference, Trials, rank_agreement
 from rankmill.tuning.tune import NothingWorks, Tuner
-from tests.conftest import BIN, ENVIRON, wait_for
+from tests.conftest import ENVIRON, start_command, wait_for
 
 
 def write_config(folder: Path, model: Path) -> Path:
@@ -41,8 +40,7 @@ def test_tuning_goes_on_after_an_interruption_and_writes_a_config(tmp_path: Path
         "--min-spearman",
         "0",
     ]
-    command = [str(BIN / "rankmill"), "tune", *arguments]
-    first = subprocess.Popen(command, env=ENVIRON, stderr=subprocess.PIPE, text=True)
+    first = start_command("rankmill", "tune", *arguments)
     wait_for(lambda: kept.exists() and kept.read_text().count("\n") >= 2, first, 120)
     first.send_signal(signal.SIGINT)
     _, told = first.communicate(timeout=60)

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import CrossEncoder
 
 from jobs.errors import SpecError
 from jobs.spec import ScoreSpec
 from producer.files.manifest import differences, manifest
-from tests.conftest import ENVIRON
+from tests.harness.cross_encoder import cross_encoder
 from tests.harness.models import make_bert
 from tests.workers.test_cache import cache_of
-from tests.workers.test_engine import engine, some_pairs
+from tests.workers.test_engine import engine as engine_of
+from tests.workers.test_engine import some_pairs
 from workers.engine.cache import Limits
+from workers.engine.engine import Engine
+from workers.models.loading import Model, load_model
+
+engine = partial(engine_of, backend="torch")
+"""The function is the model's own, whatever runs it; other backends would convert each of these models."""
 
 QUERIES, PASSAGES = some_pairs(12)
 PAIRS = list(zip(QUERIES, PASSAGES, strict=True))
@@ -35,13 +40,25 @@ def edit(file: Path, **entries: object) -> None:
 def saved_with(folder: Path, activation: torch.nn.Module) -> Path:
     """A model as sentence-transformers saves it."""
     plain = make_bert(folder / "plain")
-    CrossEncoder(str(plain), device="cpu", activation_fn=activation).save_pretrained(str(folder / "saved"))
+    cross_encoder(plain, activation_fn=activation).save_pretrained(str(folder / "saved"))
     return folder / "saved"
+
+
+@pytest.fixture(scope="module")
+def saved_tanh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Saved with tanh; for all tests of this file, so none may change it."""
+    return saved_with(tmp_path_factory.mktemp("tanh"), torch.nn.Tanh())
+
+
+@pytest.fixture
+def tanh(saved_tanh: Path, tmp_path: Path) -> Path:
+    """A model that sentence-transformers saved with tanh, for the test to change."""
+    return Path(shutil.copytree(saved_tanh, tmp_path / "tanh"))
 
 
 def check(model: Path) -> None:
     """Scores are those of `CrossEncoder`, and by another function they would not be."""
-    expected = CrossEncoder(str(model), device="cpu").predict(PAIRS)
+    expected = cross_encoder(model).predict(PAIRS)
     np.testing.assert_allclose(engine(model).score(QUERIES, PASSAGES).scores, expected, atol=1e-5)
 
 
@@ -74,34 +91,32 @@ def test_as_config_json_has_it(entries: dict[str, object], tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("change", ["no modules.json", "another model_type", "no activation_fn"])
-def test_a_file_that_sentence_transformers_does_not_go_by(change: str, tmp_path: Path) -> None:
-    model = saved_with(tmp_path, torch.nn.Tanh())
+def test_a_file_that_sentence_transformers_does_not_go_by(change: str, tanh: Path) -> None:
     if change == "no modules.json":
-        (model / "modules.json").unlink()
+        (tanh / "modules.json").unlink()
     else:
         edit(
-            model / ABOUT, **({"activation_fn": None} if change.startswith("no") else {"model_type": "Other"})
+            tanh / ABOUT, **({"activation_fn": None} if change.startswith("no") else {"model_type": "Other"})
         )
-    edit(model / "config.json", sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"})
-    check(model)
+    edit(tanh / "config.json", sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"})
+    check(tanh)
 
 
 @pytest.mark.parametrize(
     "path",
     ["some.module.Function", "torch.nn.Linear", "torch.nn.GLU", "torch.load", "torch.nn.functional.relu", ""],
 )
-def test_what_is_no_activation_is_one_line(path: str, tmp_path: Path) -> None:
-    model = saved_with(tmp_path, torch.nn.Tanh())
-    edit(model / ABOUT, activation_fn=path)
+def test_what_is_no_activation_is_one_line(path: str, tanh: Path) -> None:
+    edit(tanh / ABOUT, activation_fn=path)
     with pytest.raises(
         SpecError, match=r"names activation .* which torch\.nn does not have; set --activation$"
     ):
-        engine(model)
-    assert engine(model, activation="sigmoid").score(QUERIES, PASSAGES).errors == {}
+        engine(tanh)
+    assert engine(tanh, activation="sigmoid").score(QUERIES, PASSAGES).errors == {}
 
 
-def test_more_than_a_classifier_is_refused(tmp_path: Path) -> None:
-    model = saved_with(tmp_path, torch.nn.Identity())
+def test_more_than_a_classifier_is_refused(tanh: Path) -> None:
+    model = tanh
     edit(model / ABOUT, default_prompt_name="query", prompts={"query": "Represent this: "})
     with pytest.raises(SpecError, match=r"has a default prompt \(query\)"):
         engine(model)
@@ -115,44 +130,36 @@ def test_more_than_a_classifier_is_refused(tmp_path: Path) -> None:
         engine(model)
 
 
-def test_a_model_of_the_hub_has_the_file_from_there(tmp_path: Path) -> None:
+def test_a_model_of_the_hub_has_the_file_from_there(
+    tmp_path: Path, tanh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """By what huggingface_hub keeps of a model: refs to commits, and a folder for each."""
     kept, commit = tmp_path / "hub" / "models--some--model", "0123456789abcdef" * 2 + "01234567"
     (kept / "refs").mkdir(parents=True)
     (kept / "refs" / "main").write_text(commit)
-    shutil.copytree(saved_with(tmp_path, torch.nn.Tanh()), kept / "snapshots" / commit)
-    code = """
-from tests.workers.test_activation import PASSAGES, QUERIES, engine
-real = engine("some/model")
-print(real.model.revision, *real.score(QUERIES, PASSAGES).scores)
-"""
+    shutil.copytree(tanh, kept / "snapshots" / commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    spec = ScoreSpec(model="some/model", precision="fp32")
 
-    def run(cache: str) -> subprocess.CompletedProcess[str]:
+    def load(cache: str) -> Model:
         """With a cache of its own: what an earlier load has written there would be used instead."""
-        folders = {"HF_HUB_CACHE": str(tmp_path / "hub"), "XDG_CACHE_HOME": str(tmp_path / cache)}
-        return subprocess.run(
-            [sys.executable, "-c", code],
-            env={**ENVIRON, **folders},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return load_model(spec, "cpu", "torch", str(tmp_path / cache))
 
-    done = run("first")
-    assert done.returncode == 0, done.stderr
-    expected = engine(tmp_path / "saved").score(QUERIES, PASSAGES).scores
-    revision, *scores = done.stdout.split()
-    np.testing.assert_allclose(np.array(scores, np.float32), expected, atol=1e-5)
-    assert revision == commit
+    model = load("first")
+    assert model.revision == commit
+    expected = engine(tanh).score(QUERIES, PASSAGES).scores
+    np.testing.assert_allclose(Engine(model, 512).score(QUERIES, PASSAGES).scores, expected, atol=1e-5)
     (kept / "snapshots" / commit / ABOUT).unlink()
-    assert f"{ABOUT} of some/model was never fetched: going on without it" in run("second").stderr
+    with caplog.at_level(logging.WARNING, "workers"):
+        load("second")
+    assert f"{ABOUT} of some/model was never fetched: going on without it" in caplog.text
 
 
-def test_a_change_of_the_file_is_noticed(tmp_path: Path) -> None:
-    model = saved_with(tmp_path, torch.nn.Tanh())
-    cache, spec = cache_of(Limits(models=1)), ScoreSpec(model=str(model), precision="fp32")
-    before, files = cache.get(spec).score(QUERIES, PASSAGES).scores, manifest([], [], str(model), {})
-    edit(model / ABOUT, activation_fn="torch.nn.modules.linear.Identity")
+def test_a_change_of_the_file_is_noticed(tanh: Path) -> None:
+    cache, spec = cache_of(Limits(models=1)), ScoreSpec(model=str(tanh), precision="fp32")
+    before, files = cache.get(spec).score(QUERIES, PASSAGES).scores, manifest([], [], str(tanh), {})
+    edit(tanh / ABOUT, activation_fn="torch.nn.modules.linear.Identity")
     after = cache.get(spec).score(QUERIES, PASSAGES).scores
     np.testing.assert_allclose(np.tanh(after), before, atol=1e-6)
-    assert ABOUT in differences(files, manifest([], [], str(model), {}))
+    assert ABOUT in differences(files, manifest([], [], str(tanh), {}))

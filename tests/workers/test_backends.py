@@ -123,7 +123,7 @@ def test_bf16_is_never_computed_in_fp32(openvino_backend: Any, monkeypatch: pyte
 def test_other_families_stay_with_pytorch_and_the_log_says_why(
     family: str, openvino_backend: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = AutoConfig.for_model(family)
+    config = AutoConfig.for_model(family, **OTHERS[family])
     with caplog.at_level(logging.INFO, "workers"):
         assert choose_backend("auto", "auto", config, "cpu", CACHE).backend == "torch"
     assert f"backend torch, not openvino: it is not known to score {family} models" in caplog.text

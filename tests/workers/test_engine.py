@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import CrossEncoder
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from jobs.errors import ConfigError, SpecError
 from jobs.spec import ScoreSpec
+from tests.harness.cross_encoder import cross_encoder
 from tests.harness.models import make_bert
 from workers.backends.base import Logits, OutOfMemory
 from workers.backends.torch.backend import TorchForward
@@ -32,9 +32,9 @@ def some_pairs(count: int, longest: int = 60) -> tuple[list[str], list[str]]:
     return [rng.choice(queries) for _ in range(count)], passages
 
 
-def engine(model: Path | str, budget: int = 512, **spec: object) -> Engine:
+def engine(model: Path | str, budget: int = 512, backend: str = "auto", **spec: object) -> Engine:
     wanted = ScoreSpec.model_validate({"model": str(model), "precision": "fp32", **spec})
-    return Engine(load_model(wanted, "cpu"), budget)
+    return Engine(load_model(wanted, "cpu", backend), budget)
 
 
 def one_at_a_time(model: Path | str, queries: list[str], passages: list[str]) -> Logits:
@@ -61,7 +61,7 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", ["demo", "minilm"])
 def test_scores_agree_with_transformers_one_pair_at_a_time(name: str, minilm: Path) -> None:
     model: Path = DEMO_MODEL if name == "demo" else minilm
-    queries, passages = some_pairs(60)
+    queries, passages = some_pairs(30)
     scores = engine(model, 2048, activation="identity").score(queries, passages).scores
     np.testing.assert_allclose(scores, one_at_a_time(model, queries, passages), atol=1e-5)
 
@@ -69,8 +69,8 @@ def test_scores_agree_with_transformers_one_pair_at_a_time(name: str, minilm: Pa
 @pytest.mark.parametrize("name", ["demo", "minilm", "tiny"])
 def test_scores_agree_with_cross_encoder_predict(name: str, minilm: Path, tiny_model: Path) -> None:
     model = {"demo": DEMO_MODEL, "minilm": minilm, "tiny": tiny_model}[name]
-    queries, passages = some_pairs(60)
-    expected = CrossEncoder(str(model), device="cpu").predict(list(zip(queries, passages, strict=True)))
+    queries, passages = some_pairs(30)
+    expected = cross_encoder(model).predict(list(zip(queries, passages, strict=True)))
     np.testing.assert_allclose(engine(model).score(queries, passages).scores, expected, atol=1e-5)
 
 
@@ -90,14 +90,14 @@ def test_the_default_activation_is_the_model_s_own(
     raw = engine(model, activation="identity").score(queries, passages).scores
     own = engine(model).score(queries, passages).scores
     np.testing.assert_allclose(own, function(torch.from_numpy(raw)).numpy(), atol=1e-6)
-    expected = CrossEncoder(str(model), device="cpu").predict(list(zip(queries, passages, strict=True)))
+    expected = cross_encoder(model).predict(list(zip(queries, passages, strict=True)))
     np.testing.assert_allclose(own, expected, atol=1e-5)
 
 
 def test_long_pairs_are_truncated_as_sentence_transformers_does(tiny_model: Path) -> None:
     queries, passages = ["the moon " * 90, "q"], ["b " * 100, "a cat " * 400]
     for max_length in (None, 40):
-        encoder = CrossEncoder(str(tiny_model), device="cpu", max_length=max_length)
+        encoder = cross_encoder(tiny_model, max_length=max_length)
         expected = encoder.predict(list(zip(queries, passages, strict=True)))
         scores = engine(tiny_model, max_length=max_length).score(queries, passages).scores
         np.testing.assert_allclose(scores, expected, atol=1e-5)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +12,7 @@ import pytest
 import torch
 
 from jobs.spec import ScoreSpec
+from tests.conftest import run_command
 from workers.backends.torch.backend import TorchForward
 from workers.engine.engine import Engine, Work
 from workers.engine.pipeline import SMALL, Pipeline
@@ -145,8 +144,6 @@ if {where!r} == "forward":
 Pipeline(0.0).put(engine, work(5), lose)
 time.sleep(30)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 1
-    assert "the worker ends after an error" in done.stderr
+    done = run_command("python", "-c", script)
+    assert done.code == 1
+    assert "the worker ends after an error" in done.err

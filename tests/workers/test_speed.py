@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -125,16 +127,25 @@ def test_the_best_of_each_counts_whatever_else_the_machine_does() -> None:
     assert found.fastest(layers) == (TORCH, "bf16")
 
 
-def test_what_nothing_but_one_round_agrees_with_is_not_kept(
+def test_what_was_measured_on_a_busy_machine_is_used_for_an_hour(
     tmp_path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
     kind = replace(torch.KIND, probe=lambda shape, precision: clock.layer(*(2.0**n for n in range(30))))
     real = speed.measure
     monkeypatch.setattr(speed, "measure", lambda layers, operations: real(layers, operations, clock))
-    assert cpu_speeds([kind], SMALL, tmp_path).gflops
-    assert "not kept, as the machine is busy" in log.text
-    assert not list(tmp_path.rglob("*.json"))
+
+    def said() -> str:
+        monkeypatch.setattr(speed, "_known", {})
+        log.clear()
+        assert cpu_speeds([kind], SMALL, tmp_path).gflops
+        return log.text
+
+    assert "kept for an hour only, as the machine is busy" in said()
+    (file,) = tmp_path.rglob("*.json")
+    assert "as measured before" in said()
+    os.utime(file, (0, time.time() - 3601))
+    assert "measured in" in said()
 
 
 @pytest.mark.parametrize(

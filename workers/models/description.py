@@ -26,7 +26,7 @@ from workers.backends.model_file import model_file
 from workers.disk_cache import build_once
 from workers.models.activation import saved_activation
 
-_RECIPE = 1
+_VERSION = 1
 """Version of the cached files; to be changed with their content."""
 
 _FACTS, _TOKENIZER = "facts.json", "tokenizer.json"
@@ -177,7 +177,7 @@ def _read(source: str | Path, revision: str | None, cache: Path) -> Description:
 
 def _name(source: str | Path, revision: str | None) -> str:
     """Name in the cache: a digest of the hub commit, or of the small files of the directory."""
-    inputs = [str(_RECIPE), *(version(name) for name in ("rankmill", "transformers", "tokenizers"))]
+    inputs = [str(_VERSION), *(version(name) for name in ("rankmill", "transformers", "tokenizers"))]
     if isinstance(source, str):
         inputs += [source, str(revision)]
     else:

@@ -1,10 +1,10 @@
-"""Look at what meets a model's linear layers, and write a model directory with their smoothing factors.
+"""Calibration: watch the inputs of a model's linear layers, and write a directory with smoothing factors.
 
 ``python -m workers.quantization.calibrate`` reads a request as JSON on standard input:
 ``{"spec": {...}, "queries": [...], "passages": [...], "cache_dir": "auto", "folder": "..."}``.
-It fills the folder, which must be there, and prints
-``{"revision": ..., "digest": ..., "layers": [{"name": ..., "share": ...}]}``
-(the share is that of the matrix products) or ``{"error": "..."}``, and then ends with 1.
+The folder must exist. The answer on standard output is
+``{"revision": ..., "digest": ..., "layers": [{"name": ..., "share": ...}]}``, where ``share`` is the layer's
+share of the matrix products; or ``{"error": "..."}``, with exit status 1.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from workers.models.loading import load_model, locate
 from workers.models.tokens import Tokens, pad
 
 ALPHA = 0.5
-"""How much of what is hard to quantize goes into the weights: half of it, as a power."""
+"""SmoothQuant's migration strength: 0.5 divides the difficulty evenly between inputs and weights."""
 
 _STEPS = 8
-"""Factors are powers of the 8th root of 2: the last bits of a measurement, which differ with the number of
-threads, hardly ever move them."""
+"""Factors are rounded to powers of the 8th root of 2, so that rounding errors of the forward, which differ
+with the number of threads, hardly ever change them."""
 
 _TINY = 1e-5
 _KINDS = ("*.json", "*.txt", "*.model", "*.safetensors")
-"""A model's files that workers read; code and other formats are not among them."""
+"""Names of a model's files that workers read; code and weights in other formats are left out."""
 
 
 class Watched:
-    """What has met a linear layer: the largest value of each channel ``[into]``, and how many tokens."""
+    """Inputs of a linear layer: the largest value of each channel ``[into]``, and the number of tokens."""
 
     def __init__(self, linear: nn.Linear) -> None:
         self.linear = linear
@@ -61,26 +61,26 @@ class Watched:
 
     @property
     def products(self) -> int:
-        """Multiplications of all that it has done."""
+        """Multiplications that the layer has done."""
         return self.tokens * self.linear.weight.numel()
 
     def factors(self) -> torch.Tensor:
-        """What to divide its input's channels by, ``[into]``."""
+        """Divisors of the input's channels, ``[into]``."""
         weights = self.linear.weight.detach().abs().amax(0).clamp(min=_TINY)
         exact = self.largest.clamp(min=_TINY) ** ALPHA / weights ** (1 - ALPHA)
         return torch.exp2(torch.round(torch.log2(exact) * _STEPS) / _STEPS)
 
 
 def watch(classifier: Any, tokens: Tokens) -> dict[str, Watched]:
-    """Run a classifier on tokenized pairs; what has met its linear layers, by their names.
+    """Run a classifier on tokenized pairs and watch its linear layers; returns these by their names.
 
     Parameters
     ----------
     classifier
         From `load_classifier`, of a family that `reads_first_token`; its last layer is replaced. The
-        last projection is not among the layers: it is never in 8 bits.
+        last projection is not watched, as it is never in 8 bits.
     tokens
-        Of the pairs, of which each is a forward of its own, without padding.
+        Tokens of the pairs; each pair is a forward of its own, without padding.
     """
     found = {
         name: Watched(module)
@@ -102,7 +102,7 @@ def watch(classifier: Any, tokens: Tokens) -> dict[str, Watched]:
 
 
 def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Do what a request asks for.
+    """Calibrate the model of a request; returns the answer.
 
     Raises
     ------
@@ -132,7 +132,7 @@ def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _copy(source: str | Path, revision: str | None, folder: Path) -> None:
-    """The files of a model that workers read."""
+    """Copy a model's files into a folder."""
     if isinstance(source, str):
         from huggingface_hub import snapshot_download
 
@@ -145,7 +145,7 @@ def _copy(source: str | Path, revision: str | None, folder: Path) -> None:
 
 @contextmanager
 def _answers_alone() -> Iterator[Any]:
-    """Standard output for the answer; what libraries print goes to standard error."""
+    """A function that prints the answer; all that libraries print goes to standard error."""
     answers, sys.stdout = sys.stdout, sys.stderr
     try:
         yield partial(print, file=answers, flush=True)
@@ -154,7 +154,7 @@ def _answers_alone() -> Iterator[Any]:
 
 
 def main() -> int:
-    """Read a request, answer it; the exit status."""
+    """Read a request and answer it; returns the exit status."""
     with _answers_alone() as answer:
         request = json.load(sys.stdin)
         try:

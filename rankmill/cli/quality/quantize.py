@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from jobs.runtime.settings import load_settings
+from jobs.spec import RECIPE
 from producer.files.readers import TextColumns
 from rankmill.cli import options
 from rankmill.quantization.calibration import require_packages
-from rankmill.quantization.make import RECIPE, Quantized, check_output
+from rankmill.quantization.make import Quantized, check_output
 from rankmill.quantization.make import quantize as make
 from rankmill.quantization.pairs import read_pairs
 from rankmill.tuning.agreement import TOP

@@ -18,7 +18,7 @@ from workers.backends.model_file import model_file
 from workers.device import int8_instructions
 from workers.disk_cache import build_once, cache_name
 
-_RECIPE = 3
+_VERSION = 3
 """Version of the export; changes when the same model would give another file."""
 
 OPSET = 17
@@ -46,7 +46,7 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
         logger.info("using the model's own %s", shipped.name)
         return shipped
     versions = [*(version(name) for name in ("torch", "transformers", "onnx")), onnxruntime.__version__]
-    name = cache_name(files.source, files.revision, str(_RECIPE), str(OPSET), kind, *versions)
+    name = cache_name(files.source, files.revision, str(_VERSION), str(OPSET), kind, *versions)
 
     def export(folder: Path) -> None:
         started = time.monotonic()

@@ -21,7 +21,7 @@ from workers.disk_cache import build_once, cache_name
 if TYPE_CHECKING:
     from workers.backends.traceable import Traceable
 
-_RECIPE = 3
+_VERSION = 3
 """Changes when the same inputs would make another graph."""
 
 _FILE = "model.xml"
@@ -41,7 +41,7 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
     """
     kind = "int8" if precision == "int8" else "fp32"
     packages = ("torch", "transformers", "openvino", *(["nncf"] if kind == "int8" else []))
-    made_from = cache_name(files.source, files.revision, str(_RECIPE), kind, *map(version, packages))
+    made_from = cache_name(files.source, files.revision, str(_VERSION), kind, *map(version, packages))
     folder = files.cache / "openvino" / made_from
     if folder.is_dir():
         try:

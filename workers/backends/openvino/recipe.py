@@ -1,31 +1,30 @@
-"""How a model is to be computed in 8 bits, where ``rankmill quantize`` has found that out."""
+"""The files that ``rankmill quantize`` adds to a model, and how they are read."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
+from jobs.spec import RECIPE, RECIPE_FORMAT
 from workers.backends.model_file import model_file
 
-RECIPE = "rankmill_quantization.json"
 FACTORS = "rankmill_smoothing.safetensors"
-"""Beside the model's own files, which stay as they are: in other precisions nothing reads these."""
+"""File beside `RECIPE` with the smoothing factors. Only int8 reads the two."""
 
 
 class Recipe(BaseModel):
-    """What workers read of `RECIPE`.
+    """The part of `RECIPE` that workers read.
 
     Attributes
     ----------
     format
         Version of both files.
     left_out
-        Linear layers that are not in 8 bits, by transformers' names.
+        Names, in transformers, of the linear layers that stay out of 8 bits.
     """
 
-    format: Literal[1]
+    format: int = Field(ge=RECIPE_FORMAT, le=RECIPE_FORMAT)
     left_out: tuple[str, ...]
 
 

@@ -1,9 +1,9 @@
-"""Smoothing: what makes the input of a layer hard to quantize is moved into its weights.
+"""Smoothing: large values are moved from a layer's input into its weights, which are easier to quantize.
 
-Some channels of a hidden state are many times as large as others, and in 8 bits a group of channels shares a
-scale, so the others lose bits. Dividing the channels by factors and multiplying the columns of the weights by
-them changes nothing in exact arithmetic, and each row of the weights has a scale of its own
-(Xiao et al., SmoothQuant, 2022).
+Some channels of a hidden state are many times as large as others. In 8 bits a group of channels shares a
+scale, so the small channels lose bits. Smoothing divides the channels by factors and multiplies the columns
+of the weights by the same factors, which changes nothing in exact arithmetic. The weights lose less, as each
+of their rows has a scale of its own (Xiao et al., SmoothQuant, 2022).
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from jobs.spec import RECIPE
 from workers.backends.model_file import model_file
-from workers.backends.openvino.recipe import FACTORS, RECIPE, Recipe
+from workers.backends.openvino.recipe import FACTORS, Recipe
 
 KEPT_EXACT = "exact_linear"
-"""Pattern of the names of graph nodes that stay out of 8 bits."""
+"""Name of the module around a layer that stays out of 8 bits; the names of its graph nodes contain it."""
 
 
 class Smoothed(nn.Module):
-    """A linear layer and its input's factors ``[into]``; computes what the layer does."""
+    """A linear layer with smoothing factors ``[into]``; it computes the same as the layer without them."""
 
     inverse: torch.Tensor
 
@@ -44,7 +45,7 @@ class Smoothed(nn.Module):
 
 
 class LeftOut(nn.Module):
-    """A linear layer under a name by which `KEPT_EXACT` finds it."""
+    """A linear layer in a module named `KEPT_EXACT`."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -57,14 +58,14 @@ class LeftOut(nn.Module):
 
 
 def apply_recipe(classifier: Any, recipe: Recipe, source: str | Path, revision: str | None) -> None:
-    """Give a classifier from `load_classifier` the factors of its recipe, and mark what is left out.
+    """Give a classifier from `load_classifier` the factors of its recipe, and mark the layers to leave out.
 
     Raises
     ------
     ValueError
-        The recipe is not this model's.
+        The recipe is that of another model.
     OSError
-        Its factors cannot be read.
+        The factors cannot be read.
     """
     file = model_file(source, revision, FACTORS)
     if file is None:

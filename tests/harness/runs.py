@@ -1,0 +1,16 @@
+"""Runs without a producer."""
+
+from __future__ import annotations
+
+from jobs.run import Run, new_run
+from jobs.spec import ScoreSpec
+from jobs.store.runs import RunStore
+
+
+def stored_run(
+    store: RunStore, *, model: str = "m", ttl: int = 60, max_retries: int = 0, rows: int | None = None
+) -> Run:
+    """A new run on queue ``q``, written to the server."""
+    run = new_run(ScoreSpec(model=model), queue="q", ttl=ttl, max_retries=max_retries, rows=rows)
+    store.restore(run)
+    return run
