@@ -2,9 +2,9 @@
 
     python -m benchmarks.backends [--model MODEL] [--pairs PAIRS.parquet]
 
-All run in turn, in one process, on the same batches; what is told are ratios of medians. Without
---model it makes one of MiniLM-L6's shape with random weights, whose scores are good for nothing but
-their speed; without --pairs it takes the shipped example.
+All run in turn, in one process, on the same batches; the table has ratios of medians. Without --model it
+makes a model of MiniLM-L6's shape with random weights, which shows speed but not the quality of rankings;
+without --pairs it takes the shipped example.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
-import torch
 
+from benchmarks.models import random_bert
 from jobs.errors import SpecError
 from jobs.spec import ScoreSpec
 from rankmill.tuning.agreement import agreement
@@ -49,7 +49,9 @@ def main() -> None:
     use_threads("auto")
     device = resolve_device("auto")
     with tempfile.TemporaryDirectory() as folder:
-        model = args.model or str(make_model(Path(folder) / "model"))
+        model = args.model or str(
+            random_bert(Path(folder) / "model", hidden=384, layers=6, heads=12, positions=512)
+        )
         queries, passages = read_pairs(args.pairs, args.sample)
         engines = loaded(model, device, args.leave_out, folder)
         print(table(engines, queries, passages, args.repeats))
@@ -68,21 +70,6 @@ def read_pairs(path: Path | None, sample: int) -> tuple[list[str], list[str]]:
         return [row["query"] for row in rows], [row["passage"] for row in rows]
     found = pq.read_table(path, columns=["query", "passage"]).slice(0, sample)
     return found["query"].to_pylist(), found["passage"].to_pylist()
-
-
-def make_model(folder: Path) -> Path:
-    """Random weights in the shape of MiniLM-L6, with the demo model's tokenizer."""
-    from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
-
-    from workers.models.loading import DEMO_MODEL
-
-    tokenizer = AutoTokenizer.from_pretrained(DEMO_MODEL)
-    shape = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
-    config = BertConfig(vocab_size=len(tokenizer), num_labels=1, **shape)
-    torch.manual_seed(0)
-    BertForSequenceClassification(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def loaded(model: str, device: str, left_out: list[str], folder: str) -> dict[tuple[str, str], Engine]:

@@ -43,7 +43,7 @@ class Ceiling:
 
 
 def measure(model: Path, pairs: Path) -> Ceiling:
-    """Measure on this machine, now."""
+    """Measure the ceiling on this machine."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tokens = mean_tokens(model, pairs)
     shapes = linear_layers(model)
@@ -86,14 +86,14 @@ def linear_layers(model: Path) -> Counter[Shape]:
 
 
 def rate(shapes: Counter[Shape], dtype: torch.dtype, device: str, rows: int) -> float:
-    """Operations a second over all the shapes, `rows` tokens at a time."""
+    """Operations a second over all shapes, with `rows` tokens in a product."""
     seconds = sum(count * product_seconds(shape, dtype, device, rows) for shape, count in shapes.items())
     return 2 * rows * sum(count * n * m for (n, m), count in shapes.items()) / seconds
 
 
 @torch.inference_mode()
 def product_seconds(shape: Shape, dtype: torch.dtype, device: str, rows: int) -> float:
-    """Seconds that one product takes: the fastest, for a ceiling is what the machine can do."""
+    """Seconds of the fastest run of a product: a ceiling is the best that the machine can do."""
     left = (8 * torch.randn(rows, shape[0], device=device)).to(dtype)
     weight = (8 * torch.randn(shape[1], shape[0], device=device)).to(dtype)
     multiply = _multiply_int8 if dtype == torch.int8 else torch.nn.functional.linear

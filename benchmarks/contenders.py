@@ -56,7 +56,7 @@ CONTENDERS = (
 
 @dataclass
 class Run:
-    """One run of one contender: what its script printed, or in one line why there is nothing.
+    """One run of one contender: the output of its script, or the reason in one line why there is none.
 
     ``precision`` begins with the arithmetic of its matrix products: ``fp32``, ``bf16``, ``fp16`` or ``int8``.
     """

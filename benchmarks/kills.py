@@ -83,8 +83,8 @@ def run_under_kills(
 ) -> Chaos:
     """Run one command until it ends by itself, SIGKILLing it up to `kills` times before that.
 
-    Each time at a random moment: in its first tenth of a second or so many writes to its journal
-    later, up to `writes`. `begin` starts the command.
+    Each kill is at a random moment: in the command's first tenth of a second, or after a random number of
+    writes to its journal, up to `writes`. `begin` starts the command.
     """
     rng = random.Random(seed)
     done = 0

@@ -80,7 +80,7 @@ def main() -> None:
 
 
 class Measured:
-    """A worker, and what each round took it."""
+    """A worker, and the seconds of each of its rounds."""
 
     def __init__(self, url: str, model: str, pairs: Pairs) -> None:
         client = redis.Redis.from_url(url)
@@ -132,7 +132,7 @@ def scraped(url: str | None) -> Iterator[None]:
 
 
 def compared(on: Measured, off: Measured, pairs: int) -> dict[str, Any]:
-    """Ratios of medians, and how much the rounds of one worker differ by themselves."""
+    """Ratios of medians, and how much the rounds of one worker differ."""
     median = statistics.median
     quartiles = statistics.quantiles(off.seconds)
     return {

@@ -1,4 +1,4 @@
-"""What every benchmark writes, beside what experiments do: the machine's GPU, a chart of peers."""
+"""Parts of the benchmarks' reports: the machine, and a chart of the peers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OURS, PEERS = "#c2410c", "#94a3b8"
 
 
 def machine() -> dict[str, str]:
-    """The machine and the versions of what matters here, each with its label."""
+    """The machine and the versions of the packages that matter, each with its label."""
     found = describe_machine()
     if torch.cuda.is_available():
         found["GPU"] = torch.cuda.get_device_name()

@@ -73,7 +73,7 @@ def together(client: Client, pairs: Pairs, size: int) -> dict[str, float]:
 
 
 def alone(client: Client, engine: Engine, pairs: Pairs, times: int) -> dict[str, float]:
-    """Median latencies of a lone request and of the same in process, and of what the one takes more."""
+    """Median latencies of a lone request and of scoring it in process, and the median of the difference."""
     queries, passages = [q for q, _ in pairs], [p for _, p in pairs]
     engine.score(queries, passages)
     lone: list[float] = []
@@ -87,7 +87,7 @@ def alone(client: Client, engine: Engine, pairs: Pairs, times: int) -> dict[str,
 
 
 def milliseconds(score: Callable[[], object]) -> float:
-    """How long it takes, after a pause."""
+    """Milliseconds that a call takes, after a pause."""
     time.sleep(0.2)
     started = time.perf_counter()
     score()
@@ -95,14 +95,14 @@ def milliseconds(score: Callable[[], object]) -> float:
 
 
 def engine_of(model: str, threads: int) -> Engine:
-    """What the worker has, in this process."""
+    """An engine in this process with the worker's settings."""
     use_threads(threads)
     device = resolve_device("auto")
     return Engine(load_model(ScoreSpec(model=model), device), resolve_token_budget("auto", device))
 
 
 def real_share(runs: list[ScoringRun]) -> float:
-    """Wait for the runs; the share of the computed tokens that were real."""
+    """Wait for the runs; returns the share of the computed tokens that were real."""
     stats = [part.stats for run in runs for part in run.tables() if part.stats]
     return sum(s.tokens for s in stats) / sum(s.padded_tokens for s in stats)
 

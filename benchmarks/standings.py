@@ -1,4 +1,4 @@
-"""From the raw runs of a comparison to its table, its ratios and the goals met or not."""
+"""The results of a comparison: its table, its ratios, and whether the goals are met."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXACT_SPEARMAN = 0.999
 
 @dataclass
 class Results:
-    """Everything a comparison measured; `asked` says of what, and two with the same `asked` can be joined.
+    """All runs of a comparison. `asked` identifies it: comparisons with the same `asked` can be joined.
 
     ``quality`` holds for each contender ``spearman`` (against fp32), its interval (``low``, ``high``),
     ``top_overlap``, and, with judgments, ``ndcg``.
@@ -52,11 +52,11 @@ class Results:
         return [run for run in self.runs if run.name == contender.name]
 
     def speeds(self, contender: Contender) -> list[float]:
-        """Pairs a second of each of its runs that came to an end."""
+        """Pairs a second of each run of the contender that ended well."""
         return [self.pairs / run.seconds for run in self.of(contender) if not run.failure]
 
     def speed(self, contender: Contender) -> float | None:
-        """Their median."""
+        """Median of `speeds`."""
         speeds = self.speeds(contender)
         return median(speeds) if speeds else None
 
@@ -66,25 +66,25 @@ class Results:
         return {name: median(each.pairs_per_second[name] for each in self.ceilings) for name in names}
 
     def precision(self, contender: Contender) -> str:
-        """The arithmetic of its products; nothing where it did not say."""
+        """The arithmetic of the contender's matrix products; empty if it is not known."""
         said = next((run.precision for run in reversed(self.of(contender)) if not run.failure), "")
         return said.partition(" ")[0]
 
     def class_of(self, contender: Contender) -> str | None:
-        """8-bit by its arithmetic; of the others exact is what ranks this sample as fp32 does."""
+        """The contender's class: 8-bit by its arithmetic; else exact if it ranks this sample as fp32 does."""
         if self.precision(contender) == "int8":
             return EIGHT_BIT
         spearman = self.quality.get(contender.name, {}).get("spearman")
         return EXACT if spearman is not None and spearman >= EXACT_SPEARMAN else None
 
     def fastest_peer(self, of_class: str | None) -> Contender | None:
-        """The one to beat in a class."""
+        """The fastest peer of a class."""
         peers = [each for each in CONTENDERS if not each.ours and self.speed(each)]
         rivals = [each for each in peers if of_class is not None and self.class_of(each) == of_class]
         return max(rivals, key=lambda each: self.speed(each) or 0.0, default=None)
 
     def baseline(self) -> Contender:
-        """What people run: fp16 on a GPU, fp32 on a CPU."""
+        """What people run: sentence-transformers in fp16 on a GPU, in fp32 on a CPU."""
         return FP16 if "GPU" in self.machine else FP32
 
 
@@ -175,7 +175,7 @@ def settings_table(results: Results) -> str:
 
 
 def goals(results: Results) -> list[str]:
-    """A line for each goal whose figures are there."""
+    """A line for each goal whose figures were measured."""
     file = results.speed(SCORE_FILE)
     if not file:
         return []
@@ -221,22 +221,22 @@ def failures(results: Results) -> str:
 
 
 def goal(what: str, reached: float, wanted: float) -> str:
-    """A goal that is a figure to be reached."""
+    """A line for a goal that is a figure to reach."""
     return f"- {what}: {reached:,.2f}, goal {wanted:,.2f}: **{'met' if reached >= wanted else 'not met'}**"
 
 
 def times(speed: float, other: float | None) -> str:
-    """How many times as fast."""
+    """A ratio of speeds as text."""
     return f"{speed / other:.2f}" if other else NOTHING
 
 
 def number(value: float | None, form: str) -> str:
-    """A figure, or a dash for one that is not there."""
+    """A figure as text; a dash if it is missing."""
     return NOTHING if value is None else format(value, form)
 
 
 def from_json(data: dict[str, Any]) -> Results:
-    """Results as they were written."""
+    """Read results that a comparison has written."""
     return Results(
         asked=data["asked"],
         machine=data["machine"],

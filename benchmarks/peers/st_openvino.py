@@ -7,7 +7,7 @@
 #     "pyarrow",
 # ]
 # ///
-"""sentence-transformers on OpenVINO (optimum-intel): as it comes, told to compute in fp32, or in int8.
+"""sentence-transformers on OpenVINO (optimum-intel): with its defaults, set to fp32, or in int8.
 
 int8 is its own static quantization, by NNCF, calibrated on `CALIBRATION` of the pairs to be scored.
 """

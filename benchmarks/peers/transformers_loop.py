@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["torch==2.13.0", "transformers==5.23.0", "pyarrow"]
 # ///
-"""Raw transformers, the naive loop: 32 pairs at a time as they come, padded to the longest."""
+"""Raw transformers, the naive loop: 32 pairs at a time in the order of the input, padded to the longest."""
 
 from __future__ import annotations
 
