@@ -33,7 +33,7 @@ from benchmarks.environments import HOME
 from benchmarks.report import machine
 from jobs.errors import RankmillError
 from jobs.runtime.hosts import cores
-from jobs.runtime.settings import Backend, Settings, load_settings
+from jobs.runtime.settings import BackendName, Settings, load_settings
 from jobs.spec import Precision
 from rankmill.cli.quality.tune import parse_seconds
 from rankmill.tuning.grid import label
@@ -129,7 +129,7 @@ def tune(base: Settings, trials: Trials, budget: float) -> Kept:
 def grid(trials: Trials, reference: Reference, left_out: Sequence[str], records: Records) -> list[Cell]:
     """All cells; of a backend and precision that fail in the first one, only that."""
     cells = []
-    backends = [name for name in get_args(Backend)[1:] if name not in left_out]
+    backends = [name for name in get_args(BackendName)[1:] if name not in left_out]
     for backend, precision in itertools.product(backends, get_args(Precision)[1:]):
         for number, shape in enumerate(shapes(reference.device)):
             changes = {"backend": backend, "precision": precision, **shape}

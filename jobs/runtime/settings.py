@@ -25,7 +25,7 @@ from jobs.spec import Activation, Precision, ScoreSpec
 from jobs.wire import MAX_CHUNK_ROWS
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
-Backend = Literal["auto", "openvino", "torch", "onnx", "mlx"]
+BackendName = Literal["auto", "openvino", "torch", "onnx", "mlx"]
 """Each but ``auto`` is a folder of workers/backends/; ``auto`` prefers the first."""
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "human", "json"]
@@ -65,7 +65,7 @@ class WorkerSettings(BaseModel):
     activation: Activation
     redis_wait_seconds: float = Field(gt=0)
     device: Device
-    backend: Backend
+    backend: BackendName
     threads: Count
     token_budget: Count
     max_batch: Count

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from jobs.errors import InputError
+from producer.client import COLUMNS
 from producer.files.readers import TextColumns
-from rankmill.tuning.pairs import COLUMNS, draw, file_sample, sample
+from rankmill.tuning.pairs import draw, file_sample, sample
 
 _FILE_ROWS = 100_000
 _OF_QUERIES = 5

@@ -17,9 +17,9 @@ import pyarrow as pa
 from jobs.errors import RankmillError
 from jobs.runtime.settings import Settings
 from jobs.store.worker_report import STAGES, queue_workers, worker_reports
+from producer.client import COLUMNS
 from rankmill.local.embedded import worker_environs
 from rankmill.session import RunScores, Session
-from rankmill.tuning.pairs import COLUMNS
 
 _LOOK_SECONDS = 0.1
 _REPORT_SECONDS = 30

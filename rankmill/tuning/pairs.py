@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs.errors import InputError
+from producer.client import COLUMNS
 from producer.files.inputs import find_files
 from producer.files.readers import TextColumns
 from producer.files.source import open_source
 
 BUILT_IN = ("varied", "example")
-COLUMNS = ("query", "passage")
 
 _EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pairs.jsonl"
 _LOOK_ROWS = 100_000

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from jobs.errors import RankmillError
 from jobs.runtime.hosts import FOR_TESTS, TOKEN_BUDGETS, cores
-from jobs.runtime.settings import Backend, Settings
+from jobs.runtime.settings import BackendName, Settings
 from jobs.spec import Precision
 from rankmill.tuning.grid import label
 from rankmill.tuning.records import Records
@@ -128,7 +128,7 @@ class Tuner:
         self._tell(f"sample of {len(reference.scores)} pairs; ranks are compared with {label(REFERENCE)}")
         found: list[Probe] = []
         out_of_time = None
-        backends = self._open("backend", get_args(Backend))
+        backends = self._open("backend", get_args(BackendName))
         for backend in backends:
             if (backend, reference.device) in FOR_TESTS and len(backends) > 1:
                 continue

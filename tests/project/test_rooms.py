@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from examples.evaluate import overlap
 from jobs.job import worker_command
 from jobs.runtime.hosts import FOR_TESTS
-from jobs.runtime.settings import BASE, Backend, Device, Settings
+from jobs.runtime.settings import BASE, BackendName, Device, Settings
 from jobs.spec import Precision, ScoreSpec
 from rankmill.cli.score import score_file
 from workers.backends.base import DEVICES
@@ -50,7 +50,7 @@ def test_rooms_import_only_what_they_may(room: str) -> None:
 
 
 def test_settings_and_workers_know_the_same_backends() -> None:
-    assert {"auto", *BACKENDS} == set(get_args(Backend))
+    assert {"auto", *BACKENDS} == set(get_args(BackendName))
     assert {(name, device) for name, kind in BACKENDS.items() for device in kind.precisions} >= FOR_TESTS
     known = set(get_args(Precision)) - {"auto"}
     for name, kind in BACKENDS.items():

@@ -21,7 +21,7 @@ from jobs.store.worker_report import LATENCY_BUCKETS, GpuReport, WorkerReport, a
 from producer import Client
 from rankmill.cluster.history import WINDOW_SECONDS, History, quantile
 from rankmill.cluster.snapshot import Snapshot, WorkerState
-from tests.conftest import ENVIRON, Server, StartWorker, wait_for
+from tests.conftest import ENVIRON, QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.models import make_bert
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.runs import stored_run
@@ -81,7 +81,7 @@ def test_a_browser_shows_worker_run_and_lost_worker_and_says_when_redis_is_away(
 ) -> None:
     model = make_bert(tmp_path / "model", hidden=128, layers=4)
     client = Client(server.url, model=str(model), chunk_size=32, window=8)
-    worker = workers(name="worker-7", environ={"RANKMILL_CLAIM_AHEAD": "32"})
+    worker = workers(name="worker-7", environ={"RANKMILL_CLAIM_AHEAD": "32", **QUICK_LEASE})
     pairs: list[tuple[str, str | None]] = [("big cat", None)]
     run = client.submit(pairs + [("big cat", "the moon " * 40)] * 499_999)
     reader = threading.Thread(target=read, args=(run,))
