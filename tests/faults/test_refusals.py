@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.kills import folder_of, start, stop
+from benchmarks.kills import folder_of, stop
 from jobs import keys
 from jobs.errors import RunFailed
 from producer import Client
-from tests.conftest import Server, StartWorker, score_file, wait_for
+from tests.conftest import Server, StartWorker, score_file, start_command, wait_for
 from tests.harness.models import make_bert
 from workers.queue.refusals import FIRST_PAUSE, LONGEST_PAUSE, ROUND, Refusals
 
@@ -117,7 +117,7 @@ def test_a_run_that_is_taken_up_again_stays_in_its_precision(
     output = tmp_path / "a.scored.parquet"
     command = [tmp_path / "a.parquet", "--redis", server.url, "--model", tiny_model, "--chunk-size", 16]
     odd(workers, "a", AUTO="bf16")
-    process = start(*command, environ={"RANKMILL_WINDOW": "4"})
+    process = start_command("score-file", *command, environ={"RANKMILL_WINDOW": "4"})
     assert stop(process, output, 10, signal.SIGKILL)
     assert folder_of(output).exists()
     server.client.flushall()
