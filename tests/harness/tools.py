@@ -1,7 +1,8 @@
-"""Programs that tests need and pip does not bring."""
+"""What tests need and may be missing: programs that pip does not bring, packages of an extra, free ports."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import socket
@@ -20,6 +21,12 @@ def tool(name: str, package: str) -> str:
             pytest.fail(message)
         pytest.skip(message)
     return found
+
+
+def needs_package(name: str) -> None:
+    """Skip the test, or the module, without the package; unlike pytest's own way, without importing it."""
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed", allow_module_level=True)
 
 
 def free_port() -> int:

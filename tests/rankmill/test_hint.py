@@ -11,6 +11,7 @@ from producer.files.readers import TextColumns
 from rankmill.cli.score import describe
 from rankmill.score_file import Request, Summary
 from tests.conftest import Server, score_file
+from tests.harness.tools import needs_package
 from tests.workers.test_backends import EXAMPLES
 
 
@@ -34,7 +35,7 @@ def test_the_hint_is_one_line_with_the_command() -> None:
 
 
 def test_the_gain_comes_from_the_worker(shared_queue: Server, tmp_path: Path) -> None:
-    pytest.importorskip("nncf")
+    needs_package("nncf")
     source = tmp_path / "some.jsonl"
     source.write_text("\n".join(EXAMPLES.read_text().splitlines()[:5]))
     options = (source, "--model", "demo", "-o", tmp_path / "o.parquet", "--redis", shared_queue.url)

@@ -27,12 +27,13 @@ from rankmill.tuning.pairs import fingerprint
 from rankmill.tuning.precision_check import Measured
 from tests.conftest import BIN, ENVIRON, Outcome, run_command, wait_for
 from tests.harness.models import make_bert
+from tests.harness.tools import needs_package
 from tests.workers.test_backends import EXAMPLES
 from workers.engine.engine import Engine
 from workers.models.loading import load_model
 
 pytest.importorskip("openvino")
-pytest.importorskip("nncf")
+needs_package("nncf")
 
 FACTORS = "rankmill_smoothing.safetensors"
 QUERIES = ["how far"] * 20 + ["why moon"] * 20

@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 from jobs.spec import ScoreSpec
 from tests.conftest import ENVIRON
 from tests.harness.models import make_bert
+from tests.harness.tools import needs_package
 from workers.engine.engine import Engine
 from workers.models.description import PlainTokenizer, describe
 from workers.models.loading import DEMO_MODEL, load_model
@@ -41,7 +42,7 @@ def test_with_a_kept_graph_neither_torch_nor_transformers_is_imported(
 ) -> None:
     """Which is what a worker's start is spent on."""
     for package in ("openvino", "nncf", "onnxruntime"):
-        pytest.importorskip(package)
+        needs_package(package)
     model, cache = make_bert(tmp_path / "model"), tmp_path / "cache"
     environ = {"RANKMILL_BACKEND": backend, "RANKMILL_CACHE_DIR": str(cache)}
     code = f"""

@@ -16,6 +16,7 @@ from transformers import AutoConfig
 
 from jobs.spec import ScoreSpec
 from tests.harness.backends import require
+from tests.harness.tools import needs_package
 from workers.backends import openvino, registry, speed, torch
 from workers.backends.base import ModelFiles
 from workers.backends.layer import LayerShape
@@ -182,7 +183,7 @@ def test_auto_is_the_fastest_and_of_equals_the_most_exact(
 def test_what_int8_would_gain_is_known_but_int8_is_never_chosen(
     in_bf16: float, gain: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    pytest.importorskip("nncf")
+    needs_package("nncf")
     found = {"fp32": 100.0, "bf16": 200.0, "int8 in fp32": 200.0, "int8 in bf16": in_bf16}
     speeds = Speeds({(OPENVINO, name): speed for name, speed in found.items()})
     monkeypatch.setattr(registry, "cpu_speeds", lambda *args: speeds)
@@ -237,7 +238,7 @@ def test_a_folder_that_cannot_be_written_to_costs_only_the_next_measurement(
 def test_what_openvino_has_not_in_8_bits_is_in_the_faster_precision(
     faster: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("nncf")
+    needs_package("nncf")
     speeds = Speeds({(OPENVINO, f"int8 in {each}"): 2.0 if each == faster else 1.0 for each in PRECISIONS})
     monkeypatch.setattr(openvino, "cpu_speeds", lambda *args: speeds)
     config = AutoConfig.from_pretrained(tiny_model)
