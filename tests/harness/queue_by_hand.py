@@ -10,13 +10,13 @@ from rq.job import Job
 
 from jobs import keys
 from jobs.results import ChunkScores, ChunkStats
-from jobs.spec import ScoreSpec
 from jobs.store.runs import RunStore
 from jobs.wire import decode_pairs
 from producer.journal import Journal
 from producer.leftovers import Leftovers
 from producer.sizing import ChunkSize, Sizes, WindowSize
 from producer.submission import Submission
+from tests.harness.runs import stored_run
 
 STATS = ChunkStats(
     worker="w", device="cpu", backend="torch", precision="fp32", revision="commit",
@@ -29,7 +29,7 @@ class QueueByHand:
 
     def __init__(self, tables: list[pa.Table], window: WindowSize, journal: Journal | None = None) -> None:
         self.store = RunStore(fakeredis.FakeRedis())
-        self.run = self.store.create(ScoreSpec(model="m"), queue="q", ttl=100, max_retries=1)
+        self.run = stored_run(self.store, ttl=100, max_retries=1)
         columns = ("query", "passage")
         sizes = Sizes(window, ChunkSize(len(tables[0]), "m", journal, {}))
         self.submission = Submission(
