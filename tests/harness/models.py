@@ -1,11 +1,14 @@
-"""Small models for tests, made on the spot: real architectures, random weights. Fixture `tiny_model`."""
+"""Small models for tests, made on the spot: real architectures, random weights. Fixture `tiny_model`.
+
+Also `cross_encoder`, whose scores rankmill's must equal.
+"""
 
 from __future__ import annotations
 
 import string
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -71,3 +74,10 @@ def _tokenizer(vocab: dict[str, int], positions: int) -> PreTrainedTokenizerFast
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
         **dict(zip(names, _SPECIAL, strict=True)),
     )
+
+
+def cross_encoder(model: Path | str, **options: Any) -> Any:
+    """sentence-transformers' `CrossEncoder` on the CPU; its import takes seconds, and few tests need it."""
+    from sentence_transformers import CrossEncoder
+
+    return CrossEncoder(str(model), device="cpu", **options)

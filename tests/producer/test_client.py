@@ -21,7 +21,7 @@ from jobs.wire import decode_pairs
 from producer import Client
 from producer.pairs import CHUNK_TEXT_BYTES
 from tests.conftest import Server
-from tests.harness.cross_encoder import cross_encoder
+from tests.harness.models import cross_encoder
 from tests.producer.test_results import STATS
 from tests.workers.test_engine import some_pairs
 

@@ -15,7 +15,7 @@ import pytest
 
 from jobs.store.worker_report import queue_workers
 from tests.conftest import Server, score_file
-from tests.harness.cross_encoder import cross_encoder
+from tests.harness.models import cross_encoder
 from tests.workers.test_engine import some_pairs
 
 

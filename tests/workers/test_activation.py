@@ -15,8 +15,7 @@ import torch
 from jobs.errors import SpecError
 from jobs.spec import ScoreSpec
 from producer.files.manifest import differences, manifest
-from tests.harness.cross_encoder import cross_encoder
-from tests.harness.models import make_bert
+from tests.harness.models import cross_encoder, make_bert
 from tests.workers.test_cache import cache_of
 from tests.workers.test_engine import engine as engine_of
 from tests.workers.test_engine import some_pairs

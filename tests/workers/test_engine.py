@@ -13,8 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from jobs.errors import ConfigError, SpecError
 from jobs.spec import ScoreSpec
-from tests.harness.cross_encoder import cross_encoder
-from tests.harness.models import make_bert
+from tests.harness.models import cross_encoder, make_bert
 from workers.backends.base import Logits, OutOfMemory
 from workers.backends.torch.backend import TorchForward
 from workers.device import resolve_device
