@@ -25,7 +25,6 @@ from rankmill.local import supervisor
 from rankmill.local.embedded import worker_environs
 from rankmill.local.processes import worker_command
 from tests.conftest import score_file, start_command, wait_for
-from tests.harness.models import make_bert
 
 
 def write_pairs(path: Path, rows: int, words: int = 5) -> Path:
@@ -91,12 +90,11 @@ def test_two_embedded_workers_score_a_file_and_go(
 
 
 @pytest.fixture
-def long_run(tmp_path: Path, private_tmp: Path) -> Iterator[subprocess.Popen[str]]:
-    """A run that takes minutes, under way."""
-    model = make_bert(tmp_path / "model", hidden=256, layers=6, positions=512)
-    source = write_pairs(tmp_path / "a.parquet", 5000, words=100)
-    process = start(source, model, private_tmp, "--workers", "2", "--chunk-size", "8")
-    wait_for(lambda: rows_done(private_tmp), process)
+def long_run(tmp_path: Path, private_tmp: Path, tiny_model: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run that would take a minute, under way."""
+    source = write_pairs(tmp_path / "a.parquet", 50_000, words=60)
+    process = start(source, tiny_model, private_tmp, "--workers", "2")
+    wait_for(lambda: rows_done(private_tmp), process, seconds=120)
     yield process
     process.kill()
 
@@ -104,7 +102,7 @@ def long_run(tmp_path: Path, private_tmp: Path) -> Iterator[subprocess.Popen[str
 def assert_nothing_left(directory: Path) -> None:
     """Nothing but what was there before, and what has been scored if there is any."""
     found = {path.name for path in directory.iterdir()} - {"a.scored.parquet.rankmill"}
-    assert found == {"a.parquet", "model"}
+    assert found == {"a.parquet"}
 
 
 @pytest.mark.parametrize(
@@ -140,17 +138,16 @@ def test_a_supervisor_that_is_killed_takes_nothing_with_it_but_the_run(
     assert not list(private_tmp.iterdir())
 
 
-def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, private_tmp: Path) -> None:
-    model = make_bert(tmp_path / "model", hidden=128, layers=4)
-    source = write_pairs(tmp_path / "a.parquet", 600, words=40)
-    process = start(source, model, private_tmp, "--workers", "1", "--chunk-size", "20", "--json")
-    wait_for(lambda: rows_done(private_tmp), process)
+def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, private_tmp: Path, tiny_model: Path) -> None:
+    source = write_pairs(tmp_path / "a.parquet", 6000, words=60)
+    process = start(source, tiny_model, private_tmp, "--workers", "1", "--json")
+    wait_for(lambda: rows_done(private_tmp), process, seconds=120)
     workers_of(process)[0].kill()
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert json.loads(out)["retries"] >= 1
     scores = pq.read_table(tmp_path / "a.scored.parquet")["score"]
-    assert (len(scores), scores.null_count) == (600, 0)
+    assert (len(scores), scores.null_count) == (6000, 0)
 
 
 @pytest.mark.parametrize(
