@@ -13,7 +13,6 @@ from jobs import keys
 from jobs.job import Payload, attempt
 from jobs.results import ChunkFailure, ChunkScores, ChunkStats
 from jobs.run import Progress, Run
-from jobs.spec import ScoreSpec
 from jobs.store.capacity import Capacity, write_capacity
 from jobs.store.recovery import enqueue_due
 from jobs.store.runs import RunStore
