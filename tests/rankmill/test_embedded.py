@@ -139,7 +139,7 @@ def test_a_supervisor_that_is_killed_takes_nothing_with_it_but_the_run(
 
 
 def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, private_tmp: Path, tiny_model: Path) -> None:
-    source = write_pairs(tmp_path / "a.parquet", 6000, words=60)
+    source = write_pairs(tmp_path / "a.parquet", 12_000, words=60)
     process = start(source, tiny_model, private_tmp, "--workers", "1", "--json")
     wait_for(lambda: rows_done(private_tmp), process, seconds=120)
     workers_of(process)[0].kill()
@@ -147,7 +147,7 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, private_tmp: Path, 
     assert process.returncode == 0, err
     assert json.loads(out)["retries"] >= 1
     scores = pq.read_table(tmp_path / "a.scored.parquet")["score"]
-    assert (len(scores), scores.null_count) == (6000, 0)
+    assert (len(scores), scores.null_count) == (12_000, 0)
 
 
 @pytest.mark.parametrize(
