@@ -2,8 +2,8 @@
 
     python examples/evaluate.py examples/demo-model
 
-Word overlap and BM25 are measured beside it.  A passage that ties with the best one counts as
-ranked before it, for every method.
+Word overlap and BM25 are measured beside it. A passage that ties with the best one counts as ranked before
+it, for every method.
 """
 
 from __future__ import annotations

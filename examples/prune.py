@@ -48,13 +48,13 @@ def save_tokenizer(vocabulary: list[str], out: Path) -> Any:
 def keep_units(inputs: torch.Tensor, weight: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Choose the columns of a linear layer to keep, and the weights that best replace the whole.
 
-    Takes one column away at a time, that whose loss the others can make up for best, and adjusts
-    them by least squares: the Optimal Brain Surgeon (Hassibi and Stork, 1993) for whole columns.
+    Removes one column at a time, the one whose removal costs least after the others are adjusted by least
+    squares: the Optimal Brain Surgeon (Hassibi and Stork, 1993) for whole columns.
 
     Parameters
     ----------
     inputs
-        What the layer is given, as the sum of outer products (columns by columns, float64).
+        Sum of the outer products of the layer's inputs (columns by columns, float64).
     weight
         The layer's matrix (rows by columns).
     count
@@ -86,8 +86,8 @@ def keep_units(inputs: torch.Tensor, weight: torch.Tensor, count: int) -> tuple[
 def prune(teacher: Any, embeddings: torch.Tensor, batches: list[Batch], units: int) -> Any:
     """The teacher with other word embeddings and `units` feed-forward units in each layer.
 
-    `batches` are texts in the new vocabulary.  Layer after layer is cut and then run on what the
-    cut layers before it give, so that each makes up for the others as well as it can.
+    `batches` are texts in the new vocabulary. The layers are pruned in order; the inputs of a layer come from
+    the pruned layers before it, so that its new weights also correct their errors.
     """
     changes: dict[str, Any] = {"vocab_size": len(embeddings), "intermediate_size": units}
     changes |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

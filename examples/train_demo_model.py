@@ -1,8 +1,8 @@
 r"""Train the demo cross-encoder in ``demo-model/`` by distillation.
 
-A small BERT cross-encoder learns to repeat the logits of a larger one (the teacher).  It starts as
-the teacher itself with fewer word pieces and feed-forward units (``prune.py``).  The training text is a
-parquet file with the columns ``query`` and ``passage``, more queries and passages made from those
+A small BERT cross-encoder learns to repeat the logits of a larger one (the teacher). It starts as the
+teacher itself with fewer word pieces and feed-forward units (``prune.py``). The training text is a parquet
+file with the columns ``query`` and ``passage``, more queries and passages made from those
 (``pseudo_queries.py``), and the senses of words in WordNet (``sense_pairs.py``).
 
     python -m examples.train_demo_model --teacher TEACHER_DIR --pairs PAIRS.parquet \

@@ -1,16 +1,16 @@
 "use strict";
-// Asks for the cluster every 2 s and shows it. What comes from Redis is only ever set as text.
+// Fetches the state of the cluster every 2 s and shows it. Data from Redis is only ever set as text.
 
 const EVERY_MS = 2000;
-const SHOW_ENDED_MS = 15000; // a run that is gone stays on the page so long, and says so
+const SHOW_ENDED_MS = 15000; // how long a run that has ended stays on the page, marked as such
 const QUIET_SECONDS = 60;
-const SHOWN_SECONDS = 600; // of the plots
+const SHOWN_SECONDS = 600; // length of the plots
 const COLOURS = ["--c0", "--c1", "--c2"];
 
 const byId = (id) => document.getElementById(id);
 let page = 0;
-let known = new Map(); // runs of the last look
-let ended = new Map(); // runs that were gone since, and when that was seen
+let known = new Map(); // runs in the last update
+let ended = new Map(); // runs that have ended, and when that was noticed
 
 // --- words
 
@@ -34,7 +34,7 @@ function duration(seconds) {
   return parts.slice(0, 2).join(" ");
 }
 
-// Where tenths of seconds mean nothing.
+// For durations where tenths of a second do not matter.
 function age(seconds) {
   return seconds === null || seconds === undefined ? "–" : seconds < 10 ? Math.round(seconds) + " s" : duration(seconds);
 }
