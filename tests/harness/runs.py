@@ -8,9 +8,15 @@ from jobs.store.runs import RunStore
 
 
 def stored_run(
-    store: RunStore, *, model: str = "m", ttl: int = 60, max_retries: int = 0, rows: int | None = None
+    store: RunStore,
+    *,
+    model: str = "m",
+    queue: str = "q",
+    ttl: int = 60,
+    max_retries: int = 0,
+    rows: int | None = None,
 ) -> Run:
-    """A new run on queue ``q``, written to the server."""
-    run = new_run(ScoreSpec(model=model), queue="q", ttl=ttl, max_retries=max_retries, rows=rows)
+    """A new run, written to the server."""
+    run = new_run(ScoreSpec(model=model), queue=queue, ttl=ttl, max_retries=max_retries, rows=rows)
     store.restore(run)
     return run

@@ -17,7 +17,6 @@ from rich.console import Console
 from jobs import keys
 from jobs.errors import RunCancelled
 from jobs.run import Progress, RowError
-from jobs.spec import ScoreSpec
 from jobs.store.queues import UNUSED_SECONDS
 from jobs.store.runs import RunStore
 from jobs.store.worker_report import WorkerReport, announce_worker
@@ -173,7 +172,7 @@ def test_a_look_takes_the_same_round_trips_however_much_there_is(monkeypatch: py
 
 def test_a_queue_that_nobody_has_used_for_a_day_leaves_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
     client = fakeredis.FakeRedis()
-    RunStore(client).create(ScoreSpec(model="m"), queue="new", ttl=60, max_retries=0)
+    stored_run(RunStore(client), queue="new")
     for name in ("old", "full", "served"):
         client.sadd("rq:queues", f"rq:queue:{name}")
     client.zadd(keys.queues(), {"old": time.time() - UNUSED_SECONDS - 1})
@@ -184,7 +183,7 @@ def test_a_queue_that_nobody_has_used_for_a_day_leaves_the_list(monkeypatch: pyt
     assert [queue.name for queue in read_cluster(client).queues] == ["full", "new", "served"]
     assert 0 < client.ttl(keys.queues()) <= UNUSED_SECONDS
     monkeypatch.setattr("jobs.store.queues.time.time", lambda: 2e9)
-    RunStore(client).create(ScoreSpec(model="m"), queue="later", ttl=60, max_retries=0)
+    stored_run(RunStore(client), queue="later")
     assert client.zrange(keys.queues(), 0, -1) == [b"later"]
 
 
