@@ -64,8 +64,8 @@ _MODULES = [
 ]
 """What the workers import, but this module, which runs as ``__main__``, and the one that takes `_load`."""
 
-WARM_UP = 3.0
-"""Seconds at the start of a run that are not measured."""
+WARM_UP = 5.0
+"""Seconds at the start of a run that are not measured: the window is still growing."""
 
 SAMPLE = 0.1
 """Seconds between two looks at the number of finished chunks."""
@@ -255,7 +255,7 @@ def measure(
     workers: int,
     *,
     chunk_seconds: float,
-    chunk_size: int = 1000,
+    chunk_size: int = 300,
     seconds: float = 30.0,
     kill_after: float | None = None,
     kill_every: float | None = None,
@@ -285,7 +285,11 @@ def measure(
     """
     flow = Flow(workers, chunk_seconds)
     rng = random.Random(seed)
-    with simulated_cluster(workers, chunk_seconds * 1000 / chunk_size, environ) as cluster:
+    # As with a second's work in 1,024 pairs: a worker holds two chunks, and a chunk is eight batches.
+    scale = {"RANKMILL_CLAIM_AHEAD": str(chunk_size), "RANKMILL_TOKEN_BUDGET": str(TOKENS * chunk_size // 8)}
+    with simulated_cluster(
+        workers, chunk_seconds * 1000 / chunk_size, {**scale, **(environ or {})}
+    ) as cluster:
         client = Client(cluster.url, model="demo", chunk_size=chunk_size, **settings)
         run = client.submit(endless_pairs())
         producer = threading.Thread(target=collect, args=(run,), daemon=True)
@@ -359,7 +363,7 @@ def main() -> None:
     )
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 8, 32, 64])
     parser.add_argument("--chunk-seconds", type=float, default=1.0, help="time that a chunk takes")
-    parser.add_argument("--chunk-size", type=int, default=1000, help="pairs in a chunk")
+    parser.add_argument("--chunk-size", type=int, default=300, help="pairs in a chunk; few cost little CPU")
     parser.add_argument("--seconds", type=float, default=30, help="length of each run")
     kills = parser.add_mutually_exclusive_group()
     kills.add_argument("--kill-after", type=float, metavar="S", help="SIGKILL one worker after S seconds")
