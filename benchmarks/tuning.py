@@ -32,7 +32,7 @@ from pydantic import BaseModel
 from benchmarks.environments import HOME
 from benchmarks.report import machine
 from jobs.errors import RankmillError
-from jobs.runtime.hosts import cores
+from jobs.runtime.limits import cores
 from jobs.runtime.settings import BackendName, Settings, load_settings
 from jobs.spec import Precision
 from rankmill.cli.quality.tune import parse_seconds

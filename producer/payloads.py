@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from jobs.job import Payload
-from jobs.runtime.hosts import cores
+from jobs.runtime.limits import cores
 from jobs.wire import encode_pairs
 from producer.splitting import Unit
 

@@ -18,6 +18,7 @@ from workers.disk_cache import cache_folder
 from workers.engine.budget import BudgetSearch
 from workers.engine.cache import EngineCache, Limits
 from workers.engine.engine import Engine
+from workers.engine.headroom import Headroom, memory_of
 from workers.engine.pipeline import Pipeline
 from workers.models.loading import Model, load
 
@@ -81,4 +82,11 @@ def _engine(settings: WorkerSettings, model: Model) -> Engine:
     if not isinstance(settings.token_budget, int) and max_batch is None:
         search = BudgetSearch(model.backend, model.name, token_budget, cache_folder(settings.cache_dir))
         token_budget = search.start
-    return Engine(model, token_budget, max_batch=max_batch, length_aware=settings.length_aware, search=search)
+    return Engine(
+        model,
+        token_budget,
+        max_batch=max_batch,
+        length_aware=settings.length_aware,
+        search=search,
+        headroom=Headroom(memory_of(model.backend.device)),
+    )

@@ -15,12 +15,12 @@ from jobs.errors import ConfigError
 from jobs.runtime.hosts import (
     CLAIM_AHEAD,
     TOKEN_BUDGETS,
-    cores,
     cpu_flags,
     cpu_name,
     may_have_gpu,
     thread_environ,
 )
+from jobs.runtime.limits import cores
 
 
 def resolve_device(setting: str) -> str:

@@ -52,6 +52,11 @@ row_errors = Counter(
     ["kind"],
     registry=REGISTRY,
 )
+cut_batches = Counter(
+    "rankmill_cut_batches_total",
+    "Batches scored in pieces, as they were not expected to fit into memory.",
+    registry=REGISTRY,
+)
 stage_seconds = Histogram(
     "rankmill_stage_seconds",
     "Time of each stage: wait (of the model for work; 5 s at a time), fetch, tokenize and write "

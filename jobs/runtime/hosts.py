@@ -50,11 +50,6 @@ def require_worker_packages(*more: str) -> None:
         )
 
 
-def cores() -> int:
-    """CPU cores available to this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def thread_environ(threads: int) -> dict[str, str]:
     """Environment variables for a process with this many CPU threads; libraries read them at their import.
 

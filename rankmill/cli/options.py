@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 import click
 
 from jobs.errors import ConfigError
-from jobs.runtime.hosts import cores
+from jobs.runtime.limits import cores
 from jobs.runtime.settings import Settings, merge_settings
 from rankmill.cli.exits import clean_exit
 
@@ -25,7 +25,7 @@ _HELP = {
     "precision": "Number format the model computes in; auto: the one that is best on the worker's hardware.",
     "max_length": "Most tokens in a pair; longer pairs are truncated.",
     "activation": "Function from the model's output to the score; default: the model's own.",
-    "redis_url": "redis://, rediss:// (TLS) or unix:// URL of the server.",
+    "redis_url": "redis://, rediss:// (TLS), unix:// or redis+sentinel:// URL of the server.",
     "queue": "Name of the queue.",
     "chunk_size": "Most pairs in a job; auto: about a second's work of the slowest worker, 64 to 16,384.",
     "workers": "Worker processes on this host; auto: one for each GPU, else 1.",

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from jobs.errors import EmbeddedError
-from jobs.runtime import hosts
+from jobs.runtime import hosts, limits
 from jobs.runtime.settings import Settings, WorkerSettings
 
 _START_SECONDS = 30
@@ -115,7 +115,7 @@ def worker_environs(settings: Settings) -> list[dict[str, str]]:
     """Environment variables of each worker: its settings, its number of threads, its GPU."""
     gpus = hosts.visible_gpus() if settings.device in ("auto", "cuda") else []
     count = settings.workers if isinstance(settings.workers, int) else max(len(gpus), 1)
-    threads = settings.threads if isinstance(settings.threads, int) else max(hosts.cores() // count, 1)
+    threads = settings.threads if isinstance(settings.threads, int) else max(limits.cores() // count, 1)
     environs = []
     for number in range(count):
         environ = {

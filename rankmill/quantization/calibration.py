@@ -13,7 +13,8 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
 from jobs.errors import ConfigError, InputError, RankmillError
-from jobs.runtime.hosts import cores, require_worker_packages, thread_environ
+from jobs.runtime.hosts import require_worker_packages, thread_environ
+from jobs.runtime.limits import cores
 from jobs.runtime.settings import Settings
 
 

@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 import psutil
 
 from jobs.runtime.hosts import cpu_flags, cpu_name
+from jobs.runtime.limits import total_memory
 
 INSTRUCTION_SETS = (
     "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16",
@@ -25,7 +26,7 @@ def describe_machine(
         "CPU": cpu_name(),
         "cores": f"{psutil.cpu_count(logical=False)} ({psutil.cpu_count()} threads)",
         "instruction sets": ", ".join(instruction_sets()) or "not known",
-        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "memory": f"{total_memory() / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
         "versions": ", ".join(f"{name} {_version(name)}" for name in packages),
     }

@@ -11,7 +11,8 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel
 
 from jobs.errors import RankmillError
-from jobs.runtime.hosts import FOR_TESTS, TOKEN_BUDGETS, cores
+from jobs.runtime.hosts import FOR_TESTS, TOKEN_BUDGETS
+from jobs.runtime.limits import cores
 from jobs.runtime.settings import BackendName, Settings
 from jobs.spec import Precision
 from rankmill.tuning.grid import label

@@ -6,7 +6,9 @@ import hashlib
 import json
 import logging
 import statistics
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +85,11 @@ class BudgetSearch:
         self._tokens += tokens
         return self._seconds >= self._after
 
-    def find(self, batch: Batch) -> int:
+    def find(self, batch: Batch, most_rows: Callable[[int], int] = lambda length: sys.maxsize) -> int:
         """Try budgets in turn, with rows like those of `batch`, and cache the best.
 
-        No other forward may be in progress on the device.
+        No other forward may be in progress on the device. `most_rows` says how many rows of a length fit
+        into memory; larger batches are not tried.
 
         Raises
         ------
@@ -98,7 +101,7 @@ class BudgetSearch:
         if found is not None:
             return found
         started = time.monotonic()
-        speeds = self._try([int(self._first * factor) for factor in _FACTORS], batch)
+        speeds = self._try([int(self._first * factor) for factor in _FACTORS], batch, most_rows)
         if not speeds:
             return self._first
         best = min(budget for budget, speed in speeds.items() if speed >= _AS_GOOD * max(speeds.values()))
@@ -110,9 +113,11 @@ class BudgetSearch:
         )
         return best
 
-    def _try(self, budgets: list[int], batch: Batch) -> dict[int, float]:
+    def _try(self, budgets: list[int], batch: Batch, most_rows: Callable[[int], int]) -> dict[int, float]:
         """Median tokens a second of each budget that fits into the device's memory."""
         length = max(self._tokens // max(self._rows, 1), 1)
+        together = most_rows(length) // self._backend.depth
+        budgets = [budget for budget in budgets if budget // length <= max(together, 1)]
         speeds: dict[int, list[float]] = {budget: [] for budget in budgets}
         deadline = time.monotonic() + _LIMIT_SECONDS
         for number in range(_ROUNDS + 1):  # round 0 does not count: new shapes are slow once

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from workers import metrics
 from workers.backends.base import DeviceLost, Logits, OutOfMemory, Pending
 from workers.engine.budget import BudgetSearch
+from workers.engine.headroom import Headroom
 from workers.engine.planner import Rows
 from workers.engine.rows import WaitingRows
 from workers.models.loading import Model
@@ -81,6 +82,8 @@ class Engine:
         As in `workers.engine.planner.plan_batches`.
     search
         Finds a better token budget, for `adapt`.
+    headroom
+        Knows which batches fit into memory; others are cut before they run.
     """
 
     def __init__(
@@ -91,10 +94,12 @@ class Engine:
         max_batch: int | None = None,
         length_aware: bool = True,
         search: BudgetSearch | None = None,
+        headroom: Headroom | None = None,
     ) -> None:
         self.model = model
         self.token_budget = token_budget
         self._search = search
+        self._headroom = headroom or Headroom()
         self._max_batch = max_batch
         self._length_aware = length_aware
 
@@ -140,6 +145,8 @@ class Engine:
 
     def submit(self, parts: list[Part]) -> Flight:
         """Begin the forward of a batch; raises `DeviceLost`."""
+        if _rows(parts) > self._headroom.most_rows(_longest(parts)):
+            return Flight(parts, _TooLarge())
         try:
             return Flight(parts, self._begin(parts))
         except DeviceLost:
@@ -161,6 +168,8 @@ class Engine:
             self._scatter(flight.parts, flight.pending.result())
         except DeviceLost:
             raise
+        except _TooLarge:
+            self._cut(flight.parts)
         except Exception as error:
             self._recover(flight.parts, error)
         for work, rows in flight.parts:
@@ -172,7 +181,7 @@ class Engine:
         if self._search is None:
             return False
         tokens = sum(int(work.tokens.lengths[rows].sum()) for work, rows in flight.parts)
-        return self._search.see(sum(len(rows) for _, rows in flight.parts), tokens, seconds)
+        return self._search.see(_rows(flight.parts), tokens, seconds)
 
     def adapt(self, flight: Flight) -> None:
         """Find the best token budget, with batches like that of `flight`; raises `DeviceLost`.
@@ -180,17 +189,33 @@ class Engine:
         It takes seconds. No other forward may be in progress.
         """
         if self._search is not None:
-            self.token_budget = self._search.find(self._padded(flight.parts))
+            self.token_budget = self._search.find(self._padded(flight.parts), self._headroom.most_rows)
             self._search = None
 
     def _padded(self, parts: list[Part]) -> Batch:
         return pad([(work.tokens, rows) for work, rows in parts], self.model.tokenizer.pad_id)
 
     def _begin(self, parts: list[Part]) -> Pending:
-        return self.model.backend.submit(self._padded(parts))
+        return self._headroom.submit(self.model.backend, self._padded(parts))
+
+    def _cut(self, parts: list[Part]) -> None:
+        """Run a batch that was not expected to fit in pieces that do."""
+        rows, length, done = _rows(parts), _longest(parts), 0
+        self._headroom.log_cut(rows, length)
+        while done < rows:
+            end = min(done + self._headroom.most_rows(length), rows)
+            self._run_again(parts, [np.arange(done, end)])
+            done = end
 
     def _recover(self, parts: list[Part], error: Exception) -> None:
         """Bisect a failed batch until its parts fit into memory and each row that fails is found."""
+        if isinstance(error, OutOfMemory):
+            self._shrink_budget(parts)
+        rows = _rows(parts)
+        self._run_again(parts, np.array_split(np.arange(rows), min(2, rows)))
+
+    def _run_again(self, parts: list[Part], pieces: list[Rows]) -> None:
+        """Run pieces of a batch, given as places of its rows, one after the other; bisect what fails."""
         flat = [(work, row) for work, rows in parts for row in rows.tolist()]
 
         def again(places: Rows) -> None:
@@ -205,14 +230,12 @@ class Engine:
             work, row = flat[place]
             work.scored.fail(int(work.rows[row]), "model", f"model: {reason}")
 
-        if isinstance(error, OutOfMemory):
-            self._shrink_budget(parts)
-        for half in np.array_split(np.arange(len(flat)), min(2, len(flat))):
-            _bisect(half, again, broken)
+        for piece in pieces:
+            _bisect(piece, again, broken)
 
     def _shrink_budget(self, parts: list[Part]) -> None:
         """Lower the token budget to half of the tokens of `parts`, and stop searching a better one."""
-        needed = _longest(parts) * sum(len(rows) for _, rows in parts)
+        needed = _longest(parts) * _rows(parts)
         self.token_budget = max(1, min(self.token_budget, needed // 2))
         self._search = None
 
@@ -234,6 +257,14 @@ class Engine:
             out.padded_tokens += longest * len(rows)
             out.batches += 1
         metrics.count_batch(done, real, longest * done, self.token_budget)
+
+
+class _TooLarge(Exception):
+    """A batch is not expected to fit into memory."""
+
+
+def _rows(parts: list[Part]) -> int:
+    return sum(len(rows) for _, rows in parts)
 
 
 def _longest(parts: list[Part]) -> int:

@@ -1,0 +1,102 @@
+"""What a container or a resource limit leaves this process of the machine: CPU cores and memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+_UNLIMITED = 1 << 60
+"""Version 1 of cgroups writes a number close to 2⁶³ where there is no limit."""
+
+
+@dataclass(frozen=True)
+class Cgroups:
+    """The control groups of this process, of version 1 and 2 of Linux's interface.
+
+    Parameters
+    ----------
+    mounts
+        Folder where the hierarchies are mounted.
+    own
+        File that names the groups of this process.
+    """
+
+    mounts: Path = Path("/sys/fs/cgroup")
+    own: Path = Path("/proc/self/cgroup")
+
+    def cores(self) -> float | None:
+        """CPU seconds per second, of the tightest quota; ``None`` without a quota."""
+        quotas = [tuple(_read(folder / "cpu.max").split()) for folder in self._groups("")]
+        for folder in self._groups("cpu"):
+            quotas.append((_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")))
+        found = [
+            int(quota) / int(period)
+            for quota, period in filter(None, quotas)
+            if quota.isdecimal() and period.isdecimal() and int(period)
+        ]
+        return min(found, default=None)
+
+    def memory(self) -> Iterator[tuple[int, int]]:
+        """Limit in bytes, and how much of it is in use, of each group with a limit.
+
+        Cached files do not count as in use, as the kernel drops them when memory runs short.
+        """
+        files = (
+            ("", "memory.max", "memory.current", "inactive_file"),
+            ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        )
+        for controller, limit_file, used_file, cached_name in files:
+            for folder in self._groups(controller):
+                limit, used = _read(folder / limit_file), _read(folder / used_file)
+                if limit.isdecimal() and used.isdecimal() and int(limit) < _UNLIMITED:
+                    cached = dict(line.split(" ", 1) for line in _read(folder / "memory.stat").splitlines())
+                    yield int(limit), max(int(used) - int(cached.get(cached_name, 0)), 0)
+
+    def _groups(self, controller: str) -> Iterator[Path]:
+        """Folders of this process's group and the groups around it; ``""`` stands for version 2."""
+        for line in _read(self.own).splitlines():
+            _, _, rest = line.partition(":")
+            controllers, _, path = rest.partition(":")
+            if controller in controllers.split(","):
+                root = self.mounts / controllers if controllers else self.mounts
+                # In a container without a namespace of its own, the path is the host's, and is not there.
+                parts = Path(path.lstrip("/")).parts
+                yield root
+                yield from (root.joinpath(*parts[: end + 1]) for end in range(len(parts)))
+
+
+def cores(cgroups: Cgroups = Cgroups()) -> int:
+    """CPU cores available to this process: those it may run on, or fewer if a quota allows fewer."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = cgroups.cores()
+    return count if quota is None else max(min(count, int(quota)), 1)
+
+
+def total_memory(cgroups: Cgroups = Cgroups()) -> int:
+    """Bytes of memory: the machine's, or the container's limit."""
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in cgroups.memory())])
+
+
+def free_memory(cgroups: Cgroups = Cgroups()) -> int:
+    """Bytes of memory that this process may still take, before the system or a limit refuses more."""
+    free = [psutil.virtual_memory().available, *(limit - used for limit, used in cgroups.memory())]
+    with suppress(ImportError):  # not on Windows
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            free.append(limit - psutil.Process().memory_info().vms)
+    return max(min(free), 0)
+
+
+def _read(path: Path) -> str:
+    """A file's text; empty if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""

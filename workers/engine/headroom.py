@@ -1,0 +1,212 @@
+"""Whether the next batch fits into memory: what batches needed so far, against what is free now."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from jobs.runtime.limits import free_memory
+from workers import metrics
+from workers.backends.base import Backend, Logits, Pending
+from workers.models.tokens import Batch
+
+_SHARE = 0.9
+"""Share of the free memory that a batch may take: the estimate is one, and others use memory too."""
+
+_QUADRATIC = 512
+"""Row length (tokens) at which attention, which grows with its square, needs about as much as all else."""
+
+_LEAST = 512
+"""Lighter batches say little about heavier ones: most of what they need does not grow."""
+
+_SAY_SECONDS = 60
+"""Shortest time between two log lines about short memory."""
+
+logger = logging.getLogger(__name__)
+
+
+class Memory(Protocol):
+    """The memory that a device's forwards use, in bytes."""
+
+    def used(self) -> int:
+        """What this process uses now."""
+        ...
+
+    def used_and_free(self) -> tuple[int, int]:
+        """What it uses, and what it may take beyond that."""
+        ...
+
+    def peak(self) -> int:
+        """The most it has used since the last `begin`."""
+        ...
+
+    def begin(self) -> None:
+        """Start to measure another `peak`."""
+        ...
+
+
+class HostMemory:
+    """The memory of a process that computes on the CPU, within its container's limits."""
+
+    _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    _KEPT_SECONDS = 0.2
+    """How long a reading is used: one takes up to 2 ms, and so may a batch of a small model."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._reading, self._until = (0, 0), 0.0
+
+    def used(self) -> int:
+        return int(self._process.memory_info().rss)
+
+    def used_and_free(self) -> tuple[int, int]:
+        if time.monotonic() >= self._until:
+            self._reading = self.used(), free_memory()
+            self._until = time.monotonic() + self._KEPT_SECONDS
+        return self._reading
+
+    def peak(self) -> int:
+        with suppress(OSError):
+            for line in self._STATUS.read_text(encoding="utf-8").splitlines():
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) * 1024
+        return self.used()
+
+    def begin(self) -> None:
+        with suppress(OSError):
+            self._RESET.write_text("5", encoding="utf-8")  # resets VmHWM; only Linux has it
+
+
+class CudaMemory:
+    """The memory of a GPU, as PyTorch's allocator sees it; what the allocator keeps unused is free."""
+
+    def used(self) -> int:
+        import torch
+
+        return torch.cuda.memory_allocated()
+
+    def used_and_free(self) -> tuple[int, int]:
+        import torch
+
+        used = torch.cuda.memory_allocated()
+        return used, torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - used
+
+    def peak(self) -> int:
+        import torch
+
+        return torch.cuda.max_memory_allocated()
+
+    def begin(self) -> None:
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+
+
+def memory_of(device: str) -> Memory | None:
+    """The memory of a device; ``None`` if it cannot be measured (MPS)."""
+    if device == "cpu":
+        return HostMemory()
+    return CudaMemory() if device == "cuda" else None
+
+
+@dataclass
+class _Largest:
+    """The heaviest batches in progress at a time so far, and the bytes that they used above the floor."""
+
+    weight: float = 0.0
+    bytes: int = 0
+
+
+class Headroom:
+    """Learns what the batches of one model need, and says which batch fits.
+
+    A batch's weight is its padded tokens, more for long rows. Batches are expected to need memory in
+    proportion to their weight, as the heaviest so far did. Only the thread that runs forwards uses it.
+
+    Parameters
+    ----------
+    memory
+        The device's memory; ``None`` if it is not known, then every batch is expected to fit.
+    """
+
+    def __init__(self, memory: Memory | None = None) -> None:
+        self._memory = memory
+        self._floor = 0
+        """Bytes in use without any batch."""
+        self._weight = self._heaviest = 0.0
+        """Weight of the batches in progress, now and at most since none was."""
+        self._known = _Largest()
+        self._said = float("-inf")
+
+    def submit(self, backend: Backend, batch: Batch) -> Pending:
+        """Begin a forward as `Backend.submit` does, and learn what it needs."""
+        if self._memory is None:
+            return backend.submit(batch)
+        weight = _weight(*batch.ids.shape)
+        self._begin(self._memory, weight)
+        try:
+            return _Measured(backend.submit(batch), partial(self._end, self._memory, weight))
+        except Exception:
+            self._end(self._memory, weight)
+            raise
+
+    def most_rows(self, length: int) -> int:
+        """Rows of this length that are expected to fit into the next batch; at least one, which may try."""
+        if self._memory is None or self._known.bytes <= 0:
+            return sys.maxsize
+        used, free = self._memory.used_and_free()
+        room = used - self._floor + _SHARE * free
+        weight = room / self._known.bytes * self._known.weight - self._weight
+        return max(int(weight / _weight(1, length)), 1)
+
+    def log_cut(self, rows: int, length: int) -> None:
+        """Count a batch that was cut, and log it once in a while."""
+        metrics.cut_batches.inc()
+        if self._memory and time.monotonic() - self._said >= _SAY_SECONDS:
+            self._said, (_, free) = time.monotonic(), self._memory.used_and_free()
+            logger.warning(
+                "%.0f MiB of memory are free: cut a batch of %d rows of %d tokens", free / 2**20, rows, length
+            )
+
+    def _begin(self, memory: Memory, weight: float) -> None:
+        if not self._weight:
+            used = memory.used()
+            # Memory of earlier batches may still be in use, but not more than they needed.
+            self._floor = max(min(used, self._floor or used), used - self._known.bytes)
+            memory.begin()
+            self._heaviest = 0.0
+        self._weight += weight
+        self._heaviest = max(self._heaviest, self._weight)
+
+    def _end(self, memory: Memory, weight: float) -> None:
+        self._weight = max(self._weight - weight, 0.0)
+        needed = memory.peak() - self._floor
+        heaviest = max(self._heaviest, _LEAST)
+        if heaviest > self._known.weight or needed > self._known.bytes:
+            self._known = _Largest(heaviest, needed)
+
+
+class _Measured:
+    """A forward in progress; `end` is called when it has ended."""
+
+    def __init__(self, pending: Pending, end: Callable[[], None]) -> None:
+        self._pending, self._end = pending, end
+
+    def result(self) -> Logits:
+        try:
+            return self._pending.result()
+        finally:
+            self._end()
+
+
+def _weight(rows: int, length: int) -> float:
+    return rows * length * (1 + length / _QUADRATIC)
