@@ -1,4 +1,5 @@
 # rankmill for CPUs; for NVIDIA GPUs: docker build --build-arg VARIANT=cuda --tag rankmill:cuda .
+# Without workers (score-file, exporter): docker build --build-arg EXTRAS= --tag rankmill:base .
 FROM python:3.11-slim
 
 # PyTorch for CPUs has an index of its own and is a tenth of the size of the CUDA build on PyPI.
@@ -20,6 +21,8 @@ RUN pip install --no-cache-dir --no-deps . \
     && useradd --create-home --uid 1000 rankmill \
     && install -d -o rankmill -g rankmill /home/rankmill/.cache
 
+# RQ connects as rankmill's own commands do.
+ENV RQ_CONNECTION_CLASS=workers.Connection
 USER rankmill
 WORKDIR /home/rankmill
 EXPOSE 9807 9808

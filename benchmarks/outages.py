@@ -1,10 +1,13 @@
-"""Servers that answer but cannot serve: full, a replica, with another password."""
+"""Servers that answer but cannot serve: full, a replica, with another password, busy, loading."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+
+import redis
 
 
 @contextmanager
@@ -41,4 +44,58 @@ def locked(client: Any) -> Iterator[None]:
         client.config_set("requirepass", "")
 
 
-OUTAGES = {"full": full, "replica": replica, "locked": locked}
+@contextmanager
+def stale(client: Any) -> Iterator[None]:
+    """The server is a replica without a link to its master, and does not even answer reads."""
+    client.config_set("replica-serve-stale-data", "no")
+    try:
+        with replica(client):
+            yield
+    finally:
+        client.config_set("replica-serve-stale-data", "yes")
+
+
+@contextmanager
+def busy(client: Any) -> Iterator[None]:
+    """The server runs a script that does not end."""
+    client.config_set("busy-reply-threshold", 50)  # ms until the server answers other commands with BUSY
+    script = threading.Thread(target=_expect_error, args=(client, "EVAL", "while true do end", "0"))
+    script.start()
+    try:
+        yield
+    finally:
+        client.execute_command("SCRIPT", "KILL")
+        script.join()
+
+
+@contextmanager
+def loading(client: Any) -> Iterator[None]:
+    """The server loads its data, as after a restart; it must allow DEBUG commands."""
+    with client.pipeline() as pipe:
+        for number in range(10_000):
+            pipe.set(f"filler:{number}", number, ex=600)
+        pipe.execute()
+    client.config_set("loading-process-events-interval-bytes", 1024)
+    client.config_set("key-load-delay", 2000)  # microseconds
+    reload = threading.Thread(target=client.execute_command, args=("DEBUG", "RELOAD"))
+    reload.start()
+    try:
+        yield
+    finally:
+        client.config_set("key-load-delay", 0)
+        reload.join()
+
+
+def _expect_error(client: Any, *command: str) -> None:
+    with suppress(redis.ResponseError):
+        client.execute_command(*command)
+
+
+OUTAGES = {
+    "full": full,
+    "replica": replica,
+    "locked": locked,
+    "stale": stale,
+    "busy": busy,
+    "loading": loading,
+}

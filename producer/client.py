@@ -59,8 +59,8 @@ class Client:
     Parameters
     ----------
     redis_url
-        URL that begins with ``redis://``, ``rediss://`` or ``unix://``; default: `redis_url` of the settings
-        (``REDIS_URL``).
+        URL that begins with ``redis://``, ``rediss://``, ``unix://`` or ``redis+sentinel://``; default:
+        `redis_url` of the settings (``REDIS_URL``).
     settings
         Settings to start from; default: environment, config file and defaults.
     options

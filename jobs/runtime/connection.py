@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
+from redis.connection import parse_url
 from redis.retry import Retry
 
 from jobs import keys
 from jobs.errors import ConfigError, ConnectionFailed, RedisUnavailable
 from jobs.runtime.passwords import mask_passwords, mask_url, remember_password, remember_url
 from jobs.runtime.patience import Patience, cannot_serve, waiting
+from jobs.runtime.sentinel import names_sentinels, parse_sentinel_url
 
 _PROBE_SECONDS = 2
 
@@ -31,13 +34,27 @@ class WaitingPool(redis.BlockingConnectionPool):
         retry: Retry = self.connection_kwargs["retry"]
         return retry.call_with_retry(self._take, lambda error: None)
 
+    def set_retry(self, retry: Retry) -> None:
+        """Retry with another policy from now on; redis-py's own method fails for a pool that blocks."""
+        self.connection_kwargs["retry"] = retry
+        for connection in self._connections:
+            connection.retry = retry
+
     def _take(self) -> Any:
         try:
-            return super().get_connection()  # type: ignore[no-untyped-call]
+            connection: Any = super().get_connection()  # type: ignore[no-untyped-call]
         except redis.ConnectionError as error:
             if str(error) != "No connection available.":
                 raise
             raise redis.MaxConnectionsError("all connections of this process are in use") from None
+        try:
+            if connection.should_reconnect():
+                connection.disconnect()
+                connection.connect()
+        except BaseException:
+            self.release(connection)  # type: ignore[no-untyped-call]
+            raise
+        return connection
 
 
 def connect(url: str, wait_seconds: float) -> redis.Redis:
@@ -71,35 +88,49 @@ def client_for(url: str, wait_seconds: float) -> redis.Redis:
     Parameters
     ----------
     url
-        ``redis://``, ``rediss://`` (TLS) or ``unix://``, with user, password and database if any.
+        ``redis://``, ``rediss://`` (TLS) or ``unix://``, with user, password and database if any;
+        ``redis+sentinel://`` or ``rediss+sentinel://`` as in `parse_sentinel_url`.
     wait_seconds
         Seconds that each command waits, at most, while the server cannot serve (`Patience`).
 
     Raises
     ------
     ConfigError
-        The URL is malformed.
+        The URL is malformed, or a certificate that it names cannot be read.
     """
+    return redis.Redis.from_pool(pool_for(url, Patience(wait_seconds)))
+
+
+def pool_for(url: str, patience: Patience) -> WaitingPool:
+    """The connections of a client for `url`, whose commands wait with `patience`; raises as `client_for`."""
     remember_url(url)
     try:
         _check_url(url)
-        pool = WaitingPool.from_url(
-            url,
-            max_connections=_CONNECTIONS,
-            timeout=1,  # seconds for a free connection; `Patience` then decides whether to wait on
-            retry=Patience(wait_seconds),
-            socket_connect_timeout=5,
-            socket_timeout=_SILENCE_SECONDS,
-            health_check_interval=30,
+        options = parse_sentinel_url(url) if names_sentinels(url) else parse_url(url)  # type: ignore[no-untyped-call]
+        pool: WaitingPool = WaitingPool(  # type: ignore[no-untyped-call]
+            **{
+                "max_connections": _CONNECTIONS,
+                "timeout": 1,  # seconds for a free connection; `Patience` then decides whether to wait on
+                "socket_connect_timeout": 5,
+                "socket_timeout": _SILENCE_SECONDS,
+                "health_check_interval": 30,
+                **options,
+                "retry": patience,
+            }
         )
         pool.connection_class(**pool.connection_kwargs)  # raises for unknown options; does not connect
-    except (ValueError, TypeError):  # not shown: the message may quote a part of the password
+    except (ValueError, TypeError, redis.RedisError):  # not shown: it may quote a part of the password
         raise ConfigError(
-            f"redis_url: {mask_url(url)} is not like redis://HOST:PORT/DB (or rediss://, unix://); "
-            "USER:PASSWORD@ may stand before the host, with / ? # @ % in them as %2F %3F %23 %40 %25"
+            f"redis_url: {mask_url(url)} is not like redis://HOST:PORT/DB (or rediss://, unix://, "
+            "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE/DB); USER:PASSWORD@ may stand before the host, "
+            "with / ? # @ % in them as %2F %3F %23 %40 %25"
         ) from None
-    remember_password(pool.connection_kwargs.get("password"))
-    return redis.Redis.from_pool(pool)
+    known = pool.connection_kwargs
+    remember_password(known.get("password"))
+    for option in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+        if option in known and not os.access(known[option], os.R_OK):
+            raise ConfigError(f"redis_url: {option}: the file {known[option]} cannot be read")
+    return pool
 
 
 def _check_url(url: str) -> None:

@@ -24,12 +24,14 @@ def remember_password(password: object) -> None:
 
 
 def remember_url(url: str) -> None:
-    """Mask the password of this URL from now on."""
+    """Mask the passwords of this URL from now on."""
     try:
         parts = urlsplit(url)
-        found = [unquote(parts.password or ""), *parse_qs(parts.query).get("password", [])]
+        options = parse_qs(parts.query)
+        found = [value for name in options if "pas" in name.lower() for value in options[name]]
+        found.append(unquote(parts.password or ""))
     except ValueError:
-        return  # the URL reaches no server, and `mask_url` hides its password
+        return  # the URL reaches no server, and `mask_url` hides its passwords
     for password in found:
         remember_password(password)
 

@@ -173,12 +173,14 @@ class Patience(Retry):
         with_failure_count: bool = False,
     ) -> T:
         """Repeat `do` until the server has carried it out; `fail` closes the connection in between."""
-        failures, since = 0, 0.0
+        failures, since, served = 0, 0.0, False
         inner = threading.get_ident() in self._waiting  # this call connects on behalf of a waiting command
         try:
             while True:
                 try:
-                    return do()
+                    done = do()
+                    served = True
+                    return done
                 except redis.RedisError as error:
                     reason = cannot_serve(error)
                     if reason is None or (is_retryable is not None and not is_retryable(error)):
@@ -191,7 +193,7 @@ class Patience(Retry):
                         self._pause(error, reason, failures, since)
         finally:
             if failures and not inner:
-                self._end_of_wait()
+                self._end_of_wait(served)
 
     def _pause(self, error: BaseException, reason: str, failures: int, since: float) -> None:
         wait = _WAIT.get()
@@ -237,9 +239,9 @@ class Patience(Retry):
         else:
             logger.warning("Redis cannot serve, waiting for %.0f s now: %s", waited, reason)
 
-    def _end_of_wait(self) -> None:
+    def _end_of_wait(self, served: bool) -> None:
         with self._lock:
             last = self._waiting.pop(threading.get_ident(), None) and not self._waiting
             waited = time.monotonic() - self._since
-        if last:
+        if last and served:
             logger.info("Redis serves again, after %.1f s", waited)

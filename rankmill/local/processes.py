@@ -143,7 +143,7 @@ class WorkerProcesses:
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
             cwd=self._logs,
-            env={**os.environ, **worker.environ, "RQ_REDIS_URL": self._url},  # ps does not show it
+            env={**os.environ, **worker.environ, **server_environ(self._url)},
             start_new_session=log is None,  # Ctrl-C reaches the parent, which passes it on
         )
         if output:
@@ -192,6 +192,11 @@ def _device(environ: Mapping[str, str]) -> str:
     if "CUDA_VISIBLE_DEVICES" in environ:
         return "cuda"
     return "mps" if (platform.system(), platform.machine()) == ("Darwin", "arm64") else "cpu"
+
+
+def server_environ(url: str) -> dict[str, str]:
+    """Environment variables that connect ``rq`` to the server; ``ps`` does not show them."""
+    return {"RQ_REDIS_URL": url, "RQ_CONNECTION_CLASS": "workers.Connection"}
 
 
 def worker_command(queue: str, name: str) -> list[str]:

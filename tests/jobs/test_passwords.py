@@ -47,6 +47,8 @@ shapes = st.sampled_from(
         "unix://me:{}@/nowhere/s?db=1", "redis://127.0.0.1:1?password={}", "redis://127.0.0.1:1/0?db=1&password={}",
         "unix:///nowhere/s?password={}&db=1", "redis://127.0.0.1:1?pass%77ord={}", "redis://:{}@",
         "redis://:{}@127.0.0.1:1?no_such_option=1",
+        "redis+sentinel://me:{}@127.0.0.1:1,127.0.0.1:2/service/0", "rediss+sentinel://:{}@127.0.0.1:1/service",
+        "redis+sentinel://127.0.0.1:1/service?sentinel_password={}",
     ]
 )  # fmt: skip
 
@@ -125,7 +127,14 @@ def test_logs_stay_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["redis://me:p%20w@host:1/2", "redis://host:1?db=2", "unix:///tmp/a.sock?db=1", "no url"]
+    "url",
+    [
+        "redis://me:p%20w@host:1/2",
+        "redis://host:1?db=2",
+        "unix:///tmp/a.sock?db=1",
+        "redis+sentinel://me:p%20w@one:1,two:2/service/3?db=4",
+        "no url",
+    ],
 )
 def test_the_rest_of_a_url_stays(url: str) -> None:
     assert mask_url(url) == url.replace("p%20w", "***")

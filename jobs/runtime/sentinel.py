@@ -1,0 +1,179 @@
+"""Redis Sentinel: URLs that name Sentinels, and connections to the master that these name."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.connection import SSLConnection, parse_url
+from redis.retry import Retry
+
+from jobs.runtime.passwords import mask_passwords
+
+_SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
+"""Schemes of such URLs, and the schemes of the servers that they find."""
+
+_PORT = 26379
+
+_SENTINEL_SECONDS = 1.0
+"""How long a Sentinel may take to answer before the next one is asked."""
+
+_LOOK_SECONDS = 1.0
+"""How often a connection in use checks that its server is still the master."""
+
+_SENTINELS_OWN = {"sentinel_username", "sentinel_password"}
+"""Options of the URL that are for connections to the Sentinels only."""
+
+Address = tuple[str, int]
+"""Host and port."""
+
+
+def names_sentinels(url: str) -> bool:
+    """Whether the URL names Sentinels, and not a server."""
+    return url.partition("://")[0].lower() in _SCHEMES
+
+
+def parse_sentinel_url(url: str) -> dict[str, Any]:
+    """Options of a connection pool whose connections go to the current master.
+
+    Parameters
+    ----------
+    url
+        ``redis+sentinel://[USER:PASSWORD@]HOST[:PORT][,HOST…]/SERVICE[/DB][?OPTIONS]``; ``rediss+sentinel``
+        for TLS. User, password, database and options are those of the servers; the options
+        ``sentinel_username`` and ``sentinel_password`` are those of the Sentinels. TLS options are for both.
+
+    Raises
+    ------
+    ValueError
+        The URL is malformed.
+    """
+    parts = urlsplit(url)
+    user, at, hosts = parts.netloc.rpartition("@")
+    sentinels = tuple(_address(host) for host in hosts.split(","))
+    service, _, db = unquote(parts.path).removeprefix("/").partition("/")
+    if not service or not (db or "0").isdecimal():
+        raise ValueError("no service, or a database that is no number")
+    scheme = _SCHEMES[parts.scheme.lower()]
+    tls = scheme == "rediss"
+    options = parse_url(f"{scheme}://{user}{at}{hosts.split(',')[0]}/{db}?{parts.query}")  # type: ignore[no-untyped-call]
+    own = {name.removeprefix("sentinel_"): options.pop(name) for name in _SENTINELS_OWN & options.keys()}
+    own |= {name: value for name, value in options.items() if name.startswith("ssl_")}
+    return {
+        **options,
+        "connection_class": TlsMasterConnection if tls else MasterConnection,
+        "finder": MasterFinder(sentinels, service, tls=tls, options=own),
+    }
+
+
+def _address(host: str) -> Address:
+    parts = urlsplit(f"//{host}")
+    if not parts.hostname or parts.path:
+        raise ValueError("a Sentinel without a host")
+    return parts.hostname, parts.port or _PORT
+
+
+class MasterFinder:
+    """Asks the Sentinels for the master of a service; threads may share the object.
+
+    Parameters
+    ----------
+    sentinels
+        Host and port of each Sentinel.
+    service
+        The master's name in the Sentinels' configuration.
+    tls
+        Whether the Sentinels speak TLS.
+    options
+        Options of connections to the Sentinels.
+    """
+
+    def __init__(
+        self, sentinels: Sequence[Address], service: str, *, tls: bool, options: Mapping[str, Any]
+    ) -> None:
+        self._sentinels, self._service, self._options = list(sentinels), service, options
+        self._kind = SSLConnection if tls else redis.Connection
+        self._lock = threading.Lock()
+        self._found: Address | None = None
+        self._asked = float("-inf")
+
+    def find(self) -> Address:
+        """Host and port of the current master; raises redis-py's errors if no Sentinel names one."""
+        failures: list[str] = []
+        refused = False
+        for sentinel in list(self._sentinels):
+            place = f"{sentinel[0]}:{sentinel[1]}"
+            try:
+                found = self._ask(*sentinel)
+            except redis.RedisError as error:
+                refused |= isinstance(error, redis.AuthenticationError)
+                failures.append(f"{place}: {error}")
+            else:
+                if found:
+                    self._note(sentinel, found)
+                    return found
+                failures.append(f"{place} knows no service {self._service!r}")
+        kind = redis.AuthenticationError if refused else redis.ConnectionError
+        raise kind(mask_passwords(f"no Sentinel names a master ({'; '.join(failures)})"))
+
+    def has_moved(self, address: Address) -> bool:
+        """Whether the master is elsewhere now; asks the Sentinels at most once a second."""
+        if time.monotonic() - self._asked > _LOOK_SECONDS and self._lock.acquire(blocking=False):
+            try:
+                self._asked = time.monotonic()
+                self.find()
+            except redis.RedisError:
+                pass  # the connection may still work
+            finally:
+                self._lock.release()
+        return self._found not in {None, address}
+
+    def _note(self, sentinel: Address, master: Address) -> None:
+        self._found, self._asked = master, time.monotonic()
+        others = [other for other in self._sentinels if other != sentinel]
+        self._sentinels = [sentinel, *others]  # one that answers is asked first the next time
+
+    def _ask(self, host: str, port: int) -> Address | None:
+        options = {
+            "socket_connect_timeout": _SENTINEL_SECONDS,
+            "socket_timeout": _SENTINEL_SECONDS,
+            **self._options,
+        }
+        connection: Any = self._kind(host=host, port=port, retry=Retry(NoBackoff(), 0), **options)
+        try:
+            connection.connect()
+            connection.send_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
+            found = connection.read_response()
+        finally:
+            connection.disconnect()
+        return (found[0].decode(), int(found[1])) if found else None
+
+
+class MasterConnection(redis.Connection):
+    """A connection to the master that `finder` names; it asks again whenever it connects.
+
+    After a failover, the old master may serve its connections for some seconds more, and what is written
+    there is lost. So a connection is closed between two commands if the master has moved.
+    """
+
+    def __init__(self, *, finder: MasterFinder, **options: Any) -> None:
+        super().__init__(**options)  # type: ignore[no-untyped-call]
+        self._finder = finder
+
+    def should_reconnect(self) -> bool:
+        """Whether the connection must be made again before the next command."""
+        closing = super().should_reconnect()  # type: ignore[no-untyped-call]
+        return bool(closing) or self._finder.has_moved((self.host, self.port))
+
+    def _connect(self) -> Any:
+        self.host, self.port = self._finder.find()
+        return super()._connect()  # type: ignore[no-untyped-call]
+
+
+class TlsMasterConnection(MasterConnection, SSLConnection):
+    """As `MasterConnection`, over TLS."""

@@ -1,0 +1,71 @@
+"""URLs that name Sentinels: what they mean, and what is said of those that are wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from jobs.errors import ConfigError, ConnectionFailed
+from jobs.runtime.connection import client_for, connect
+from jobs.runtime.sentinel import MasterConnection, TlsMasterConnection
+
+
+@pytest.mark.parametrize(
+    ("url", "sentinels", "service", "options"),
+    [
+        ("redis+sentinel://one:1,two:2/it/3", [("one", 1), ("two", 2)], "it", {"db": 3}),
+        ("redis+sentinel://one/it", [("one", 26379)], "it", {}),
+        ("redis+sentinel://[::1]:5,[::2]/a%20b", [("::1", 5), ("::2", 26379)], "a b", {}),
+        (
+            "redis+sentinel://me:a%40b@one,two/it",
+            [("one", 26379), ("two", 26379)],
+            "it",
+            {"username": "me", "password": "a@b"},
+        ),
+    ],
+)
+def test_what_a_url_means(
+    url: str, sentinels: list[tuple[str, int]], service: str, options: dict[str, object]
+) -> None:
+    pool = client_for(url, 1).connection_pool
+    assert pool.connection_class is MasterConnection
+    finder = pool.connection_kwargs["finder"]
+    assert (finder._sentinels, finder._service) == (sentinels, service)
+    assert pool.connection_kwargs.items() >= options.items()
+
+
+def test_tls_and_the_sentinels_own_password() -> None:
+    url = "rediss+sentinel://me:one@host/it?sentinel_password=two&ssl_cert_reqs=none"
+    pool = client_for(url, 1).connection_pool
+    assert pool.connection_class is TlsMasterConnection
+    assert pool.connection_kwargs["password"] == "one"
+    assert "sentinel_password" not in pool.connection_kwargs
+    assert pool.connection_kwargs["finder"]._options == {"password": "two", "ssl_cert_reqs": "none"}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis+sentinel://one",
+        "redis+sentinel://one/",
+        "redis+sentinel:///it",
+        "redis+sentinel://one,/it",
+        "redis+sentinel://one:port/it",
+        "redis+sentinel://one/it/db",
+        "redis+sentinel://one/it/1/2",
+        "redis+sentinel://one/it?no_such_option=1",
+    ],
+)
+def test_a_malformed_url_is_an_error_of_the_settings(url: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"is not like redis://.*redis\+sentinel://HOST:PORT,HOST:PORT/SERVICE"
+    ):
+        client_for(url, 1)
+
+
+def test_every_sentinel_that_names_no_master_is_named() -> None:
+    with pytest.raises(ConnectionFailed) as failed:
+        connect("redis+sentinel://:secret@127.0.0.1:1,127.0.0.1:2/it", 1)
+    place, _, reasons = str(failed.value).partition(": no Sentinel names a master (")
+    assert place == "no usable Redis at redis+sentinel://:***@127.0.0.1:1,127.0.0.1:2/it"
+    assert reasons.startswith("127.0.0.1:1: Error 111 connecting")
+    assert "127.0.0.1:2: Error 111 connecting" in reasons
