@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from jobs.runtime.http import answer, paths
 from jobs.runtime.passwords import mask_passwords
 from jobs.store.worker_report import WorkerReport
+from rankmill.cluster.backlog import RUNS, Backlogs
 from rankmill.cluster.dashboard import page_apps
 from rankmill.cluster.snapshot import Snapshot, read_cluster
 
@@ -103,7 +104,7 @@ class ClusterView:
 
     def _read(self) -> Snapshot | None:
         try:
-            found = read_cluster(self._client, page_size=0)
+            found = read_cluster(self._client, page_size=RUNS)
         except (redis.RedisError, OSError) as error:
             if not self._away:
                 logger.warning("Redis does not answer: %s", mask_passwords(" ".join(str(error).split())))
@@ -121,6 +122,7 @@ class ClusterMetrics(Collector):
         self._lock = threading.Lock()
         self._reports: dict[str, WorkerReport] = {}
         self._total: Counter[str] = Counter()
+        self._backlogs = Backlogs()
 
     def describe(self) -> Iterable[Metric]:
         """All metrics without values; does not read Redis."""
@@ -133,6 +135,10 @@ class ClusterMetrics(Collector):
         families["rankmill_redis_up"].add_metric([], cluster is not None)
         if cluster is not None:
             _fill(families, cluster)
+            for name, backlog in self._backlogs.of(cluster).items():
+                families["rankmill_queue_backlog_pairs"].add_metric([name], backlog.pairs)
+                if backlog.seconds is not None:
+                    families["rankmill_queue_backlog_seconds"].add_metric([name], backlog.seconds)
             self._count(cluster)
             for field in _COUNTED:
                 families[f"rankmill_cluster_{field}"].add_metric([], self._total[field])
@@ -200,6 +206,14 @@ def _families() -> dict[str, GaugeMetricFamily | CounterMetricFamily]:
         ),
         "rankmill_queue_heartbeat_age_seconds": (
             "Largest age of the last heartbeat among the queue's ScoringWorkers, 0 without workers.",
+            ("queue",),
+        ),
+        "rankmill_queue_backlog_pairs": (
+            "Pairs of the queue without a result, also those not submitted yet where a run's total is known.",
+            ("queue",),
+        ),
+        "rankmill_queue_backlog_seconds": (
+            "Time that the queue's live workers need for those pairs, by their speed so far.",
             ("queue",),
         ),
         "rankmill_workers": (

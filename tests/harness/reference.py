@@ -53,7 +53,8 @@ def _table(families: Iterable[Metric]) -> str:
         if metric.name.startswith("process_"):
             continue
         name = metric.name + {"counter": "_total", "info": "_info"}.get(metric.type, "")
-        labels = [label for label in metric.samples[0].labels if label != "le"]
+        names = metric.samples[0].labels if metric.samples else metric._labelnames  # type: ignore[attr-defined]
+        labels = [label for label in names if label != "le"]
         shown = ", ".join(f"`{label}`" for label in labels)
         rows.append(f"| `{name}` | {metric.type} | {shown} | {metric.documentation} |")
     return "\n".join(rows) + "\n"

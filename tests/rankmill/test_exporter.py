@@ -30,6 +30,8 @@ def test_the_exporter_shows_the_cluster(
     run = client.submit(PAIRS)
     wait_for(lambda: value(url, 'rankmill_queue_jobs{queue="rankmill",state="waiting"}') == 10)
     assert value(url, "rankmill_runs_active") == 1
+    assert value(url, 'rankmill_queue_backlog_pairs{queue="rankmill"}') == 100
+    assert value(url, 'rankmill_queue_backlog_seconds{queue="rankmill"}') is None  # no speed is known
     assert value(url, 'rankmill_queue_workers{queue="rankmill"}') == 0
     age = value(url, 'rankmill_queue_oldest_job_age_seconds{queue="rankmill"}')
     assert age is not None
@@ -39,6 +41,7 @@ def test_the_exporter_shows_the_cluster(
     wait_for(lambda: value(url, "rankmill_cluster_chunks_total") == 10)
     assert value(url, "rankmill_cluster_pairs_total") == 99
     assert value(url, "rankmill_cluster_row_errors_total") == 1
+    assert value(url, 'rankmill_queue_backlog_seconds{queue="rankmill"}') == 0
     assert value(url, 'rankmill_workers{state="idle"}') == 1
     assert value(url, 'rankmill_queue_workers{queue="rankmill"}') == 1
     assert value(url, 'rankmill_queue_oldest_job_age_seconds{queue="rankmill"}') == 0

@@ -1,0 +1,85 @@
+"""How much work is left for each queue's workers, in pairs and in seconds: what a scaler wants to know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from jobs.store.worker_report import STAGES, WorkerReport
+from rankmill.cluster.queues import QueueState
+from rankmill.cluster.snapshot import RunState, Snapshot
+
+RUNS = 1000
+"""Runs that are read for the backlog, the most recently active first."""
+
+_QUIET_SECONDS = 600
+"""A run without a result for this long does not count if its queue has workers: its producer has died."""
+
+_ABANDONED_SECONDS = 60
+"""The same for a run of a queue without any job."""
+
+_FORWARD = STAGES.index("forward")
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """Pairs that are not scored yet, and the seconds that the live workers need for them.
+
+    ``seconds`` is ``None`` if there are pairs, and no worker of the queue has scored any yet.
+    """
+
+    pairs: int
+    seconds: float | None
+
+
+class Backlogs:
+    """Computes backlogs from snapshots; remembers speeds for queues that have no workers just now."""
+
+    def __init__(self) -> None:
+        self._speeds: dict[str, float] = {}
+
+    def of(self, cluster: Snapshot) -> dict[str, Backlog]:
+        """The backlog of each queue, by name."""
+        return {queue.name: self._of(queue, cluster) for queue in cluster.queues}
+
+    def _of(self, queue: QueueState, cluster: Snapshot) -> Backlog:
+        reports = [
+            worker.report
+            for worker in cluster.workers
+            if worker.report and worker.state in {"idle", "busy"} and queue.name in worker.queues
+        ]
+        measured = [speed for report in reports if (speed := _speed(report))]
+        if measured:
+            self._speeds[queue.name] = sum(measured) / len(measured)
+        runs = [run for run in cluster.runs if run.queue == queue.name]
+        pairs = _pairs(queue, runs, _chunk_pairs(reports))
+        each = self._speeds.get(queue.name)
+        if not pairs or each is None:
+            return Backlog(pairs, None if pairs else 0.0)
+        # A worker that has scored nothing yet counts as fast as the others.
+        return Backlog(pairs, pairs / (each * max(len(reports), 1)))
+
+
+def _speed(report: WorkerReport) -> float | None:
+    """Pairs a second of a worker while its model works; ``None`` before its first pairs."""
+    seconds = report.stage_seconds[_FORWARD]
+    return report.pairs / seconds if report.pairs and seconds > 0 else None
+
+
+def _chunk_pairs(reports: Iterable[WorkerReport]) -> float:
+    """Pairs in a chunk, as the workers saw them; 1 if they have seen none."""
+    known = list(reports)
+    chunks = sum(report.chunks for report in known)
+    return max(sum(report.pairs for report in known) / chunks, 1.0) if chunks else 1.0
+
+
+def _pairs(queue: QueueState, runs: Iterable[RunState], chunk_pairs: float) -> int:
+    """Pairs left: those of runs with a known total, submitted or not; at least those of the queue's jobs."""
+    jobs = queue.waiting + queue.started
+    limit = _QUIET_SECONDS if jobs else _ABANDONED_SECONDS
+    left = sum(
+        max(run.rows - run.rows_done, 0)
+        for run in runs
+        if run.rows is not None and (run.quiet_seconds < limit or (jobs and not queue.workers))
+    )
+    return max(left, round(jobs * chunk_pairs))
