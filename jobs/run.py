@@ -20,8 +20,17 @@ MAX_ROW_ERRORS = 200
 MAX_ERROR_CHARS = 500
 
 
+_SPEC_FIELDS = frozenset({"model", "revision", "precision", "max_length", "activation"})
+"""Fields of a spec that every release writes."""
+
+
 def _parse_spec(value: object) -> object:
-    return from_json(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    found = from_json(value)
+    if isinstance(found, dict) and (missing := sorted(_SPEC_FIELDS - found.keys())):
+        raise ValueError(f"it has no {', '.join(missing)}")
+    return found
 
 
 def _none_if_empty(value: object) -> object:

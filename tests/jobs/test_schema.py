@@ -91,6 +91,11 @@ def test_a_run_comes_back_from_its_hash() -> None:
                 read_run("0af", {**stored, name: b"\xff"})
         with pytest.raises(WireError, match="run 0af is damaged: new: Extra"):
             read_run("0af", {**stored, b"new": b"1"})
+        spec = json.loads(stored[b"spec"])
+        for name in spec:
+            some = {key: value for key, value in spec.items() if key != name}
+            with pytest.raises(WireError, match=f"run 0af is damaged: spec: .*it has no {name}"):
+                read_run("0af", {**stored, b"spec": json.dumps(some).encode()})
         with pytest.raises(WireError, match="run 0af is damaged: created"):
             read_run("0af", {**stored, b"created": b"nan"})
 
