@@ -92,7 +92,8 @@ def measure(source: Path, url: str, args: argparse.Namespace, profile: Path | No
 def _score(out: Any, source: Path, url: str, chunk_size: int, profile: Path | None) -> None:
     from jobs.runtime.settings import load_settings
     from producer.files.readers import TextColumns
-    from rankmill.score_file import Request, score_file
+    from rankmill.score_file import score_file
+    from rankmill.scoring.request import Request
 
     settings = load_settings({"redis_url": url, "model": "demo", "chunk_size": chunk_size})
     request = Request(

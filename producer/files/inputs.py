@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +16,22 @@ import pyarrow.parquet as pq
 
 from jobs.errors import InputError
 
-KINDS = (".parquet", ".csv", ".tsv", ".jsonl", ".ndjson")
-_COMPRESSED = (".gz", ".zst")
+PARQUET = (".parquet", ".pq")
+KINDS = (*PARQUET, ".csv", ".tsv", ".jsonl", ".ndjson", ".json")
+COMPRESSED = (".gz", ".zst")
 
 WORKSPACE = ".rankmill"
 """Suffix of a run's folder: its name is the output's name with this suffix."""
 
-_LEFT_BESIDE = (".parquet.errors.jsonl", ".yaml.tuning.jsonl", ".yml.tuning.jsonl")
+_LEFT_BESIDE = re.compile(
+    r"\.((parquet|pq|((csv|tsv|jsonl|ndjson|trec)(\.gz|\.zst)?))\.errors|ya?ml\.tuning)\.jsonl$",
+    re.IGNORECASE,
+)
 """Ends of the names of lists that commands write beside their output."""
+
+_WORKSPACE_NAME = re.compile(
+    r"\.(parquet|pq|(csv|tsv|jsonl|ndjson|trec)(\.gz|\.zst)?)\.rankmill$", re.IGNORECASE
+)
 
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
@@ -40,7 +49,7 @@ class InputFile:
     def kind(self) -> str:
         """The ending that gives the file's format, without ``.gz`` or ``.zst``."""
         suffixes = [suffix.lower() for suffix in self.path.suffixes]
-        if suffixes and suffixes[-1] in _COMPRESSED and suffixes[-2:-1] != [".parquet"]:
+        if suffixes and suffixes[-1] in COMPRESSED and not set(suffixes[-2:-1]) & set(PARQUET):
             suffixes.pop()
         return suffixes[-1] if suffixes else ""
 
@@ -72,7 +81,7 @@ def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputF
 
 def stem(path: Path) -> str:
     """The file's name without the endings that give its format: ``a.b`` for ``a.b.csv.gz``."""
-    return (path.with_suffix("") if path.suffix.lower() in _COMPRESSED else path).stem
+    return (path.with_suffix("") if path.suffix.lower() in COMPRESSED else path).stem
 
 
 def _found(name: str, inputs: Sequence[str]) -> Iterator[InputFile]:
@@ -128,8 +137,8 @@ def _printable(name: str) -> str:
 
 
 def _is_left_behind(path: Path) -> bool:
-    folders = any(parent.name.lower().endswith(f".parquet{WORKSPACE}") for parent in path.parents)
-    return folders or path.name.lower().endswith(_LEFT_BESIDE)
+    folders = any(_WORKSPACE_NAME.search(parent.name) for parent in path.parents)
+    return folders or bool(_LEFT_BESIDE.search(path.name))
 
 
 def _is_output(path: Path, output: str | None) -> bool:
@@ -138,8 +147,11 @@ def _is_output(path: Path, output: str | None) -> bool:
     If the user's own file is at that path, it is an input, and the run ends with an error.
     """
     asked = output is not None and path.resolve() == Path(output).resolve()
-    if not (asked or path.with_name(path.name + WORKSPACE).is_dir()):
+    is_unfinished = path.with_name(path.name + WORKSPACE).is_dir()
+    if not (asked or is_unfinished):
         return False
+    if InputFile(path).kind not in PARQUET:
+        return is_unfinished  # text has no place for metadata
     try:
         return b"rankmill.version" in (pq.read_metadata(path).metadata or {})
     except (pa.ArrowException, OSError):

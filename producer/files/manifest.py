@@ -24,15 +24,21 @@ _SHOWN = 3
 """Most differences named in a message; a folder of a thousand files may have moved."""
 
 
-def manifest(
-    files: Sequence[InputFile], fingerprints: Sequence[str], model: str, options: Mapping[str, object]
-) -> dict[str, str]:
+def named(files: Sequence[InputFile], fingerprints: Sequence[str]) -> dict[str, str]:
+    """The input's files in order, each with its `fingerprint`, for `manifest`."""
+    return {
+        f"input {number} ({file.path.resolve()})": found
+        for number, (file, found) in enumerate(zip(files, fingerprints, strict=True), 1)
+    }
+
+
+def manifest(inputs: Mapping[str, str], model: str, options: Mapping[str, object]) -> dict[str, str]:
     """Return everything on which the output depends, each with a readable value.
 
     Parameters
     ----------
-    files, fingerprints
-        The input's files in order, and the `fingerprint` of each.
+    inputs
+        The inputs in order, each with a text that changes when it does.
     model
         The model; for a local directory, its files are included.
     options
@@ -47,11 +53,7 @@ def manifest(
     found |= {f"--{name.replace('_', '-')}": str(value) for name, value in options.items()}
     weights = sorted(path for path in Path(model).glob("*") if path.is_file()) if Path(model).is_dir() else []
     found |= {f"model file {path.resolve()}": fingerprint(path) for path in weights}
-    found |= {
-        f"input {number} ({file.path.resolve()})": found
-        for number, (file, found) in enumerate(zip(files, fingerprints, strict=True), 1)
-    }
-    return found
+    return {**found, **inputs}
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:

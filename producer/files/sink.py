@@ -1,4 +1,4 @@
-"""The output: a Parquet file that appears only when it is complete, and the list of row errors."""
+"""The output: a file that appears only when it is complete, and the list of row errors."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from types import TracebackType
 from typing import TextIO
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from jobs.errors import InputError, OutputError
+from jobs.errors import OutputError
+from producer.files.layout import Layout
 from producer.files.workspace import sync
+from producer.files.writers.parquet import ROW_GROUP_ROWS
 from producer.splitting import ScoredTable
 
-ROW_GROUP_ROWS = 65_536
 _ROW_GROUP_BYTES = 64 << 20
 
 
@@ -31,62 +31,56 @@ class ScoredFile:
     Parameters
     ----------
     path
-        The Parquet file to create.
+        The file to create.
     folder
         Folder for the incomplete file, on the same file system as `path`.
-    schema
-        The input's schema.
-    score_column
-        Name of the float32 column to add, null where a row has an error.
+    layout
+        The columns and the order of the rows.
 
     Raises
     ------
     InputError
-        The input already has a column of that name.
+        The file's format cannot hold a column.
     OutputError
         From any method: the file cannot be written, for example because the disk is full.
     """
 
-    def __init__(self, path: Path, folder: Path, schema: pa.Schema, score_column: str) -> None:
-        if score_column in schema.names:
-            raise InputError(
-                f"the input has a column {score_column!r} already; name the new one with --score-column"
-            )
+    def __init__(self, path: Path, folder: Path, layout: Layout) -> None:
         self.path = path
         self.errors_path = path.with_name(path.name + ".errors.jsonl")
-        self.partial = folder / "output.parquet"
+        self.partial = folder / "output"
         self.rows = 0
         self.row_errors = 0
         self._partial_errors = folder / "errors.jsonl"
-        self._schema = schema.append(pa.field(score_column, pa.float32()))
+        self._layout = layout
         self._pending: list[pa.Table] = []
         self._pending_rows = self._pending_bytes = 0
         self._thread = ThreadPoolExecutor(1, "rankmill-write")
         self._writing: Future[None] | None = None
         self._errors: TextIO | None = None
+        self._ranking = layout.ranking(folder)
         with _as_output_error(path):
-            self._writer = pq.ParquetWriter(self.partial, self._schema, compression="zstd")
+            self._writer = layout.form.writer(self.partial, path, layout.schema, layout.score)
 
     def write(self, part: ScoredTable) -> None:
         """Append rows."""
-        scored = part.table.append_column(self._schema.field(-1), part.scores)
+        scored = part.table.select(self._layout.kept)
+        scored = scored.append_column(pa.field(self._layout.score, pa.float32()), part.scores)
         with _as_output_error(self.path):
             if part.errors.null_count < len(part.errors):
                 self._write_errors(part)
             self.rows += len(part.table)
-            self._pending.append(scored)
-            self._pending_rows += len(scored)
-            self._pending_bytes += scored.nbytes
-            if self._pending_rows >= ROW_GROUP_ROWS or self._pending_bytes >= _ROW_GROUP_BYTES:
-                self._flush()
+            for table in self._ranking.add(scored) if self._ranking else (scored,):
+                self._append(table)
 
     def finish(self, metadata: Mapping[str, str]) -> None:
-        """Complete the file, with `metadata` in its footer, and sync it."""
+        """Complete the file, with `metadata` where its format has a place for it, and sync it."""
         with _as_output_error(self.path):
+            for table in self._ranking.finish() if self._ranking else ():
+                self._append(table)
             self._flush()
             self._wait()
-            self._writer.add_key_value_metadata(dict(metadata))
-            self._writer.close()
+            self._writer.close(metadata)
             sync(self.partial)
             if self._errors is not None:
                 self._errors.close()
@@ -111,21 +105,28 @@ class ScoredFile:
         with self._thread, suppress(OSError, pa.ArrowException):
             self._wait()
         with suppress(OSError, pa.ArrowException):
-            self._writer.close()
+            self._writer.abandon()
+        if self._ranking:
+            self._ranking.close()
         if self._errors is not None:
             with suppress(OSError):
                 self._errors.close()
         self.partial.unlink(missing_ok=True)
         self._partial_errors.unlink(missing_ok=True)
 
+    def _append(self, table: pa.Table) -> None:
+        self._pending.append(table)
+        self._pending_rows += len(table)
+        self._pending_bytes += table.nbytes
+        if self._pending_rows >= ROW_GROUP_ROWS or self._pending_bytes >= _ROW_GROUP_BYTES:
+            self._flush()
+
     def _flush(self) -> None:
         """Write the pending rows as a row group in the background, after the previous group is written."""
         self._wait()
         if self._pending:
             group = pa.concat_tables(self._pending)
-            self._writing = self._thread.submit(
-                self._writer.write_table, group, row_group_size=ROW_GROUP_ROWS
-            )
+            self._writing = self._thread.submit(self._writer.write, group)
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
 
     def _wait(self) -> None:
@@ -141,18 +142,6 @@ class ScoredFile:
                 record = {"row": row, "error": reason, "attempts": part.attempts, "worker": part.worker}
                 self._errors.write(json.dumps(record, ensure_ascii=False) + "\n")
                 self.row_errors += 1
-
-
-def check_target(path: Path) -> None:
-    """Check that a Parquet file can be written at `path`; raises `InputError` if not."""
-    if path.suffix.lower() != ".parquet":
-        raise InputError(f"the output is Parquet; the name {path} must end in .parquet")
-    if path.is_dir():
-        raise InputError(f"{path} is a directory; name a file with -o")
-    if not path.parent.is_dir():
-        raise InputError(f"{path.parent}: no such directory to write the output to")
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"{path.parent} is not writable; name another place with -o")
 
 
 @contextmanager

@@ -2,33 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import pyarrow as pa
 
 from jobs.errors import InputChanged, InputError
 from jobs.wire import is_text
-from producer.files.inputs import InputFile
+from producer.files.inputs import PARQUET, InputFile
 from producer.files.manifest import fingerprint
 from producer.files.readers import Reader, Survey, TextColumns
-from producer.files.readers.delimited import DelimitedReader
-from producer.files.readers.jsonl import JsonlReader
-from producer.files.readers.parquet import ParquetReader
+from producer.files.readers.choice import Options, choose
 from producer.files.schema import conform, to_ask_for, unify, with_partition
 from producer.pairs import RowsAt, cut_tables
-
-_READERS: dict[str, Reader] = {
-    ".parquet": ParquetReader(),
-    ".csv": DelimitedReader(","),
-    ".tsv": DelimitedReader("\t"),
-    ".jsonl": JsonlReader(),
-    ".ndjson": JsonlReader(),
-}
+from producer.splitting import ScoredTable
 
 _BATCH_ROWS = 1024
 """Rows that are read at once, about."""
+
+_SELECT_ROWS = 65_536
+
+
+class PairSource(Protocol):
+    """An input: pairs in order, checked before scoring begins."""
+
+    @property
+    def columns(self) -> TextColumns:
+        """Names of the columns with the texts."""
+        ...
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of every table."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """Number of pairs."""
+        ...
+
+    def tables(self, rows_at: RowsAt) -> Iterator[pa.Table]:
+        """Yield all pairs in order, as a table for each chunk."""
+        ...
+
+    def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
+        """Yield some columns of all pairs in order."""
+        ...
+
+    def check_unchanged(self) -> None:
+        """Raise `InputChanged` if a file has changed since the source was opened."""
+        ...
+
+    def explain(self, part: ScoredTable) -> ScoredTable:
+        """Say more in the errors of rows, where the source knows more than a worker."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -40,11 +69,14 @@ class Source:
     surveys: tuple[Survey, ...]
     columns: TextColumns
     schema: pa.Schema
+    readers: tuple[Reader, ...]
+    limit: int | None = None
 
     @property
     def rows(self) -> int:
-        """Number of rows in all files."""
-        return sum(survey.rows for survey in self.surveys)
+        """Number of rows in all files, at most `limit`."""
+        rows = sum(survey.rows for survey in self.surveys)
+        return rows if self.limit is None else min(rows, self.limit)
 
     def tables(self, rows_at: RowsAt) -> Iterator[pa.Table]:
         """Yield all rows in order, as a table for each chunk.
@@ -56,30 +88,49 @@ class Source:
         InputError
             A file is damaged in a way that `open_source` could not find.
         """
-        batches = self._batches(_BATCH_ROWS)
-        tables = (pa.Table.from_batches([batch], self.schema) for batch in batches)
-        return cut_tables(tables, self.columns.names, rows_at)
+        return cut_batches(self._batches(_BATCH_ROWS), self.schema, self.columns, rows_at)
+
+    def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
+        """Yield some columns of all rows in order; Parquet files are read only in part."""
+        wanted = list(names)
+        for batch in self._batches(_SELECT_ROWS, wanted):
+            yield batch.select(wanted)
 
     def check_unchanged(self) -> None:
         """Raise `InputChanged` if a file has changed since the source was opened."""
         for file, before in zip(self.files, self.fingerprints, strict=True):
-            _check_unchanged(file.path, before)
+            check_file_unchanged(file.path, before)
 
-    def _batches(self, rows: int) -> Iterator[pa.RecordBatch]:
-        for file, before, survey in zip(self.files, self.fingerprints, self.surveys, strict=True):
+    def explain(self, part: ScoredTable) -> ScoredTable:
+        """See `PairSource.explain`."""
+        return part
+
+    def _batches(self, rows: int, names: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield the rows up to the limit."""
+        left = self.rows
+        for batch in self._all_batches(rows, names) if left else ():
+            yield batch.slice(0, left)
+            left -= len(batch)
+            if left <= 0 and self.limit is not None:
+                return  # `check_unchanged` is called at the end
+
+    def _all_batches(self, rows: int, names: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+        schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
+        every = zip(self.files, self.fingerprints, self.surveys, self.readers, strict=True)
+        for file, before, survey, reader in every:
             found = 0
-            asked = to_ask_for(survey, self.schema)
+            asked = to_ask_for(survey, schema if file.kind in PARQUET else self.schema)
             try:
-                for batch in _READERS[file.kind].batches(file.path, asked, rows):
+                for batch in reader.batches(file.path, asked, rows):
                     found += batch.num_rows
                     self._check_texts(file.path, batch, found)
-                    yield conform(batch, self.schema, file)
+                    yield conform(batch, schema, file)
             except (InputError, pa.ArrowException) as error:
-                _check_unchanged(file.path, before)
+                check_file_unchanged(file.path, before)
                 if isinstance(error, InputError):
                     raise
                 raise InputError(f"{file.path}: {' '.join(str(error).split())}") from None
-            _check_unchanged(file.path, before)
+            check_file_unchanged(file.path, before)
             if found != survey.rows:
                 raise _changed(file.path, f"{survey.rows:,} rows", f"{found:,} rows")
 
@@ -95,6 +146,14 @@ class Source:
                 ) from None
 
 
+def cut_batches(
+    batches: Iterator[pa.RecordBatch], schema: pa.Schema, columns: TextColumns, rows_at: RowsAt
+) -> Iterator[pa.Table]:
+    """Yield the rows of `batches` as a table for each chunk."""
+    tables = (pa.Table.from_batches([batch], schema) for batch in batches)
+    return cut_tables(tables, columns.names, rows_at)
+
+
 def open_source(
     files: Sequence[InputFile],
     columns: TextColumns,
@@ -102,6 +161,8 @@ def open_source(
     allow_nulls: bool,
     as_text: Collection[str] = (),
     fingerprints: Sequence[str] | None = None,
+    options: Options | None = None,
+    limit: int | None = None,
 ) -> Source:
     """Survey all files and check that they can be scored.
 
@@ -117,6 +178,10 @@ def open_source(
         Columns to read as text, whatever their values look like.
     fingerprints
         The expected `fingerprint` of each file; default: the current ones.
+    options
+        How to read the files.
+    limit
+        Most rows to read; default: all.
 
     Raises
     ------
@@ -124,23 +189,27 @@ def open_source(
         A file cannot be scored; the message names the file, column and row, and how to fix it.
     """
     before = fingerprints or [fingerprint(file.path) for file in files]
-    surveys = []
+    surveys, readers = [], []
     for file in files:
-        found = _READERS[file.kind].survey(file.path, columns, find_nulls=not allow_nulls)
+        reader = choose(file, columns.names, options or Options())
+        readers.append(reader)
+        found = reader.survey(file.path, columns.names, find_nulls=not allow_nulls)
         survey = with_partition(file, found)
         surveys.append(survey)
         if found.schema.names or found.rows:
             _check_columns(file.path, survey.schema, columns)
-        if survey.first_null is not None and not allow_nulls:
+        within = limit is None or (survey.first_null or 0) + sum(each.rows for each in surveys[:-1]) < limit
+        if survey.first_null is not None and not allow_nulls and within:
             raise InputError(
                 f"{file.path}: row {survey.first_null} (counted from 0) has a null query or passage; "
                 "remove it, or leave out --on-null fail to have it reported as a row error"
             )
     schema = unify(files, surveys, columns.names, as_text)
-    return Source(tuple(files), tuple(before), tuple(surveys), columns, schema)
+    return Source(tuple(files), tuple(before), tuple(surveys), columns, schema, tuple(readers), limit)
 
 
-def _check_unchanged(path: Path, before: str) -> None:
+def check_file_unchanged(path: Path, before: str) -> None:
+    """Raise `InputChanged` if the file's fingerprint is no longer `before`."""
     try:
         now = fingerprint(path)
     except InputError:
@@ -168,4 +237,7 @@ def _check_columns(path: Path, schema: pa.Schema, columns: TextColumns) -> None:
             )
         kind = schema.field(name).type
         if not is_text(kind):
-            raise InputError(f"{path}: column {name!r} holds {kind}, not text (choose another with {option})")
+            way_out = f"choose another with {option}"
+            if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+                way_out = f"--list-columns {name} makes a row of each item"
+            raise InputError(f"{path}: column {name!r} holds {kind}, not text ({way_out})")

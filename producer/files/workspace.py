@@ -19,7 +19,7 @@ from producer.journal import Journal
 class Workspace:
     """``OUTPUT.rankmill/``: the journal, and the output while it is being written.
 
-    Use it as a context manager. Entering it resumes an interrupted run. Leaving it deletes the folder,
+    Use it as a context manager, and call `begin` in it. Leaving it deletes the folder,
     unless an error ends the run and the journal holds scored rows: then the folder is kept, and a note
     on the error says so.
 
@@ -27,8 +27,6 @@ class Workspace:
     ----------
     target
         The output.
-    manifest
-        What the output is made from; an earlier run is resumed only if its manifest is the same.
     restart
         Whether to delete the results of an earlier run.
     force
@@ -38,30 +36,30 @@ class Workspace:
     ------
     InputError
         On entering: the output exists, another process is writing it, or the journal of an earlier run is
-        damaged or has another manifest; the message names which.
+        damaged; the message names which.
     OutputError
         On entering: the journal cannot be written.
     """
 
-    def __init__(self, target: Path, manifest: Mapping[str, str], *, restart: bool, force: bool) -> None:
+    def __init__(self, target: Path, *, restart: bool, force: bool) -> None:
         self._target = target
-        self._manifest = manifest
         self._restart = restart
         self._force = force
         self.folder = target.with_name(target.name + WORKSPACE)
         self.resumes = False
         """Whether an earlier run in this folder has the same manifest and is resumed."""
+        self._begun = False
 
     def __enter__(self) -> Workspace:
-        is_new = not self.folder.exists()
+        self._is_new = not self.folder.exists()
         with ExitStack() as stack:
             self._lock(stack)
             try:
                 self.journal = self._open_journal()
                 stack.callback(self.journal.close)
-                self._resume_or_begin()
+                self._check_output()
             except BaseException:
-                if is_new:
+                if self._is_new:
                     shutil.rmtree(self.folder)
                 raise
             self._held = stack.pop_all()
@@ -71,6 +69,8 @@ class Workspace:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._held:
+            if not self._begun and not self._is_new:
+                return  # refused: the folder is as it was
             # If the input changed, scored rows may be from before or after the change.
             kept = self.journal.rows if error and not isinstance(error, InputChanged) else 0
             if not kept:
@@ -106,17 +106,30 @@ class Workspace:
         sync(self.folder.parent)
         return journal
 
-    def _resume_or_begin(self) -> None:
-        """Resume the journal's run or begin a new one; refuse a journal with another manifest."""
+    def _check_output(self) -> None:
         exists = self._target.exists() and not self.journal.made(self._target)
         if exists and not self._force:
             raise InputError(
                 f"{self._target} exists already; replace it with --force or name another with -o"
             )
-        changed = differences(self.journal.manifest, self._manifest)
+
+    def begin(self, manifest: Mapping[str, str]) -> None:
+        """Resume the journal's run or begin a new one.
+
+        Parameters
+        ----------
+        manifest
+            What the output is made from; an earlier run is resumed only if its manifest is the same.
+
+        Raises
+        ------
+        InputError
+            The journal has results with another manifest.
+        """
+        changed = differences(self.journal.manifest, manifest)
         rows = self.journal.rows
         if self._restart or (changed and not rows):
-            self.journal.restart(self._manifest)
+            self.journal.restart(manifest)
         elif changed:
             raise InputError(
                 f"{self.folder} holds {rows:,} scored rows of another command ({changed}); "
@@ -124,6 +137,7 @@ class Workspace:
             )
         else:
             self.resumes = True
+        self._begun = True
 
 
 def sync(path: Path) -> None:

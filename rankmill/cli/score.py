@@ -13,10 +13,13 @@ import click
 from jobs.errors import ExitCode
 from jobs.runtime.logs import set_up
 from jobs.runtime.settings import load_settings
+from producer.files.outputs import FORMATS, OutputFormat
 from producer.files.readers import TextColumns
+from producer.files.readers.delimited import DELIMITERS
 from rankmill.cli import options
-from rankmill.score_file import Request, Summary
 from rankmill.score_file import score_file as run_score_file
+from rankmill.scoring.request import Request, RunRequest
+from rankmill.scoring.summary import Summary
 
 _WORTH_A_HINT = 1.3
 """The summary mentions int8 if it would be at least this many times as fast."""
@@ -45,15 +48,66 @@ def _names(context: click.Context, option: click.Parameter, given: tuple[str, ..
     return tuple(name for names in given for name in names.split(",") if name)
 
 
+def _run(
+    run: str | None, queries: tuple[str, ...], corpus: tuple[str, ...], depth: int | None, with_texts: bool
+) -> RunRequest | None:
+    if run and queries and corpus:
+        return RunRequest(run, queries, corpus, depth, with_texts)
+    if run or queries or corpus or depth or with_texts:
+        raise click.UsageError("--run, --queries and --corpus belong together")
+    return None
+
+
+def _delimiter(context: click.Context, option: click.Parameter, given: str | None) -> str | None:
+    if given is None or given in DELIMITERS or (len(given) == 1 and given.isascii() and given not in '"\r\n'):
+        return given
+    raise click.BadParameter(f"{given!r} is not one character, or one of {', '.join(DELIMITERS)}")
+
+
 @options.command("score-file", epilog=_EPILOG, interrupted="no output was written")
-@click.argument("inputs", nargs=-1, required=True, metavar="INPUT...")
+@click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option(
-    "-o", "--output", metavar="FILE", help="Parquet file to write.  [default: <input stem>.scored.parquet]"
+    "--run", metavar="FILE", help="Score a run: TREC, TSV, JSONL or Parquet with ids of queries and passages."
+)
+@click.option(
+    "--queries", multiple=True, metavar="FILE", help="Texts of the run's queries: TSV, JSONL or Parquet."
+)
+@click.option(
+    "--corpus", multiple=True, metavar="FILE", help="Texts of the run's passages: TSV, JSONL or Parquet."
+)
+@click.option("--depth", type=click.IntRange(min=1), metavar="N",
+              help="Score only the first N passages of each query of the run, by rank.")  # fmt: skip
+@click.option("--with-texts", is_flag=True, help="Include query and passage in the output of a run.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="File to write: .parquet, .csv, .tsv, .jsonl, .trec; text also .gz or .zst.  "
+    "[default: <input stem>.scored.parquet]",
+)
+@click.option(
+    "--output-format", type=click.Choice(FORMATS), help="Format of the output.  [default: as its name ends]"
+)
+@click.option("--top-k", type=click.IntRange(min=1), metavar="N",
+              help="Keep the N best passages of each query, ranked.  [default: all]")  # fmt: skip
+@click.option(
+    "--tag", default="rankmill", show_default=True, metavar="NAME", help="Name of the run in TREC output."
 )
 @options.columns()
 @click.option("--score-column", default="score", show_default=True, metavar="NAME", help="Column to add.")
+@click.option("--rank-column", default="rank", show_default=True, metavar="NAME",
+              help="Column to add for the rank (--top-k).")  # fmt: skip
+@click.option("--query-id-column", metavar="NAME",
+              help="Column with the query's id (--top-k, TREC).  [default: query_id, qid, ...]")  # fmt: skip
+@click.option("--passage-id-column", metavar="NAME",
+              help="Column with the passage's id (TREC).  [default: passage_id, doc_id, ...]")  # fmt: skip
 @click.option("--text-columns", multiple=True, metavar="NAME,...", callback=_names,
               help="Columns to read as text, even if their values look like numbers.")  # fmt: skip
+@click.option("--list-columns", multiple=True, metavar="NAME,...", callback=_names,
+              help="Lists, such as the passages of a query, to make a row of each item.")  # fmt: skip
+@click.option("--delimiter", metavar="TEXT", callback=_delimiter,
+              help="Character between two fields of CSV or TSV.  [default: noticed]")  # fmt: skip
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Score only the first N rows.")
 @click.option("--on-null", type=click.Choice(["error", "fail"]), default="error", show_default=True,
               help="A null text: error gives that row an error, fail stops before any work.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing output.")
@@ -68,11 +122,25 @@ def _names(context: click.Context, option: click.Parameter, given: tuple[str, ..
 @options.version
 def score_file(
     inputs: tuple[str, ...],
+    run: str | None,
+    queries: tuple[str, ...],
+    corpus: tuple[str, ...],
+    depth: int | None,
+    with_texts: bool,
     output: str | None,
+    output_format: str | None,
+    top_k: int | None,
+    tag: str,
     query_column: str,
     passage_column: str,
     score_column: str,
+    rank_column: str,
+    query_id_column: str | None,
+    passage_id_column: str | None,
     text_columns: tuple[str, ...],
+    list_columns: tuple[str, ...],
+    delimiter: str | None,
+    limit: int | None,
     on_null: str,
     force: bool,
     restart: bool,
@@ -84,9 +152,13 @@ def score_file(
 ) -> None:
     """Score the pairs of INPUT files with a cross-encoder.
 
-    INPUT is a Parquet, CSV, TSV or JSONL file (text also gzipped or zstd-compressed), a directory or a
-    glob, with a query and a passage in each row. The output holds all columns of the input, in its order,
-    and the score.
+    INPUT is a Parquet, CSV, TSV or JSON file (text also gzipped or zstd-compressed), a directory, a glob,
+    or - for standard input, with a query and a passage in each row. The output holds all columns of the
+    input, in its order, and the score; with --top-k, the best passages of each query; as a TREC run, ids,
+    ranks and scores.
+
+    With --run, --queries and --corpus, the pairs are those of a run, and their texts are looked up by id in
+    an index that is made once and kept beside the corpus.
     """
     request = Request(
         inputs=inputs,
@@ -98,6 +170,11 @@ def score_file(
         force=force,
         restart=restart,
         quiet=quiet,
+        form=OutputFormat(output_format, top_k, rank_column, query_id_column, passage_id_column, tag),
+        delimiter=delimiter,
+        list_columns=list_columns,
+        limit=limit,
+        run=_run(run, queries, corpus, depth, with_texts),
     )
     flags["log_level"] = "error" if quiet else "debug" if verbose else None
     settings = load_settings(flags, config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -107,6 +109,23 @@ def test_killed_many_times_it_loses_and_repeats_nothing_but_what_was_in_flight(
     assert not folder_of(output).exists()
     assert not list(queue.client.scan_iter("rankmill:run:*"))
     assert not list(queue.client.scan_iter("rq:job:*"))
+
+
+def test_a_ranked_compressed_text_file_continues_too(
+    source: Path, command: list[object], tmp_path: Path, undisturbed: Path
+) -> None:
+    output = tmp_path / "out.csv.gz"
+    ranked = [*command, "-o", output, "--top-k", 3]
+    interrupt(ranked, output)
+    done = score_file(*ranked, "--json", environ=ENVIRON_WINDOW)
+    assert (done.code, done.summary["rows"]) == (0, ROWS)
+    assert done.summary["resumed_rows"] > 0
+    table = pq.read_table(undisturbed)
+    order = np.argsort(-table["score"].to_numpy(), kind="stable")[:3]
+    lines = gzip.decompress(output.read_bytes()).decode().splitlines()
+    assert lines[0] == '"id","query","passage","score","rank"'
+    assert [line.partition(",")[0] for line in lines[1:]] == [str(row) for row in order]
+    assert not folder_of(output).exists()
 
 
 @pytest.mark.long
@@ -275,7 +294,7 @@ def test_an_input_that_changes_while_it_is_scored_makes_no_output(
         source = source.with_suffix(".jsonl")
         source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     process = start(source, *command[1:], environ=ENVIRON_WINDOW)
-    wait_for((folder_of(output) / "output.parquet").exists, process)  # the input has been looked at
+    wait_for((folder_of(output) / "output").exists, process)  # the input has been looked at
     if kind == "jsonl":
         source.write_text("".join(json.dumps({**row, "query": "other"}) + "\n" for row in rows[1:]))
     else:
@@ -302,7 +321,7 @@ def test_an_output_inside_the_inputs_folder_is_taken_up_again(
     named = folder if how == "directory" else f"{folder}/**/*.parquet"
     command = [named, *command[1:], "-o", output]
     interrupt(command, output)
-    assert (folder_of(output) / "output.parquet").exists()
+    assert (folder_of(output) / "output").exists()
     done = score_file(*command, "--json")
     assert (done.code, 0 < done.summary["resumed_rows"] < ROWS) == (0, True), done.err
     assert damage(output, undisturbed) == UNHARMED

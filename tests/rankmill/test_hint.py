@@ -9,7 +9,8 @@ import pytest
 
 from producer.files.readers import TextColumns
 from rankmill.cli.score import describe
-from rankmill.score_file import Request, Summary
+from rankmill.scoring.request import Request
+from rankmill.scoring.summary import Summary
 from tests.conftest import Server, score_file
 from tests.harness.tools import needs_package
 from tests.workers.test_backends import EXAMPLES

@@ -6,7 +6,7 @@ no work, and finds a schema that fits every row. `Reader.batches` then reads the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -45,8 +45,17 @@ class Survey:
 class Reader(Protocol):
     """Reads one file format."""
 
-    def survey(self, path: Path, columns: TextColumns, *, find_nulls: bool) -> Survey:
-        """Check the whole file; `find_nulls` asks for ``first_null`` even if this needs an extra read.
+    def survey(self, path: Path, texts: Sequence[str], *, find_nulls: bool) -> Survey:
+        """Check the whole file.
+
+        Parameters
+        ----------
+        path
+            The file.
+        texts
+            Columns to read as text.
+        find_nulls
+            Whether ``first_null`` is needed even if this takes an extra read.
 
         Raises
         ------
@@ -60,11 +69,11 @@ class Reader(Protocol):
         ...
 
 
-def first_null(batch: pa.RecordBatch | pa.Table, columns: TextColumns) -> int | None:
-    """Return the first row of `batch` with a null in a text column, or ``None``."""
+def first_null(batch: pa.RecordBatch | pa.Table, texts: Sequence[str]) -> int | None:
+    """Return the first row of `batch` with a null in a column of `texts`, or ``None``."""
     found = [
         int(pa.compute.index(pa.compute.is_null(batch[name]), value=True).as_py())
-        for name in columns.names
+        for name in texts
         if batch.schema.names.count(name) == 1 and batch[name].null_count
     ]
     return min(found, default=None)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.csv as pcsv
 
 from jobs.errors import InputError
-from producer.files.readers import Survey, TextColumns, first_null
+from producer.files.readers import Survey, first_null
 from producer.files.readers.forms import ALL_FORMS, Forms, forms_of
 
 _BLOCK_BYTES = 16 << 20
@@ -28,6 +28,9 @@ _HEADER_BYTES = 1 << 20
 
 _MAX_COLUMNS = 10_000
 
+DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
+"""Delimiters that are noticed, and the names by which people may call them."""
+
 _Types = dict[str, pa.DataType]
 
 
@@ -37,20 +40,23 @@ class DelimitedReader:
     Parameters
     ----------
     delimiter
-        The character between two fields; a tab means TSV.
+        The character between two fields.
+    has_quotes
+        Whether a field may be in quotes, as in CSV; in TSV a quote is an ordinary character.
     """
 
-    def __init__(self, delimiter: str) -> None:
+    def __init__(self, delimiter: str, *, has_quotes: bool) -> None:
         self._delimiter = delimiter
+        self._has_quotes = has_quotes
 
-    def survey(self, path: Path, columns: TextColumns, *, find_nulls: bool) -> Survey:
+    def survey(self, path: Path, texts: Sequence[str], *, find_nulls: bool) -> Survey:
         """See `Reader.survey`; reads the file once, and once more for each column that is not UTF-8."""
-        types: _Types = dict.fromkeys([*self._header(path), *columns.names], pa.string())
+        types: _Types = dict.fromkeys([*self.header(path), *texts], pa.string())
         while True:
             try:
-                return self._scan(path, columns, types)
+                return self._scan(path, texts, types)
             except _Unfit as error:
-                if error.column in columns.names:
+                if error.column in texts:
                     raise InputError(
                         f"{path}: column {error.column!r}, row {error.row} (the header is row 1) is not "
                         "valid UTF-8; convert the file first, for example: iconv -f latin1 -t utf-8"
@@ -69,17 +75,15 @@ class DelimitedReader:
                 f"{error.type}; read it as text with --text-columns"
             ) from None
 
-    def _scan(self, path: Path, columns: TextColumns, types: _Types) -> Survey:
+    def _scan(self, path: Path, texts: Sequence[str], types: _Types) -> Survey:
         rows, null, schema = 0, None, pa.schema([])
         forms: dict[str, Forms] = {
-            name: ALL_FORMS
-            for name, kind in types.items()
-            if kind == pa.string() and name not in columns.names
+            name: ALL_FORMS for name, kind in types.items() if kind == pa.string() and name not in texts
         }
         for batch in self._stream(path, types):
             schema = batch.schema
             if null is None:
-                found = first_null(batch, columns)
+                found = first_null(batch, texts)
                 null = None if found is None else rows + found
             for name, column in zip(schema.names, batch.columns, strict=True):
                 if forms.get(name):
@@ -88,8 +92,7 @@ class DelimitedReader:
         return Survey(schema, rows, null, forms)
 
     def _stream(self, path: Path, types: _Types) -> Iterator[pa.RecordBatch]:
-        is_tsv = self._delimiter == "\t"
-        names = self._header(path)
+        names = self.header(path)
         if not names:
             return
         try:
@@ -98,8 +101,8 @@ class DelimitedReader:
                 read_options=pcsv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
                 parse_options=pcsv.ParseOptions(
                     delimiter=self._delimiter,
-                    quote_char=False if is_tsv else '"',
-                    newlines_in_values=not is_tsv,
+                    quote_char='"' if self._has_quotes else False,
+                    newlines_in_values=self._has_quotes,
                 ),
                 convert_options=pcsv.ConvertOptions(
                     column_types=types,
@@ -113,13 +116,13 @@ class DelimitedReader:
         except (pa.ArrowException, OSError) as error:
             raise _explain(path, error, names) from None
 
-    def _header(self, path: Path) -> list[str]:
+    def header(self, path: Path) -> list[str]:
         """Read the column names; none for an empty file. Arrow's errors give only a column's number."""
         try:
             with pa.input_stream(path, compression="detect") as stream:
                 raw = stream.read(_HEADER_BYTES)
             lines = io.StringIO(raw.decode("utf-8-sig", errors="surrogateescape"), newline="")
-            quoting = csv.QUOTE_NONE if self._delimiter == "\t" else csv.QUOTE_MINIMAL
+            quoting = csv.QUOTE_MINIMAL if self._has_quotes else csv.QUOTE_NONE
             names = next(csv.reader(lines, delimiter=self._delimiter, quoting=quoting), [])  # type: ignore[arg-type]
         except (OSError, csv.Error, pa.ArrowException) as error:
             raise InputError(f"{path}: cannot be read: {error}") from None
@@ -133,6 +136,19 @@ class DelimitedReader:
         if len(names) > _MAX_COLUMNS:
             raise InputError(f"{path}: {len(names):,} columns; at most {_MAX_COLUMNS:,} can be read")
         return names
+
+
+def notice_delimiter(path: Path, texts: Sequence[str]) -> str:
+    """The delimiter with which the header of a CSV file has the columns `texts`, else the most columns.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read.
+    """
+    headers = {each: DelimitedReader(each, has_quotes=True).header(path) for each in DELIMITERS.values()}
+    fitting = [each for each, names in headers.items() if set(texts) <= set(names)]
+    return fitting[0] if fitting else max(headers, key=lambda each: len(headers[each]))
 
 
 class _Unfit(Exception):

@@ -1,4 +1,4 @@
-r"""JSON Lines, plain or compressed with gzip or zstd.
+r"""JSON Lines, or a JSON array of objects; plain or compressed with gzip or zstd.
 
 A file is read in blocks of whole lines, and Arrow parses each block. Types are inferred for each
 block and unified over the file, and an error can name its line. Lone surrogates (``\ud800``), which
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.json as pajson
 
 from jobs.errors import InputError
-from producer.files.readers import Survey, TextColumns, first_null
+from producer.files.readers import Survey, first_null
+from producer.files.readers.json_array import array_blocks
 from producer.files.readers.json_bounds import (
     MAX_KEYS,
     MAX_LINE_BYTES,
@@ -37,25 +38,23 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class JsonlReader:
-    """Reads one JSON object on each line."""
+    """Reads one JSON object on each line, or an array of objects; its items count as lines."""
 
-    def survey(self, path: Path, columns: TextColumns, *, find_nulls: bool) -> Survey:
+    def survey(self, path: Path, texts: Sequence[str], *, find_nulls: bool) -> Survey:
         """See `Reader.survey`; parses the file once."""
-        texts = pa.schema([(name, pa.string()) for name in columns.names])
+        fields = pa.schema([(name, pa.string()) for name in texts])
         schema, rows, null, seen = pa.schema([]), 0, None, set[str]()
-        for table in _infer(path, texts):
+        for table in _infer(path, fields):
             schema = _unify(path, schema, _without_times(table.schema))
             if len(schema) > MAX_KEYS:
                 raise InputError(f"{path}: more than {MAX_KEYS:,} columns; are some of the keys data?")
-            seen.update(name for name in columns.names if table[name].null_count < len(table))
+            seen.update(name for name in texts if table[name].null_count < len(table))
             if null is None:
-                found = first_null(table, columns)
+                found = first_null(table, texts)
                 null = None if found is None else rows + found
             rows += len(table)
         if rows:  # remove text columns that no line has: Arrow adds every column of the schema it is given
-            schema = pa.schema(
-                [field for field in schema if field.name in seen or field.name not in columns.names]
-            )
+            schema = pa.schema([field for field in schema if field.name in seen or field.name not in texts])
         return Survey(schema, rows, null)
 
     def batches(self, path: Path, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
@@ -101,6 +100,9 @@ def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
         with pa.input_stream(path, compression="detect") as stream:
             size = _FIRST_BYTES
             while data := stream.read(min(size, _BLOCK_BYTES)):
+                if size == _FIRST_BYTES and data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
+                    yield from array_blocks(path, stream, data)
+                    return
                 size = _BLOCK_BYTES
                 end = data.rfind(b"\n") + 1
                 if len(rest) + (data.find(b"\n") if end else len(data)) > MAX_LINE_BYTES:

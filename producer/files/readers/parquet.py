@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.errors import InputError
-from producer.files.readers import Survey, TextColumns, first_null
+from producer.files.readers import Survey, first_null
 
 _BUFFER_BYTES = 1 << 20  # read column chunks in parts, so that memory does not grow with the row group
 
@@ -17,16 +17,16 @@ _BUFFER_BYTES = 1 << 20  # read column chunks in parts, so that memory does not 
 class ParquetReader:
     """Reads row groups in parts; schema and row count come from the footer."""
 
-    def survey(self, path: Path, columns: TextColumns, *, find_nulls: bool) -> Survey:
+    def survey(self, path: Path, texts: Sequence[str], *, find_nulls: bool) -> Survey:
         """See `Reader.survey`; reads the text columns only if `find_nulls` is set."""
         with _open(path) as file:
             schema = file.schema_arrow
             null = None
             if find_nulls:
-                present = [name for name in columns.names if name in schema.names]
+                present = [name for name in texts if name in schema.names]
                 start = 0
                 for batch in file.iter_batches(columns=present):
-                    found = first_null(batch, columns)
+                    found = first_null(batch, texts)
                     if found is not None:
                         null = start + found
                         break
@@ -34,10 +34,13 @@ class ParquetReader:
             return Survey(schema, file.metadata.num_rows, null)
 
     def batches(self, path: Path, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
-        """See `Reader.batches`."""
+        """See `Reader.batches`; reads only columns of `schema`."""
         with _open(path) as file:
+            own = file.schema_arrow.names
+            wanted = [name for name in own if name in schema.names]
+            columns = None if len(wanted) == len(own) else wanted
             try:
-                yield from file.iter_batches(batch_size=rows, use_threads=False)
+                yield from file.iter_batches(batch_size=rows, columns=columns, use_threads=False)
             except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise InputError(f"{path}: damaged Parquet data: {error}") from None
 

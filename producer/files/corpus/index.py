@@ -1,0 +1,243 @@
+"""Texts by id: looked up in batches, in memory or in an index on disk.
+
+The index of a corpus has its ids and texts as Arrow arrays, and the sorted hashes of the ids, each in a
+file that is mapped into memory. So looking texts up needs memory only for what it returns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import mmap
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jobs.errors import InputError, OutputError
+from producer.files.corpus.texts import read_texts
+from producer.files.inputs import InputFile
+from producer.files.workspace import sync
+
+SUFFIX = ".index.rankmill"
+"""Suffix of the folder of an index: its name is the corpus' name with this suffix."""
+
+_FORMAT = 1
+_RELEASE_BYTES = 256 << 20
+"""After so many bytes of texts, mapped memory is given back to the system."""
+
+logger = logging.getLogger(__name__)
+
+Hashes = npt.NDArray[np.uint64]
+Rows = npt.NDArray[np.int64]
+
+
+@dataclass
+class TextIndex:
+    """Texts by id. ``hashes`` are those of the ids, sorted, and ``rows`` the row of each hash."""
+
+    ids: pa.LargeStringArray
+    texts: pa.LargeStringArray
+    hashes: Hashes
+    rows: Rows
+    maps: list[mmap.mmap] = field(default_factory=list)
+    _touched: int = 0
+
+    def find(self, ids: pa.Array) -> Rows:
+        """Rows of the given ids (strings); -1 for those that are not there."""
+        wanted = _hashes(ids)
+        places = np.searchsorted(self.hashes, wanted)
+        found = np.full(len(wanted), -1, np.int64)
+        left = np.arange(len(wanted))
+        while len(left):  # more than once only where two ids have the same hash
+            left = left[places[left] < len(self.hashes)]
+            left = left[self.hashes[places[left]] == wanted[left]]
+            rows = np.asarray(self.rows[places[left]])
+            same = np.asarray(
+                pc.equal(self.ids.take(pa.array(rows)), ids.take(pa.array(left)).cast(pa.large_string()))
+            ).astype(bool)
+            found[left[same]] = rows[same]
+            left = left[~same]
+            places[left] += 1
+        return found
+
+    def take(self, rows: Rows) -> pa.StringArray:
+        """Texts of rows; null for -1."""
+        texts = self.texts.take(pa.array(rows, mask=rows < 0)).cast(pa.string())
+        self._touched += texts.nbytes
+        if self._touched > _RELEASE_BYTES:
+            self._touched = 0
+            for each in self.maps:
+                each.madvise(mmap.MADV_DONTNEED)
+        return texts
+
+
+def in_memory(files: Iterable[InputFile], what: str) -> TextIndex:
+    """Read all texts of `files` into memory.
+
+    Raises
+    ------
+    InputError
+        A file cannot be read, or two texts have the same id; `what` names them.
+    """
+    parts = [part for file in files for part in read_texts(file)]
+    ids = pa.concat_arrays([part.cast(pa.large_string()) for part, _ in parts] or [_no_texts()])
+    texts = pa.concat_arrays([part.cast(pa.large_string()) for _, part in parts] or [_no_texts()])
+    hashes = _hashes(ids)
+    rows = np.argsort(hashes, kind="stable")
+    index = TextIndex(ids, texts, hashes[rows], rows)
+    _check_unique(index, what)
+    return index
+
+
+def on_disk(files: tuple[InputFile, ...], fingerprints: Iterable[str]) -> TextIndex:
+    """The index of a corpus: the one beside its first file if it fits the files, else a new one.
+
+    Where that folder cannot be written, the index is in the user's cache folder.
+
+    Raises
+    ------
+    InputError
+        A file cannot be read, or two texts have the same id.
+    OutputError
+        The index cannot be written.
+    """
+    about = {"format": _FORMAT, "files": [[str(file.path.resolve()), mark] for file, mark in
+                                          zip(files, fingerprints, strict=True)]}  # fmt: skip
+    beside = files[0].path.with_name(files[0].path.name + SUFFIX)
+    name = hashlib.sha256(str(files[0].path.resolve()).encode()).hexdigest()[:16]
+    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rankmill" / "corpora" / name
+    for folder in (beside, kept):
+        if _about(folder) == about:
+            return _open(folder)
+    folder = beside if os.access(beside.parent, os.W_OK) else kept
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=SUFFIX, dir=folder.parent))
+        try:
+            _build(new, files)
+            (new / "about.json").write_text(json.dumps(about))
+            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(FileExistsError):
+                new.rename(folder)
+            return _open(folder)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+    except OSError as error:
+        raise OutputError(f"cannot write the corpus' index {folder}: {error.strerror}") from None
+
+
+def _about(folder: Path) -> object:
+    try:
+        return json.loads((folder / "about.json").read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _build(folder: Path, files: Iterable[InputFile]) -> None:
+    hashes: list[Hashes] = []
+    with _Strings(folder, "ids") as ids, _Strings(folder, "texts") as texts:
+        for file in files:
+            for some_ids, some_texts in read_texts(file):
+                hashes.append(_hashes(some_ids))
+                ids.add(some_ids)
+                texts.add(some_texts)
+                if len(hashes) % 50 == 0:
+                    logger.info("indexing %s: %s texts", file.path, f"{ids.count:,}")
+    every = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
+    rows = np.argsort(every, kind="stable")
+    every[rows].tofile(folder / "hashes")
+    rows.tofile(folder / "rows")
+    for name in ("ids", "texts", "hashes", "rows"):
+        for path in folder.glob(f"{name}*"):
+            sync(path)
+    _check_unique(_open(folder), ", ".join(str(file.path) for file in files))
+
+
+def _open(folder: Path) -> TextIndex:
+    maps: list[mmap.mmap] = []
+
+    def mapped(name: str) -> pa.Buffer:
+        path = folder / name
+        if not path.stat().st_size:
+            return pa.py_buffer(b"")
+        with path.open("rb") as file:
+            maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        return pa.py_buffer(maps[-1])
+
+    hashes, rows = (
+        np.frombuffer(mapped(name), kind) for name, kind in (("hashes", np.uint64), ("rows", np.int64))
+    )
+    strings = [
+        pa.LargeStringArray.from_buffers(
+            len(hashes), mapped(f"{name}.ends"), mapped(f"{name}.bytes"), mapped(f"{name}.valid")
+        )
+        for name in ("ids", "texts")
+    ]
+    return TextIndex(strings[0], strings[1], hashes, rows, maps)
+
+
+class _Strings:
+    """Writes an Arrow array of strings to files: its data, the end of each string, and which are null."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._data = (folder / f"{name}.bytes").open("wb")
+        self._ends = (folder / f"{name}.ends").open("wb")
+        self._valid_path = folder / f"{name}.valid"
+        self._valid: list[npt.NDArray[np.uint8]] = []
+        self._size = 0
+        self.count = 0
+        self._ends.write(np.zeros(1, np.int64).tobytes())
+
+    def add(self, texts: pa.StringArray) -> None:
+        """Append strings."""
+        self._valid.append(np.asarray(pc.is_valid(texts)).astype(np.uint8))
+        if not len(texts):
+            return
+        whole = pc.fill_null(texts, "")
+        _, ends, data = whole.buffers()
+        places = np.frombuffer(ends, np.int32)[whole.offset :][: len(whole) + 1].astype(np.int64)
+        self._ends.write((self._size + places[1:] - places[0]).tobytes())
+        size = int(places[-1] - places[0])
+        if size:
+            self._data.write(data.slice(int(places[0]), size))
+        self._size += size
+        self.count += len(texts)
+
+    def __enter__(self) -> _Strings:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._data.close()
+        self._ends.close()
+        flags = np.concatenate(self._valid) if self._valid else np.zeros(0, np.uint8)
+        self._valid_path.write_bytes(np.packbits(flags, bitorder="little").tobytes())
+
+
+def _hashes(ids: pa.Array) -> Hashes:
+    values = ids.to_numpy(zero_copy_only=False)
+    return pd.util.hash_array(values.astype(object), categorize=False)
+
+
+def _check_unique(index: TextIndex, what: str) -> None:
+    for place in np.flatnonzero(index.hashes[1:] == index.hashes[:-1]):
+        first, second = (index.ids[int(index.rows[place + side])].as_py() for side in (0, 1))
+        if first == second:
+            rows = sorted(int(index.rows[place + side]) for side in (0, 1))
+            raise InputError(
+                f"{what}: id {first!r} is there twice, in rows {rows[0]} and {rows[1]} (counted from 0)"
+            )
+
+
+def _no_texts() -> pa.LargeStringArray:
+    return pa.array([], pa.large_string())

@@ -1,0 +1,179 @@
+"""A run with its queries and its corpus as an input: pairs whose texts are looked up as they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jobs.errors import InputError
+from producer.files.corpus.index import TextIndex, in_memory, on_disk
+from producer.files.corpus.run_file import SCHEMA, read_run
+from producer.files.inputs import InputFile
+from producer.files.readers import TextColumns
+from producer.files.source import check_file_unchanged, cut_batches
+from producer.pairs import RowsAt
+from producer.splitting import ScoredTable
+
+_TEXT_FIELDS = [pa.field("query", pa.dictionary(pa.int32(), pa.string())), pa.field("passage", pa.string())]
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The files of a run; ``depth`` is the number of passages to take of each query, by rank."""
+
+    run: InputFile
+    queries: tuple[InputFile, ...]
+    corpus: tuple[InputFile, ...]
+    depth: int | None = None
+
+    @property
+    def all(self) -> tuple[InputFile, ...]:
+        """Every file."""
+        return (self.run, *self.queries, *self.corpus)
+
+
+class JoinedSource:
+    """The pairs of a run, in its order, with columns `SCHEMA`, ``query`` and ``passage``.
+
+    Texts that are not there are null, so that their rows get an error; `explain` names the missing id.
+
+    Parameters
+    ----------
+    files
+        Run, queries and corpus.
+    fingerprints
+        The `fingerprint` of each of ``files.all``.
+    allow_missing
+        Whether a missing text is a row error; else it ends the command before any work.
+
+    Raises
+    ------
+    InputError
+        A file cannot be read, an id is twice in the queries or the corpus, a text is missing, or the
+        passages of a query do not follow each other, which `depth` needs.
+    """
+
+    columns = TextColumns("query", "passage")
+    schema = pa.schema([*SCHEMA, *_TEXT_FIELDS])
+
+    def __init__(self, files: RunFiles, fingerprints: Iterable[str], *, allow_missing: bool) -> None:
+        self._files = files
+        self._marks = tuple(fingerprints)
+        self._queries = in_memory(files.queries, ", ".join(str(file.path) for file in files.queries))
+        self._corpus = on_disk(files.corpus, self._marks[1 + len(files.queries) :])
+        self.rows = 0
+        for batch in self._ids():
+            if not allow_missing:
+                self._check_there(batch)
+            self.rows += len(batch)
+
+    def tables(self, rows_at: RowsAt) -> Iterator[pa.Table]:
+        """See `PairSource.tables`."""
+        return cut_batches(map(self._with_texts, self._ids()), self.schema, self.columns, rows_at)
+
+    def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
+        """See `Source.select`; only for the columns of the run."""
+        wanted = list(names)
+        return (batch.select(wanted) for batch in self._ids())
+
+    def check_unchanged(self) -> None:
+        """See `Source.check_unchanged`."""
+        for file, before in zip(self._files.all, self._marks, strict=True):
+            check_file_unchanged(file.path, before)
+
+    def explain(self, part: ScoredTable) -> ScoredTable:
+        """Name the id in the errors of rows whose text is not there."""
+        if part.errors.null_count == len(part.errors):
+            return part
+        errors = part.errors.to_pylist()
+        for text, key, where in (
+            ("passage", "doc_id", self._files.corpus),
+            ("query", "query_id", self._files.queries),
+        ):
+            names = ", ".join(str(file.path) for file in where)
+            column = part.table[text].combine_chunks()
+            for row in np.flatnonzero(np.asarray(pc.is_null(column))):
+                if errors[row] is not None:
+                    errors[row] = f"no text for {key} {part.table[key][row].as_py()!r} in {names}"
+        return replace(part, errors=pa.array(errors, pa.string()))
+
+    def _ids(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the run to be scored."""
+        batches = read_run(self._files.run)
+        return batches if self._files.depth is None else _cut_queries(batches, self._files, self._files.depth)
+
+    def _with_texts(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        queries = pc.dictionary_encode(batch["query_id"])
+        texts = _present(self._queries, queries.dictionary)
+        query = pa.DictionaryArray.from_arrays(queries.indices, texts).cast(_TEXT_FIELDS[0].type)
+        passage = self._corpus.take(self._corpus.find(batch["doc_id"]))
+        return pa.record_batch([*batch.columns, query, passage], schema=self.schema)
+
+    def _check_there(self, batch: pa.RecordBatch) -> None:
+        for key, index, files in (
+            ("query_id", self._queries, self._files.queries),
+            ("doc_id", self._corpus, self._files.corpus),
+        ):
+            missing = np.flatnonzero(index.find(batch[key]) < 0)
+            if len(missing):
+                names = ", ".join(str(file.path) for file in files)
+                first = batch[key][int(missing[0])].as_py()
+                raise InputError(
+                    f"{self._files.run.path}: {key} {first!r} is not in {names}; "
+                    "leave out --on-null fail to have it reported as a row error"
+                )
+
+
+def _present(index: TextIndex, ids: pa.Array) -> pa.StringArray:
+    """Texts of ids; an empty text is null, because there is nothing to ask."""
+    texts = index.take(index.find(ids))
+    return pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), pa.scalar(None, pa.string()), texts)
+
+
+def _cut_queries(batches: Iterator[pa.RecordBatch], files: RunFiles, depth: int) -> Iterator[pa.RecordBatch]:
+    """Keep the first `depth` passages of each query: by rank, else by score, else as they come."""
+    seen: set[int] = set()
+    rest: pa.RecordBatch | None = None
+    for batch in batches:
+        whole = batch if rest is None else pa.concat_batches([rest, batch])
+        starts = _starts(whole)
+        last = int(starts[-1]) if len(starts) else 0
+        if last:
+            yield _best(whole.slice(0, last), starts[:-1], files, seen, depth)
+        rest = whole.slice(last)
+    if rest is not None and len(rest):
+        yield _best(rest, _starts(rest), files, seen, depth)
+
+
+def _best(
+    batch: pa.RecordBatch, starts: npt.NDArray[np.int64], files: RunFiles, seen: set[int], depth: int
+) -> pa.RecordBatch:
+    """The rows to keep of whole queries, which begin at `starts`."""
+    for start in starts:
+        query = batch["query_id"][int(start)].as_py()
+        if hash(query) in seen:
+            raise InputError(
+                f"{files.run.path}: the passages of query {query!r} do not follow each other, which --depth "
+                "needs; sort the run by its queries"
+            )
+        seen.add(hash(query))
+    sizes = np.diff(np.r_[starts, len(batch)])
+    numbers = np.repeat(np.arange(len(starts)), sizes)
+    ranks = batch["run_rank"].to_numpy(zero_copy_only=False).astype(np.float64)
+    scores = batch["run_score"].to_numpy(zero_copy_only=False).astype(np.float64)
+    by = np.where(np.isnan(ranks), -scores, ranks)
+    order = np.lexsort((by, numbers))
+    places = np.arange(len(batch)) - np.repeat(starts, sizes)
+    kept = np.sort(order[places < depth])
+    return batch.take(pa.array(kept))
+
+
+def _starts(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """The first row of each query."""
+    places = pc.dictionary_encode(batch["query_id"]).indices.to_numpy().astype(np.int64)
+    return np.flatnonzero(np.diff(places, prepend=-1))

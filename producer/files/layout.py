@@ -1,0 +1,120 @@
+"""The layout of an output: its columns, and the order of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jobs.errors import InputError
+from producer.files.outputs import OutputFormat
+from producer.files.ranking import Ranking
+from producer.files.source import PairSource
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Columns and order of the rows of an output.
+
+    ``kept`` are the input's columns in it, ``schema`` is that of the whole file, ``score`` the name of the
+    float32 column of scores, null where a row has an error. ``group`` is the column that tells queries apart
+    if the rows are ranked, and ``is_grouped`` says whether the rows of every query follow each other.
+    """
+
+    form: OutputFormat
+    kept: Sequence[str]
+    schema: pa.Schema
+    score: str
+    group: str | None = None
+    is_grouped: bool = False
+
+    def ranking(self, folder: Path) -> Ranking | None:
+        """The ranking, with its files in `folder`; ``None`` if rows stay in input order."""
+        if self.group is None:
+            return None
+        form = self.form
+        return Ranking(
+            folder, self.group, self.score, form.rank_column, form.top_k, is_grouped=self.is_grouped
+        )
+
+
+def plan_layout(
+    source: PairSource, target: Path, form: OutputFormat, score: str, left_out: Collection[str] = ()
+) -> Layout:
+    """Plan the output of `source` at `target`. Where rows are to be ranked, the ids are read once.
+
+    `left_out` are columns of the input that are not in the output.
+
+    Raises
+    ------
+    InputError
+        The input has a column with the name of a new one, or lacks ids, or an id cannot be written.
+    """
+    is_trec = form.of(target) == "trec"
+    kept = [name for name in source.schema.names if name not in left_out]
+    if is_trec:
+        kept = list(dict.fromkeys(form.ids(source.schema)))
+    added = [pa.field(score, pa.float32())]
+    if not form.ranks(target):
+        return Layout(form, kept, _with(source.schema, kept, added), score)
+    added.append(pa.field(form.rank_column, pa.int32()))
+    group = form.group(source.schema, source.columns.query)
+    is_grouped = _survey(source, group, kept if is_trec else [])
+    return Layout(form, kept, _with(source.schema, kept, added), score, group, is_grouped)
+
+
+def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[pa.Field]) -> pa.Schema:
+    """The columns of the output; `added` are the score and perhaps the rank."""
+    names = list(kept)
+    for field, option in zip(added, ("--score-column", "--rank-column"), strict=False):
+        if field.name in names:
+            raise InputError(f"the input has a column {field.name!r} already; name the new one with {option}")
+        names.append(field.name)
+    fields = [*(schema.field(name) for name in kept), *added]
+    return pa.schema(fields, metadata=schema.metadata)
+
+
+def _survey(source: PairSource, group: str, ids: Sequence[str]) -> bool:
+    """Check the ids, and find whether the rows of every query follow each other."""
+    seen: set[int] = set()  # hashes: two queries with one hash only cost a sort
+    is_grouped, last, row = True, object(), 0
+    for batch in source.select(dict.fromkeys([group, *ids])):
+        for name in ids:
+            _check_ids(batch[name], name, row)
+        row += len(batch)
+        if not is_grouped:
+            continue
+        for value in _without_repeats(batch[group]):
+            if value != last:
+                is_grouped = is_grouped and hash(value) not in seen
+                seen.add(hash(value))
+                last = value
+    return is_grouped
+
+
+def _without_repeats(column: pa.Array) -> list[object]:
+    """The values of the column, those that follow an equal one left out."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    encoded = pc.dictionary_encode(column, null_encoding="encode")
+    places = encoded.indices.to_numpy()
+    starts = np.flatnonzero(np.diff(places, prepend=-1))
+    values: list[object] = encoded.dictionary.take(pa.array(places[starts])).to_pylist()
+    return values
+
+
+def _check_ids(column: pa.Array, name: str, first: int) -> None:
+    """Raise `InputError` if an id cannot be written between spaces."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    bad = pc.invert(pc.fill_null(pc.match_substring_regex(column.cast(pa.string()), r"^\S+$"), False))
+    place = pc.index(bad, True).as_py()
+    if place >= 0:
+        value = column[place].as_py()
+        raise InputError(
+            f"row {first + place} (counted from 0): {name} is {value!r}; a TREC run needs ids without spaces"
+        )

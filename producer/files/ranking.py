@@ -1,0 +1,188 @@
+"""Ranking: the rows of each query by their score, best first, in bounded memory.
+
+Where the rows of a query follow each other, a query is ranked as soon as the next one begins. Otherwise
+sorted parts are written to disk and merged at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_BUFFER_ROWS = 262_144
+_BUFFER_BYTES = 128 << 20
+_BATCH_ROWS = 8192
+"""Rows that the merge reads from a sorted part at a time."""
+
+_NUMBER = "rankmill.query"
+"""Column with the number of the row's query, while rows are ranked: queries are in order of appearance."""
+
+
+class Ranking:
+    """Ranks rows. Rows without a score are left out; equal scores stay in input order.
+
+    Parameters
+    ----------
+    folder
+        Folder for sorted parts.
+    group, score, rank
+        Names of the column that tells queries apart, of the column of scores, and of the column to add.
+    top_k
+        Rows to keep of each query; ``None``: all.
+    is_grouped
+        Whether the rows of every query follow each other.
+    """
+
+    def __init__(
+        self, folder: Path, group: str, score: str, rank: str, top_k: int | None, *, is_grouped: bool
+    ) -> None:
+        self._folder = folder
+        self._group = group
+        self._score = score
+        self._rank = rank
+        self._top_k = top_k
+        self._is_grouped = is_grouped
+        self._numbers: dict[object, int] = {}
+        self._queries = 0
+        self._last: object = object()  # no query
+        self._rows: list[pa.Table] = []
+        self._held_rows = self._held_bytes = 0
+        self._parts: list[Path] = []
+
+    def add(self, table: pa.Table) -> Iterator[pa.Table]:
+        """Take in rows; yield ranked rows of complete queries."""
+        table = self._numbered(table)
+        table = table.filter(pc.is_finite(table[self._score]))
+        self._rows.append(table)
+        self._held_rows += len(table)
+        self._held_bytes += table.nbytes
+        if self._held_rows < _BUFFER_ROWS and self._held_bytes < _BUFFER_BYTES:
+            return
+        if not self._is_grouped:
+            self._spill()
+            return
+        rows = pa.concat_tables(self._rows)
+        open_rows = pc.equal(rows[_NUMBER], self._queries - 1)
+        yield self._ranked(rows.filter(pc.invert(open_rows)))
+        rest = self._best(rows.filter(open_rows))  # bounded, if only the best are wanted
+        self._rows, self._held_rows, self._held_bytes = [rest], len(rest), rest.nbytes
+
+    def finish(self) -> Iterator[pa.Table]:
+        """Yield the ranked rows of the remaining queries."""
+        if self._parts:
+            self._spill()
+            yield from map(self._ranked, self._merged())
+        elif self._rows:
+            yield self._ranked(pa.concat_tables(self._rows))
+        self._rows = []
+
+    def _numbered(self, table: pa.Table) -> pa.Table:
+        """Add the number of each row's query."""
+        column = table[self._group].combine_chunks()
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        encoded = pc.dictionary_encode(column, null_encoding="encode")
+        known = np.array([self._number(value) for value in encoded.dictionary.to_pylist()], np.int64)
+        return table.append_column(_NUMBER, pa.array(known[encoded.indices.to_numpy()]))
+
+    def _number(self, value: object) -> int:
+        if self._is_grouped:  # only the first value of a table may be known: no memory of all queries
+            if value != self._last:
+                self._last, self._queries = value, self._queries + 1
+            return self._queries - 1
+        return self._numbers.setdefault(value, len(self._numbers))
+
+    def _best(self, table: pa.Table) -> pa.Table:
+        """The rows to keep, sorted by query and score."""
+        numbers = table[_NUMBER].to_numpy()
+        scores = table[self._score].to_numpy().astype(np.float32)
+        order = np.lexsort((-scores, numbers))
+        if self._top_k is not None:
+            order = order[_places(numbers[order]) <= self._top_k]
+        return table.take(order)
+
+    def _ranked(self, table: pa.Table) -> pa.Table:
+        best = self._best(table)
+        ranks = pa.array(_places(best[_NUMBER].to_numpy()), pa.int32())
+        return best.drop_columns(_NUMBER).append_column(self._rank, ranks)
+
+    def _spill(self) -> None:
+        """Write the held rows as a sorted part."""
+        rows = self._best(pa.concat_tables(self._rows)) if self._rows else None
+        self._rows, self._held_rows, self._held_bytes = [], 0, 0
+        if rows is None:
+            return
+        path = self._folder / f"sorted-{len(self._parts)}.arrow"
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        with pa.ipc.new_file(path, rows.schema, options=options) as writer:
+            writer.write_table(rows.combine_chunks().unify_dictionaries(), max_chunksize=_BATCH_ROWS)
+        self._parts.append(path)
+
+    def _merged(self) -> Iterator[pa.Table]:
+        """Merge the sorted parts; yield tables of whole queries."""
+        parts = [_SortedPart(path) for path in self._parts]
+        while parts := [part for part in parts if part.fill()]:
+            ends = [part.last for part in parts if not part.is_exhausted]
+            end = min(ends, default=None)
+            taken = [part.take(end) for part in parts]
+            rows = pa.concat_tables(taken)
+            if len(rows):
+                yield rows
+            else:  # the next query is longer than what is loaded of it
+                for part in parts:
+                    if not part.is_exhausted and part.last == end:
+                        part.load()
+
+    def close(self) -> None:
+        """Delete the sorted parts."""
+        for path in self._parts:
+            path.unlink(missing_ok=True)
+
+
+class _SortedPart:
+    """A sorted part that is read from its beginning; ``last`` is the last query that is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self._reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        self._next = 0
+        self._loaded: pa.Table = self._reader.schema.empty_table()
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether everything is loaded."""
+        return self._next >= int(self._reader.num_record_batches)
+
+    @property
+    def last(self) -> int:
+        return int(self._loaded[_NUMBER][-1].as_py())
+
+    def fill(self) -> bool:
+        """Load rows if none are loaded; return whether there are any."""
+        while not len(self._loaded) and not self.is_exhausted:
+            self.load()
+        return len(self._loaded) > 0
+
+    def load(self) -> None:
+        """Load one batch more."""
+        batch = self._reader.get_batch(self._next)
+        self._loaded = pa.concat_tables([self._loaded, pa.Table.from_batches([batch])])
+        self._next += 1
+
+    def take(self, end: int | None) -> pa.Table:
+        """Remove and return the loaded rows of the queries before `end`; ``None``: all of them."""
+        numbers = self._loaded[_NUMBER].to_numpy()
+        size = len(numbers) if end is None else int(np.searchsorted(numbers, end))
+        taken, self._loaded = self._loaded.slice(0, size), self._loaded.slice(size)
+        return taken
+
+
+def _places(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Place (from 1) of each row within its query; rows are sorted by query."""
+    starts = np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1]]) if len(numbers) else np.array([], int)
+    sizes = np.diff(np.r_[starts, len(numbers)])
+    return np.arange(len(numbers)) - np.repeat(starts, sizes) + 1

@@ -1,0 +1,49 @@
+"""The reader of each file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from producer.files.inputs import PARQUET, InputFile
+from producer.files.readers import Reader
+from producer.files.readers.delimited import DELIMITERS, DelimitedReader, notice_delimiter
+from producer.files.readers.jsonl import JsonlReader
+from producer.files.readers.lists import ListReader
+from producer.files.readers.parquet import ParquetReader
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to read files.
+
+    ``delimiter`` is the character between two fields of CSV and TSV, or its name; ``None``: noticed in CSV,
+    a tab in TSV. ``lists`` are columns to unroll: a row becomes one row for each item.
+    """
+
+    delimiter: str | None = None
+    lists: Sequence[str] = ()
+
+
+def choose(file: InputFile, texts: Sequence[str], options: Options) -> Reader:
+    """The reader of a file with the text columns `texts`.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read.
+    """
+    reader = _plain(file, texts, options)
+    return ListReader(reader, options.lists) if options.lists else reader
+
+
+def _plain(file: InputFile, texts: Sequence[str], options: Options) -> Reader:
+    if file.kind in PARQUET:
+        return ParquetReader()
+    if file.kind == ".csv":
+        named = options.delimiter and DELIMITERS.get(options.delimiter, options.delimiter)
+        return DelimitedReader(named or notice_delimiter(file.path, texts), has_quotes=True)
+    if file.kind == ".tsv":
+        named = options.delimiter and DELIMITERS.get(options.delimiter, options.delimiter)
+        return DelimitedReader(named or "\t", has_quotes=False)
+    return JsonlReader()

@@ -1,0 +1,135 @@
+"""A JSON array of objects, as a stream of JSON lines."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from jobs.errors import InputError
+from producer.files.readers.json_bounds import MAX_DEPTH, MAX_LINE_BYTES
+
+_READ_BYTES = 1 << 20
+_BLOCK_CHARS = 4 << 20
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def array_blocks(path: Path, stream: pa.NativeFile, start: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield ``(item, block)``: lines with one item of the array each, and the first item's number (from 1).
+
+    Parameters
+    ----------
+    path
+        The file, for messages.
+    stream
+        The file, read up to the end of `start`.
+    start
+        The beginning of the file, with the opening bracket.
+
+    Raises
+    ------
+    InputError
+        It is not a JSON array, or an item is too long.
+    """
+    lines: list[str] = []
+    number, size = 1, 0
+    for line in _items(path, _Text(path, stream, start)):
+        lines.append(line)
+        size += len(line)
+        if size >= _BLOCK_CHARS:
+            yield number, "\n".join(lines).encode("utf-8", "surrogatepass")
+            number, size, lines = number + len(lines), 0, []
+    if lines:
+        yield number, "\n".join(lines).encode("utf-8", "surrogatepass")
+
+
+class _Text:
+    """The text that is read and not yet used: from ``at`` on."""
+
+    def __init__(self, path: Path, stream: pa.NativeFile, start: bytes) -> None:
+        self._path = path
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder("utf-8-sig")()
+        self.text = ""
+        self.at = 0
+        self._add(start)
+
+    def more(self) -> bool:
+        """Read more; return whether there was any."""
+        data = self._stream.read(_READ_BYTES)
+        self._add(data)
+        return bool(data)
+
+    def next(self) -> str:
+        """The next character that is no space, or nothing at the end."""
+        while True:
+            self.at = _end_of_space(self.text, self.at)
+            if self.at < len(self.text):
+                return self.text[self.at]
+            if not self.more():
+                return ""
+
+    def _add(self, data: bytes) -> None:
+        try:
+            self.text = self.text[self.at :] + self._decoder.decode(data, final=not data)
+        except UnicodeDecodeError:
+            raise InputError(
+                f"{self._path}: not valid UTF-8; "
+                "convert the file first, for example: iconv -f latin1 -t utf-8"
+            ) from None
+        self.at = 0
+
+
+def _items(path: Path, text: _Text) -> Iterator[str]:
+    """Yield each item of the array as one line of JSON."""
+    decoder = json.JSONDecoder(strict=False)
+    text.next()
+    text.at += 1
+    number = 1
+    while text.next() != "]" or number > 1:
+        yield _item(path, text, decoder, number)
+        after = text.next()
+        text.at += 1
+        if after == "]":
+            break
+        if after != ",":
+            raise InputError(f"{path}, item {number}: not JSON: no comma after it (is the file truncated?)")
+        number += 1
+    else:
+        text.at += 1
+    if text.next():
+        raise InputError(f"{path}: there is something after the array")
+
+
+def _item(path: Path, text: _Text, decoder: json.JSONDecoder, number: int) -> str:
+    while True:
+        text.next()
+        try:
+            value, end = decoder.raw_decode(text.text, text.at)
+            if end < len(text.text) or not text.more():  # else it may be half a number
+                break
+            continue
+        except json.JSONDecodeError as error:
+            if len(text.text) - text.at > MAX_LINE_BYTES:
+                raise InputError(f"{path}, item {number}: longer than {MAX_LINE_BYTES >> 20} MiB") from None
+            if not text.more():
+                raise InputError(f"{path}, item {number}: not JSON: {error.msg}") from None
+        except RecursionError:
+            raise InputError(
+                f"{path}, item {number}: lists and objects nested deeper than {MAX_DEPTH}"
+            ) from None
+        except ValueError as error:  # an integer of thousands of digits
+            raise InputError(f"{path}, item {number}: {error}") from None
+    raw = text.text[text.at : end]
+    text.at = end
+    return json.dumps(value) if "\n" in raw or "\r" in raw else raw
+
+
+def _end_of_space(text: str, at: int) -> int:
+    found = _SPACE.match(text, at)
+    assert found
+    return found.end()

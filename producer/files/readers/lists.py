@@ -1,0 +1,103 @@
+"""Files with one row for a query and a list of passages, read as one row for each pair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jobs.errors import InputError
+from producer.files.readers import Reader, Survey, first_null
+
+_ROWS = 64
+"""Rows to read at a time; each may have a thousand passages."""
+
+
+class ListReader:
+    """Reads another reader's rows, with their lists unrolled: one row for each item.
+
+    Columns that are no lists to unroll are repeated. A row whose lists are empty or null makes no pair.
+
+    Parameters
+    ----------
+    inner
+        Reads the file.
+    lists
+        Columns to unroll; the lists of a row have the same length.
+    """
+
+    def __init__(self, inner: Reader, lists: Sequence[str]) -> None:
+        self._inner = inner
+        self._lists = lists
+
+    def survey(self, path: Path, texts: Sequence[str], *, find_nulls: bool) -> Survey:
+        """See `Reader.survey`; reads the lists once."""
+        plain = [name for name in texts if name not in self._lists]
+        found = self._inner.survey(path, plain, find_nulls=False)
+        if not found.schema.names:
+            return found
+        schema = pa.schema([self._unrolled(path, field) for field in found.schema])
+        missing = [name for name in self._lists if name not in schema.names]
+        if missing:
+            raise InputError(f"{path}: --list-columns: no column {missing[0]!r} in the input")
+        wanted = [name for name in schema.names if name in {*self._lists, *(plain if find_nulls else [])}]
+        rows, null = 0, None
+        for batch in self._unroll(path, pa.schema([found.schema.field(name) for name in wanted])):
+            if find_nulls and null is None:
+                place = first_null(batch, texts)
+                null = None if place is None else rows + place
+            rows += batch.num_rows
+        return Survey(schema, rows, null, found.forms)
+
+    def batches(self, path: Path, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
+        """See `Reader.batches`; a batch has the pairs of some rows of the file."""
+        fields = [
+            field.with_type(pa.list_(field.type)) if field.name in self._lists else field for field in schema
+        ]
+        yield from self._unroll(path, pa.schema(fields))
+
+    def _unroll(self, path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        row = 0
+        for batch in self._inner.batches(path, schema, _ROWS):
+            yield self._pairs(path, batch, row)
+            row += len(batch)
+
+    def _pairs(self, path: Path, batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
+        lists = [name for name in batch.schema.names if name in self._lists]
+        lengths = {name: _lengths(batch[name]) for name in lists}
+        for name in lists[1:]:
+            wrong = np.flatnonzero(lengths[name] != lengths[lists[0]])
+            if len(wrong):
+                row = int(wrong[0])
+                raise InputError(
+                    f"{path}: row {first + row} (counted from 0) has {lengths[lists[0]][row]} items in "
+                    f"{lists[0]!r} and {lengths[name][row]} in {name!r}; lists that are unrolled together "
+                    "need the same length (--list-columns)"
+                )
+        repeats = pa.array(np.repeat(np.arange(len(batch)), lengths[lists[0]]))
+        columns = [
+            pc.list_flatten(batch[name]) if name in lists else batch[name].take(repeats)
+            for name in batch.schema.names
+        ]
+        return pa.record_batch(columns, names=batch.schema.names)
+
+    def _unrolled(self, path: Path, field: pa.Field) -> pa.Field:
+        if field.name not in self._lists:
+            return field
+        if not _is_list(field.type):
+            raise InputError(f"{path}: column {field.name!r} holds {field.type}, no lists (--list-columns)")
+        return pa.field(field.name, field.type.value_type)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(test(kind) for test in tests)
+
+
+def _lengths(column: pa.Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    found: np.ndarray[tuple[int], np.dtype[np.int64]]
+    found = np.asarray(pc.fill_null(pc.list_value_length(column), 0)).astype(np.int64)
+    return found

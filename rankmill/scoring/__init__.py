@@ -1,0 +1,1 @@
+"""What score-file is asked for, and what it reports."""

@@ -1,0 +1,119 @@
+"""What score-file is asked to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from jobs.errors import InputError
+from jobs.runtime.settings import Settings
+from producer.files.corpus.joined import RunFiles
+from producer.files.inputs import InputFile, find_files, stem
+from producer.files.outputs import OutputFormat, default_ending
+from producer.files.readers import TextColumns
+from producer.files.standard_input import NAME as STANDARD_INPUT
+
+TEXTS = ("query", "passage")
+"""Columns of a run with its queries and corpus that are in the output only if they are asked for."""
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A run to score, its queries and its corpus; ``depth`` as of `RunFiles`."""
+
+    run: str
+    queries: Sequence[str]
+    corpus: Sequence[str]
+    depth: int | None = None
+    with_texts: bool = False
+
+    def files(self) -> RunFiles:
+        """Find the files.
+
+        Raises
+        ------
+        InputError
+            One is not there.
+        """
+        if not Path(self.run).is_file():
+            raise InputError(f"{self.run}: no such file (--run)")
+        run = InputFile(Path(self.run))
+        return RunFiles(run, find_files(self.queries), find_files(self.corpus), self.depth)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Options of the command line that are not settings."""
+
+    inputs: Sequence[str]
+    output: str | None
+    columns: TextColumns
+    score_column: str
+    text_columns: Sequence[str]
+    allow_nulls: bool
+    force: bool
+    restart: bool
+    quiet: bool
+    form: OutputFormat = field(default_factory=OutputFormat)
+    delimiter: str | None = None
+    list_columns: Sequence[str] = ()
+    limit: int | None = None
+    run: RunRequest | None = None
+
+    @property
+    def reads_stdin(self) -> bool:
+        """Whether the input is standard input.
+
+        Raises
+        ------
+        InputError
+            It is one of several inputs.
+        """
+        if STANDARD_INPUT in self.inputs and len(self.inputs) > 1:
+            raise InputError("standard input (-) must be the only input")
+        return STANDARD_INPUT in self.inputs
+
+    def target(self, files: Sequence[InputFile]) -> Path:
+        """The requested output, else ``<input stem>.scored.parquet`` beside the input."""
+        if self.output:
+            return Path(self.output)
+        if self.run:
+            path = Path(self.run.run).resolve()
+            return path.with_name(f"{stem(path)}.scored{default_ending(self.form.kind)}")
+        if self.reads_stdin:
+            raise InputError("standard input (-) has no name; name the output with -o")
+        if len(self.inputs) > 1 or (len(files) > 1 and not Path(self.inputs[0]).is_dir()):
+            raise InputError("several inputs make one output; name it with -o")
+        whole = Path(self.inputs[0])
+        name = whole.resolve().name if whole.is_dir() else stem(files[0].path)
+        folder = (whole if whole.is_dir() else files[0].path).resolve().parent
+        return folder / f"{name}.scored{default_ending(self.form.kind)}"
+
+    def options(self, settings: Settings) -> dict[str, object]:
+        """Options that change the rows of the output, by their names on the command line."""
+        form, usual = self.form, OutputFormat()
+        return {
+            **settings.spec().model_dump(),
+            "query_column": self.columns.query,
+            "passage_column": self.columns.passage,
+            "score_column": self.score_column,
+            "on_null": "error" if self.allow_nulls else "fail",
+            **({"text_columns": ", ".join(sorted(self.text_columns))} if self.text_columns else {}),
+            **_given("top_k", form.top_k, usual.top_k),
+            **_given("rank_column", form.rank_column, usual.rank_column),
+            **_given("output_format", form.kind, usual.kind),
+            **_given("query_id_column", form.query_id, usual.query_id),
+            **_given("passage_id_column", form.passage_id, usual.passage_id),
+            **_given("tag", form.tag, usual.tag),
+            **_given("delimiter", self.delimiter, None),
+            **_given("list_columns", ",".join(self.list_columns), ""),
+            **_given("limit", self.limit, None),
+            **_given("depth", self.run and self.run.depth, None),
+            **_given("with_texts", bool(self.run and self.run.with_texts), False),
+        }
+
+
+def _given(name: str, value: object, usual: object) -> dict[str, object]:
+    """The option, if it is not as usual."""
+    return {} if value == usual else {name: value}

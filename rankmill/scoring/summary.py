@@ -1,0 +1,114 @@
+"""What score-file reports: sums over the chunks, the summary, and the metadata of the output."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+from jobs.runtime.settings import Settings
+from producer.files.sink import ScoredFile
+from producer.splitting import ScoredTable
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Result of the command, as printed with ``--json``.
+
+    ``resumed_rows`` of the ``rows`` were scored by earlier, interrupted runs of the command;
+    ``seconds`` and ``pairs_per_second`` do not count them. ``startup_seconds`` is the time until the
+    first worker was ready; ``pairs_per_second`` excludes it. ``real_token_share`` is the share of the
+    computed tokens that were not padding. ``int8_gain`` is the speed of int8 divided by the speed of
+    the precision used, if workers have measured it.
+    """
+
+    output: str
+    rows: int
+    resumed_rows: int
+    row_errors: int
+    errors_file: str | None
+    seconds: float
+    startup_seconds: float
+    pairs_per_second: float
+    real_token_share: float
+    retries: int
+    model: str
+    revision: str | None
+    backend: str
+    device: str
+    precision: str
+    int8_gain: float | None
+
+
+@dataclass
+class Tally:
+    """Sums over the chunks' statistics, and the number of rows that earlier processes scored."""
+
+    resumed_rows: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    retries: int = 0
+    how: set[tuple[str, str, str]] = field(default_factory=set)
+    revisions: set[str] = field(default_factory=set)
+    int8_gain: float | None = None
+    """The smallest gain that any worker has measured."""
+
+    def add(self, part: ScoredTable) -> None:
+        stats = part.stats
+        if stats is None:
+            return
+        self.tokens += stats.tokens
+        self.padded_tokens += stats.padded_tokens
+        self.retries += stats.attempt - 1
+        self.how.add((stats.backend, stats.device, stats.precision))
+        if stats.revision:
+            self.revisions.add(stats.revision)
+        if stats.int8_gain is not None:
+            self.int8_gain = min(stats.int8_gain, self.int8_gain or math.inf)
+
+    def named(self, index: int) -> str:
+        """Backend (0), device (1) or precision (2); joined with commas where workers differ."""
+        return ", ".join(sorted({how[index] for how in self.how}))
+
+    @property
+    def revision(self) -> str | None:
+        return ", ".join(sorted(self.revisions)) or None
+
+
+def metadata(settings: Settings, tally: Tally) -> dict[str, str]:
+    """Metadata of the output file: release, model, precision and so on."""
+    return {
+        "rankmill.version": version("rankmill"),
+        "rankmill.model": settings.model,
+        "rankmill.revision": tally.revision or settings.revision or "",
+        "rankmill.precision": tally.named(2) or settings.precision,
+        "rankmill.backend": tally.named(0),
+        "rankmill.device": tally.named(1),
+        "rankmill.max_length": str(settings.max_length or ""),
+        "rankmill.activation": settings.activation,
+    }
+
+
+def summarize(
+    output: ScoredFile, settings: Settings, startup: float, tally: Tally, seconds: float
+) -> Summary:
+    """The summary of a finished command; `startup` and `seconds` are in seconds."""
+    fresh_rows = output.rows - tally.resumed_rows
+    return Summary(
+        output=str(output.path),
+        rows=output.rows,
+        resumed_rows=tally.resumed_rows,
+        row_errors=output.row_errors,
+        errors_file=str(output.errors_path) if output.row_errors else None,
+        seconds=round(seconds, 3),
+        startup_seconds=round(startup, 3),
+        pairs_per_second=round(fresh_rows / max(seconds - startup, 1e-9), 1),
+        real_token_share=round(tally.tokens / tally.padded_tokens, 4) if tally.padded_tokens else 1.0,
+        retries=tally.retries,
+        model=settings.model,
+        revision=tally.revision,
+        backend=tally.named(0),
+        device=tally.named(1),
+        precision=tally.named(2),
+        int8_gain=None if tally.int8_gain is None else round(tally.int8_gain, 2),
+    )

@@ -1,0 +1,165 @@
+"""Inputs beside plain files of pairs: JSON arrays, delimiters, lists of passages, limits."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jobs.errors import InputError
+from producer.files.inputs import find_files
+from producer.files.readers import TextColumns, json_array
+from producer.files.readers.choice import Options
+from producer.files.source import Source, open_source
+
+PAIRS = [{"query": f"q{n}", "passage": f"p{n}", "n": n} for n in range(5)]
+
+
+def opened(path: Path, passage: str = "passage", *, nulls: bool = True, **given: Any) -> Source:
+    limit = given.pop("limit", None)
+    columns = TextColumns("query", passage)
+    return open_source(
+        find_files([str(path)]), columns, allow_nulls=nulls, options=Options(**given), limit=limit
+    )
+
+
+def read(path: Path, passage: str = "passage", **given: Any) -> list[dict[str, Any]]:
+    source = opened(path, passage, **given)
+    rows = [row for table in source.tables(lambda _: 2) for row in table.to_pylist()]
+    assert len(rows) == source.rows
+    return rows
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.jsonl"])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_json_array_is_read(tmp_path: Path, name: str, indent: int | None) -> None:
+    raw = json.dumps(PAIRS, indent=indent).encode()
+    (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith("gz") else raw)
+    assert read(tmp_path / name) == PAIRS
+
+
+def test_json_lines_may_be_called_json_and_parquet_pq(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("".join(json.dumps(row) + "\n" for row in PAIRS))
+    pq.write_table(pa.Table.from_pylist(PAIRS), tmp_path / "b.pq")
+    assert read(tmp_path / "a.json") == read(tmp_path / "b.pq") == PAIRS
+
+
+_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(st.lists(_values, max_size=6), st.sampled_from([None, 1]), st.integers(1, 9), st.booleans())
+def test_items_of_an_array_are_found_wherever_it_is_cut(
+    monkeypatch: pytest.MonkeyPatch, values: list[Any], indent: int | None, size: int, ascii_only: bool
+) -> None:
+    monkeypatch.setattr(json_array, "_READ_BYTES", size)
+    monkeypatch.setattr(json_array, "_BLOCK_CHARS", 4)
+    raw = json.dumps(values, indent=indent, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return
+    stream = pa.input_stream(pa.BufferReader(raw))
+    blocks = list(json_array.array_blocks(Path("a.json"), stream, stream.read(size)))
+    found = [(number, json.loads(line)) for number, block in blocks for line in [block.split(b"\n")[0]]]
+    every = [json.loads(line) for _, block in blocks for line in block.split(b"\n")]
+    assert every == values
+    assert all(values[number - 1] == value for number, value in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[{"query": "q", "passage": "p"}', "item 1: not JSON: no comma after it"),
+        ('[{"query": "q", "passage": "p"}, {"query"', "item 2: not JSON"),
+        ('[{"query": "q", "passage": "p"},]', "item 2: not JSON"),
+        ('[{"query": "q", "passage": "p"}] more', "there is something after the array"),
+        ("[1]", "line 1: not a JSON object but int"),
+        ("[" * 100_000, "nested deeper than 32"),
+        ("[{}" + "," * 3 + "]", "item 2: not JSON"),
+    ],
+)
+def test_damaged_arrays(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(InputError, match=message):
+        opened(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "name"), [(",", "comma"), (";", "semicolon"), ("\t", "tab"), ("|", "pipe")]
+)
+def test_the_delimiter_of_csv_is_noticed_or_named(tmp_path: Path, delimiter: str, name: str) -> None:
+    rows = [["query", "passage", "a,b|c"], ['"q;1"', '"say ""p"""', "1"]]
+    (tmp_path / "a.csv").write_text(
+        "".join(delimiter.join(row) + "\n" for row in rows).replace("a,b|c", '"a,b|c"')
+    )
+    expected = [{"query": "q;1", "passage": 'say "p"', "a,b|c": 1}]
+    assert read(tmp_path / "a.csv") == expected
+    assert (
+        read(tmp_path / "a.csv", delimiter=delimiter) == read(tmp_path / "a.csv", delimiter=name) == expected
+    )
+
+
+def test_a_file_without_the_columns_is_shown_as_it_is_separated(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("question;answer\nq;p\n")
+    with pytest.raises(InputError, match="no column 'query'; it has 'question', 'answer'"):
+        opened(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+def test_lists_of_passages_become_pairs(tmp_path: Path, name: str) -> None:
+    rows = [
+        {"query": "q0", "passages": ["a", "b", None], "ids": [1, 2, 3], "more": [7]},
+        {"query": "q1", "passages": [], "ids": [], "more": []},
+        {"query": "q2", "passages": ["c"], "ids": [4], "more": None},
+        {"query": "q3", "passages": None, "ids": None, "more": None},
+    ]
+    table = pa.Table.from_pylist(rows)
+    if name.endswith("parquet"):
+        pq.write_table(table, tmp_path / name)
+    else:
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read(tmp_path / name, "passages", lists=("passages", "ids")) == [
+        {"query": "q0", "passages": "a", "ids": 1, "more": [7]},
+        {"query": "q0", "passages": "b", "ids": 2, "more": [7]},
+        {"query": "q0", "passages": None, "ids": 3, "more": [7]},
+        {"query": "q2", "passages": "c", "ids": 4, "more": None},
+    ]
+    with pytest.raises(InputError, match=r"row 2 \(counted from 0\) has a null query or passage"):
+        opened(tmp_path / name, "passages", lists=("passages", "ids"), nulls=False)
+    with pytest.raises(InputError, match=r"row 0 .* has 3 items in 'passages' and 1 in 'more'"):
+        read(tmp_path / name, "passages", lists=("passages", "more"))
+    with pytest.raises(InputError, match="--list-columns: no column 'x'"):
+        opened(tmp_path / name, "passages", lists=("passages", "x"))
+
+
+def test_a_list_that_is_not_unrolled_is_told_how(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"query": ["q"], "passage": [["p"]]}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="--list-columns passage makes a row of each item"):
+        opened(tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="column 'query' holds string, no lists"):
+        opened(tmp_path / "a.parquet", lists=("query",))
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 9])
+def test_a_limit_takes_the_first_rows(tmp_path: Path, limit: int) -> None:
+    pq.write_table(pa.Table.from_pylist(PAIRS), tmp_path / "a.parquet", row_group_size=2)
+    assert read(tmp_path / "a.parquet", limit=limit) == PAIRS[:limit]
+
+
+def test_nulls_beyond_the_limit_do_not_matter(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"query": ["q", None], "passage": ["p", "p"]}), tmp_path / "a.parquet")
+    assert opened(tmp_path / "a.parquet", nulls=False, limit=1).rows == 1
+    with pytest.raises(InputError, match="row 1"):
+        opened(tmp_path / "a.parquet", nulls=False, limit=2)

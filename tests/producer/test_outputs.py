@@ -1,0 +1,226 @@
+"""Writing output: every format, ranked or as read, and what a format cannot hold."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs.errors import InputError
+from producer.files import ranking as ranking_module
+from producer.files.inputs import find_files
+from producer.files.layout import plan_layout
+from producer.files.outputs import OutputFormat, check_target
+from producer.files.readers import TextColumns
+from producer.files.sink import ScoredFile
+from producer.files.source import open_source
+from producer.splitting import ScoredTable
+
+COLUMNS = TextColumns("query", "passage")
+
+
+def scored(table: pa.Table, scores: list[float | None]) -> ScoredTable:
+    values = pa.array(scores, pa.float32())
+    errors = pa.array([None if score is not None else "no score" for score in scores], pa.string())
+    return ScoredTable(table, values, errors, None, 1, "w")
+
+
+def make(target: Path, table: pa.Table, scores: list[float | None], rows: int = 3, **options: Any) -> Path:
+    """Write `table` with `scores` to `target`, as score-file does, `rows` at a time."""
+    pq.write_table(table, target.parent / "in.parquet")
+    source = open_source(find_files([str(target.parent / "in.parquet")]), COLUMNS, allow_nulls=True)
+    form = OutputFormat(**options)
+    check_target(target, form)
+    folder = target.parent / "work"
+    folder.mkdir(exist_ok=True)
+    with ScoredFile(target, folder, plan_layout(source, target, form, "score")) as output:
+        for start in range(0, len(table), rows):
+            output.write(scored(table.slice(start, rows), scores[start : start + rows]))
+        output.finish({"rankmill.version": "1"})
+        output.publish()
+    assert not list(folder.iterdir())
+    return target
+
+
+def read_back(path: Path) -> list[dict[str, Any]]:
+    """The file as score-file itself reads it."""
+    source = open_source(find_files([str(path)]), COLUMNS, allow_nulls=True)
+    tables = list(source.tables(lambda _: 1000))
+    return [] if not tables else list(pa.concat_tables(tables).to_pylist())
+
+
+_texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\0"), max_size=12)
+_scores = st.none() | st.floats(-100, 100, width=32)
+_row = st.tuples(_texts | st.none(), _texts | st.none(), _texts, st.integers(-9, 9), st.booleans(), _scores)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(_row, min_size=1, max_size=8),
+    st.sampled_from([".csv", ".jsonl"]),
+    st.sampled_from(["", ".gz", ".zst"]),
+)
+def test_what_is_written_is_read_back(rows: list[tuple[Any, ...]], kind: str, end: str) -> None:
+    rows = [("q", "p", "text", 1, True, 0.5), *rows]
+    *columns, scores = (list(column) for column in zip(*rows, strict=True))
+    names = ["query", "passage", "note", "n", "seen"]
+    kinds = [pa.string(), pa.string(), pa.string(), pa.int64(), pa.bool_()]
+    table = pa.table(
+        [pa.array(values, kind) for values, kind in zip(columns, kinds, strict=True)], names=names
+    )
+    with tempfile.TemporaryDirectory() as directory:
+        path = make(Path(directory) / f"out{kind}{end}", table, scores)
+        source = open_source(find_files([str(path)]), COLUMNS, allow_nulls=True, as_text=["note"])
+        back = pa.concat_tables(list(source.tables(lambda _: 1000))).to_pylist()
+    for row, found, score in zip(table.to_pylist(), back, scores, strict=True):
+        assert {name: found[name] for name in names} == row
+        assert found["score"] is None if score is None else np.float32(found["score"]) == np.float32(score)
+
+
+def test_tsv_has_no_quotes_and_no_line_ends_in_values(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = pa.table({"query": ['say "a"', "b\tc"], "passage": ["x\ny", None], "n": [1, None]})
+    path = make(tmp_path / "out.tsv", table, [0.1, 1.5])
+    assert path.read_text() == 'query\tpassage\tn\tscore\nsay "a"\tx y\t1\t0.1\nb c\t\t\t1.5\n'
+    assert "2 values had tabs or line ends" in caplog.text
+
+
+def test_json_holds_lists_times_and_no_nan(tmp_path: Path) -> None:
+    table = pa.table(
+        {"query": ["q"], "passage": ["p"], "more": [[1.5, math.nan]], "day": pa.array([0], pa.date32())}
+    )
+    (line,) = make(tmp_path / "out.jsonl", table, [0.1]).read_text().splitlines()
+    assert json.loads(line) == {
+        "query": "q",
+        "passage": "p",
+        "more": [1.5, None],
+        "day": "1970-01-01",
+        "score": 0.1,
+    }
+
+
+def test_what_a_format_cannot_hold_is_said_before_any_work(tmp_path: Path) -> None:
+    table = pa.table({"query": ["q"], "passage": ["p"], "more": [[1]], "raw": [b"x"]})
+    with pytest.raises(
+        InputError, match=r"CSV cannot hold column 'more' \(list<.*name an output that ends in"
+    ):
+        make(tmp_path / "out.csv", table, [1.0])
+    with pytest.raises(InputError, match="JSON cannot hold column 'raw'"):
+        make(tmp_path / "out.jsonl", table, [1.0])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("out.txt", None, "cannot tell the format from the name"),
+        ("out.csv", "jsonl", "--output-format jsonl does not fit the name's ending .csv"),
+        ("out.parquet.gz", None, "Parquet is compressed inside"),
+    ],
+)
+def test_names_that_do_not_fit(tmp_path: Path, name: str, kind: str | None, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_target(tmp_path / name, OutputFormat(kind))
+
+
+_queries = st.lists(st.integers(0, 5), min_size=1, max_size=40)
+
+
+def best(queries: list[int], scores: list[float | None], top_k: int | None) -> list[tuple[int, int, int]]:
+    """``(query, row, rank)`` as a few lines of Python rank them."""
+    found = []
+    for query in dict.fromkeys(queries):
+        rows = [row for row, each in enumerate(queries) if each == query and scores[row] is not None]
+        ranked = sorted(rows, key=lambda row: -np.float32(scores[row]))[:top_k]
+        found += [(query, row, rank) for rank, row in enumerate(ranked, 1)]
+    return found
+
+
+@pytest.fixture
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranking_module, "_BUFFER_ROWS", 5)
+    monkeypatch.setattr(ranking_module, "_BATCH_ROWS", 2)
+
+
+@pytest.mark.usefixtures("small_buffers")
+@settings(max_examples=40)
+@given(_queries, st.data(), st.none() | st.integers(1, 4), st.booleans(), st.integers(1, 7))
+def test_the_best_of_each_query_are_ranked(
+    queries: list[int], data: st.DataObject, top_k: int | None, in_order: bool, rows: int
+) -> None:
+    if in_order:
+        queries = sorted(queries)
+    scores = data.draw(st.lists(_scores, min_size=len(queries), max_size=len(queries)))
+    ids = pa.array([None if query == 5 else str(query) for query in queries], pa.string())
+    table = pa.table(
+        {
+            "query": ["q"] * len(queries),
+            "passage": ["p"] * len(queries),
+            "qid": ids,
+            "row": range(len(queries)),
+        }
+    )
+    table = table.set_column(2, "qid", table["qid"].dictionary_encode())
+    with tempfile.TemporaryDirectory() as directory:
+        path = make(Path(directory) / "out.parquet", table, scores, rows, top_k=top_k or 1000)
+        found = pq.read_table(path)
+    assert list(zip(found["row"].to_pylist(), found["rank"].to_pylist(), strict=True)) == [
+        (row, rank) for _, row, rank in best(queries, scores, top_k)
+    ]
+    assert found["score"].null_count == 0
+
+
+def test_a_trec_run(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "qid": [1, 1, 2],
+            "docno": ["a", "b", "a"],
+            "query": ["q"] * 3,
+            "passage": ["p"] * 3,
+            "score": [9, 8, 7],
+        }
+    )
+    path = make(tmp_path / "out.run", table, [0.5, 1.25, None], kind="trec", tag="mine")
+    assert path.read_text() == "1 Q0 b 1 1.25 mine\n1 Q0 a 2 0.5 mine\n"
+    (error,) = Path(f"{path}.errors.jsonl").read_text().splitlines()
+    assert json.loads(error)["row"] == 2
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        ({}, {}, "a TREC run needs ids, and the input has no column query_id or qid"),
+        ({"qid": ["1", "2"]}, {}, "no column passage_id or pid"),
+        ({"qid": ["1", "2"]}, {"query_id": "topic"}, "--query-id-column: no column 'topic'"),
+        (
+            {"qid": ["1", "2"], "pid": ["a", "b c"]},
+            {},
+            "row 1 .*: pid is 'b c'; a TREC run needs ids without",
+        ),
+        ({"qid": ["1", None], "pid": ["a", "b"]}, {}, "row 1 .*: qid is None"),
+        ({"qid": ["1", "2"], "pid": ["a", "b"]}, {"tag": "a b"}, "--tag 'a b'"),
+    ],
+)
+def test_a_trec_run_needs_ids(
+    tmp_path: Path, columns: dict[str, list[str]], options: dict[str, Any], message: str
+) -> None:
+    table = pa.table({"query": ["q", "q"], "passage": ["p", "p"], **columns})
+    with pytest.raises(InputError, match=message):
+        make(tmp_path / "out.trec", table, [1.0, 2.0], **options)
+
+
+def test_a_column_of_the_same_name_is_not_overwritten(tmp_path: Path) -> None:
+    table = pa.table({"query": ["q"], "passage": ["p"], "rank": [1]})
+    with pytest.raises(InputError, match="a column 'rank' already; name the new one with --rank-column"):
+        make(tmp_path / "out.csv", table, [1.0], top_k=1)
+    make(tmp_path / "out.csv", table, [1.0], top_k=1, rank_column="new")
+    assert read_back(tmp_path / "out.csv")[0]["new"] == 1

@@ -1,0 +1,275 @@
+"""Runs with queries and corpus: every format of them, what is missing, and the corpus' index."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs.errors import InputChanged, InputError
+from producer.files.corpus import index as index_module
+from producer.files.corpus.index import SUFFIX, in_memory, on_disk
+from producer.files.corpus.joined import JoinedSource, RunFiles
+from producer.files.corpus.run_file import read_run
+from producer.files.corpus.texts import read_texts
+from producer.files.inputs import InputFile
+from producer.files.manifest import fingerprint
+from producer.splitting import ScoredTable
+
+ROWS = [("1", "a", 1, 9.5), ("1", "b", 2, 8.25), ("2", "a", 1, 7.0), ("2", "d", 2, 6.5)]
+
+
+def as_run(path: Path, rows: list[tuple[str, str, int, float]] = ROWS) -> Path:
+    """`rows` as the kind of run that the name of `path` asks for."""
+    named = [dict(zip(("qid", "docid", "rank", "score"), row, strict=True)) for row in rows]
+    kind, *_ = [suffix for suffix in path.suffixes if suffix != ".gz"]
+    if kind == ".parquet":
+        pq.write_table(pa.Table.from_pylist(named), path)
+        return path
+    text = {
+        ".trec": "".join(f"{q} Q0\t{d}  {rank} {score} me\n" for q, d, rank, score in rows),
+        ".tsv": "".join(f"{q}\t{d}\t{rank}\t{score}\n" for q, d, rank, score in rows),
+        ".txt": "qid docid rank score\r\n" + "".join(f"{q} {d} {r} {s}\r\n" for q, d, r, s in rows),
+        ".csv": "qid,docid,rank,score\n" + "".join(f"{q},{d},{r},{s}\n" for q, d, r, s in rows),
+        ".jsonl": "".join(json.dumps(row) + "\n" for row in named),
+        ".json": json.dumps(named),
+    }[kind]
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+def rows_of(path: Path) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for batch in read_run(InputFile(path)) for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["a.trec", "a.trec.gz", "a.tsv", "a.txt", "a.csv", "a.jsonl", "a.jsonl.gz", "a.json", "a.parquet"],
+)
+def test_every_kind_of_run_is_read(tmp_path: Path, name: str) -> None:
+    assert rows_of(as_run(tmp_path / name)) == ROWS
+
+
+def test_runs_without_rank_or_score_and_with_lists(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("1\ta\n1\tb\n")
+    assert rows_of(path) == [("1", "a", None, None), ("1", "b", None, None)]
+    path.write_text("1\ta\t3\n")
+    assert rows_of(path) == [("1", "a", 3, None)]
+    path.write_text("1\ta\t3.5")
+    assert rows_of(path) == [("1", "a", None, 3.5)]
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        '{"qid": 1, "docid": [7, 8], "score": [2.5, 1.5]}\n{"qid": 2, "docid": [], "score": []}\n'
+    )
+    assert rows_of(path) == [("1", "7", None, 2.5), ("1", "8", None, 1.5)]
+
+
+_ids = st.text(
+    st.characters(min_codepoint=33, max_codepoint=1000, exclude_categories=["Z", "C"]), min_size=1, max_size=5
+)
+_runs = st.lists(
+    st.tuples(_ids, _ids, st.integers(0, 999), st.floats(-1e6, 1e6, allow_nan=False)), max_size=12
+)
+
+
+@settings(max_examples=60)
+@given(_runs, st.sampled_from(["\t", " ", "  ", " \t"]), st.booleans())
+def test_trec_runs_of_any_spacing(rows: list[tuple[Any, ...]], space: str, ends: bool) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "a.trec"
+        lines = [space.join([q, "Q0", d, str(rank), repr(score), "tag"]) for q, d, rank, score in rows]
+        path.write_text("\n".join(lines) + ("\n" if ends else ""), encoding="utf-8")
+        if rows and rows[0][0].lower() in {"qid", "query_id"}:
+            return
+        assert rows_of(path) == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 Q0 a 1 2.5 t\n2 Q0 b 1 2.5\n", "line 2: 5 fields, not 6 as in line 1"),
+        ("1 Q0 a 1 2.5 t\n2 Q0 b x 2.5 t\n", "line 2: rank is 'x', no number"),
+        ("1 Q0 a 1 2.5 t\n\n2 Q0 b 1 y t\n", "line 3: score is 'y', no number"),
+        ("one\n", "line 1: 1 fields; a run has two"),
+        ("qid other\n1 2\n", "no column passage_id or pid or doc_id"),
+    ],
+)
+def test_damaged_runs(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "a.trec").write_text(text)
+    with pytest.raises(InputError, match=message):
+        rows_of(tmp_path / "a.trec")
+
+
+def texts_of(path: Path) -> dict[str, str]:
+    parts = read_texts(InputFile(path))
+    return {
+        key: text
+        for ids, texts in parts
+        for key, text in zip(ids.to_pylist(), texts.to_pylist(), strict=True)
+    }
+
+
+TEXTS = {"1": "One. first", "2": "second", "3": None}
+
+
+def test_texts_in_every_format(tmp_path: Path) -> None:
+    beir = [
+        {"_id": "1", "title": "One.", "text": "first"},
+        {"_id": "2", "title": "", "text": "second"},
+        {"_id": "3", "text": None},
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in beir)
+    (tmp_path / "a.jsonl").write_text(lines)
+    numbers = "".join(json.dumps({**row, "_id": int(str(row["_id"]))}) + "\n" for row in beir)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(numbers.encode()))
+    (tmp_path / "c.json").write_text(json.dumps(beir, indent=1))
+    pq.write_table(pa.Table.from_pylist(beir).append_column("more", pa.nulls(3)), tmp_path / "d.parquet")
+    (tmp_path / "e.tsv").write_text("1\tOne. first\n2\tsecond\n3\t\n")
+    (tmp_path / "f.tsv").write_text("id\ttext\ttitle\n1\tfirst\tOne.\n2\tsecond\t\n3\t\t\n")
+    (tmp_path / "g.csv").write_text('id,text\n1,"One. first"\n2,second\n3,\n')
+    for name in ("a.jsonl", "b.jsonl.gz", "c.json", "d.parquet", "e.tsv", "f.tsv", "g.csv"):
+        assert texts_of(tmp_path / name) == TEXTS, name
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.tsv", "1\ta\tb\n", "3 columns and no header"),
+        ("a.jsonl", '{"id": 1, "words": "x"}\n', "needs a column with ids .* it has 'id', 'words'"),
+        ("a.jsonl", "noise\n", "does not begin with a JSON object"),
+        (
+            "a.jsonl",
+            '{"id": "1", "text": "x"}\n{"id": null, "text": "y"}\n',
+            r"row 1 \(counted from 0\) has no id",
+        ),
+    ],
+)
+def test_damaged_texts(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=message):
+        texts_of(tmp_path / name)
+
+
+def corpus(path: Path, texts: dict[str, str]) -> tuple[tuple[InputFile, ...], list[str]]:
+    path.write_text("".join(json.dumps({"_id": key, "text": text}) + "\n" for key, text in texts.items()))
+    return (InputFile(path),), [fingerprint(path)]
+
+
+@settings(max_examples=30)
+@given(
+    st.dictionaries(st.text(max_size=4), st.text(max_size=6), max_size=20),
+    st.lists(st.text(max_size=4), max_size=10),
+    st.booleans(),
+)
+def test_an_index_finds_what_a_dictionary_finds(
+    texts: dict[str, str], others: list[str], same_hash: bool
+) -> None:
+    hashes = index_module._hashes
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        if same_hash:
+            patch.setattr(index_module, "_hashes", lambda ids: hashes(ids) % np.uint64(2))
+        texts = {_whole(key): _whole(text) for key, text in texts.items()}
+        others = [_whole(key) for key in others]
+        files, marks = corpus(Path(directory) / "c.jsonl", texts)
+        for index in (on_disk(files, marks), on_disk(files, marks), in_memory(files, "c")):
+            wanted = [*texts, *others]
+            found = index.take(index.find(pa.array(wanted, pa.string()))).to_pylist()
+            assert found == [texts.get(key) for key in wanted]
+
+
+def _whole(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()
+
+
+def test_the_index_is_made_once_and_again_when_the_corpus_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, marks = corpus(tmp_path / "c.jsonl", {"a": "old"})
+    on_disk(files, marks)
+    folder = tmp_path / f"c.jsonl{SUFFIX}"
+    before = folder.stat().st_ino
+    on_disk(files, marks)
+    assert folder.stat().st_ino == before
+    files, marks = corpus(tmp_path / "c.jsonl", {"a": "new", "b": "more"})
+    index = on_disk(files, marks)
+    assert index.take(index.find(pa.array(["b", "a", "c"]))).to_pylist() == ["more", "new", None]
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == [folder.name]
+    shutil.rmtree(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    on_disk(files, marks)
+    assert not folder.exists()
+    assert len(list((tmp_path / "cache" / "rankmill" / "corpora").iterdir())) == 1
+
+
+def test_an_id_that_is_there_twice_is_named(tmp_path: Path) -> None:
+    (tmp_path / "c.tsv").write_text("a\tx\nb\ty\na\tz\n")
+    with pytest.raises(InputError, match=r"c.tsv: id 'a' is there twice, in rows 0 and 2"):
+        on_disk((InputFile(tmp_path / "c.tsv"),), ["mark"])
+    assert [path.name for path in tmp_path.iterdir()] == ["c.tsv"]
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> RunFiles:
+    (tmp_path / "q.tsv").write_text("1\tfirst\n2\tsecond\n3\t \n")
+    (tmp_path / "c.tsv").write_text("a\tA\nb\tB\nd\tD\n")
+    run = as_run(tmp_path / "r.trec")
+    return RunFiles(InputFile(run), (InputFile(tmp_path / "q.tsv"),), (InputFile(tmp_path / "c.tsv"),))
+
+
+def joined(files: RunFiles, *, allow_missing: bool = True) -> JoinedSource:
+    return JoinedSource(files, [fingerprint(file.path) for file in files.all], allow_missing=allow_missing)
+
+
+def test_texts_are_looked_up(files: RunFiles) -> None:
+    source = joined(files, allow_missing=False)
+    table = pa.concat_tables(list(source.tables(lambda _: 3)))
+    assert (source.rows, [len(part) for part in source.tables(lambda _: 3)]) == (4, [3, 1])
+    assert table["query"].to_pylist() == ["first", "first", "second", "second"]
+    assert table["passage"].to_pylist() == ["A", "B", "A", "D"]
+    assert table["run_score"].to_pylist() == [9.5, 8.25, 7.0, 6.5]
+
+
+def test_what_is_missing_is_named(files: RunFiles) -> None:
+    as_run(files.run.path, [("1", "x", 1, 1.0), ("9", "a", 1, 1.0), ("3", "b", 1, 1.0)])
+    (table,) = joined(files).tables(lambda _: 10)
+    errors = pa.array(["passage is null", "query is null", "query is null"])
+    part = joined(files).explain(ScoredTable(table, pa.nulls(3, pa.float32()), errors, None, 1, "w"))
+    assert [error.split(" in /")[0] for error in part.errors.to_pylist()] == [
+        "no text for doc_id 'x'", "no text for query_id '9'", "no text for query_id '3'"
+    ]  # fmt: skip
+    with pytest.raises(InputError, match=r"r.trec: query_id '9' is not in .*q.tsv"):
+        joined(files, allow_missing=False)
+
+
+def test_depth_goes_by_rank_then_by_score(files: RunFiles) -> None:
+    path = files.run.path
+    as_run(path, [("1", "a", 3, 1.0), ("1", "b", 1, 2.0), ("1", "d", 2, 9.0), ("2", "a", 1, 0.0)])
+    deep = RunFiles(files.run, files.queries, files.corpus, depth=2)
+    (table,) = joined(deep).tables(lambda _: 10)
+    assert table["doc_id"].to_pylist() == ["b", "d", "a"]
+    path.write_text("1 a 0.5\n1 b 0.1\n1 d 0.9\n")
+    (table,) = joined(deep).tables(lambda _: 10)
+    assert table["doc_id"].to_pylist() == ["a", "d"]
+    path.write_text("1 a\n1 b\n1 d\n2 a\n1 b\n")
+    with pytest.raises(InputError, match="passages of query '1' do not follow each other"):
+        joined(deep)
+
+
+def test_a_file_that_changes_is_noticed(files: RunFiles) -> None:
+    source = joined(files)
+    (files.queries[0].path).write_text("1\tother\n")
+    with pytest.raises(InputChanged, match=r"q.tsv has changed"):
+        source.check_unchanged()

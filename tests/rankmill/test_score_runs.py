@@ -1,0 +1,120 @@
+"""score-file on a run with queries and corpus, as docs/FILES.md shows it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from producer.files.corpus.index import SUFFIX
+from tests.conftest import Server, score_file
+
+QUERIES = {"q1": "how far is the moon", "q2": "big cat"}
+CORPUS = {f"d{n}": f"moon river {'big ' * (n % 5)}{n}" for n in range(30)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    lines = (json.dumps({"_id": key, "text": text}) + "\n" for key, text in QUERIES.items())
+    (tmp_path / "queries.jsonl").write_text("".join(lines))
+    lines = (json.dumps({"_id": key, "title": "T", "text": text}) + "\n" for key, text in CORPUS.items())
+    (tmp_path / "corpus.jsonl").write_text("".join(lines))
+    run = [f"{query} Q0 d{n} {n + 1} {30 - n} bm25\n" for query in QUERIES for n in range(30)]
+    (tmp_path / "bm25.trec").write_text("".join(run))
+    return tmp_path
+
+
+@pytest.fixture
+def command(folder: Path, shared_queue: Server, tiny_model: Path) -> list[object]:
+    files = [
+        "--run",
+        folder / "bm25.trec",
+        "--queries",
+        folder / "queries.jsonl",
+        "--corpus",
+        folder / "corpus.jsonl",
+    ]
+    return [
+        *files,
+        "--redis",
+        shared_queue.url,
+        "--model",
+        tiny_model,
+        "--precision",
+        "fp32",
+        "--chunk-size",
+        16,
+    ]
+
+
+def test_a_bm25_run_is_reranked(folder: Path, command: list[object]) -> None:
+    done = score_file(*command, "--depth", 20, "--with-texts", "-o", folder / "out.parquet")
+    assert done.code == 0, done.err
+    table = pq.read_table(folder / "out.parquet")
+    assert table["passage"].to_pylist() == [f"T {CORPUS[key]}" for key in table["doc_id"].to_pylist()]
+    assert table["query"].to_pylist() == [QUERIES[key] for key in table["query_id"].to_pylist()]
+    assert table["run_rank"].to_pylist() == [*range(1, 21)] * 2
+    pairs = folder / "pairs.parquet"
+    pq.write_table(pa.table({name: table[name].cast(pa.string()) for name in ("query", "passage")}), pairs)
+    assert score_file(pairs, *command[6:]).code == 0
+    scores = pq.read_table(folder / "pairs.scored.parquet")["score"].to_pylist()
+    assert table["score"].to_pylist() == pytest.approx(scores, abs=1e-5)
+    assert (folder / f"corpus.jsonl{SUFFIX}").is_dir()
+
+    done = score_file(*command, "--depth", 20, "-o", folder / "out.trec", "--tag", "mine")
+    assert done.code == 0, done.err
+    lines = [line.split() for line in (folder / "out.trec").read_text().splitlines()]
+    assert [line[0] for line in lines] == ["q1"] * 20 + ["q2"] * 20
+    assert [int(line[3]) for line in lines] == [*range(1, 21)] * 2
+    assert {line[5] for line in lines} == {"mine"}
+    by_id = dict(
+        zip(zip(table["query_id"].to_pylist(), table["doc_id"].to_pylist(), strict=True), scores, strict=True)
+    )
+    assert [float(line[4]) for line in lines] == pytest.approx(
+        [by_id[line[0], line[2]] for line in lines], abs=1e-5
+    )
+    assert [float(line[4]) for line in lines[:20]] == sorted(
+        (float(line[4]) for line in lines[:20]), reverse=True
+    )
+
+
+def test_what_is_missing_is_a_row_error_with_its_name(folder: Path, command: list[object]) -> None:
+    run = folder / "bm25.trec"
+    run.write_text("q1 Q0 d1 1 2 t\nq1 Q0 gone 2 1 t\nq9 Q0 d1 1 1 t\n")
+    done = score_file(*command, "-o", folder / "out.parquet")
+    assert done.code == 3
+    assert pq.read_table(folder / "out.parquet").column_names == [
+        "query_id",
+        "doc_id",
+        "run_rank",
+        "run_score",
+        "score",
+    ]
+    errors = [json.loads(line) for line in (folder / "out.parquet.errors.jsonl").read_text().splitlines()]
+    assert [(each["row"], each["error"].split(" in /")[0]) for each in errors] == [
+        (1, "no text for doc_id 'gone'"),
+        (2, "no text for query_id 'q9'"),
+    ]
+    again = score_file(*command, "-o", folder / "other.parquet", "--on-null", "fail")
+    assert (again.code, "doc_id 'gone' is not in" in again.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--run", "a.trec"], "--run, --queries and --corpus belong together"),
+        (
+            ["a.csv", "--run", "a", "--queries", "b", "--corpus", "c"],
+            "give either INPUT files of pairs or --run",
+        ),
+        ([], "no INPUT: give files of pairs, or --run"),
+        (["--run", "nowhere.trec", "--queries", "b", "--corpus", "c"], "nowhere.trec: no such file (--run)"),
+    ],
+)
+def test_files_that_do_not_belong_together(arguments: list[str], message: str) -> None:
+    done = score_file(*arguments)
+    assert done.code == 2
+    assert message in done.err
