@@ -10,6 +10,7 @@ from rankmill.cli import options
 
 _COMMANDS = {
     "score": "score.score_file",
+    "evaluate": "evaluate.evaluate",
     "workers": "live_workers.workers",
     "status": "status.status",
     "runs": "status.runs",

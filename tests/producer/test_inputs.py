@@ -37,7 +37,7 @@ def read(path: Path, passage: str = "passage", **given: Any) -> list[dict[str, A
     return rows
 
 
-@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.jsonl"])
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
 @pytest.mark.parametrize("indent", [None, 2])
 def test_a_json_array_is_read(tmp_path: Path, name: str, indent: int | None) -> None:
     raw = json.dumps(PAIRS, indent=indent).encode()

@@ -125,7 +125,7 @@ TEXTS = {"1": "One. first", "2": "second", "3": None}
 
 
 def test_texts_in_every_format(tmp_path: Path) -> None:
-    beir = [
+    beir: list[dict[str, Any]] = [
         {"_id": "1", "title": "One.", "text": "first"},
         {"_id": "2", "title": "", "text": "second"},
         {"_id": "3", "text": None},

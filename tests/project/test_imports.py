@@ -25,6 +25,7 @@ INSIDE: dict[str, set[str]] = {
     "rankmill.tuning": {"rankmill.local", "rankmill.session"},
     "rankmill.quantization": {"rankmill.session", "rankmill.tuning"},
     "rankmill.scoring": set(),
+    "rankmill.evaluation": set(),
     "rankmill.score_file": {"rankmill.session", "rankmill.progress", "rankmill.scoring"},
     "workers.disk_cache": set(),
     "workers.gpu": set(),

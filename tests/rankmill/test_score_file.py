@@ -216,7 +216,7 @@ BAD_OPTIONS = {
     ),
     "wrong column type": (["pairs.parquet", "--query-column", "id"], "column 'id' holds int64, not text"),
     "no such folder": (["pairs.parquet", "-o", "none/out.parquet"], "none: no such directory"),
-    "not Parquet": (["pairs.parquet", "-o", "out.csv"], "the output is Parquet"),
+    "unknown format": (["pairs.parquet", "-o", "out.txt"], "cannot tell the format from the name"),
     "output is a folder": (["pairs.parquet", "-o", "dir.parquet"], "dir.parquet is a directory"),
     "bad precision": (["pairs.parquet", "--precision", "fp8"], "precision: "),
     "bad length": (["pairs.parquet", "--max-length", "2"], "max_length: "),

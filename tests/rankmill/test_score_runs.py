@@ -99,7 +99,7 @@ def test_what_is_missing_is_a_row_error_with_its_name(folder: Path, command: lis
         (2, "no text for query_id 'q9'"),
     ]
     again = score_file(*command, "-o", folder / "other.parquet", "--on-null", "fail")
-    assert (again.code, "doc_id 'gone' is not in" in again.err) == (2, True)
+    assert (again.code, "query_id 'q9' is not in" in again.err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -175,9 +175,8 @@ def _open(folder: Path) -> TextIndex:
             maps.append(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         return pa.py_buffer(maps[-1])
 
-    hashes, rows = (
-        np.frombuffer(mapped(name), kind) for name, kind in (("hashes", np.uint64), ("rows", np.int64))
-    )
+    hashes: Hashes = np.frombuffer(mapped("hashes"), np.uint64)
+    rows: Rows = np.frombuffer(mapped("rows"), np.int64)
     strings = [
         pa.LargeStringArray.from_buffers(
             len(hashes), mapped(f"{name}.ends"), mapped(f"{name}.bytes"), mapped(f"{name}.valid")

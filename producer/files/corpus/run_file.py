@@ -121,6 +121,10 @@ def _lines(path: Path) -> Iterator[pa.RecordBatch]:
     for first, block in _blocks(path):
         line, text = first, block
         if fields is None:
+            text = text.lstrip(b"\n")
+            line += len(block) - len(text)
+            if not text:
+                continue
             fields = _fields(path, text.split(b"\n", 1)[0])
             if fields.has_header:
                 text, line = text.partition(b"\n")[2], line + 1

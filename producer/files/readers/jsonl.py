@@ -38,7 +38,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class JsonlReader:
-    """Reads one JSON object on each line, or an array of objects; its items count as lines."""
+    """Reads one JSON object on each line; in .json also an array of objects, whose items count as lines."""
 
     def survey(self, path: Path, texts: Sequence[str], *, find_nulls: bool) -> Survey:
         """See `Reader.survey`; parses the file once."""
@@ -93,6 +93,12 @@ def _same(path: Path, line: int, block: bytes, schema: pa.Schema) -> pa.Table | 
         return None
 
 
+def _is_array(path: Path, start: bytes) -> bool:
+    """Whether a file holds an array: its name ends in .json, and it begins with a bracket."""
+    is_json = ".json" in [suffix.lower() for suffix in path.suffixes[-2:]]
+    return is_json and start.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
+
+
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield ``(line, block)``: blocks of whole lines, about `_BLOCK_BYTES`, and their first line (from 1)."""
     line, rest = 1, b""
@@ -100,7 +106,7 @@ def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
         with pa.input_stream(path, compression="detect") as stream:
             size = _FIRST_BYTES
             while data := stream.read(min(size, _BLOCK_BYTES)):
-                if size == _FIRST_BYTES and data.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
+                if size == _FIRST_BYTES and _is_array(path, data):
                     yield from array_blocks(path, stream, data)
                     return
                 size = _BLOCK_BYTES

@@ -1,0 +1,1 @@
+"""How good rankings are, by relevance judgements."""

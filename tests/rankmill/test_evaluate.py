@@ -1,0 +1,119 @@
+"""rankmill evaluate: the figures of ir-measures and pytrec_eval, before and after."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import ir_measures
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import pytrec_eval
+from click.testing import CliRunner, Result
+
+from rankmill.cli.main import rankmill
+
+RANDOM = random.Random(7)
+QUERIES = [f"q{n}" for n in range(6)]
+QRELS = {query: {f"d{n}": RANDOM.randrange(3) for n in range(0, 30, 3)} for query in QUERIES}
+ROWS = [
+    {
+        "query_id": query,
+        "doc_id": f"d{n}",
+        "run_rank": rank,
+        "run_score": 30.0 - rank,
+        "score": RANDOM.random(),
+    }
+    for query in QUERIES[:-1]
+    for rank, n in enumerate(RANDOM.sample(range(30), 20), 1)
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "out.parquet")
+    lines = (f"{query} 0 {doc} {rel}\n" for query, found in QRELS.items() for doc, rel in found.items())
+    (tmp_path / "qrels.txt").write_text("".join(lines))
+    lines = (f"{query}\t{doc}\t{rel}\n" for query, found in QRELS.items() for doc, rel in found.items())
+    (tmp_path / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(lines))
+    return tmp_path
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(rankmill, ["evaluate", *map(str, arguments)])
+
+
+def expected(key: str, measure: str, sign: int = 1) -> dict[str, float]:
+    """pytrec_eval's own values, 0 for the query that the ranking lacks."""
+    ranking: dict[str, dict[str, float]] = {}
+    for row in ROWS:
+        ranking.setdefault(str(row["query_id"]), {})[str(row["doc_id"])] = sign * float(row[key])  # type: ignore[arg-type]
+    found = pytrec_eval.RelevanceEvaluator(QRELS, {measure}).evaluate(ranking)
+    (name,) = {name for values in found.values() for name in values}
+    return {query: found.get(query, {}).get(name, 0.0) for query in QUERIES}
+
+
+@pytest.mark.parametrize("qrels", ["qrels.txt", "qrels.tsv"])
+def test_the_figures_are_those_of_pytrec_eval(folder: Path, qrels: str) -> None:
+    done = run(folder / "out.parquet", "--qrels", folder / qrels, "--json", "--measures", "nDCG@10,R@10")
+    assert done.exit_code == 0, done.output
+    for found, measure in zip(json.loads(done.stdout), ("ndcg_cut.10", "recall.10"), strict=True):
+        new, old = expected("score", measure), expected("run_rank", measure, -1)
+        assert found["by_query"] == {query: pytest.approx([old[query], new[query]]) for query in QUERIES}
+        assert found["after"] == pytest.approx(sum(new.values()) / 6)
+        assert found["before"] == pytest.approx(sum(old.values()) / 6)
+        assert found["better"] == sum(new[query] > old[query] for query in QUERIES)
+
+
+def test_a_trec_run_is_measured_as_ir_measures_does(folder: Path) -> None:
+    lines = [f"{row['query_id']} Q0 {row['doc_id']} 1 {row['score']!r} t\n" for row in ROWS]
+    (folder / "out.trec").write_text("".join(lines))
+    done = run(folder / "out.trec", "--qrels", folder / "qrels.txt", "--json", "--measures", "RR@10")
+    measure = ir_measures.RR @ 10
+    qrels = list(ir_measures.read_trec_qrels(str(folder / "qrels.txt")))
+    ranking = list(ir_measures.read_trec_run(str(folder / "out.trec")))
+    (found,) = json.loads(done.stdout)
+    assert found["after"] == pytest.approx(ir_measures.calc_aggregate([measure], qrels, ranking)[measure])
+    assert found["before"] is None
+    compared = run(
+        folder / "out.parquet", "--run", folder / "out.trec", "--qrels", folder / "qrels.txt", "--json"
+    )
+    assert all(each["before"] == pytest.approx(each["after"]) for each in json.loads(compared.stdout))
+
+
+def test_a_table_lines_by_query_and_a_plot(folder: Path) -> None:
+    picture = folder / "change.svg"
+    done = run(folder / "out.parquet", "--qrels", folder / "qrels.txt", "--by-query", "--plot", picture)
+    assert done.stdout.splitlines()[0].split() == ["before", "after", "change", "queries", "better,", "worse"]
+    assert "1 of 6 judged queries are not in the ranking; they count as 0" in done.stderr
+    assert len([line for line in done.stdout.splitlines() if line.startswith("q5\t")]) == 3
+    assert picture.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["out.parquet", "--qrels", "qrels.txt", "--measures", "good@1"],
+            "'good@1' is no measure of ir-measures",
+        ),
+        (["out.parquet", "--qrels", "none.txt"], "none.txt: no such file"),
+        (["out.parquet", "--qrels", "bad.txt"], "bad.txt, line 2: relevance is 'x', no whole number"),
+        (["out.parquet", "--qrels", "short.txt"], "short.txt, line 1: 2 fields; judgements have four"),
+        (["out.parquet", "--qrels", "other.txt"], "no query of the ranking has a judgement"),
+        (
+            ["out.parquet", "--qrels", "qrels.txt", "--score-column", "s"],
+            "no column 's'; name it with --score-column",
+        ),
+    ],
+)
+def test_what_cannot_be_measured(folder: Path, arguments: list[str], message: str) -> None:
+    (folder / "bad.txt").write_text("q0 0 d0 1\nq0 0 d1 x\n")
+    (folder / "short.txt").write_text("q0 d0\n")
+    (folder / "other.txt").write_text("1 0 d0 1\n")
+    found = [str(folder / each) if "." in each else each for each in arguments]
+    done = run(*found)
+    assert done.exit_code == 2
+    assert message in done.stderr
