@@ -47,8 +47,9 @@ def evaluate(
 
     A judged query that SCORED lacks counts as 0.
     """
+    from producer.files.corpus.tables import read_qrels
     from rankmill.evaluation import evaluate as evaluation
-    from rankmill.evaluation.rankings import read_qrels, read_ranking, read_scored
+    from rankmill.evaluation.rankings import read_ranking, read_scored
 
     set_up("warning", "auto")
     if picture and find_spec("matplotlib") is None:

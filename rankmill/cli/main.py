@@ -11,6 +11,7 @@ from rankmill.cli import options
 _COMMANDS = {
     "score": "score.score_file",
     "evaluate": "evaluate.evaluate",
+    "mine": "mine.mine_negatives",
     "workers": "live_workers.workers",
     "status": "status.status",
     "runs": "status.runs",

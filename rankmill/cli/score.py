@@ -49,11 +49,11 @@ def _names(context: click.Context, option: click.Parameter, given: tuple[str, ..
 
 
 def _run(
-    run: str | None, queries: tuple[str, ...], corpus: tuple[str, ...], depth: int | None, with_texts: bool
+    run: str | None, queries: tuple[str, ...], corpus: tuple[str, ...], **others: Any
 ) -> RunRequest | None:
     if run and queries and corpus:
-        return RunRequest(run, queries, corpus, depth, with_texts)
-    if run or queries or corpus or depth or with_texts:
+        return RunRequest(run, queries, corpus, **others)
+    if run or queries or corpus or any(others.values()):
         raise click.UsageError("--run, --queries and --corpus belong together")
     return None
 
@@ -77,6 +77,8 @@ def _delimiter(context: click.Context, option: click.Parameter, given: str | Non
 )
 @click.option("--depth", type=click.IntRange(min=1), metavar="N",
               help="Score only the first N passages of each query of the run, by rank.")  # fmt: skip
+@click.option("--qrels", metavar="FILE",
+              help="Judgements: add labels, and the relevant passages that the run lacks.")  # fmt: skip
 @click.option("--with-texts", is_flag=True, help="Include query and passage in the output of a run.")
 @click.option(
     "-o",
@@ -126,6 +128,7 @@ def score_file(
     queries: tuple[str, ...],
     corpus: tuple[str, ...],
     depth: int | None,
+    qrels: str | None,
     with_texts: bool,
     output: str | None,
     output_format: str | None,
@@ -174,7 +177,7 @@ def score_file(
         delimiter=delimiter,
         list_columns=list_columns,
         limit=limit,
-        run=_run(run, queries, corpus, depth, with_texts),
+        run=_run(run, queries, corpus, depth=depth, with_texts=with_texts, qrels=qrels),
     )
     flags["log_level"] = "error" if quiet else "debug" if verbose else None
     settings = load_settings(flags, config)

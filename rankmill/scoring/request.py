@@ -27,6 +27,7 @@ class RunRequest:
     corpus: Sequence[str]
     depth: int | None = None
     with_texts: bool = False
+    qrels: str | None = None
 
     def files(self) -> RunFiles:
         """Find the files.
@@ -36,10 +37,12 @@ class RunRequest:
         InputError
             One is not there.
         """
-        if not Path(self.run).is_file():
-            raise InputError(f"{self.run}: no such file (--run)")
+        for option, name in (("--run", self.run), ("--qrels", self.qrels)):
+            if name and not Path(name).is_file():
+                raise InputError(f"{name}: no such file ({option})")
+        qrels = InputFile(Path(self.qrels)) if self.qrels else None
         run = InputFile(Path(self.run))
-        return RunFiles(run, find_files(self.queries), find_files(self.corpus), self.depth)
+        return RunFiles(run, find_files(self.queries), find_files(self.corpus), self.depth, qrels)
 
 
 @dataclass(frozen=True)

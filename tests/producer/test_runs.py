@@ -268,6 +268,19 @@ def test_depth_goes_by_rank_then_by_score(files: RunFiles) -> None:
         joined(deep)
 
 
+def test_judgements_add_labels_and_what_the_run_lacks(files: RunFiles, tmp_path: Path) -> None:
+    qrels = tmp_path / "qrels.txt"
+    qrels.write_text("1 0 b 2\n1 0 d 1\n2 0 a 0\n2 0 b 0\n3 0 a 1\n")
+    labelled = RunFiles(files.run, files.queries, files.corpus, depth=1, qrels=InputFile(qrels))
+    (table,) = joined(labelled).tables(10)
+    rows = list(
+        zip(*(table[name].to_pylist() for name in ("query_id", "doc_id", "relevance", "in_run")), strict=True)
+    )
+    assert rows == [("1", "a", None, True), ("2", "a", 0, True), ("1", "b", 2, False), ("1", "d", 1, False)]
+    assert table["passage"].to_pylist() == ["A", "A", "B", "D"]
+    assert joined(labelled).rows == 4
+
+
 def test_a_file_that_changes_is_noticed(files: RunFiles) -> None:
     source = joined(files)
     (files.queries[0].path).write_text("1\tother\n")

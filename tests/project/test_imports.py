@@ -26,6 +26,7 @@ INSIDE: dict[str, set[str]] = {
     "rankmill.quantization": {"rankmill.session", "rankmill.tuning"},
     "rankmill.scoring": set(),
     "rankmill.evaluation": set(),
+    "rankmill.mining": set(),
     "rankmill.score_file": {"rankmill.session", "rankmill.progress", "rankmill.scoring"},
     "workers.disk_cache": set(),
     "workers.gpu": set(),

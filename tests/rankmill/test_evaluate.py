@@ -67,6 +67,15 @@ def test_the_figures_are_those_of_pytrec_eval(folder: Path, qrels: str) -> None:
         assert found["better"] == sum(new[query] > old[query] for query in QUERIES)
 
 
+def test_passages_that_were_added_for_mining_do_not_count(folder: Path) -> None:
+    plain = run(folder / "out.parquet", "--qrels", folder / "qrels.txt", "--json")
+    added = [{**ROWS[0], "doc_id": f"d{n}", "score": 2.0, "in_run": False} for n in range(0, 30, 3)]
+    pq.write_table(
+        pa.Table.from_pylist([{**row, "in_run": True} for row in ROWS] + added), folder / "more.parquet"
+    )
+    assert run(folder / "more.parquet", "--qrels", folder / "qrels.txt", "--json").stdout == plain.stdout
+
+
 def test_a_trec_run_is_measured_as_ir_measures_does(folder: Path) -> None:
     lines = [f"{row['query_id']} Q0 {row['doc_id']} 1 {row['score']!r} t\n" for row in ROWS]
     (folder / "out.trec").write_text("".join(lines))

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from jobs.errors import InputError
 from producer.files.corpus.index import TextIndex, in_memory, on_disk
 from producer.files.corpus.run_file import SCHEMA, read_run
+from producer.files.corpus.tables import read_qrels
 from producer.files.inputs import InputFile
 from producer.files.readers import TextColumns
 from producer.files.source import check_file_unchanged, cut_batches
@@ -20,21 +21,30 @@ from producer.pairs import RowsAt
 from producer.splitting import ScoredTable
 
 _TEXT_FIELDS = [pa.field("query", pa.dictionary(pa.int32(), pa.string())), pa.field("passage", pa.string())]
+_LABEL_FIELDS = [pa.field("relevance", pa.int64()), pa.field("in_run", pa.bool_())]
+
+_Labels = dict[tuple[str, str], int]
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The files of a run; ``depth`` is the number of passages to take of each query, by rank."""
+    """The files of a run.
+
+    ``depth`` is the number of passages to take of each query, by rank. Judgements (``qrels``) add columns:
+    ``relevance`` of each passage, null where it is not judged, and ``in_run``; and relevant passages that
+    are not in the run (or deeper) come after its rows, for the queries that it has.
+    """
 
     run: InputFile
     queries: tuple[InputFile, ...]
     corpus: tuple[InputFile, ...]
     depth: int | None = None
+    qrels: InputFile | None = None
 
     @property
     def all(self) -> tuple[InputFile, ...]:
         """Every file."""
-        return (self.run, *self.queries, *self.corpus)
+        return (self.run, *self.queries, *self.corpus, *([self.qrels] if self.qrels else []))
 
 
 class JoinedSource:
@@ -59,13 +69,16 @@ class JoinedSource:
     """
 
     columns = TextColumns("query", "passage")
-    schema = pa.schema([*SCHEMA, *_TEXT_FIELDS])
 
     def __init__(self, files: RunFiles, fingerprints: Iterable[str], *, allow_missing: bool) -> None:
         self._files = files
         self._marks = tuple(fingerprints)
         self._queries = in_memory(files.queries, ", ".join(str(file.path) for file in files.queries))
-        self._corpus = on_disk(files.corpus, self._marks[1 + len(files.queries) :])
+        first = 1 + len(files.queries)
+        self._corpus = on_disk(files.corpus, self._marks[first : first + len(files.corpus)])
+        self._labels = _labels(files.qrels) if files.qrels else None
+        self._id_schema = pa.schema([*SCHEMA, *(_LABEL_FIELDS if files.qrels else [])])
+        self.schema = pa.schema([*self._id_schema, *_TEXT_FIELDS])
         self.rows = 0
         for batch in self._ids():
             if not allow_missing:
@@ -105,7 +118,30 @@ class JoinedSource:
     def _ids(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the run to be scored."""
         batches = read_run(self._files.run)
-        return batches if self._files.depth is None else _cut_queries(batches, self._files, self._files.depth)
+        if self._files.depth is not None:
+            batches = _cut_queries(batches, self._files, self._files.depth)
+        return batches if self._labels is None else self._labelled(batches, self._labels)
+
+    def _labelled(self, batches: Iterator[pa.RecordBatch], labels: _Labels) -> Iterator[pa.RecordBatch]:
+        """Add the judgements, and the relevant passages that the run lacks."""
+        left = {pair: label for pair, label in labels.items() if label > 0}
+        queries: set[str] = set()
+        for batch in batches:
+            pairs = list(zip(batch["query_id"].to_pylist(), batch["doc_id"].to_pylist(), strict=True))
+            found = [labels.get(pair) for pair in pairs]
+            for pair, label in zip(pairs, found, strict=True):
+                if label:
+                    left.pop(pair, None)
+            queries.update(pc.unique(batch["query_id"]).to_pylist())
+            added = [pa.array(found, pa.int64()), pa.array([True] * len(batch))]
+            yield pa.record_batch([*batch.columns, *added], schema=self._id_schema)
+        rows = [
+            {"query_id": query, "doc_id": doc, "relevance": label, "in_run": False}
+            for (query, doc), label in left.items()
+            if query in queries
+        ]
+        if rows:
+            yield pa.RecordBatch.from_pylist(rows, schema=self._id_schema)
 
     def _with_texts(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         queries = pc.dictionary_encode(batch["query_id"])
@@ -127,6 +163,12 @@ class JoinedSource:
                     f"{self._files.run.path}: {key} {first!r} is not in {names}; "
                     "leave out --on-null fail to have it reported as a row error"
                 )
+
+
+def _labels(file: InputFile) -> _Labels:
+    frame = read_qrels(file.path)
+    pairs = zip(frame["query_id"].tolist(), frame["doc_id"].tolist(), strict=True)
+    return dict(zip(pairs, frame["relevance"].tolist(), strict=True))
 
 
 def _present(index: TextIndex, ids: pa.Array) -> pa.StringArray:
