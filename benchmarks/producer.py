@@ -2,9 +2,11 @@
 
     python -m benchmarks.producer                                   # shipped pairs, filled up, repeated
     python -m benchmarks.producer --pairs FILE --rows 200000 --format csv --runs 3 --profile producer.prof
+    python -m benchmarks.producer --format run --rows 1000000 --texts 1000000
 
 The input is made of the pairs, repeated. score-file scores it over the queue as always; the workers do
-everything but the forward pass. Reported is the CPU time of score-file's process (start-up apart), all of its
+everything but the forward pass. A run has 1,000 passages of each query, from a corpus of that many texts; its
+index is made before. Reported is the CPU time of score-file's process (start-up apart), all of its
 threads together and its busiest one, which bounds how fast one producer is on a machine with cores enough.
 """
 
@@ -19,6 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -36,7 +39,8 @@ def main() -> None:
         "--pairs", default="varied", help="a file, or pairs that rankmill ships: varied, example"
     )
     parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--format", choices=["parquet", "csv"], default="parquet")
+    parser.add_argument("--format", choices=["parquet", "csv", "run"], default="parquet")
+    parser.add_argument("--texts", type=int, default=100_000, help="size of the corpus of a run")
     parser.add_argument("--chunk-size", type=int, default=1024)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--runs", type=int, default=1)
@@ -46,7 +50,10 @@ def main() -> None:
         tempfile.TemporaryDirectory() as name,
         cluster(args.workers, 1, "benchmarks.queue.IdleWorker") as place,
     ):
-        source = write_input(Path(name), args.pairs, args.rows, args.format)
+        if args.format == "run":
+            source = write_run(Path(name), args.pairs, args.rows, args.texts)
+        else:
+            source = write_input(Path(name), args.pairs, args.rows, args.format)
         for run in range(args.runs):
             profile = args.profile if run == args.runs - 1 else None
             print(json.dumps(measure(source, place.url, args, profile)), flush=True)
@@ -68,6 +75,37 @@ def write_input(folder: Path, pairs: str, rows: int, kind: str) -> Path:
             passages = pc.binary_join_element_wise(ids.cast(pa.string()), block["passage"], " ")
             writer.write_table(pa.table([block["query"], passages, ids], schema=schema))
     return path
+
+
+def write_run(folder: Path, pairs: str, rows: int, texts: int) -> Path:
+    """A TREC run of `rows` rows, its queries, and a corpus of `texts` texts with its index."""
+    from producer.files.corpus.index import on_disk
+    from producer.files.inputs import InputFile
+    from producer.files.manifest import fingerprint
+
+    part = sample(pairs, 10_000)
+    corpus = folder / "corpus.parquet"
+    schema = pa.schema([("_id", pa.string()), ("text", pa.string())])
+    with pq.ParquetWriter(corpus, schema) as writer:
+        for start in range(0, texts, len(part)):
+            ids = pa.array(range(start, min(start + len(part), texts))).cast(pa.string())
+            whole = pc.binary_join_element_wise(
+                ids, part["passage"].slice(0, len(ids)).cast(pa.string()), " "
+            )
+            writer.write_table(pa.table([ids, whole], schema=schema))
+    queries = part["query"].cast(pa.string()).to_pylist()
+    count = max(rows // 1000, 1)
+    lines = (json.dumps({"_id": f"q{n}", "text": queries[n % len(queries)]}) + "\n" for n in range(count))
+    (folder / "queries.jsonl").write_text("".join(lines))
+    random = np.random.default_rng(0)
+    with (folder / "run.trec").open("w") as run:
+        for query in range(count):
+            found = random.choice(texts, min(1000, texts), replace=False).tolist()
+            run.writelines(
+                f"q{query} Q0 {doc} {rank} {1000 - rank} bm25\n" for rank, doc in enumerate(found, 1)
+            )
+    on_disk((InputFile(corpus),), [fingerprint(corpus)])
+    return folder / "run.trec"
 
 
 def measure(source: Path, url: str, args: argparse.Namespace, profile: Path | None) -> dict[str, Any]:
@@ -93,11 +131,15 @@ def _score(out: Any, source: Path, url: str, chunk_size: int, profile: Path | No
     from jobs.runtime.settings import load_settings
     from producer.files.readers import TextColumns
     from rankmill.score_file import score_file
-    from rankmill.scoring.request import Request
+    from rankmill.scoring.request import Request, RunRequest
 
     settings = load_settings({"redis_url": url, "model": "demo", "chunk_size": chunk_size})
+    run = None
+    if source.suffix == ".trec":
+        queries, corpus = (str(source.with_name(name)) for name in ("queries.jsonl", "corpus.parquet"))
+        run = RunRequest(str(source), [queries], [corpus])
     request = Request(
-        inputs=[str(source)],
+        inputs=[] if run else [str(source)],
         output=str(source.with_suffix(".scored.parquet")),
         columns=TextColumns("query", "passage"),
         score_column="score",
@@ -106,6 +148,7 @@ def _score(out: Any, source: Path, url: str, chunk_size: int, profile: Path | No
         force=True,
         restart=True,
         quiet=True,
+        run=run,
     )
     me = psutil.Process()
     before = {thread.id: thread.user_time + thread.system_time for thread in me.threads()}

@@ -18,6 +18,7 @@ from producer.client import ScoringRun
 from producer.files.layout import plan_layout
 from producer.files.manifest import manifest
 from producer.files.outputs import check_target
+from producer.files.shards import check_shard, shard_metadata
 from producer.files.sink import ScoredFile
 from producer.files.source import PairSource
 from producer.files.workspace import Workspace
@@ -49,12 +50,15 @@ def score_file(request: Request, settings: Settings) -> Summary:
     found = find_input(request)
     target = request.target(found.files)
     check_target(target, request.form)
+    if request.shard:
+        check_shard(target, request.form)
     if target.resolve() in {file.path.resolve() for file in found.files}:
         raise InputError(f"{target} is the input itself; name another output with -o")
     with ExitStack() as stack:
         work = stack.enter_context(Workspace(target, restart=request.restart, force=request.force))
         inputs = found.identify(work.folder, stack)
-        work.begin(manifest(inputs, settings.model, request.options(settings)))
+        made_from = manifest(inputs, settings.model, request.options(settings))
+        work.begin(made_from)
         session = stack.enter_context(Session(settings))  # workers start while the files are opened
         source = found.open()
         logger.debug("%s rows in %d files", f"{source.rows:,}", len(found.files))
@@ -69,7 +73,10 @@ def score_file(request: Request, settings: Settings) -> Summary:
             with progress_view(source.rows, quiet=request.quiet) as view:
                 _score(session, source, output, work, view, tally)
             startup = session.watch.since(started)
-        output.finish(metadata(settings, tally))
+        about = metadata(settings, tally)
+        if request.shard:
+            about |= shard_metadata(request.shard, made_from)
+        output.finish(about)
         source.check_unchanged()
         work.journal.seal(output.partial)
         output.publish()

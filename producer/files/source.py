@@ -25,6 +25,26 @@ _BATCH_ROWS = 1024
 _SELECT_ROWS = 65_536
 
 
+Shard = tuple[int, int]
+"""The number of a shard (from 1), and the number of shards."""
+
+
+def shard_range(rows: int, shard: Shard | None) -> tuple[int, int]:
+    """The first row of a shard, and the row after its last, of `rows` rows; all rows without a shard."""
+    number, shards = shard or (1, 1)
+    return rows * (number - 1) // shards, rows * number // shards
+
+
+def cut_range(batches: Iterator[pa.RecordBatch], start: int, stop: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows from `start` to before `stop`; nothing after them is read."""
+    row = 0
+    while row < stop and (batch := next(batches, None)) is not None:
+        first, last = max(start - row, 0), min(stop - row, len(batch))
+        if first < last:
+            yield batch.slice(first, last - first)
+        row += len(batch)
+
+
 class PairSource(Protocol):
     """An input: pairs in order, checked before scoring begins."""
 
@@ -71,12 +91,18 @@ class Source:
     schema: pa.Schema
     readers: tuple[Reader, ...]
     limit: int | None = None
+    shard: Shard | None = None
 
     @property
     def rows(self) -> int:
-        """Number of rows in all files, at most `limit`."""
+        """Number of rows: those of all files, at most `limit`, and of them the shard's."""
+        start, stop = self._range
+        return stop - start
+
+    @property
+    def _range(self) -> tuple[int, int]:
         rows = sum(survey.rows for survey in self.surveys)
-        return rows if self.limit is None else min(rows, self.limit)
+        return shard_range(rows if self.limit is None else min(rows, self.limit), self.shard)
 
     def tables(self, rows_at: RowsAt) -> Iterator[pa.Table]:
         """Yield all rows in order, as a table for each chunk.
@@ -106,13 +132,14 @@ class Source:
         return part
 
     def _batches(self, rows: int, names: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows up to the limit."""
-        left = self.rows
-        for batch in self._all_batches(rows, names) if left else ():
-            yield batch.slice(0, left)
-            left -= len(batch)
-            if left <= 0 and self.limit is not None:
-                return  # `check_unchanged` is called at the end
+        """Yield the rows of the limit and the shard."""
+        start, stop = self._range
+        whole = self.limit is None and self.shard is None
+        yield from (
+            self._all_batches(rows, names)
+            if whole
+            else cut_range(self._all_batches(rows, names), start, stop)
+        )
 
     def _all_batches(self, rows: int, names: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
         schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
@@ -163,6 +190,7 @@ def open_source(
     fingerprints: Sequence[str] | None = None,
     options: Options | None = None,
     limit: int | None = None,
+    shard: Shard | None = None,
 ) -> Source:
     """Survey all files and check that they can be scored.
 
@@ -182,6 +210,8 @@ def open_source(
         How to read the files.
     limit
         Most rows to read; default: all.
+    shard
+        The part of these rows to read; default: all.
 
     Raises
     ------
@@ -205,7 +235,7 @@ def open_source(
                 "remove it, or leave out --on-null fail to have it reported as a row error"
             )
     schema = unify(files, surveys, columns.names, as_text)
-    return Source(tuple(files), tuple(before), tuple(surveys), columns, schema, tuple(readers), limit)
+    return Source(tuple(files), tuple(before), tuple(surveys), columns, schema, tuple(readers), limit, shard)
 
 
 def check_file_unchanged(path: Path, before: str) -> None:

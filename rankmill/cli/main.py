@@ -10,6 +10,7 @@ from rankmill.cli import options
 
 _COMMANDS = {
     "score": "score.score_file",
+    "merge": "merge.merge_shards",
     "evaluate": "evaluate.evaluate",
     "mine": "mine.mine_negatives",
     "workers": "live_workers.workers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from dataclasses import asdict
@@ -58,6 +59,15 @@ def _run(
     return None
 
 
+def _shard(context: click.Context, option: click.Parameter, given: str | None) -> tuple[int, int] | None:
+    if given is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", given)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise click.BadParameter(f"{given!r} is no part of a whole, such as 3/8")
+    return int(found[1]), int(found[2])
+
+
 def _delimiter(context: click.Context, option: click.Parameter, given: str | None) -> str | None:
     if given is None or given in DELIMITERS or (len(given) == 1 and given.isascii() and given not in '"\r\n'):
         return given
@@ -110,6 +120,8 @@ def _delimiter(context: click.Context, option: click.Parameter, given: str | Non
 @click.option("--delimiter", metavar="TEXT", callback=_delimiter,
               help="Character between two fields of CSV or TSV.  [default: noticed]")  # fmt: skip
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Score only the first N rows.")
+@click.option("--shard", metavar="K/N", callback=_shard,
+              help="Score only the K-th of N equal parts; rankmill merge puts them together.")  # fmt: skip
 @click.option("--on-null", type=click.Choice(["error", "fail"]), default="error", show_default=True,
               help="A null text: error gives that row an error, fail stops before any work.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing output.")
@@ -144,6 +156,7 @@ def score_file(
     list_columns: tuple[str, ...],
     delimiter: str | None,
     limit: int | None,
+    shard: tuple[int, int] | None,
     on_null: str,
     force: bool,
     restart: bool,
@@ -177,6 +190,7 @@ def score_file(
         delimiter=delimiter,
         list_columns=list_columns,
         limit=limit,
+        shard=shard,
         run=_run(run, queries, corpus, depth=depth, with_texts=with_texts, qrels=qrels),
     )
     flags["log_level"] = "error" if quiet else "debug" if verbose else None

@@ -47,7 +47,9 @@ class Found:
         """
         request = self.request
         if self.run:
-            return JoinedSource(self.run, self.fingerprints, allow_missing=request.allow_nulls)
+            return JoinedSource(
+                self.run, self.fingerprints, allow_missing=request.allow_nulls, shard=request.shard
+            )
         return open_source(
             self.files,
             request.columns,
@@ -56,6 +58,7 @@ class Found:
             fingerprints=self.fingerprints,
             options=Options(request.delimiter, request.list_columns),
             limit=request.limit,
+            shard=request.shard,
         )
 
 

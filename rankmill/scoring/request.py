@@ -12,6 +12,7 @@ from producer.files.corpus.joined import RunFiles
 from producer.files.inputs import InputFile, find_files, stem
 from producer.files.outputs import OutputFormat, default_ending
 from producer.files.readers import TextColumns
+from producer.files.source import Shard
 from producer.files.standard_input import NAME as STANDARD_INPUT
 
 TEXTS = ("query", "passage")
@@ -63,6 +64,7 @@ class Request:
     list_columns: Sequence[str] = ()
     limit: int | None = None
     run: RunRequest | None = None
+    shard: Shard | None = None
 
     @property
     def reads_stdin(self) -> bool:
@@ -81,6 +83,8 @@ class Request:
         """The requested output, else ``<input stem>.scored.parquet`` beside the input."""
         if self.output:
             return Path(self.output)
+        if self.shard:
+            raise InputError("--shard makes one output of several; name it with -o")
         if self.run:
             path = Path(self.run.run).resolve()
             return path.with_name(f"{stem(path)}.scored{default_ending(self.form.kind)}")
@@ -112,6 +116,7 @@ class Request:
             **_given("delimiter", self.delimiter, None),
             **_given("list_columns", ",".join(self.list_columns), ""),
             **_given("limit", self.limit, None),
+            **_given("shard", self.shard and "{}/{}".format(*self.shard), None),
             **_given("depth", self.run and self.run.depth, None),
             **_given("with_texts", bool(self.run and self.run.with_texts), False),
         }

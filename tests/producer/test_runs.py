@@ -272,7 +272,7 @@ def test_judgements_add_labels_and_what_the_run_lacks(files: RunFiles, tmp_path:
     qrels = tmp_path / "qrels.txt"
     qrels.write_text("1 0 b 2\n1 0 d 1\n2 0 a 0\n2 0 b 0\n3 0 a 1\n")
     labelled = RunFiles(files.run, files.queries, files.corpus, depth=1, qrels=InputFile(qrels))
-    (table,) = joined(labelled).tables(10)
+    (table,) = joined(labelled).tables(lambda _: 10)
     rows = list(
         zip(*(table[name].to_pylist() for name in ("query_id", "doc_id", "relevance", "in_run")), strict=True)
     )

@@ -16,7 +16,7 @@ from producer.files.corpus.run_file import SCHEMA, read_run
 from producer.files.corpus.tables import read_qrels
 from producer.files.inputs import InputFile
 from producer.files.readers import TextColumns
-from producer.files.source import check_file_unchanged, cut_batches
+from producer.files.source import Shard, check_file_unchanged, cut_batches, cut_range, shard_range
 from producer.pairs import RowsAt
 from producer.splitting import ScoredTable
 
@@ -60,6 +60,8 @@ class JoinedSource:
         The `fingerprint` of each of ``files.all``.
     allow_missing
         Whether a missing text is a row error; else it ends the command before any work.
+    shard
+        The part of the run to score; default: all.
 
     Raises
     ------
@@ -70,7 +72,14 @@ class JoinedSource:
 
     columns = TextColumns("query", "passage")
 
-    def __init__(self, files: RunFiles, fingerprints: Iterable[str], *, allow_missing: bool) -> None:
+    def __init__(
+        self,
+        files: RunFiles,
+        fingerprints: Iterable[str],
+        *,
+        allow_missing: bool,
+        shard: Shard | None = None,
+    ) -> None:
         self._files = files
         self._marks = tuple(fingerprints)
         self._queries = in_memory(files.queries, ", ".join(str(file.path) for file in files.queries))
@@ -79,11 +88,17 @@ class JoinedSource:
         self._labels = _labels(files.qrels) if files.qrels else None
         self._id_schema = pa.schema([*SCHEMA, *(_LABEL_FIELDS if files.qrels else [])])
         self.schema = pa.schema([*self._id_schema, *_TEXT_FIELDS])
-        self.rows = 0
-        for batch in self._ids():
+        rows = 0
+        for batch in self._all_ids():
             if not allow_missing:
                 self._check_there(batch)
-            self.rows += len(batch)
+            rows += len(batch)
+        self._start, self._stop = shard_range(rows, shard)
+
+    @property
+    def rows(self) -> int:
+        """See `PairSource.rows`."""
+        return self._stop - self._start
 
     def tables(self, rows_at: RowsAt) -> Iterator[pa.Table]:
         """See `PairSource.tables`."""
@@ -116,6 +131,10 @@ class JoinedSource:
         return replace(part, errors=pa.array(errors, pa.string()))
 
     def _ids(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the shard."""
+        return cut_range(self._all_ids(), self._start, self._stop)
+
+    def _all_ids(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the run to be scored."""
         batches = read_run(self._files.run)
         if self._files.depth is not None:

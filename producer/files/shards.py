@@ -1,0 +1,149 @@
+"""Shards: outputs of parts of one input, made by several producers, and merged when all are there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.errors import InputError, OutputError
+from producer.files.outputs import OutputFormat
+from producer.files.source import Shard
+from producer.files.workspace import sync
+
+_NUMBER, _OF, _WHOLE = "rankmill.shard", "rankmill.shards", "rankmill.shard_of"
+_SAME = ("rankmill.revision", "rankmill.precision")
+"""Metadata that shards of one output have in common; the rest of the manifest is in the digest."""
+
+_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What was merged: ``rows`` in all, of which ``row_errors`` have no score."""
+
+    rows: int
+    row_errors: int
+
+
+def check_shard(target: Path, form: OutputFormat) -> None:
+    """Check that a shard can be written at `target`; raises `InputError` if not."""
+    if form.of(target) != "parquet" or form.ranks(target):
+        raise InputError(
+            f"{target}: a shard is Parquet, and its rows are not ranked; rankmill merge writes other formats"
+        )
+
+
+def shard_metadata(shard: Shard, manifest: Mapping[str, str]) -> dict[str, str]:
+    """Metadata by which `merge` knows the shards of one output."""
+    whole = {name: value for name, value in manifest.items() if name != "--shard"}
+    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+    return {_NUMBER: str(shard[0]), _OF: str(shard[1]), _WHOLE: digest}
+
+
+def merge(paths: Sequence[Path], target: Path) -> Merged:
+    """Merge all shards of an output, in the order of the input; lists of row errors are merged as well.
+
+    Raises
+    ------
+    InputError
+        A file is no shard, belongs to another output, or is there twice, or a shard is missing.
+    OutputError
+        The output cannot be written.
+    """
+    ordered = _in_order(paths)
+    schema = pq.read_schema(ordered[0])
+    largest = max(ordered, key=lambda path: pq.read_metadata(path).num_rows)
+    metadata = {
+        key.decode(): value.decode()
+        for key, value in (pq.read_metadata(largest).metadata or {}).items()
+        if key.startswith(b"rankmill.")
+    }
+    kept = {
+        key: value for key, value in metadata.items() if key not in {_NUMBER, _OF, _WHOLE, "ARROW:schema"}
+    }
+    partial = target.with_name(f".{target.name}.partial")
+    errors = target.with_name(f"{target.name}.errors.jsonl")
+    partial_errors = errors.with_name(f".{errors.name}.partial")
+    rows = row_errors = 0
+    try:
+        writer = OutputFormat().writer(partial, target, schema, "score")
+        with partial_errors.open("w", encoding="utf-8") as listed:
+            for path in ordered:
+                row_errors += _copy_errors(path, rows, listed.write)
+                with pq.ParquetFile(path) as file:
+                    for batch in file.iter_batches(_ROWS):
+                        writer.write(pa.Table.from_batches([batch]))
+                        rows += len(batch)
+        writer.close(kept)
+        sync(partial)
+        sync(partial_errors)
+        if row_errors:
+            partial_errors.replace(errors)
+        else:
+            errors.unlink(missing_ok=True)
+        partial.replace(target)
+        sync(target.parent)
+    except (OSError, pa.ArrowException) as error:
+        number = getattr(error, "errno", None)
+        raise OutputError(f"cannot write {target}: {os.strerror(number) if number else error}") from None
+    finally:
+        partial.unlink(missing_ok=True)
+        partial_errors.unlink(missing_ok=True)
+    return Merged(rows, row_errors)
+
+
+def _in_order(paths: Sequence[Path]) -> list[Path]:
+    """The shards by their number; raises `InputError` unless all are there, once, and belong together."""
+    found: dict[int, Path] = {}
+    first: dict[str, tuple[Path, str]] = {}
+    for path in paths:
+        about, rows = _about(path)
+        for name in (_WHOLE, _OF, *(_SAME if rows else ())):  # without rows, nothing was scored
+            other, value = first.setdefault(name, (path, about.get(name, "")))
+            if about.get(name, "") != value:
+                what = f"another {name[9:]}" if name in _SAME else "another input or other options"
+                raise InputError(f"{path} and {other} are not shards of one output: one was made with {what}")
+        number = int(about[_NUMBER])
+        if number in found:
+            raise InputError(f"{path} and {found[number]} are both shard {number}; name it once")
+        found[number] = path
+    shards = int(first[_OF][1]) if first else 0
+    missing = [str(number) for number in range(1, shards + 1) if number not in found]
+    if missing:
+        raise InputError(
+            f"shard {', '.join(missing)} of {shards} is not there; name all, for example with a glob"
+        )
+    return [found[number] for number in sorted(found)]
+
+
+def _about(path: Path) -> tuple[dict[str, str], int]:
+    """Metadata and number of rows of a shard; raises `InputError` if it is none."""
+    try:
+        footer = pq.read_metadata(path)
+        metadata = footer.metadata or {}
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: not a whole Parquet file: {' '.join(str(error).split())}") from None
+    about = {key.decode(): value.decode("utf-8", "replace") for key, value in metadata.items()}
+    if not (about.get(_NUMBER, "").isdecimal() and about.get(_OF, "").isdecimal()):
+        raise InputError(f"{path} is no shard; make shards with score-file --shard 1/8, 2/8 and so on")
+    return about, int(footer.num_rows)
+
+
+def _copy_errors(path: Path, first: int, write: Callable[[str], object]) -> int:
+    """Copy the list of a shard's row errors, with row numbers of the whole; return their number."""
+    listed = path.with_name(f"{path.name}.errors.jsonl")
+    if not listed.exists():
+        return 0
+    count = 0
+    for line in listed.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        write(json.dumps({**record, "row": record["row"] + first}, ensure_ascii=False) + "\n")
+        count += 1
+    return count

@@ -1,0 +1,35 @@
+"""``rankmill merge``: one output from shards."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from jobs.errors import ExitCode, InputError
+from producer.files.outputs import OutputFormat, check_target
+from producer.files.shards import merge
+from rankmill.cli import options
+
+
+@options.command("merge")
+@click.argument("shards", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="SHARD...")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE",
+              help="File to write: .parquet, .csv, .tsv or .jsonl.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace an existing output.")
+def merge_shards(shards: tuple[Path, ...], output: Path, force: bool) -> None:
+    """Merge the outputs of score-file --shard 1/N to N/N into one, in the input's order.
+
+    It checks that all shards are there, once, and were made from the same input with the same options.
+    """
+    check_target(output, OutputFormat())
+    if OutputFormat().of(output) == "trec":
+        raise InputError(f"{output}: shards are not ranked; name a .parquet, .csv, .tsv or .jsonl file")
+    if output.exists() and not force:
+        raise InputError(f"{output} exists already; replace it with --force or name another with -o")
+    merged = merge(shards, output)
+    click.echo(f"{merged.rows:,} rows of {len(shards)} shards are in {output}")
+    if merged.row_errors:
+        click.echo(f"{merged.row_errors:,} rows have no score; {output}.errors.jsonl says which and why")
+        sys.exit(ExitCode.ROW_ERRORS)
