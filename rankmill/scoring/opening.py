@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jobs.errors import InputError
 from producer.files import standard_input
-from producer.files.corpus.joined import JoinedSource, RunFiles
+from producer.files.corpus.run_files import RunFiles
 from producer.files.inputs import InputFile, find_files
 from producer.files.manifest import fingerprint, named
 from producer.files.readers.choice import Options
@@ -47,6 +47,8 @@ class Found:
         """
         request = self.request
         if self.run:
+            from producer.files.corpus.joined import JoinedSource  # pandas, which is slow to import
+
             return JoinedSource(
                 self.run, self.fingerprints, allow_missing=request.allow_nulls, shard=request.shard
             )

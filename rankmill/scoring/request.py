@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jobs.errors import InputError
 from jobs.runtime.settings import Settings
-from producer.files.corpus.joined import RunFiles
+from producer.files.corpus.run_files import RunFiles
 from producer.files.inputs import InputFile, find_files, stem
 from producer.files.outputs import OutputFormat, default_ending
 from producer.files.readers import TextColumns

@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from jobs.errors import InputChanged, InputError
 from producer.files.corpus import index as index_module
 from producer.files.corpus.index import SUFFIX, in_memory, on_disk
-from producer.files.corpus.joined import JoinedSource, RunFiles
+from producer.files.corpus.joined import JoinedSource
 from producer.files.corpus.run_file import read_run
+from producer.files.corpus.run_files import RunFiles
 from producer.files.corpus.texts import read_texts
 from producer.files.inputs import InputFile
 from producer.files.manifest import fingerprint

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from jobs.errors import InputError
 from producer.files.corpus.index import TextIndex, in_memory, on_disk
 from producer.files.corpus.run_file import SCHEMA, read_run
+from producer.files.corpus.run_files import RunFiles
 from producer.files.corpus.tables import read_qrels
 from producer.files.inputs import InputFile
 from producer.files.readers import TextColumns
@@ -24,27 +25,6 @@ _TEXT_FIELDS = [pa.field("query", pa.dictionary(pa.int32(), pa.string())), pa.fi
 _LABEL_FIELDS = [pa.field("relevance", pa.int64()), pa.field("in_run", pa.bool_())]
 
 _Labels = dict[tuple[str, str], int]
-
-
-@dataclass(frozen=True)
-class RunFiles:
-    """The files of a run.
-
-    ``depth`` is the number of passages to take of each query, by rank. Judgements (``qrels``) add columns:
-    ``relevance`` of each passage, null where it is not judged, and ``in_run``; and relevant passages that
-    are not in the run (or deeper) come after its rows, for the queries that it has.
-    """
-
-    run: InputFile
-    queries: tuple[InputFile, ...]
-    corpus: tuple[InputFile, ...]
-    depth: int | None = None
-    qrels: InputFile | None = None
-
-    @property
-    def all(self) -> tuple[InputFile, ...]:
-        """Every file."""
-        return (self.run, *self.queries, *self.corpus, *([self.qrels] if self.qrels else []))
 
 
 class JoinedSource:
