@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner, Result
 
 from producer.files.corpus.index import SUFFIX
+from rankmill.cli.main import rankmill
 from tests.conftest import Server, score_file
 
 QUERIES = {"q1": "how far is the moon", "q2": "big cat"}
@@ -79,6 +82,37 @@ def test_a_bm25_run_is_reranked(folder: Path, command: list[object]) -> None:
     assert [float(line[4]) for line in lines[:20]] == sorted(
         (float(line[4]) for line in lines[:20]), reverse=True
     )
+
+
+def test_labels_from_two_teachers_then_negatives_and_measures(folder: Path, command: list[object]) -> None:
+    (folder / "qrels.tsv").write_text("query-id\tcorpus-id\tscore\nq1\td7\t1\nq2\td25\t1\n")
+    common = [*command, "--qrels", folder / "qrels.tsv", "--depth", 10, "--with-texts"]
+    assert score_file(*common, "-o", folder / "scored.parquet").code == 0
+    done = score_file(
+        folder / "scored.parquet", *command[6:], "--score-column", "second", "-o", folder / "both.parquet"
+    )
+    assert done.code == 0, done.err
+    both = pq.read_table(folder / "both.parquet")
+    assert len(both) == 21  # d25 is not among the first ten
+    assert both["second"].to_pylist() == pytest.approx(both["score"].to_pylist(), abs=1e-5)  # the same model
+    added = both.filter(pc.invert(both["in_run"]))
+    assert added.select(["query_id", "doc_id", "relevance"]).to_pylist() == [
+        {"query_id": "q2", "doc_id": "d25", "relevance": 1}
+    ]
+    mined = run("mine", folder / "scored.parquet", "--num-negatives", 2, "-o", folder / "negatives.parquet")
+    assert mined.exit_code == 0, mined.output
+    rows = pq.read_table(folder / "negatives.parquet").to_pylist()
+    assert len(rows) == 4
+    assert {row["positive"] for row in rows} == {f"T {CORPUS[key]}" for key in ("d7", "d25")}
+    assert not {row["negative"] for row in rows} & {row["positive"] for row in rows}
+    measured = run("evaluate", folder / "scored.parquet", "--qrels", folder / "qrels.tsv", "--json")
+    assert measured.exit_code == 0, measured.output
+    recall = {each["measure"]: each["after"] for each in json.loads(measured.stdout)}["R@100"]
+    assert recall == 0.5  # the passage that was added for mining does not count
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(rankmill, [*map(str, arguments)])
 
 
 def test_what_is_missing_is_a_row_error_with_its_name(folder: Path, command: list[object]) -> None:
