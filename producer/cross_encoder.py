@@ -182,7 +182,7 @@ class CrossEncoder:
             return np.zeros(0, np.float32)
         function = activation_fn or self.activation_fn
         known = _KNOWN_ACTIVATIONS.get(type(function).__name__) if function else None
-        spec = {} if function is None else {"activation": known or "identity"}
+        spec: dict[str, Any] = {} if function is None else {"activation": known or "identity"}
         run = self.client.submit(_prompted(pairs, prompt), **spec)
         try:
             scores = np.fromiter(_shown(iter(run), len(pairs), show_progress_bar), np.float32, len(pairs))

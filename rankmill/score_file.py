@@ -17,8 +17,7 @@ from jobs.wire import decode_pairs
 from producer.client import ScoringRun
 from producer.files.layout import plan_layout
 from producer.files.manifest import manifest
-from producer.files.outputs import check_target
-from producer.files.shards import check_shard, shard_metadata
+from producer.files.shards import shard_metadata
 from producer.files.sink import ScoredFile
 from producer.files.source import PairSource
 from producer.files.workspace import Workspace
@@ -49,9 +48,7 @@ def score_file(request: Request, settings: Settings) -> Summary:
     started = time.monotonic()
     found = find_input(request)
     target = request.target(found.files)
-    check_target(target, request.form)
-    if request.shard:
-        check_shard(target, request.form)
+    request.check(target)
     if target.resolve() in {file.path.resolve() for file in found.files}:
         raise InputError(f"{target} is the input itself; name another output with -o")
     with ExitStack() as stack:

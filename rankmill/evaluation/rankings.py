@@ -36,7 +36,7 @@ def read_scored(path: Path, score: str) -> tuple[pd.DataFrame, pd.DataFrame | No
     if score not in table.column_names:
         raise InputError(f"{path}: no column {score!r}; name it with --score-column")
     if "in_run" in table.column_names:  # judged passages that were added for mining
-        table = table.filter(table["in_run"])
+        table = table.filter(table["in_run"].cast(pa.bool_()))
     after = frame_of(table, [*names, score], path)
     before = None
     if "run_rank" in table.column_names and table["run_rank"].null_count == 0:
@@ -61,7 +61,7 @@ def read_ranking(path: Path) -> pd.DataFrame:
     if not batches:
         raise InputError(f"{path}: the run is empty")
     found = pa.Table.from_batches(batches)
-    frame = found.to_pandas()
+    frame: pd.DataFrame = found.to_pandas()
     if found["run_score"].null_count == 0:
         frame["score"] = frame["run_score"]
     elif found["run_rank"].null_count == 0:

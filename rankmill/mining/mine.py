@@ -66,7 +66,8 @@ def read_ids(path: Path) -> pd.DataFrame:
             f"{path}: no column {missing[0]!r}; make it with score-file --run RUN --queries QUERIES "
             "--corpus CORPUS --qrels QRELS --with-texts"
         )
-    return pq.read_table(path, columns=list(_NEEDED[:5])).to_pandas()
+    found: pd.DataFrame = pq.read_table(path, columns=list(_NEEDED[:5])).to_pandas()
+    return found
 
 
 def mine(scored: pd.DataFrame, rules: Rules) -> Iterator[Mined]:
@@ -133,29 +134,43 @@ def training_rows(
     """
     used = [np.concatenate([each.positives, each.negatives]) for each in found]
     queries, passages = texts_of(path, np.concatenate(used) if used else np.zeros(0, np.int64))
-    scores = scored["score"].to_numpy(np.float64)
+    scores: list[float] = scored["score"].to_list()
     rows: list[dict[str, object]] = []
     for each in found:
         anchor = queries[int(each.positives[0])]
-        negatives, positives = each.negatives.tolist(), each.positives.tolist()
+        positives: list[int] = each.positives.tolist()
+        negatives: list[int] = each.negatives.tolist()
         if form == "labeled-pair":
             for row in [*positives, *negatives]:
-                label = {"score": scores[row]} if with_scores else {"label": int(row in positives)}
-                rows.append({"anchor": anchor, "passage": passages[row], **label})
+                name, value = ("score", scores[row]) if with_scores else ("label", int(row in positives))
+                rows.append({"anchor": anchor, "passage": passages[row], name: value})
             continue
         for positive in positives:
-            first = {"anchor": anchor, "positive": passages[positive]}
-            if form == "triplet":
-                for row in negatives:
-                    more = {"scores": [scores[positive], scores[row]]} if with_scores else {}
-                    rows.append({**first, "negative": passages[row], **more})
-            elif form == "n-tuple" and len(negatives) == rules.num_negatives:
-                named = {f"negative_{n}": passages[row] for n, row in enumerate(negatives, 1)}
-                more = {"scores": [scores[row] for row in [positive, *negatives]]} if with_scores else {}
-                rows.append({**first, **named, **more})
-            elif form == "labeled-list" and negatives:
-                listed = [positive, *negatives]
-                label = {"scores": [scores[row] for row in listed]} if with_scores else {
-                    "labels": [1] + [0] * len(negatives)}  # fmt: skip
-                rows.append({"anchor": anchor, "passages": [passages[row] for row in listed], **label})
+            for chosen in _groups(negatives, form, rules.num_negatives):
+                listed = [positive, *chosen]
+                new = _row(form, anchor, [passages[row] for row in listed])
+                if with_scores:
+                    new.pop("labels", None)
+                    new["scores"] = [scores[row] for row in listed]
+                rows.append(new)
     return pa.Table.from_pylist(rows)
+
+
+def _groups(negatives: list[int], form: str, number: int) -> list[list[int]]:
+    """The negatives that go into one row: each alone in triplets, else all, if there are enough."""
+    if form == "triplet":
+        return [[row] for row in negatives]
+    needed = number if form == "n-tuple" else 1
+    return [negatives] if len(negatives) >= needed else []
+
+
+def _row(form: str, anchor: str, passages: list[str]) -> dict[str, object]:
+    """A row of a positive, which comes first, and its negatives."""
+    if form == "labeled-list":
+        return {"anchor": anchor, "passages": passages, "labels": [1] + [0] * (len(passages) - 1)}
+    numbered = {f"negative_{number}": text for number, text in enumerate(passages[1:], 1)}
+    return {
+        "anchor": anchor,
+        "positive": passages[0],
+        **({"negative": passages[1]} if form == "triplet" else numbered),
+    }

@@ -10,8 +10,9 @@ from jobs.errors import InputError
 from jobs.runtime.settings import Settings
 from producer.files.corpus.run_files import RunFiles
 from producer.files.inputs import InputFile, find_files, stem
-from producer.files.outputs import OutputFormat, default_ending
+from producer.files.outputs import OutputFormat, check_target, default_ending
 from producer.files.readers import TextColumns
+from producer.files.shards import check_shard
 from producer.files.source import Shard
 from producer.files.standard_input import NAME as STANDARD_INPUT
 
@@ -96,6 +97,17 @@ class Request:
         name = whole.resolve().name if whole.is_dir() else stem(files[0].path)
         folder = (whole if whole.is_dir() else files[0].path).resolve().parent
         return folder / f"{name}.scored{default_ending(self.form.kind)}"
+
+    def check(self, target: Path) -> None:
+        """Check that the output can be written at `target`; raises `InputError` if not."""
+        check_target(target, self.form)
+        if self.shard:
+            check_shard(target, self.form)
+        if self.run and self.run.qrels and self.form.ranks(target):
+            raise InputError(
+                f"{target}: --qrels adds passages that are not in the run, so its output is not ranked; "
+                "leave out --qrels, or the ranking"
+            )
 
     def options(self, settings: Settings) -> dict[str, object]:
         """Options that change the rows of the output, by their names on the command line."""

@@ -65,9 +65,10 @@ def test_one_pair_arrays_and_lists(ours: CrossEncoder, original: Original, input
 
 def test_rank_agrees(ours: CrossEncoder, original: Original) -> None:
     documents = [passage for _, passage in PAIRS[::2]]
-    for options in ({}, {"top_k": 3, "return_documents": True}):
-        expected = original.rank("how far", documents, **options)  # type: ignore[arg-type]
-        found = ours.rank("how far", documents, **options)  # type: ignore[arg-type]
+    choices: list[dict[str, Any]] = [{}, {"top_k": 3, "return_documents": True}]
+    for options in choices:
+        expected = original.rank("how far", documents, **options)
+        found = ours.rank("how far", documents, **options)
         assert [each["corpus_id"] for each in found] == [each["corpus_id"] for each in expected]
         assert [each.keys() for each in found] == [each.keys() for each in expected]
         assert [each["score"] for each in found] == pytest.approx(
@@ -83,7 +84,7 @@ def test_an_evaluator_gives_the_same_figures(ours: CrossEncoder, original: Origi
     ]
     evaluator = CrossEncoderRerankingEvaluator(samples, at_k=3, show_progress_bar=False, write_csv=False)
     expected = evaluator(original)
-    found = evaluator(ours)  # type: ignore[arg-type]
+    found = evaluator(ours)
     assert found == pytest.approx(expected)
     assert 0 < expected["mrr@3"] < 1
 

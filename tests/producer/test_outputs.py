@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import pytrec_eval
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -191,6 +192,8 @@ def test_a_trec_run(tmp_path: Path) -> None:
     )
     path = make(tmp_path / "out.run", table, [0.5, 1.25, None], kind="trec", tag="mine")
     assert path.read_text() == "1 Q0 b 1 1.25 mine\n1 Q0 a 2 0.5 mine\n"
+    with path.open() as file:
+        assert pytrec_eval.parse_run(file) == {"1": {"b": 1.25, "a": 0.5}}
     (error,) = Path(f"{path}.errors.jsonl").read_text().splitlines()
     assert json.loads(error)["row"] == 2
 

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import pytrec_eval
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,6 +61,16 @@ def rows_of(path: Path) -> list[tuple[Any, ...]]:
 )
 def test_every_kind_of_run_is_read(tmp_path: Path, name: str) -> None:
     assert rows_of(as_run(tmp_path / name)) == ROWS
+
+
+def test_a_trec_run_is_read_as_pytrec_eval_reads_it(tmp_path: Path) -> None:
+    path = as_run(tmp_path / "a.trec")
+    with path.open() as file:
+        expected = pytrec_eval.parse_run(file)
+    found: dict[str, dict[str, float]] = {}
+    for query, passage, _, score in rows_of(path):
+        found.setdefault(query, {})[passage] = score
+    assert found == expected
 
 
 def test_runs_without_rank_or_score_and_with_lists(tmp_path: Path) -> None:
@@ -251,6 +262,8 @@ def test_what_is_missing_is_named(files: RunFiles) -> None:
     assert [error.split(" in /")[0] for error in part.errors.to_pylist()] == [
         "no text for doc_id 'x'", "no text for query_id '9'", "no text for query_id '3'"
     ]  # fmt: skip
+    pq.write_table(table, files.run.path.with_name("out.parquet"))
+    assert pq.read_table(files.run.path.with_name("out.parquet")).to_pylist() == table.to_pylist()
     with pytest.raises(InputError, match=r"r.trec: query_id '9' is not in .*q.tsv"):
         joined(files, allow_missing=False)
 

@@ -77,8 +77,8 @@ def test_the_same_negatives_as_sentence_transformers(
 ) -> None:
     dataset = Dataset.from_dict({"query": QUERIES, "answer": list(POSITIVES.values())})
     expected = mine_hard_negatives(
-        dataset, bags(), corpus=CORPUS, cross_encoder=Scores(),  # type: ignore[arg-type]
-        range_max=len(CORPUS), num_negatives=2, output_format=form, verbose=False, **rules,  # type: ignore[arg-type]
+        dataset, bags(), corpus=CORPUS, cross_encoder=Scores(),
+        range_max=len(CORPUS), num_negatives=2, output_format=form, verbose=False, **rules,
     )  # fmt: skip
     options = [part for name, value in rules.items() for part in (f"--{name.replace('_', '-')}", value)]
     done = run(scored, "--format", form, "--num-negatives", 2, *options, "-o", tmp_path / "out.parquet")

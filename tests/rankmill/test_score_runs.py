@@ -136,6 +136,12 @@ def test_what_is_missing_is_a_row_error_with_its_name(folder: Path, command: lis
     assert (again.code, "query_id 'q9' is not in" in again.err) == (2, True)
 
 
+def test_judged_passages_are_no_part_of_a_ranking(folder: Path, command: list[object]) -> None:
+    (folder / "qrels.txt").write_text("q1 0 d7 1\n")
+    done = score_file(*command, "--qrels", folder / "qrels.txt", "-o", folder / "out.trec")
+    assert (done.code, "--qrels adds passages that are not in the run" in done.err) == (2, True), done.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

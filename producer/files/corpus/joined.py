@@ -145,7 +145,9 @@ class JoinedSource:
     def _with_texts(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         queries = pc.dictionary_encode(batch["query_id"])
         texts = _present(self._queries, queries.dictionary)
-        query = pa.DictionaryArray.from_arrays(queries.indices, texts).cast(_TEXT_FIELDS[0].type)
+        is_there = pc.is_valid(texts).take(queries.indices)
+        places = pc.if_else(is_there, queries.indices, pa.scalar(None, pa.int32()))
+        query = pa.DictionaryArray.from_arrays(places, pc.fill_null(texts, ""))  # Parquet has no null in one
         passage = self._corpus.take(self._corpus.find(batch["doc_id"]))
         return pa.record_batch([*batch.columns, query, passage], schema=self.schema)
 

@@ -91,4 +91,5 @@ def frame_of(table: pa.Table, names: list[str], path: Path) -> pd.DataFrame:
         ]
     except pa.ArrowInvalid as error:
         raise InputError(f"{path}: column {names[2]!r} holds no numbers: {error}") from None
-    return pa.table(columns, names=["query_id", "doc_id", "score"]).to_pandas().dropna()
+    found: pd.DataFrame = pa.table(columns, names=["query_id", "doc_id", "score"]).to_pandas()
+    return found.dropna()
