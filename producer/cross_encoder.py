@@ -57,6 +57,14 @@ class CrossEncoder:
 
     num_labels = 1
 
+    class ModelCard:
+        """Takes what evaluators report to a model's card, and keeps nothing."""
+
+        def set_evaluation_metrics(self, *figures: object, **more: object) -> None:
+            """Ignore the figures; the evaluator also returns them."""
+
+    model_card_data = ModelCard()
+
     def __init__(
         self,
         model_name_or_path: str,
@@ -185,7 +193,8 @@ class CrossEncoder:
         spec: dict[str, Any] = {} if function is None else {"activation": known or "identity"}
         run = self.client.submit(_prompted(pairs, prompt), **spec)
         try:
-            scores = np.fromiter(_shown(iter(run), len(pairs), show_progress_bar), np.float32, len(pairs))
+            shown = _shown(iter(run), len(pairs), show_progress_bar)
+            scores = np.fromiter(shown, np.float32)  # to the end, where the run is removed from the server
         except BaseException:
             run.cancel()
             raise

@@ -10,9 +10,9 @@ from rankmill.cli import options
 
 _COMMANDS = {
     "score": "score.score_file",
-    "merge": "merge.merge_shards",
-    "evaluate": "evaluate.evaluate",
-    "mine": "mine.mine_negatives",
+    "merge": "files.merge.merge_shards",
+    "evaluate": "files.evaluate.evaluate",
+    "mine": "files.mine.mine_negatives",
     "workers": "live_workers.workers",
     "status": "status.status",
     "runs": "status.runs",

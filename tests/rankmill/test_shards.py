@@ -71,8 +71,9 @@ def test_merged_shards_are_the_output_of_one_command(parts: Path, tmp_path: Path
     assert [pq.read_metadata(parts / f"{n}.parquet").num_rows for n in (1, 2)] == [25, 26]
     assert found.drop_columns("score").equals(whole.drop_columns("score"))
     assert found["score"].to_pylist() == pytest.approx(whole["score"].to_pylist(), abs=1e-5)
-    assert (found.schema.metadata or {}).keys() >= {b"rankmill.model", b"rankmill.precision"}
-    assert b"rankmill.shard" not in found.schema.metadata
+    about = pq.read_metadata(tmp_path / "out.parquet").metadata
+    assert about.keys() >= {b"rankmill.model", b"rankmill.precision"}
+    assert b"rankmill.shard" not in about
     errors = [json.loads(line) for line in (tmp_path / "out.parquet.errors.jsonl").read_text().splitlines()]
     assert [each["row"] for each in errors] == [4, 40]
     assert merge(parts / "1.parquet", parts / "2.parquet", "-o", tmp_path / "out.csv").exit_code == 3
