@@ -6,12 +6,12 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pyarrow as pa
 
 from jobs import keys
-from jobs.errors import RunCancelled, RunFailed
+from jobs.errors import RedisUnavailable, RunCancelled, RunFailed
 from jobs.results import BadResult, ChunkResult, ChunkScores
 from jobs.run import Progress, Run
 from jobs.runtime import tracing
@@ -184,11 +184,12 @@ class Submission:
         if now - self._looked < _LOOK_SECONDS:
             return
         self._looked = now
-        if self._sizes.window.follows_workers:
-            self._sizes.window.follow(self._store.capacity(self.run.queue), window.chunk_rows)
-        self._scored_rows = read_scored_rows(self._store.redis, self.run)
-        if window.see(self._scored_rows):
-            self._store.note(self.run, window.notes.progress)
+        with suppress(RedisUnavailable), waiting(most=0):  # other commands wait for the server
+            if self._sizes.window.follows_workers:
+                self._sizes.window.follow(self._store.capacity(self.run.queue), window.chunk_rows)
+            self._scored_rows = read_scored_rows(self._store.redis, self.run)
+            if window.see(self._scored_rows):
+                self._store.note(self.run, window.notes.progress)
 
     def _collect(self, seconds: float) -> None:
         """Collect the results that have arrived, waiting up to `seconds` for the first."""
