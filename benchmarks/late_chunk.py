@@ -23,7 +23,7 @@ from jobs.results import ChunkScores
 from jobs.runtime.settings import WorkerSettings
 from producer import Client
 from producer.client import ScoringRun
-from workers.queue.claims import Claim
+from workers.queue.claim import Claim
 
 LATE_SECONDS = "LATE_SECONDS"
 """Environment variable: how long the first chunk takes."""

@@ -25,7 +25,7 @@ from jobs.runtime.settings import WorkerSettings
 from jobs.store.runs import RunStore
 from jobs.wire import decode_pairs
 from producer import Client
-from workers.queue.claims import Claim
+from workers.queue.claim import Claim
 from workers.queue.refusals import Refusals
 from workers.worker import ScoringWorker
 

@@ -90,6 +90,16 @@ def queues() -> str:
     return f"{PREFIX}:queues"
 
 
+def bell(queue: str) -> str:
+    """List: an entry for each request put into the queue lately, for workers that have room for no other."""
+    return f"{PREFIX}:queue:{queue}:bell"
+
+
+def idle(queue: str) -> str:
+    """Sorted set: names of the queue's workers without work, by the time at which that expires."""
+    return f"{PREFIX}:queue:{queue}:idle"
+
+
 def job_id(run_id: str, chunk: int) -> str:
     """RQ's id of the job that scores a chunk."""
     return f"{run_id}-{chunk}"

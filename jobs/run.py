@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -11,6 +10,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import from_json
 
 from jobs.errors import WireError
+from jobs.priority import Priority, choose_priority, new_run_id, priority_of
 from jobs.schema import FORMAT, Count, Seconds, WireModel
 from jobs.spec import ScoreSpec
 
@@ -51,6 +51,11 @@ class Run(WireModel):
     max_retries: Count
     created: Seconds
     rows: Annotated[Count | None, BeforeValidator(_none_if_empty)] = None
+
+    @property
+    def priority(self) -> Priority:
+        """Whether the run is a request or bulk work."""
+        return priority_of(self.id)
 
     def fields(self) -> dict[str, str | int | float]:
         """The run's hash in Redis."""
@@ -98,10 +103,18 @@ class RowError(WireModel):
     worker: str
 
 
-def new_run(spec: ScoreSpec, *, queue: str, ttl: int, max_retries: int, rows: int | None = None) -> Run:
-    """A new run, not written to any server yet."""
+def new_run(
+    spec: ScoreSpec,
+    *,
+    queue: str,
+    ttl: int,
+    max_retries: int,
+    rows: int | None = None,
+    priority: Priority | None = None,
+) -> Run:
+    """A new run, not written to any server yet; without a `priority`, its number of rows decides."""
     return Run(
-        id=uuid.uuid4().hex,
+        id=new_run_id(choose_priority(priority, rows)),
         spec=spec,
         queue=queue,
         ttl=ttl,

@@ -24,6 +24,7 @@ import pyarrow as pa
 from pydantic import ValidationError
 
 from jobs.errors import ConfigError
+from jobs.priority import Priority
 from jobs.run import Progress, new_run
 from jobs.runtime.connection import connect
 from jobs.runtime.logs import about
@@ -81,11 +82,20 @@ class Client:
         url = redis_url or self.settings.redis_url
         if not url:
             raise ConfigError("no Redis server is named: give redis_url or set REDIS_URL")
+        if "," in self.settings.queue:
+            raise ConfigError(f"queue: {self.settings.queue!r:.80} are several; a run goes to one queue")
         self.store = RunStore(connect(url, self.settings.redis_wait_seconds))
         self._leftovers = Leftovers(self.store)
         self._chunk_rows: dict[str, int] = {}
 
-    def submit(self, pairs: Pairs, *, columns: tuple[str, str] = COLUMNS, **spec: Any) -> ScoringRun:
+    def submit(
+        self,
+        pairs: Pairs,
+        *,
+        columns: tuple[str, str] = COLUMNS,
+        priority: Priority | None = None,
+        **spec: Any,
+    ) -> ScoringRun:
         """Start a run; its first chunks are in the queue when this returns.
 
         Parameters
@@ -95,6 +105,9 @@ class Client:
             batch. An iterable is read while the run goes on, so it may be endless.
         columns
             Names of the query and passage columns in a data frame or table.
+        priority
+            ``request``: the run's chunks come before those of bulk runs, in queues and in workers. ``bulk``:
+            they come after. Default: ``request`` for up to 256 pairs, ``bulk`` for more or an unknown number.
         spec
             Values that replace the client's settings for this run: ``model``, ``revision``, ``precision``,
             ``max_length``, ``activation``.
@@ -104,9 +117,9 @@ class Client:
         InputError
             A column does not exist, or an item is not a pair of texts.
         ConfigError
-            A part of the spec is unknown or invalid.
+            The priority or a part of the spec is unknown or invalid.
         """
-        return self._submit(pairs, columns, math.inf, spec)
+        return self._submit(pairs, columns, priority=priority, **spec)
 
     def start(
         self,
@@ -115,6 +128,7 @@ class Client:
         *,
         chunk_size: int | None = None,
         rows: int | None = None,
+        priority: Priority | None = None,
         on_wait: Callable[[], None] = lambda: None,
         journal: Journal | None = None,
         deadline: float = math.inf,
@@ -130,6 +144,8 @@ class Client:
             Most rows in a chunk; default: the setting.
         rows
             Number of rows in all tables, if it is known.
+        priority
+            As for `submit`.
         on_wait
             Called at least every second while the producer waits for results.
         journal
@@ -146,6 +162,7 @@ class Client:
             ttl=settings.run_ttl,
             max_retries=settings.max_retries,
             rows=rows,
+            priority=priority,
         )
         with about(run=run.id):
             total = "rows as they come" if rows is None else f"{rows} rows"
@@ -171,11 +188,12 @@ class Client:
         *,
         timeout: float | None = None,
         columns: tuple[str, str] = COLUMNS,
+        priority: Priority | None = None,
         **spec: Any,
     ) -> npt.NDArray[np.float32]:
         """Score pairs and wait at most `timeout` seconds: `submit`, then `ScoringRun.scores`."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        run = self._submit(pairs, columns, deadline, spec)
+        run = self._submit(pairs, columns, priority=priority, deadline=deadline, **spec)
         try:
             return run.scores(None if timeout is None else deadline - time.monotonic())
         except BaseException:
@@ -196,12 +214,10 @@ class Client:
         order = np.argsort(-scores, kind="stable")[:top_k]
         return [Ranked(int(index), float(scores[index])) for index in order]
 
-    def _submit(
-        self, pairs: Pairs, columns: tuple[str, str], deadline: float, spec: dict[str, Any]
-    ) -> ScoringRun:
+    def _submit(self, pairs: Pairs, columns: tuple[str, str], **options: Any) -> ScoringRun:
         rows = len(pairs) if isinstance(pairs, Sized) else None
         cut = partial(cut_pairs, pairs, columns)
-        return self.start(cut, columns, rows=rows, deadline=deadline, **spec)
+        return self.start(cut, columns, rows=rows, **options)
 
 
 class ScoringRun:

@@ -105,7 +105,12 @@ def _score(
 
     # The branch may have a new commit by now: score the rest with the commit that scored the first chunk.
     revision = (journal.first and journal.first.revision) or client.settings.revision
-    options: dict[str, Any] = {"rows": source.rows, "journal": journal, "revision": revision}
+    options: dict[str, Any] = {
+        "rows": source.rows,
+        "priority": "bulk",
+        "journal": journal,
+        "revision": revision,
+    }
     try:
         with session.run(source.tables, source.columns.names, on_wait=look, **options) as run:
             begun.append(run)

@@ -21,7 +21,7 @@ from workers import metrics
 from workers.backends.base import OutOfMemory
 from workers.engine.cache import EngineCache
 from workers.engine.engine import Engine
-from workers.queue.claims import Claim
+from workers.queue.claim import Claim
 from workers.queue.refusals import Refusals, RefusedRuns
 
 logger = logging.getLogger(__name__)

@@ -188,7 +188,7 @@ class _CpuUse:
         """The mean since the last call; after less than half a second still that of the last call."""
         at, seconds = time.monotonic(), time.process_time()
         if at - self._at >= 0.5:
-            self._cores = (seconds - self._seconds) / (at - self._at)
+            self._cores = max(seconds - self._seconds, 0.0) / (at - self._at)  # a fork starts at 0 again
             self._at, self._seconds = at, seconds
         return self._cores
 

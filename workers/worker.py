@@ -25,22 +25,22 @@ from jobs.runtime.passwords import mask_passwords, remember_password
 from jobs.runtime.patience import Patience
 from jobs.runtime.settings import WorkerSettings, load_settings
 from jobs.spec import weights_key
+from jobs.store.queue import OrderedQueue
 from jobs.store.recovery import failure_handler
 from jobs.store.runs import RunStore
 from workers import metrics
 from workers.queue.claims import Claims
 from workers.queue.heartbeat import Heartbeat
+from workers.queue.intake import POLL_SECONDS, Intake
 from workers.queue.leased_worker import LeasedWorker
+from workers.queue.order import ClaimOrder
 from workers.queue.orders import Orders
-from workers.queue.rq_job import ScoringJob, take_job
+from workers.queue.rq_job import ScoringJob
 from workers.queue.scored_rows import ScoredRowsBeat
 from workers.queue.stopping import LastResort, RefusedCommands, give_up
 
 if TYPE_CHECKING:
     from workers.assembly import Parts
-
-_POLL_SECONDS = 1
-"""How often (s) an idle worker checks whether it must stop."""
 
 _PROBE_SECONDS = 0.5
 """How long (s) a server may take to answer a worker that is stopping."""
@@ -73,14 +73,18 @@ class ScoringWorker(LeasedWorker):
     _claims: Claims
     _scored_rows: ScoredRowsBeat
     _orders: Orders
+    _intake: Intake
     _parts: Parts
     _patience: Patience
 
     def __init__(self, *args: Any, **options: Any) -> None:
         # Whatever the command line says, nothing is unpickled and only score_chunk runs.
         super().__init__(*args, **{**options, "serializer": JSONSerializer, "job_class": ScoringJob})
-        for queue in self.queues:
-            queue.serializer, queue.job_class = JSONSerializer, ScoringJob
+        ordered = partial(
+            OrderedQueue, connection=self.connection, serializer=JSONSerializer, job_class=ScoringJob
+        )
+        self.queues = [ordered(queue.name) for queue in self.queues]
+        self._ordered_queues = self.queues[:]
         self.log_result_lifespan = False
         self.store = RunStore(self.connection)
         self.push_exc_handler(failure_handler(self.store))  # type: ignore[no-untyped-call]
@@ -89,7 +93,7 @@ class ScoringWorker(LeasedWorker):
     @property
     def dequeue_timeout(self) -> int:
         """Seconds; RQ takes a connection for dead that is silent for ten seconds longer than this."""
-        return _POLL_SECONDS
+        return POLL_SECONDS
 
     def work(
         self,
@@ -126,7 +130,7 @@ class ScoringWorker(LeasedWorker):
                 self._start_scheduler(burst, logging_level, date_format, log_format)
             while max_jobs is None or taken < max_jobs:
                 self.check_for_suspension(burst)
-                found = self._next(None if burst else _POLL_SECONDS, max_idle_time)
+                found = self._next(None if burst else POLL_SECONDS, max_idle_time)
                 if found is None:
                     break
                 self.execute_job(*found)
@@ -158,22 +162,20 @@ class ScoringWorker(LeasedWorker):
             if rest := self._claims.scorer.refusals.rest:
                 if seconds is None:  # in a burst: other workers take what is left
                     return None
-                time.sleep(min(rest, _POLL_SECONDS))
-                continue
-            if not self._parts.pipeline.wait_for_room(self._parts.claim_ahead, _POLL_SECONDS):
-                idle_since = time.monotonic()
+                time.sleep(min(rest, POLL_SECONDS))
                 continue
             try:
                 self.show_state(busy=bool(self._claims.held))
-                found = take_job(
-                    self._ordered_queues, seconds, self._claims.held, lambda: self._stop_requested
-                )
+                found = self._intake.next(wait=seconds is not None)
             except redis.ResponseError as error:  # for instance, the queue's key is not a list
                 refused.wait(error)
                 continue
             if found is not None:
                 self.reorder_queues(found[1])
                 return found
+            if self._intake.full:
+                idle_since = time.monotonic()
+                continue
             if seconds is None:
                 if not self._claims.waiting:
                     return None
@@ -193,8 +195,7 @@ class ScoringWorker(LeasedWorker):
         try:
             self._parts.pipeline.close(finish=not self._stop_requested)
         finally:
-            for job_id in list(self._claims.held):
-                self._claims.hand_back(job_id)
+            self._claims.hand_back_all()
             super().teardown()  # type: ignore[no-untyped-call]
             logger.info("stopped")
 
@@ -207,7 +208,16 @@ class ScoringWorker(LeasedWorker):
         self.take_name(device)
         set_up(settings.log_level, settings.log_format, worker=self.name)
         self._parts = parts = assemble(settings, device, self.store, self.name, self._wait_until_idle)
-        self._claims = Claims(self, self.store, parts, self._wait_until_idle)
+        order = ClaimOrder(parts.claim_ahead)
+        self._claims = Claims(self, self.store, parts, order, self._wait_until_idle)
+        self._intake = Intake(
+            self.name,
+            lambda: self._ordered_queues,
+            self._claims,
+            parts.pipeline,
+            order,
+            lambda: self._stop_requested,
+        )
         self._scored_rows = ScoredRowsBeat(self.connection, self._claims)
         started = time.time()
         self._orders = Orders(
@@ -275,5 +285,5 @@ class ScoringWorker(LeasedWorker):
 
     def _wait_until_idle(self) -> None:
         """Wait until all jobs claimed so far are finished, or this worker is asked to stop."""
-        while not self._stop_requested and not self._parts.pipeline.wait_until_idle(_POLL_SECONDS):
+        while not self._stop_requested and not self._parts.pipeline.wait_until_idle(POLL_SECONDS):
             pass

@@ -24,6 +24,7 @@ from jobs.job import attempt, suspect, wrong_worker_message
 from jobs.results import ChunkFailure
 from jobs.runtime.logs import about, about_job
 from jobs.runtime.patience import cannot_serve
+from jobs.store.queue import OrderedQueue
 from jobs.store.runs import RunStore
 from jobs.store.set_aside import DamagedJob, read_job, set_aside
 
@@ -118,8 +119,8 @@ def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
     return len(running)
 
 
-def clean_queue(queue: Queue, handle: FailureHandler, seconds: float) -> None:
-    """Put jobs back that should be in the queue and are not; delete expired registry entries.
+def clean_queue(queue: OrderedQueue, handle: FailureHandler, seconds: float) -> None:
+    """Put jobs back that should be in the queue and are not; sort it; delete expired registry entries.
 
     A damaged job is set aside, and does not stop the cleaning of the others.
 
@@ -136,6 +137,7 @@ def clean_queue(queue: Queue, handle: FailureHandler, seconds: float) -> None:
     _guarded(partial(hand_on_abandoned, queue, handle, until=now))
     _guarded(partial(rescue_unbegun, queue, seconds))
     _guarded(partial(enqueue_due, queue))
+    _guarded(queue.sort)
     _guarded(partial(forget_gone_workers, queue))
     for registry in (queue.failed_job_registry, queue.finished_job_registry):
         _guarded(partial(queue.connection.zremrangebyscore, registry.key, 0, now))
@@ -179,7 +181,7 @@ def enqueue_due(queue: Queue) -> None:
                 pipe.execute()
 
 
-def rescue_unbegun(queue: Queue, seconds: float) -> None:
+def rescue_unbegun(queue: OrderedQueue, seconds: float) -> None:
     """Put jobs back that left the queue but reached no worker, because Redis's reply was lost.
 
     RQ does so after a minute and counts a failed attempt. This does not wait so long, because beginning a
@@ -198,7 +200,7 @@ def rescue_unbegun(queue: Queue, seconds: float) -> None:
             if time.time() - float(connection.get(seen) or "nan") > seconds:
                 with connection.pipeline() as pipe:
                     pipe.lrem(waiting, 1, raw_id)
-                    pipe.lpush(queue.key, raw_id)
+                    queue.push_job_id(raw_id, pipe, at_front=True)
                     pipe.delete(seen)
                     pipe.execute()
 

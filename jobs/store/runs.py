@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import redis
 from redis.client import Pipeline
-from rq import Queue
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 
@@ -23,6 +22,7 @@ from jobs.job import Payload, job_data
 from jobs.results import BadResult, ChunkResult, read_entry, to_entry
 from jobs.run import Progress, RowError, Run, read_run
 from jobs.store.capacity import Capacity, read_capacity
+from jobs.store.queue import OrderedQueue
 from jobs.store.queues import use_queues
 
 _UNDER_WAY = frozenset(
@@ -275,9 +275,9 @@ class RunStore:
         """What the live workers of a queue claim ahead."""
         return read_capacity(self.redis, queue)
 
-    def queue(self, name: str) -> Queue:
-        """RQ's queue `name` on this server, with the JSON serializer."""
-        return Queue(name, connection=self.redis, serializer=JSONSerializer)
+    def queue(self, name: str) -> OrderedQueue:
+        """Queue `name` on this server, with the JSON serializer."""
+        return OrderedQueue(name, connection=self.redis, serializer=JSONSerializer)
 
     def _touch(self, pipe: Pipeline, run: Run) -> None:
         """Renew the run's expiry in `pipe`; has no effect if the run is gone."""

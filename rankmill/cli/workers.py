@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 def score_workers(config: str | None, **flags: Any) -> None:
     """Start this host's workers and keep them running.
 
+    With several queues in --queue, separated by commas, they take jobs of the first one first.
+
     The default is one worker for each GPU, or one worker that uses all CPU cores. Each is an rq worker of
     class workers.ScoringWorker. A worker that dies is started again after a pause, which grows with each
     death, and other workers get its chunks at once. If a worker dies repeatedly at its start, the command
@@ -42,7 +44,7 @@ def score_workers(config: str | None, **flags: Any) -> None:
     set_up(settings.log_level, settings.log_format)
     environs = worker_environs(settings)
     processes = WorkerProcesses(
-        settings.queue,
+        [name.strip() for name in settings.queue.split(",") if name.strip()],
         server,
         environs,
         names=worker_names(environs),

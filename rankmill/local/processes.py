@@ -61,8 +61,8 @@ class WorkerProcesses:
 
     Parameters
     ----------
-    queue
-        The queue the workers listen on.
+    queues
+        The queues the workers listen on, in order of preference.
     url
         The server.
     environs
@@ -79,7 +79,7 @@ class WorkerProcesses:
 
     def __init__(
         self,
-        queue: str,
+        queues: Sequence[str],
         url: str,
         environs: Iterable[dict[str, str]],
         *,
@@ -88,7 +88,7 @@ class WorkerProcesses:
         logs: Path | None = None,
         on_death: Callable[[Worker, int], None] = lambda worker, code: None,
     ) -> None:
-        self._queue, self._url, self._logs, self._on_death = queue, url, logs, on_death
+        self._queues, self._url, self._logs, self._on_death = queues, url, logs, on_death
         self._wait_seconds = wait_seconds
         self.workers = [Worker(name, environ) for name, environ in zip(names, environs, strict=True)]
 
@@ -138,7 +138,7 @@ class WorkerProcesses:
         log = self.log(worker)
         output = log.open("ab") if log else None
         worker.process = subprocess.Popen(
-            worker_command(self._queue, worker.rq_name),
+            worker_command(self._queues, worker.rq_name),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
@@ -170,7 +170,8 @@ class WorkerProcesses:
 
         client = client_for(self._url, self._wait_seconds)
         try:
-            return hand_on_jobs(RunStore(client), self._queue, worker.rq_name)
+            store = RunStore(client)
+            return max(hand_on_jobs(store, queue, worker.rq_name) for queue in self._queues)
         finally:
             client.close()
 
@@ -199,7 +200,7 @@ def server_environ(url: str) -> dict[str, str]:
     return {"RQ_REDIS_URL": url, "RQ_CONNECTION_CLASS": "workers.Connection"}
 
 
-def worker_command(queue: str, name: str) -> list[str]:
+def worker_command(queues: Sequence[str], name: str) -> list[str]:
     """RQ's command line for a ScoringWorker, as in the README; RQ_REDIS_URL names the server."""
     options = ["--worker-class", "workers.ScoringWorker", "--serializer", "json", "--name", name]
-    return [sys.executable, "-m", "rq.cli", "worker", queue, *options]
+    return [sys.executable, "-m", "rq.cli", "worker", *queues, *options]

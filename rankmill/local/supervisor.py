@@ -66,7 +66,7 @@ class Supervisor:
             _emit(event="worker-died", worker=worker.name, code=code, words=words)
 
         processes = WorkerProcesses(
-            self.queue,
+            [self.queue],
             url,
             [{**environ, "TMPDIR": str(directory)} for environ in self.environs],  # PyTorch leaves a folder
             names=[f"{prefix}-{number}" for number, _ in enumerate(self.environs, 1)],

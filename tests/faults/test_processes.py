@@ -7,6 +7,7 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -87,3 +88,23 @@ def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
     done = run_command("score-workers", "--redis", "redis://:secret@127.0.0.1:1/0")
     assert done.code == 1
     assert "no usable Redis at redis://:***@127.0.0.1:1/0" in done.err
+
+
+def test_workers_of_several_queues_take_jobs_of_the_first_one_first(
+    server: Server, pool: Start, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = {
+        name: Client(server.url, model=str(tiny_model), queue=name, chunk_size=10).submit(
+            [("q", "cat")] * 300
+        )
+        for name in ("later", "urgent")
+    }
+    monkeypatch.setitem(ENVIRON, "RANKMILL_CLAIM_AHEAD", "10")  # one chunk at a time
+    pool("--queue", "urgent,later", "--workers", "1", "--device", "cpu")
+    redis: Any = server.client
+    streams = {name: f"rankmill:run:{run.id}:results" for name, run in runs.items()}
+    wait_for(lambda: all(redis.xlen(stream) == 30 for stream in streams.values()))
+    times = {name: [entry for entry, _ in redis.xrange(stream)] for name, stream in streams.items()}
+    assert sum(entry < max(times["urgent"]) for entry in times["later"]) <= 2
+    assert all(np.isfinite(run.scores(timeout=60)).all() for run in runs.values())
+    assert queue_workers(server.client, "urgent") == queue_workers(server.client, "later")

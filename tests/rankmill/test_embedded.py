@@ -207,7 +207,7 @@ def test_a_server_that_cannot_start_is_told(
 
 
 def test_embedded_workers_are_started_as_the_readme_says() -> None:
-    command = worker_command("rankmill", "name")
+    command = worker_command(["rankmill"], "name")
     assert " ".join(command[3:9]) == command_for_people("rankmill").removeprefix("rq ")
 
 

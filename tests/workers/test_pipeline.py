@@ -15,7 +15,7 @@ from jobs.spec import ScoreSpec
 from tests.conftest import run_command
 from workers.backends.torch.backend import TorchForward
 from workers.engine.engine import Engine, Work
-from workers.engine.pipeline import SMALL, Pipeline
+from workers.engine.pipeline import Pipeline
 from workers.models.loading import load_model
 from workers.models.tokens import Batch
 
@@ -42,33 +42,33 @@ def paced(model: Path, seconds: float, rows_in_batch: int) -> tuple[Engine, Pace
     return engine, backend, lambda rows: engine.prepare(["q"] * rows, ["cat"] * rows)  # five tokens each
 
 
-def test_a_small_request_does_not_wait_for_what_was_claimed_before_it(tiny_model: Path) -> None:
-    engine, backend, work = paced(tiny_model, 0.02, rows_in_batch=20)
+def test_a_request_does_not_wait_for_what_was_claimed_before_it(tiny_model: Path) -> None:
+    engine, backend, work = paced(tiny_model, 0.1, rows_in_batch=20)
     pipeline = Pipeline(0.0)
+    large, request = [work(100) for _ in range(4)], work(15)
     finished: list[str] = []
-    for number in range(4):
-        pipeline.put(engine, work(SMALL * 2), lambda number=number: finished.append(f"large {number}"))  # type: ignore[misc]
-    time.sleep(0.1)
+    for number, each in enumerate(large):
+        pipeline.put(engine, each, lambda number=number: finished.append(f"large {number}"))  # type: ignore[misc]
+    pipeline.wait_for(lambda: large[0].left < 100, 5)
     before = len(backend.sizes)
-    answered = threading.Event()
-    pipeline.put(engine, work(40), answered.set)
-    assert answered.wait(5)
-    # the batch in progress, and at most one of a large chunk before each of its two
-    assert len(backend.sizes) - before <= 1 + 2 * 2 + 1
+    pipeline.put(engine, request, lambda: finished.append("request"), "request")
     pipeline.close(finish=True)
-    assert finished == [f"large {number}" for number in range(4)]
+    # the batch in progress was before it, and one more where this thread was late
+    assert backend.sizes.index(15) - before <= 2
+    assert finished[0] == "request"
+    assert [name for name in finished if name != "request"] == [f"large {number}" for number in range(4)]
 
 
-def test_requests_do_not_keep_a_large_chunk_from_its_turn(tiny_model: Path) -> None:
+def test_requests_do_not_keep_bulk_work_from_its_turn(tiny_model: Path) -> None:
     engine, _, work = paced(tiny_model, 0.005, rows_in_batch=50)
     pipeline = Pipeline(0.0)
     large = threading.Event()
-    pipeline.put(engine, work(SMALL * 2), large.set)
+    pipeline.put(engine, work(512), large.set)
     deadline = time.monotonic() + 20
     while not large.is_set():
         assert time.monotonic() < deadline
-        pipeline.put(engine, work(50), lambda: None)
-        pipeline.wait_for_room(1000, 1)
+        pipeline.put(engine, work(50), lambda: None, "request")
+        pipeline.wait_for(lambda: pipeline.pending < 1000, 1)
     pipeline.close(finish=False)
 
 
@@ -105,8 +105,8 @@ def test_room_is_what_is_pending(tiny_model: Path) -> None:
     engine, _, work = paced(tiny_model, 0.1, rows_in_batch=100)
     pipeline = Pipeline(0.0)
     pipeline.put(engine, work(300), lambda: None)
-    assert not pipeline.wait_for_room(100, 0.01)
-    assert pipeline.wait_for_room(250, 5)
+    assert not pipeline.wait_for(lambda: pipeline.pending < 100, 0.01)
+    assert pipeline.wait_for(lambda: pipeline.pending < 250, 5)
     assert pipeline.wait_until_idle(5)
     pipeline.close(finish=False)
 
@@ -114,7 +114,7 @@ def test_room_is_what_is_pending(tiny_model: Path) -> None:
 def test_what_is_dropped_is_answered_after_the_batch_in_progress(tiny_model: Path) -> None:
     engine, backend, work = paced(tiny_model, 0.05, rows_in_batch=10)
     pipeline = Pipeline(0.0)
-    dropped, kept = work(SMALL * 2), work(30)
+    dropped, kept = work(512), work(30)
     answers: list[str] = []
     pipeline.put(engine, dropped, lambda: answers.append("dropped"))
     pipeline.put(engine, kept, lambda: answers.append("kept"))
@@ -147,3 +147,20 @@ time.sleep(30)
     done = run_command("python", "-c", script)
     assert done.code == 1
     assert "the worker ends after an error" in done.err
+
+
+def test_bulk_work_that_is_not_begun_can_be_withdrawn(tiny_model: Path) -> None:
+    engine, _, work = paced(tiny_model, 0.02, rows_in_batch=10)
+    pipeline = Pipeline(0.0)
+    answers: list[str] = []
+    works = {name: work(100) for name in ("first", "second", "third")}
+    for name, each in works.items():
+        pipeline.put(engine, each, lambda name=name: answers.append(name), whole=True)  # type: ignore[misc]
+    pipeline.wait_for(lambda: works["first"] not in pipeline.unstarted(), 5)
+    assert works["third"] in pipeline.unstarted()
+    assert pipeline.withdraw(works["third"])
+    assert not pipeline.withdraw(works["third"])
+    assert not pipeline.withdraw(works["first"])
+    pipeline.close(finish=True)
+    assert answers == ["first", "second"]
+    assert pipeline.pending == 0

@@ -116,10 +116,11 @@ class Engine:
                 self.finish(flights.pop(0))
         return work.scored
 
-    def queue(self, work: Work, waiting: WaitingRows[Work]) -> None:
+    def queue(self, work: Work, waiting: WaitingRows[Work], *, whole: bool = False) -> None:
         """Add the rows of `work` to `waiting`, cut into batches by this engine's limits."""
         lengths, budget = work.tokens.lengths, self.token_budget
-        waiting.add(work, lengths, budget, max_batch=self._max_batch, length_aware=self._length_aware)
+        by_length = self._length_aware
+        waiting.add(work, lengths, budget, max_batch=self._max_batch, length_aware=by_length, whole=whole)
 
     def prepare(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> Work:
         """Tokenize pairs ``[n]``; pairs that cannot be tokenized get an error and are done."""

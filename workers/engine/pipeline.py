@@ -15,14 +15,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from jobs.priority import Priority
 from workers import metrics
 from workers.engine.engine import Engine, Flight, Part, Work
 from workers.engine.rows import WaitingRows
-
-SMALL = 256
-"""Most pairs in a small chunk (a request). Small chunks have their own lane, beside that of larger ones."""
+from workers.engine.turns import Turns
 
 _WAIT_SECONDS = 5
+
+_ENOUGH_BATCHES = 2
 
 FIRST_BATCH_SECONDS = 900
 """A worker's first batch (with compilation) counts as hanging after this time."""
@@ -37,17 +38,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class _Lane:
-    """Waiting rows of one engine and one size class; lanes take turns, one batch each."""
+    """Waiting rows of one engine and one priority; lanes of a priority take turns, one batch each."""
 
     engine: Engine
+    priority: Priority
     rows: WaitingRows[Work] = field(default_factory=WaitingRows)
 
 
 class Pipeline:
     """Scores work of several chunks at once, and answers each chunk when its last row is scored.
 
-    A request of up to `SMALL` pairs waits for the batch in progress, and then for one batch of
-    larger chunks before each batch of requests, no matter how many larger chunks are claimed.
+    A request waits for the batch in progress, no matter how much bulk work is claimed; while requests
+    always wait, a quarter of the pairs is bulk work (`Turns`).
 
     Parameters
     ----------
@@ -58,9 +60,11 @@ class Pipeline:
     def __init__(self, batch_wait: float) -> None:
         self._batch_wait = batch_wait
         self._changed = threading.Condition()
-        self._lanes: OrderedDict[tuple[int, bool], _Lane] = OrderedDict()
+        self._lanes: OrderedDict[tuple[int, Priority], _Lane] = OrderedDict()
+        self._turns = Turns()
         self._answers: dict[Work, Answer] = {}
-        self._pending = 0
+        self._pending: dict[Priority, int] = {"request": 0, "bulk": 0}
+        self._woken = False
         self._closed = False
         self._batch_since: float | None = None
         self._slowest_batch: float | None = None
@@ -68,45 +72,77 @@ class Pipeline:
         self._forward = threading.Thread(target=self._guard(self._run), name="forward", daemon=True)
         self._forward.start()
 
-    def put(self, engine: Engine, work: Work, answer: Answer) -> None:
-        """Score `work` with `engine`, then call `answer` in the writing thread."""
+    def put(
+        self, engine: Engine, work: Work, answer: Answer, priority: Priority = "bulk", *, whole: bool = False
+    ) -> None:
+        """Score `work` with `engine`, then call `answer` in the writing thread.
+
+        With `whole`, bulk work that is not next stays as it is, so that `withdraw` may remove it.
+        """
         if not work.left:
             self.answer(answer)
             return
         with self._changed:
-            key = id(engine), len(work.rows) <= SMALL
-            lane = self._lanes.setdefault(key, _Lane(engine))
-            engine.queue(work, lane.rows)
+            lane = self._lanes.setdefault((id(engine), priority), _Lane(engine, priority))
+            engine.queue(work, lane.rows, whole=whole)
             self._answers[work] = answer
-            self._pending += work.left
+            self._pending[priority] += work.left
             self._changed.notify_all()
 
     def drop(self, work: Work, answer: Answer) -> None:
         """Remove the waiting rows of `work` and call `answer` instead; has no effect if no row waits."""
         with self._changed:
-            for key, lane in list(self._lanes.items()):
-                dropped = lane.rows.remove(work)
+            if self._remove(work):
+                self.answer(answer)
+
+    def withdraw(self, work: Work) -> bool:
+        """Remove `work`, without an answer, if none of its rows is scored or being scored; return whether."""
+        with self._changed:
+            return work in self._whole() and self._remove(work)
+
+    def unstarted(self) -> list[Work]:
+        """Bulk work of which no row is scored or being scored, the oldest first."""
+        with self._changed:
+            return self._whole()
+
+    def _whole(self) -> list[Work]:
+        lanes = [lane.rows for lane in self._lanes.values() if lane.priority == "bulk"]
+        return [work for rows in lanes for work in rows.whole()]
+
+    def _remove(self, work: Work) -> bool:
+        for key, lane in list(self._lanes.items()):
+            if removed := lane.rows.remove(work):
                 if not lane.rows.batches:
                     del self._lanes[key]
-                if dropped:
-                    self._pending -= dropped
-                    del self._answers[work]
-                    self.answer(answer)
-                    self._changed.notify_all()
-                    return
+                self._pending[lane.priority] -= removed
+                del self._answers[work]
+                self._changed.notify_all()
+                return True
+        return False
 
     def answer(self, answer: Answer) -> None:
         """Call `answer` in the writing thread, after all earlier answers."""
         self._writer.submit(self._guard(answer))
 
-    def wait_for_room(self, most: int, seconds: float) -> bool:
-        """Wait up to `seconds` until fewer than `most` rows are pending; returns whether they are."""
+    def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """Wait up to `seconds`, or until `wake`, until `condition` holds, and return whether it does.
+
+        It is looked at whenever work is put in, finished or removed.
+        """
         with self._changed:
-            return self._changed.wait_for(lambda: self._pending < most, seconds)
+            self._changed.wait_for(lambda: self._woken or condition(), seconds)
+            self._woken = False
+            return condition()
+
+    def wake(self) -> None:
+        """End the `wait_for` of another thread, now or the next."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
 
     def wait_until_idle(self, seconds: float) -> bool:
         """Wait up to `seconds` until all work is scored and answered; returns whether it is."""
-        idle = self.wait_for_room(1, seconds)
+        idle = self.wait_for(lambda: not self.pending, seconds)
         if idle:
             self._writer.submit(lambda: None).result()  # returns after all earlier answers
         return idle
@@ -114,7 +150,16 @@ class Pipeline:
     @property
     def pending(self) -> int:
         """Pairs that are not scored yet."""
-        return self._pending
+        return sum(self._pending.values())
+
+    def pending_of(self, priority: Priority) -> int:
+        """Pairs of this priority that are not scored yet."""
+        return self._pending[priority]
+
+    @property
+    def hungry(self) -> bool:
+        """Whether the next batch may be the last, unless more work comes."""
+        return sum(lane.rows.batches for lane in self._lanes.values()) < _ENOUGH_BATCHES
 
     @property
     def working(self) -> bool:
@@ -141,18 +186,19 @@ class Pipeline:
 
     def _run(self) -> None:
         """The forward thread: runs batches, with up to `Backend.depth` forwards in progress."""
-        flights: deque[tuple[Engine, Flight]] = deque()
+        flights: deque[tuple[_Lane, Flight]] = deque()
         while True:
             batch = self._take(wait=not flights)
             if batch is None and not flights:
                 return
             if batch is not None:
-                engine, parts = batch
+                lane, parts = batch
                 self._batch_since = self._batch_since or time.monotonic()
-                flights.append((engine, engine.submit(parts)))
-            if batch is None or len(flights) >= engine.model.backend.depth:
-                engine, flight = flights.popleft()
-                seconds = self._finish(engine, flight, last=not flights)
+                flights.append((lane, lane.engine.submit(parts)))
+            if batch is None or len(flights) >= lane.engine.model.backend.depth:
+                lane, flight = flights.popleft()
+                engine = lane.engine
+                seconds = self._finish(lane, flight, last=not flights)
                 if engine.may_adapt(flight, seconds):
                     while flights:
                         self._finish(*flights.popleft(), last=not flights)
@@ -160,18 +206,30 @@ class Pipeline:
                     engine.adapt(flight)
                     self._batch_since = None
 
-    def _take(self, wait: bool) -> tuple[Engine, list[Part]] | None:
+    def _take(self, wait: bool) -> tuple[_Lane, list[Part]] | None:
         """Take the next batch, from the lane whose turn it is; ``None`` without one, or after `close`."""
         with self._changed:
             if wait:
                 self._wait_for_work()
             if not self._lanes:
                 return None
-            key, lane = self._lanes.popitem(last=False)
+            key = self._next_lane()
+            lane = self._lanes.pop(key)
             parts = lane.rows.take()
             if lane.rows.batches:
                 self._lanes[key] = lane
-            return lane.engine, parts
+            self._turns.took(lane.priority, sum(len(rows) for _, rows in parts))
+            return lane, parts
+
+    def _next_lane(self) -> tuple[int, Priority]:
+        """The lane of the priority whose turn it is that has waited longest."""
+        first: dict[Priority, tuple[int, Priority]] = {}
+        for key in self._lanes:
+            first.setdefault(key[1], key)
+        if "bulk" not in first:
+            self._turns.no_bulk_waits()
+        order: list[Priority] = ["bulk", "request"] if self._turns.bulk_is_next else ["request", "bulk"]
+        return next(first[priority] for priority in order if priority in first)
 
     def _wait_for_work(self) -> None:
         waiting = True
@@ -188,19 +246,19 @@ class Pipeline:
             if left <= 0 or not self._changed.wait(left):
                 return
 
-    def _finish(self, engine: Engine, flight: Flight, last: bool) -> float:
+    def _finish(self, lane: _Lane, flight: Flight, last: bool) -> float:
         """Finish a batch and answer the chunks that it completes.
 
         Returns the seconds since the batch before it ended, or since this one began if there was none.
         """
-        complete = engine.finish(flight)
+        complete = lane.engine.finish(flight)
         now = time.monotonic()
         seconds = now - (self._batch_since or now)
         metrics.stage_seconds.labels("forward").observe(seconds)
         self._slowest_batch = max(self._slowest_batch or 0.0, seconds)
         self._batch_since = None if last else now
         with self._changed:
-            self._pending -= sum(len(rows) for _, rows in flight.parts)
+            self._pending[lane.priority] -= sum(len(rows) for _, rows in flight.parts)
             for work in complete:
                 self.answer(self._answers.pop(work))
             self._changed.notify_all()

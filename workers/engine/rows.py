@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+import sys
+from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -12,10 +15,14 @@ from workers.engine.planner import Rows, plan_batches
 
 Work = TypeVar("Work")
 
+_Lengths = npt.NDArray[np.int64]
 _Batch = npt.NDArray[np.int64]
 """Shape ``[3, rows]``; for each row the number of its work, its index in that work, its length in tokens."""
 
 _NUMBER, _LENGTH = 0, 2
+
+_CUT_AHEAD = 6
+"""Batches that are cut in advance of works that wait whole; rows of similar length share them."""
 
 
 class WaitingRows(Generic[Work]):
@@ -32,15 +39,19 @@ class WaitingRows(Generic[Work]):
     """
 
     def __init__(self) -> None:
+        self._ahead = sys.maxsize
+        self._behind: deque[_Batch] = deque()
+        self._cut: Callable[[_Lengths], list[Rows]] = lambda lengths: []
         self._works: dict[int, Work] = {}
-        self._left: Counter[int] = Counter()
+        self._size: dict[int, int] = {}
+        self._left: dict[int, int] = {}
         self._batches: deque[_Batch] = deque()
         self._next = 0
 
     @property
     def batches(self) -> int:
-        """How many batches wait."""
-        return len(self._batches)
+        """How many batches wait; a work that waits whole counts as one."""
+        return len(self._batches) + len(self._behind)
 
     def add(
         self,
@@ -50,18 +61,25 @@ class WaitingRows(Generic[Work]):
         *,
         max_batch: int | None = None,
         length_aware: bool = True,
+        whole: bool = False,
     ) -> None:
-        """Add the rows of `work`, with their lengths in tokens, and cut all waiting rows into batches."""
+        """Add the rows of `work`, with their lengths in tokens; the limits are for all waiting rows.
+
+        With `whole`, the works that wait behind the next batches are cut only when it is their turn: then
+        the oldest is finished first, and the others can be given away (`whole`), but more is padded.
+        """
         count = np.size(lengths)
         if not count:
             return
         number, self._next = self._next, self._next + 1
-        self._works[number], self._left[number] = work, count
-        new = np.stack([np.full(count, number), np.arange(count), np.asarray(lengths, dtype=np.int64)])
-        waiting = np.concatenate([*self._batches, new], axis=1)
-        plan = plan_batches(waiting[_LENGTH], token_budget, max_batch=max_batch, length_aware=length_aware)
-        batches = [waiting[:, batch] for batch in plan]
-        self._batches = deque(sorted(batches, key=lambda batch: int(batch[_NUMBER].min())))
+        self._works[number], self._left[number], self._size[number] = work, count, count
+        self._ahead = _CUT_AHEAD if whole else sys.maxsize
+        self._cut = partial(
+            plan_batches, token_budget=token_budget, max_batch=max_batch, length_aware=length_aware
+        )
+        rows = [np.full(count, number), np.arange(count), np.asarray(lengths, dtype=np.int64)]
+        self._behind.append(np.stack(rows))
+        self._cut_next()
 
     def take(self) -> list[tuple[Work, Rows]]:
         """Take the next batch, as the rows of each work in it; there must be one."""
@@ -72,15 +90,30 @@ class WaitingRows(Generic[Work]):
             parts.append((self._works[number], mine))
             self._left[number] -= len(mine)
             if not self._left[number]:
-                del self._works[number], self._left[number]
+                del self._works[number], self._left[number], self._size[number]
+        self._cut_next()
         return parts
+
+    def _cut_next(self) -> None:
+        """Cut the oldest works that wait whole together with the next batches, if these are few."""
+        while self._behind and len(self._batches) < self._ahead:
+            waiting = np.concatenate([*self._batches, self._behind.popleft()], axis=1)
+            batches = [waiting[:, batch] for batch in self._cut(waiting[_LENGTH])]
+            self._batches = deque(sorted(batches, key=lambda batch: int(batch[_NUMBER].min())))
+
+    def whole(self) -> list[Work]:
+        """The works of which no row was taken, the oldest first."""
+        return [work for number, work in self._works.items() if self._left[number] == self._size[number]]
 
     def remove(self, work: Work) -> int:
         """Remove the waiting rows of `work`; returns how many there were."""
         number = next((number for number, waiting in self._works.items() if waiting is work), None)
         if number is None:
             return 0
-        others = (batch[:, batch[_NUMBER] != number] for batch in self._batches)
-        self._batches = deque(batch for batch in others if batch.size)
-        del self._works[number]
+        for some in (self._batches, self._behind):
+            others = [batch[:, batch[_NUMBER] != number] for batch in some]
+            some.clear()
+            some.extend(batch for batch in others if batch.size)
+        self._cut_next()
+        del self._works[number], self._size[number]
         return self._left.pop(number)

@@ -1,20 +1,16 @@
-"""The jobs that a worker has claimed: what it knows of each, how it begins them and how it finishes them."""
+"""The jobs that a worker has claimed: how it begins them and how it finishes them."""
 
 from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import redis
-from opentelemetry.trace import INVALID_SPAN, Span
 from rq import Queue
-from rq.executions import Execution
 from rq.job import Job
 from rq.timeouts import JobTimeoutException
 from rq.utils import now
@@ -23,80 +19,21 @@ from rq.worker import SimpleWorker
 from jobs import keys
 from jobs.errors import WorkerError
 from jobs.job import is_suspect
+from jobs.priority import priority_of
 from jobs.results import ChunkResult, ChunkScores
-from jobs.run import Run
 from jobs.runtime import tracing
 from jobs.runtime.logs import about_job
 from jobs.runtime.patience import cannot_serve
-from jobs.spec import ScoreSpec, WeightsKey, weights_key
 from jobs.store.runs import RunStore
 from workers import metrics
+from workers.queue.claim import Claim, ModelQueue
+from workers.queue.order import ClaimOrder
 from workers.queue.rq_job import ScoringJob, set_job_aside
 
 if TYPE_CHECKING:
     from workers.assembly import Parts
-    from workers.engine.engine import Engine, Work
-
-GROUP = 8
-GROUP_SECONDS = 3.0
-"""How many jobs, and for how many seconds, wait before their model is loaded in the place of another."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(eq=False)
-class Claim:
-    """A job that this worker took off its queue and has not finished yet.
-
-    ``run`` is known once it was read from Redis, ``engine`` and ``work`` once the chunk's pairs were
-    fetched and tokenized. ``claimed`` and ``started`` are monotonic times (s): when the job was claimed,
-    and when its scoring began.
-    """
-
-    job: ScoringJob
-    queue: Queue
-    execution: Execution
-    span: Span
-    claimed: float = field(default_factory=time.monotonic)
-    started: float = 0.0
-    run: Run | None = None
-    engine: Engine | None = None
-    work: Work | None = None
-    forward: Span = INVALID_SPAN
-
-    @property
-    def chunk(self) -> int:
-        """Number of the chunk."""
-        return self.job.chunk[1]
-
-
-class ModelQueue:
-    """Claims whose model would evict another, put aside until the claims of one model can begin together.
-
-    Otherwise two models would evict each other job by job.
-    """
-
-    def __init__(self) -> None:
-        self._waiting: list[tuple[WeightsKey, Claim]] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
-
-    def put(self, spec: ScoreSpec, claim: Claim) -> None:
-        """Put aside a claim, which needs the model of `spec`."""
-        self._waiting.append((weights_key(spec), claim))
-
-    def take(self, more_to_come: Callable[[], bool]) -> list[Claim]:
-        """The claims of the model that has waited longest, if they are many or old, or no more jobs come."""
-        if not self._waiting:
-            return []
-        wanted, oldest = self._waiting[0]
-        early = len(self._waiting) < GROUP and time.monotonic() - oldest.claimed < GROUP_SECONDS
-        if early and more_to_come():
-            return []
-        group = [claim for model, claim in self._waiting if model == wanted]
-        self._waiting = [waiting for waiting in self._waiting if waiting[0] != wanted]
-        return group
 
 
 class Claims:
@@ -112,17 +49,25 @@ class Claims:
         Where runs live.
     parts
         The scorer and the pipeline.
+    order
+        Learns what is claimed.
     drain
         Waits until all claims are answered.
     """
 
     def __init__(
-        self, worker: SimpleWorker, store: RunStore, parts: Parts, drain: Callable[[], None]
+        self,
+        worker: SimpleWorker,
+        store: RunStore,
+        parts: Parts,
+        order: ClaimOrder,
+        drain: Callable[[], None],
     ) -> None:
         self._worker = worker
         self._store = store
         self.scorer = parts.scorer
         self._pipeline = parts.pipeline
+        self._order = order
         self._drain = drain
         self._put_aside = ModelQueue()
         self.held: dict[str, Claim] = {}
@@ -170,8 +115,21 @@ class Claims:
             if claim.run and claim.work and not self._store.exists(claim.run.id):
                 self._pipeline.drop(claim.work, partial(self._answer, claim, None))
 
+    def unstarted(self, queue: Queue) -> list[Claim]:
+        """Bulk claims of `queue` of which nothing is scored yet, in the order of their turns."""
+        by_work = {claim.work: claim for claim in list(self.held.values()) if claim.queue == queue}
+        return [by_work[work] for work in self._pipeline.unstarted() if work in by_work]
+
+    def hand_back_all(self) -> None:
+        """Put all claimed jobs back at the front of their queues, in order."""
+        for job_id in reversed(list(self.held)):
+            self.hand_back(job_id)
+
     def hand_back(self, job_id: str, *, at_front: bool = True) -> None:
-        """Put a claimed job back into its queue; this does not count as an attempt."""
+        """Put a claimed job back into its queue; this does not count as an attempt.
+
+        It is the next of its priority, or else behind all jobs, so that this worker sees others before it.
+        """
         claim = self.held.pop(job_id, None)
         if claim is None:
             return
@@ -180,7 +138,8 @@ class Claims:
             self._worker.connection.pipeline() as pipe,
         ):
             self._worker.cleanup_execution(claim.job, pipe, claim.execution)
-            claim.queue._enqueue_job(claim.job, pipeline=pipe, at_front=at_front)  # as Job.retry does
+            queue = claim.queue if at_front else Queue(claim.queue.name, connection=claim.queue.connection)
+            queue._enqueue_job(claim.job, pipeline=pipe, at_front=at_front)  # as Job.retry does
             if claim.run:
                 pipe.hdel(keys.scored_rows(claim.run.id), str(claim.chunk))
             pipe.execute()
@@ -191,42 +150,52 @@ class Claims:
             logger.log(logging.INFO if at_front else logging.DEBUG, "handed back")
 
     def _claim(self, claim: Claim, put_aside: bool) -> None:
-        worker = self._worker
-        try:
-            worker.prepare_job_execution(claim.job, remove_from_intermediate_queue=len(worker.queues) == 1)
-            failure = self.scorer.find_run(claim)
-        except WorkerError as error:
-            self._refuse(claim, error)
+        if not self._went_well(claim, partial(self._read, claim)):
             return
-        except Exception as error:
-            self._fail(claim, error)
-            return
-        if failure:
-            self._pipeline.answer(lambda: self._answer(claim, failure))
-        elif put_aside and claim.run and self.scorer.evicts(claim.run):
+        if put_aside and claim.run and self.scorer.evicts(claim.run):
             self._put_aside.put(claim.run.spec, claim)
         else:
             self._begin(claim)
 
     def _begin(self, claim: Claim) -> None:
         """Fetch and tokenize a claimed chunk, and put it into the pipeline."""
-        job, scorer = claim.job, self.scorer
-        try:
-            with self._worker.death_penalty_class(job.timeout or 0, JobTimeoutException, job_id=job.id):
-                failure = scorer.begin(claim)
-        except WorkerError as error:
-            self._refuse(claim, error)
-            return
-        except Exception as error:
-            self._fail(claim, error)
+        if not self._went_well(claim, partial(self._fetch, claim)):
             return
         if claim.engine is None or claim.work is None:
-            self._pipeline.answer(lambda: self._answer(claim, failure))
+            self._pipeline.answer(lambda: self._answer(claim, None))
             return
         rows = len(claim.work.scored.scores)
         logger.debug("claimed %d rows", rows)
+        run_id = claim.job.chunk[0]
+        self._order.began(run_id, rows)
         claim.forward = tracing.begin("forward", claim.span, rows=rows)
-        self._pipeline.put(claim.engine, claim.work, lambda: self._answer(claim, scorer.result(claim)))
+        answer = partial(self._answer_scored, claim)
+        priority, whole = priority_of(run_id), self._order.last
+        self._pipeline.put(claim.engine, claim.work, answer, priority, whole=whole)
+
+    def _read(self, claim: Claim) -> ChunkResult | None:
+        """Tell Redis that the job is begun, and read its run."""
+        self._worker.prepare_job_execution(claim.job, remove_from_intermediate_queue=True)
+        return self.scorer.find_run(claim)
+
+    def _fetch(self, claim: Claim) -> ChunkResult | None:
+        job = claim.job
+        with self._worker.death_penalty_class(job.timeout or 0, JobTimeoutException, job_id=job.id):
+            return self.scorer.begin(claim)
+
+    def _went_well(self, claim: Claim, step: Callable[[], ChunkResult | None]) -> bool:
+        """Take a step with a claim; if it raises an error or has a result, the claim is answered with it."""
+        try:
+            result = step()
+        except WorkerError as error:
+            self._refuse(claim, error)
+        except Exception as error:
+            self._fail(claim, error)
+        else:
+            if result is None:
+                return True
+            self._pipeline.answer(lambda: self._answer(claim, result))
+        return False
 
     def _refuse(self, claim: Claim, error: WorkerError) -> None:
         """Put a job at the back of its queue, as another worker may be able to score it."""
@@ -244,6 +213,9 @@ class Claims:
         claim.span.end()
         self._worker._finalize_failure(claim.job, claim.queue, claim.execution, sys.exc_info())
         metrics.count_chunk("failed")
+
+    def _answer_scored(self, claim: Claim) -> None:
+        self._answer(claim, self.scorer.result(claim))
 
     def _answer(self, claim: Claim, result: ChunkResult | None) -> None:
         """Finish a job and write its result, if any, in one transaction; runs in the writing thread."""

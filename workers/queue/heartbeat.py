@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from typing import cast
 
 import redis
 from rq import worker_registration
@@ -14,6 +15,7 @@ from rq.worker.base import BaseWorker
 
 from jobs.store.capacity import write_capacity
 from jobs.store.orders import ask_for_orders, forget_damaged_orders
+from jobs.store.queue import OrderedQueue
 from jobs.store.queues import use_queues
 from jobs.store.recovery import FailureHandler, clean_queue
 from jobs.store.worker_report import WorkerReport, announce_worker
@@ -163,7 +165,7 @@ class Heartbeat:
         worker, lock_ms = self._worker, int(self._seconds * 1000)
         if time.monotonic() < self._clean_from:
             return
-        for queue in worker.queues:
+        for queue in cast("list[OrderedQueue]", worker.queues):
             # RQ's own lock lasts 15 minutes and would outlive a worker that is killed here.
             if worker.connection.set(queue.registry_cleaning_key, os.getpid(), nx=True, px=lock_ms):
                 clean_queue(queue, self._handle_failure, self.lease_seconds)

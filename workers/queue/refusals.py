@@ -14,7 +14,7 @@ from jobs.store.runs import RunStore
 from jobs.store.worker_report import queue_workers
 
 if TYPE_CHECKING:
-    from workers.queue.claims import Claim
+    from workers.queue.claim import Claim
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds until a worker tries again a model or run that it refused; the pause doubles each time."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from rq import Queue
 from rq.executions import Execution, ExecutionRegistry
@@ -15,6 +15,8 @@ from jobs.errors import ForeignJobError
 from jobs.job import JOB_FUNCTION, chunk_of
 from jobs.store.set_aside import DamagedJob, read_job, set_aside
 from workers import metrics
+
+AnyQueue = TypeVar("AnyQueue", bound=Queue)
 
 
 class Executions(ExecutionRegistry):
@@ -86,16 +88,14 @@ class ScoringJob(Job):
 
 
 def take_job(
-    queues: Sequence[Queue], seconds: int | None, claimed: Collection[str], stopped: Callable[[], bool]
-) -> tuple[ScoringJob, Queue] | None:
+    pop: Callable[[], tuple[bytes, AnyQueue] | None], claimed: Collection[str], stopped: Callable[[], bool]
+) -> tuple[ScoringJob, AnyQueue] | None:
     """Take the next valid job; jobs that cannot be read are set aside.
 
     Parameters
     ----------
-    queues
-        The queues, in order of preference; their job class is ScoringJob.
-    seconds
-        Longest wait for a job; ``None`` does not wait.
+    pop
+        Moves the id of the next job from its queue to the intermediate queue, and returns both.
     claimed
         Ids of the jobs that this worker has claimed, as a queue may contain an id twice.
     stopped
@@ -106,7 +106,7 @@ def take_job(
     The job and its queue; ``None`` if there was none.
     """
     while not stopped():
-        found = _pop(queues, seconds)
+        found = pop()
         if found is None:
             return None
         raw_id, queue = found
@@ -127,17 +127,13 @@ def set_job_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
     metrics.set_aside.inc()
 
 
-def _pop(queues: Sequence[Queue], seconds: int | None) -> tuple[bytes, Queue] | None:
-    """Pop a job's id as RQ's workers do: with a single queue, it moves to an intermediate list."""
+def pop(queues: Sequence[AnyQueue], seconds: int) -> tuple[bytes, AnyQueue] | None:
+    """Wait for a job as RQ's workers do: with a single queue, its id moves to an intermediate list."""
     connection: Any = queues[0].connection
     if len(queues) == 1:
         (queue,) = queues
-        lists = queue.key, queue.intermediate_queue_key
-        raw_id = connection.lmove(*lists) if seconds is None else connection.blmove(*lists, seconds)
+        raw_id = connection.blmove(queue.key, queue.intermediate_queue_key, seconds)
         return None if raw_id is None else (raw_id, queue)
     by_key = {queue.key.encode(): queue for queue in queues}
-    if seconds is not None:
-        found = connection.blpop(list(by_key), seconds)
-        return None if found is None else (found[1], by_key[found[0]])
-    popped = ((connection.lpop(key), queue) for key, queue in by_key.items())
-    return next(((raw_id, queue) for raw_id, queue in popped if raw_id is not None), None)
+    found = connection.blpop(list(by_key), seconds)
+    return None if found is None else (found[1], by_key[found[0]])

@@ -1,0 +1,193 @@
+"""RQ's queue with requests before bulk work: one list of job ids, the requests first.
+
+RQ and workers of the release before take jobs from the front of the list as ever, so requests come first
+with any worker, and no job can be stranded where some workers do not look. Ids are placed by a script, as
+other processes take and place jobs meanwhile.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from rq import Queue
+from rq.worker_registration import WORKERS_BY_QUEUE_KEY
+
+from jobs import keys
+from jobs.priority import Priority
+
+IDLE_SECONDS = 5
+"""How long the list of idle workers has a worker that says nothing more."""
+
+_BELL_SECONDS = 60
+_BELL_RINGS = 64
+"""Expiry of the bell, and the rings that it keeps, at most, for workers that listen later."""
+
+_LOOK_AT = 128
+"""Waiting bulk jobs among which a worker chooses a run."""
+
+_SORT = 10_000
+"""Waiting jobs, from the first, among which misplaced requests are looked for."""
+
+# The job of a bulk chunk is named <hexadecimal run>-<chunk>; all others are requests' (jobs/priority.py).
+_COMMON = """
+local queue = KEYS[1]
+local function is_bulk(id) return string.match(id, '^%x+%-%d+$') end
+local function first_bulk()
+  local head = redis.call('LINDEX', queue, 0)
+  if not head or is_bulk(head) then return 0 end
+  local low, high = 1, redis.call('LLEN', queue)
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if is_bulk(redis.call('LINDEX', queue, middle)) then high = middle else low = middle + 1 end
+  end
+  return low
+end
+local function place(id, at_front)
+  if not is_bulk(id) and at_front then return redis.call('LPUSH', queue, id) end
+  local next_id = redis.call('LINDEX', queue, first_bulk())
+  if next_id then redis.call('LINSERT', queue, 'BEFORE', next_id, id) else redis.call('RPUSH', queue, id) end
+end
+local function ring(bell)
+  redis.call('LPUSH', bell, 1)
+  redis.call('LTRIM', bell, 0, tonumber(ARGV[1]) - 1)
+  redis.call('EXPIRE', bell, ARGV[2])
+end
+"""
+
+_PLACE = (
+    _COMMON
+    + """
+place(ARGV[3], ARGV[4] == '1')
+if not is_bulk(ARGV[3]) then ring(KEYS[2]) end
+"""
+)
+
+_SORT_REQUESTS = (
+    _COMMON
+    + """
+local bulk, found = nil, 0
+for _, id in ipairs(redis.call('LRANGE', queue, 0, tonumber(ARGV[3]) - 1)) do
+  if is_bulk(id) then
+    bulk = bulk or id
+  elseif bulk then
+    redis.call('LREM', queue, -1, id)
+    redis.call('LINSERT', queue, 'BEFORE', bulk, id)
+    ring(KEYS[2])
+    found = found + 1
+  end
+end
+return found
+"""
+)
+
+_TAKE = (
+    _COMMON
+    + """
+local transit, bell, idle, workers = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local kinds, name, may_idle, now = ARGV[1], ARGV[2], ARGV[3] == '1', redis.call('TIME')[1]
+local take = {}
+function take.request()
+  local id = redis.call('LINDEX', queue, 0)
+  if id and not is_bulk(id) then return redis.call('LMOVE', queue, transit, 'LEFT', 'RIGHT') end
+  redis.call('DEL', bell)
+end
+function take.bulk()
+  local at = first_bulk()
+  local rank, best = {}, nil
+  for place = 6, #ARGV do rank[ARGV[place]] = place end
+  for _, id in ipairs(redis.call('LRANGE', queue, at, at + tonumber(ARGV[5]) - 1)) do
+    local its = is_bulk(id) and (rank[string.match(id, '^%x+')] or 0)
+    if its and (best == nil or its < best.rank) then best = {id = id, rank = its} end
+    if its == 0 then break end
+  end
+  if best == nil then return nil end
+  redis.call('LREM', queue, 1, best.id)
+  redis.call('RPUSH', transit, best.id)
+  return best.id
+end
+local found
+for kind in string.gmatch(kinds, '%a+') do
+  found = found or take[kind]()
+end
+if may_idle and not found then
+  redis.call('ZADD', idle, now + tonumber(ARGV[4]), name)
+  redis.call('EXPIRE', idle, ARGV[4])
+else
+  redis.call('ZREM', idle, name)
+end
+local waiting = redis.call('LLEN', queue)
+return {found or '', waiting, redis.call('SCARD', workers), redis.call('ZCOUNT', idle, now, '+inf')}
+"""
+)
+
+_CLAIM_IDLE = """
+if redis.call('LLEN', KEYS[1]) > 0 then return 0 end
+redis.call('ZREMRANGEBYSCORE', KEYS[2], 0, '(' .. redis.call('TIME')[1])
+return #redis.call('ZPOPMAX', KEYS[2], ARGV[1]) / 2
+"""
+
+_BULK = re.compile(rb"[0-9A-Fa-f]+-[0-9]+")
+
+
+class Taken(NamedTuple):
+    """What an attempt to take a job found: its id, if any, and how the queue is now.
+
+    ``waiting`` counts jobs, ``workers`` the workers that are registered, ``idle`` those of them without work.
+    """
+
+    job_id: bytes
+    waiting: int
+    workers: int
+    idle: int
+
+
+class OrderedQueue(Queue):
+    """RQ's queue, in which every way to put a job keeps requests before bulk work."""
+
+    def push_job_id(self, job_id: str | bytes, pipeline: Any = None, at_front: bool = False) -> None:
+        """Put a job's id behind those of its priority, or before them."""
+        client: Any = self.connection if pipeline is None else pipeline
+        numbers = [_BELL_RINGS, _BELL_SECONDS]
+        if not at_front and is_bulk_job(job_id):
+            client.rpush(self.key, job_id)
+        else:
+            client.eval(_PLACE, 2, self.key, keys.bell(self.name), *numbers, job_id, int(at_front))
+
+    def sort(self) -> int:
+        """Put requests that RQ alone has put behind bulk work before it; return how many."""
+        client: Any = self.connection
+        numbers = [_BELL_RINGS, _BELL_SECONDS, _SORT]
+        return int(client.eval(_SORT_REQUESTS, 2, self.key, keys.bell(self.name), *numbers))
+
+    def take(
+        self, kinds: Sequence[Priority], runs: Sequence[str] = (), *, worker: str = "", idle: bool = False
+    ) -> Taken:
+        """Move the next job of one of `kinds`, the preferred first, to the intermediate queue, if one waits.
+
+        Parameters
+        ----------
+        kinds
+            Which jobs to take.
+        runs
+            Ids of bulk runs; of those that wait, a run that is not listed comes first, then the earliest.
+        worker, idle
+            Name of the worker, and whether it will be idle without a job.
+        """
+        client: Any = self.connection
+        places = [self.key, self.intermediate_queue_key, keys.bell(self.name), keys.idle(self.name)]
+        registered = WORKERS_BY_QUEUE_KEY % self.name
+        how = [" ".join(kinds), worker, int(idle), IDLE_SECONDS, _LOOK_AT]
+        return Taken(*client.eval(_TAKE, 5, *places, registered, *how, *runs))
+
+    def claim_idle(self, most: int) -> int:
+        """Forget up to `most` idle workers and return how many; 0 while jobs wait, which they will take."""
+        client: Any = self.connection
+        return int(client.eval(_CLAIM_IDLE, 2, self.key, keys.idle(self.name), most))
+
+
+def is_bulk_job(job_id: str | bytes) -> bool:
+    """Whether a job is a chunk of a bulk run, as its id says; the scripts above ask the same."""
+    text = job_id if isinstance(job_id, bytes) else job_id.encode(errors="replace")
+    return _BULK.fullmatch(text) is not None

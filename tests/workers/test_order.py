@@ -1,0 +1,101 @@
+"""What a worker claims next and what it gives away: rules, tried in simulation."""
+
+from __future__ import annotations
+
+from itertools import cycle
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.priority import new_run_id
+from workers.engine.turns import Turns
+from workers.queue.order import ClaimOrder, RunShares, chunks_to_give
+
+Pairs = st.integers(1, 2000)
+
+
+@given(st.lists(Pairs, min_size=1, max_size=6), st.lists(Pairs, min_size=1, max_size=6))
+def test_bulk_work_keeps_a_fifth_beside_endless_requests(requests: list[int], chunks: list[int]) -> None:
+    turns = Turns()
+    had = {"request": 0, "bulk": 0}
+    for request, bulk, _ in zip(cycle(requests), cycle(chunks), range(3000), strict=False):
+        kind, pairs = ("bulk", bulk) if turns.bulk_is_next else ("request", request)
+        had[kind] += pairs
+        turns.took(kind, pairs)
+    assert had["bulk"] >= (sum(had.values()) - 4 * 2000) / 5
+    assert had["request"] > 0
+
+
+@given(st.lists(Pairs, max_size=50), Pairs)
+def test_a_request_comes_before_the_next_bulk_batch_whatever_was_before(
+    bulk: list[int], request: int
+) -> None:
+    turns = Turns()
+    for pairs in bulk:
+        turns.took("bulk", pairs)
+    assert not turns.bulk_is_next
+    turns.took("request", request)
+    turns.no_bulk_waits()
+    assert not turns.bulk_is_next
+
+
+@given(st.lists(st.integers(1, 16_384), min_size=2, max_size=4), st.integers(0, 300))
+def test_runs_get_equal_pairs_whatever_their_chunks_and_whoever_came_first(
+    chunks: list[int], before: int
+) -> None:
+    shares = RunShares()
+    sizes = {f"{number:x}": size for number, size in enumerate(chunks)}
+    for _ in range(before):
+        shares.took("0", sizes["0"])  # the first run was alone
+    had = dict.fromkeys(sizes, 0)
+    for _ in range(300):
+        known = shares.runs()
+        run = min(sizes, key=lambda run: known.index(run) if run in known else -1)
+        shares.took(run, sizes[run])
+        had[run] += sizes[run]
+        assert max(had.values()) - min(had.values()) <= 2 * max(chunks)
+
+
+def test_a_worker_claims_no_more_bulk_work_than_its_part() -> None:
+    order = ClaimOrder(100_000)
+    order.began(new_run_id("bulk"), 1000)
+    order.saw(waiting=2, workers=3)
+    assert order.kinds(0, 1000, hungry=False) == ["request"]
+    assert order.kinds(0, 600, hungry=False) == ["request", "bulk"]
+    assert order.kinds(0, 1000, hungry=True) == ["request", "bulk"]  # the device comes first
+    order.saw(waiting=64, workers=2)
+    assert order.kinds(0, 31_000, hungry=False) == ["request", "bulk"]
+    assert order.kinds(100_000, 100_000, hungry=False) == []
+
+
+@given(
+    st.lists(st.integers(1, 16), min_size=2, max_size=12),
+    st.lists(st.integers(1, 1000), min_size=1, max_size=40),
+    st.integers(0, 11),
+)
+def test_chunks_that_one_worker_holds_are_given_on_and_never_to_and_fro(
+    speeds: list[int], chunks: list[int], holder: int
+) -> None:
+    """Workers in steps; the first holds all chunks, idle ones are given some."""
+    held: list[list[int]] = [[] for _ in speeds]
+    held[holder % len(speeds)] = chunks[:]
+    moves = steps = 0
+    total = sum(chunks)
+    while any(held):
+        steps += 1
+        for number, mine in enumerate(held):
+            idle = [other for other in held if not other]
+            unstarted = mine[1:]
+            for other, _ in zip(idle, range(chunks_to_give(unstarted, sum(mine), len(idle))), strict=False):
+                other.append(mine.pop())
+                moves += 1
+            left = speeds[number]
+            while mine and left:
+                done = min(left, mine[0])
+                mine[0] -= done
+                left -= done
+                if not mine[0]:
+                    mine.pop(0)
+    assert moves <= len(chunks) + len(speeds)
+    # all worked until little was left: no more than the largest chunk, and a quarter, on the slowest
+    assert steps <= total / sum(speeds) + 1.25 * max(chunks) / min(speeds) + 2

@@ -1,0 +1,230 @@
+"""Requests before bulk work, runs that share evenly, claims handed on: real servers, workers that sleep."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchmarks.cluster import valkey, wait_until
+from benchmarks.simulated import SimulatedCluster, endless_pairs, finished, simulated_cluster, simulated_score
+from jobs import keys
+from jobs.errors import ConfigError, RunCancelled
+from jobs.priority import Priority
+from jobs.run import new_run
+from jobs.spec import ScoreSpec
+from jobs.store.queue import OrderedQueue
+from jobs.store.runs import RunStore
+from producer import Client
+from producer.client import ScoringRun
+
+QUICK = {"RANKMILL_HEARTBEAT_SECONDS": "0.5", "RANKMILL_LEASE_SECONDS": "5", "RANKMILL_BATCH_WAIT_MS": "0"}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with valkey() as found:
+        yield found
+
+
+def pairs(count: int) -> list[tuple[str, str]]:
+    return list(islice(endless_pairs(), count))
+
+
+def client_of(cluster: SimulatedCluster, **options: Any) -> Client:
+    return Client(cluster.url, model="demo", **{"chunk_size": 128, "window": 32, **options})
+
+
+def ids(queue: OrderedQueue) -> list[str]:
+    """The waiting jobs, the next first."""
+    connection: Any = queue.connection
+    return [raw.decode() for raw in connection.lrange(queue.key, 0, -1)]
+
+
+def check(found: np.ndarray, given: list[tuple[str, str]]) -> None:
+    """Each pair has its own score, once."""
+    np.testing.assert_allclose(found, [simulated_score(*pair) for pair in given], atol=1e-4)
+
+
+Put = st.tuples(st.just("put"), st.sampled_from(["request", "bulk"]), st.booleans())
+Step = st.one_of(Put, Put, st.tuples(st.just("take"), st.sampled_from(["request", "bulk"]), st.just(0)))
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(Step, max_size=40))
+def test_a_queue_is_always_requests_then_bulk_work_each_in_order(
+    url: str, steps: list[tuple[str, Priority, bool]]
+) -> None:
+    queue = RunStore(Client(url, model="demo").store.redis).queue("tried")
+    queue.connection.delete(queue.key, queue.intermediate_queue_key)
+    lists: dict[Priority, list[str]] = {"request": [], "bulk": []}
+    for number, (step, kind, at_front) in enumerate(steps):
+        if step == "put":
+            job = keys.job_id("rab" if kind == "request" else "ab", number)
+            queue.push_job_id(job, at_front=at_front)
+            lists[kind].insert(0 if at_front else len(lists[kind]), job)
+        else:
+            taken = queue.take([kind])
+            expected = lists[kind].pop(0) if lists[kind] else ""
+            assert taken.job_id == expected.encode()
+            assert taken.waiting == len(lists["request"]) + len(lists["bulk"])
+        assert ids(queue) == lists["request"] + lists["bulk"]
+
+
+def test_requests_that_rq_alone_put_behind_bulk_work_are_brought_before_it(url: str) -> None:
+    queue = RunStore(Client(url, model="demo").store.redis).queue("mixed")
+    mixed = ["ab-1", "ra-1", "ab-2", "17f5d1f6-0b5c-4e6c-9a2e-1f2e3d4c5b6a", "ab-3", "ra-2"]
+    queue.connection.rpush(queue.key, *mixed)
+    assert queue.sort() == 3
+    assert ids(queue) == [mixed[1], mixed[3], mixed[5], mixed[0], mixed[2], mixed[4]]
+    assert queue.sort() == 0
+
+
+def test_an_idle_worker_is_given_one_chunk_and_counted_once(url: str) -> None:
+    queue = RunStore(Client(url, model="demo").store.redis).queue("quiet")
+    assert queue.take(["request", "bulk"], worker="a", idle=True).idle == 1
+    assert queue.take(["request", "bulk"], worker="b", idle=True).idle == 2
+    assert queue.claim_idle(5) == 2
+    assert queue.claim_idle(5) == 0
+    assert queue.take(["request", "bulk"], worker="a", idle=True).idle == 1
+    assert queue.take(["request", "bulk"], worker="a").idle == 0  # it has got work elsewhere
+    assert queue.take(["request", "bulk"], worker="a", idle=True).idle == 1
+    queue.push_job_id("ab-1")
+    assert queue.claim_idle(5) == 0  # the idle worker will take the job that waits
+    assert queue.take(["bulk"]).idle == 1
+    assert all(queue.connection.ttl(key) > 0 for key in queue.connection.scan_iter("rankmill:queue:*"))
+
+
+def test_small_runs_of_known_size_are_requests_unless_the_caller_says_otherwise(url: str) -> None:
+    client = Client(url, model="demo", queue="nobody")
+
+    def priority(given: Any, **how: Any) -> str:
+        run = client.submit(given, **how)
+        found = client.store.load(run.id)
+        assert found is not None
+        run.cancel()
+        return found.priority
+
+    assert priority(pairs(256)) == "request"
+    assert priority(pairs(257)) == "bulk"
+    assert priority(iter(pairs(3))) == "bulk"
+    assert priority(pairs(3), priority="bulk") == "bulk"
+    assert priority(pairs(300), priority="request") == "request"
+    with pytest.raises(ConfigError, match="priority: 'soon' is none; it is request or bulk"):
+        client.submit(pairs(3), priority="soon")  # type: ignore[arg-type]
+    assert new_run(ScoreSpec(model="m"), queue="q", ttl=60, max_retries=0).priority == "bulk"
+
+
+def test_a_request_overtakes_the_bulk_work_in_the_queue_and_in_the_worker() -> None:
+    with simulated_cluster(1, 4.0, QUICK) as cluster:
+        redis, client = cluster.client, client_of(cluster)
+        bulk = client.submit(pairs(64 * 128))
+        wait_until(lambda: finished(redis, bulk.id) >= 1)
+        for _ in range(2):
+            wanted = pairs(20)
+            request = client.submit(wanted)
+            seconds, microseconds = redis.time()
+            wait_until(lambda request=request: finished(redis, request.id) >= 1)  # type: ignore[misc]
+            ((answered, _),) = redis.xrange(keys.results(request.id))
+            since = f"{seconds * 1000 + microseconds // 1000}-0"
+            # eight chunks, each of one batch, were claimed, and 20 waited: one was in progress
+            assert len(redis.xrange(keys.results(bulk.id), since, answered)) <= 2
+            check(request.scores(timeout=60), wanted)
+        assert redis.llen("rq:queue:rankmill") >= 8
+        bulk.cancel()
+
+
+def test_bulk_work_keeps_a_fifth_beside_endless_requests() -> None:
+    with simulated_cluster(1, 1.0, QUICK) as cluster:
+        client, given = client_of(cluster), pairs(16 * 128)
+        had, over = Counter[str](), threading.Event()
+
+        def ask() -> None:
+            while not over.is_set():
+                client.score(pairs(100))
+                had["requests"] += 100
+
+        threads = [threading.Thread(target=ask) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: had["requests"] >= 1000)
+        before = had["requests"]
+        check(client.submit(given).scores(timeout=120), given)
+        asked = had["requests"] - before
+        over.set()
+        for thread in threads:
+            thread.join()
+        assert asked >= len(given) / 4  # requests were there, and came first
+        assert len(given) >= (asked + len(given)) / 5
+
+
+def test_two_bulk_runs_get_equal_pairs_though_their_chunks_differ() -> None:
+    with simulated_cluster(1, 0.5, QUICK) as cluster:
+        done: Counter[str] = Counter()
+        runs: list[ScoringRun] = []
+
+        def drive(name: str, run: ScoringRun) -> None:
+            try:
+                for part in run.tables():
+                    done[name] += len(part.table)
+            except RunCancelled:
+                pass
+
+        threads = []
+        for name, chunk in (("first", 256), ("second", 32)):
+            runs.append(client_of(cluster, chunk_size=chunk).submit(endless_pairs()))
+            threads.append(threading.Thread(target=drive, args=(name, runs[-1])))
+            threads[-1].start()
+            wait_until(lambda name=name: done[name])  # type: ignore[misc]
+        before = done.copy()
+        wait_until(lambda: sum(done.values()) - sum(before.values()) > 8000)
+        had = done - before
+        for run in runs:
+            run.cancel()
+        for thread in threads:
+            thread.join()
+        assert 0.6 < had["first"] / had["second"] < 1.7, had
+
+
+@pytest.mark.parametrize("kill", [False, True], ids=["late", "killed"])
+def test_workers_that_come_late_are_given_chunks_and_each_row_is_scored_once(kill: bool) -> None:
+    with simulated_cluster(1, 10.0, QUICK) as cluster:
+        given = pairs(12 * 100)
+        run = client_of(cluster, chunk_size=100).submit(given)
+        wait_until(lambda: cluster.client.llen("rq:queue:rankmill") <= 4)  # the first has claimed most
+        cluster.start(2)
+        if kill:
+            wait_until(lambda: finished(cluster.client, run.id) >= 2)
+            cluster.workers.pop("simulated-0").kill()
+        parts = list(run.tables())
+        check(np.concatenate([part.scores.to_numpy() for part in parts]), given)
+        by_worker = Counter(part.worker for part in parts)
+        assert len(by_worker) >= (2 if kill else 3), by_worker
+        assert not cluster.client.zcard("rq:wip:rankmill")
+        if not kill:
+            assert {part.stats.attempt for part in parts if part.stats} == {1}
+
+
+def test_workers_of_the_release_before_score_requests_first() -> None:
+    """They pop RQ's list from its front, and know nothing of priorities."""
+    with valkey() as url:
+        client = Client(url, model="demo", chunk_size=10)
+        bulk = client.submit(iter(pairs(50)))
+        requests = [client.submit(pairs(5)) for _ in range(2)]
+        queue = OrderedQueue("rankmill", connection=client.store.redis)
+        taken = [client.store.redis.lmove(queue.key, queue.intermediate_queue_key).decode() for _ in range(7)]
+        assert taken[:2] == [f"{run.id}-0" for run in requests]
+        assert taken[2:] == [f"{bulk.id}-{first}" for first in range(0, 50, 10)]
+        # what they put back, and what was lost between a queue and a worker, is in order again
+        client.store.redis.lpush(queue.key, taken[2])
+        client.store.redis.rpush(queue.key, taken[0])
+        queue.push_job_id(taken[1], at_front=True)
+        queue.sort()
+        assert ids(queue) == [taken[1], taken[0], taken[2]]

@@ -1,0 +1,78 @@
+"""A job that a worker has claimed, and the claims whose model has to wait for its turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from opentelemetry.trace import INVALID_SPAN, Span
+from rq import Queue
+from rq.executions import Execution
+
+from jobs.run import Run
+from jobs.spec import ScoreSpec, WeightsKey, weights_key
+from workers.queue.rq_job import ScoringJob
+
+if TYPE_CHECKING:
+    from workers.engine.engine import Engine, Work
+
+GROUP = 8
+GROUP_SECONDS = 3.0
+"""How many jobs, and for how many seconds, wait before their model is loaded in the place of another."""
+
+
+@dataclass(eq=False)
+class Claim:
+    """A job that this worker took off its queue and has not finished yet.
+
+    ``run`` is known once it was read from Redis, ``engine`` and ``work`` once the chunk's pairs were
+    fetched and tokenized. ``claimed`` and ``started`` are monotonic times (s): when the job was claimed,
+    and when its scoring began.
+    """
+
+    job: ScoringJob
+    queue: Queue
+    execution: Execution
+    span: Span
+    claimed: float = field(default_factory=time.monotonic)
+    started: float = 0.0
+    run: Run | None = None
+    engine: Engine | None = None
+    work: Work | None = None
+    forward: Span = INVALID_SPAN
+
+    @property
+    def chunk(self) -> int:
+        """Number of the chunk."""
+        return self.job.chunk[1]
+
+
+class ModelQueue:
+    """Claims whose model would evict another, put aside until the claims of one model can begin together.
+
+    Otherwise two models would evict each other job by job.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[WeightsKey, Claim]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def put(self, spec: ScoreSpec, claim: Claim) -> None:
+        """Put aside a claim, which needs the model of `spec`."""
+        self._waiting.append((weights_key(spec), claim))
+
+    def take(self, more_to_come: Callable[[], bool]) -> list[Claim]:
+        """The claims of the model that has waited longest, if they are many or old, or no more jobs come."""
+        if not self._waiting:
+            return []
+        wanted, oldest = self._waiting[0]
+        early = len(self._waiting) < GROUP and time.monotonic() - oldest.claimed < GROUP_SECONDS
+        if early and more_to_come():
+            return []
+        group = [claim for model, claim in self._waiting if model == wanted]
+        self._waiting = [waiting for waiting in self._waiting if waiting[0] != wanted]
+        return group

@@ -1,0 +1,112 @@
+"""How jobs get from the queues to a worker: which it takes, how it waits, what it gives to idle workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from rq import Queue
+
+from jobs.store.queue import OrderedQueue, Taken, is_bulk_job
+from workers.queue.bell import Bell
+from workers.queue.claims import Claims
+from workers.queue.order import ClaimOrder, chunks_to_give
+from workers.queue.rq_job import ScoringJob, pop, take_job
+
+if TYPE_CHECKING:
+    from jobs.priority import Priority
+    from workers.engine.pipeline import Pipeline
+
+POLL_SECONDS = 1
+"""Longest wait for a job or for room, until the worker checks whether it must stop."""
+
+
+class Intake:
+    """Takes jobs off the queues, in the order of `ClaimOrder`.
+
+    Parameters
+    ----------
+    name
+        Name of the RQ worker.
+    queues
+        Returns the worker's queues in order of preference, which may change.
+    claims, pipeline, order
+        The worker's claims, its pipeline, and the rules.
+    stopped
+        Returns whether to take no more jobs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        queues: Callable[[], list[Queue]],
+        claims: Claims,
+        pipeline: Pipeline,
+        order: ClaimOrder,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self._name = name
+        self._queues = cast("Callable[[], list[OrderedQueue]]", queues)
+        self._claims = claims
+        self._pipeline = pipeline
+        self._order = order
+        self._stopped = stopped
+        self._bell = Bell(self._queues(), pipeline.wake)
+        self.full = False
+        """Whether the last `next` had no room for some jobs, so that jobs may still wait."""
+
+    def next(self, *, wait: bool) -> tuple[ScoringJob, OrderedQueue] | None:
+        """Take the next job; without one, wait up to `POLL_SECONDS` for one, or for room, if `wait`."""
+        kinds = self._kinds()
+        self.full = len(kinds) < 2
+        found = take_job(lambda: self._take(kinds), self._claims.held, self._stopped) if kinds else None
+        if found:
+            return found
+        if self.full:
+            self._wait_for_room(kinds)
+            return None
+        if not wait:
+            return None
+        return take_job(lambda: pop(self._queues(), POLL_SECONDS), self._claims.held, self._stopped)
+
+    def _kinds(self) -> list[Priority]:
+        requests, bulk = (self._pipeline.pending_of(each) for each in ("request", "bulk"))
+        return self._order.kinds(requests, bulk, hungry=self._pipeline.hungry)
+
+    def _take(self, kinds: list[Priority]) -> tuple[bytes, OrderedQueue] | None:
+        """Take a job of one of `kinds`; while none waits, give some to idle workers."""
+        idle = not self._claims.held and not self._claims.scorer.refusals.reasons()
+        seen: list[tuple[OrderedQueue, Taken]] = []
+        for queue in self._queues():
+            taken = queue.take(kinds, self._order.runs, worker=self._name, idle=idle)
+            seen.append((queue, taken))
+            if taken.job_id:
+                break
+        self._order.saw(sum(each.waiting for _, each in seen), max(each.workers for _, each in seen))
+        queue, taken = seen[-1]
+        if kinds[0] == "bulk" and not (taken.job_id and is_bulk_job(taken.job_id)):
+            self._order.no_bulk_waits()
+        if taken.job_id:
+            return taken.job_id, queue
+        for queue, taken in seen:
+            if taken.idle and not taken.waiting and self._claims.held:
+                self._give(queue, taken.idle)
+        return None
+
+    def _give(self, queue: OrderedQueue, idle: int) -> None:
+        """Give unstarted chunks to up to `idle` workers of a queue that have none."""
+        claims = self._claims.unstarted(queue)
+        pairs = [len(claim.work.rows) for claim in claims if claim.work]
+        most = chunks_to_give(pairs, self._pipeline.pending, idle)
+        if most:
+            most = queue.claim_idle(most)
+        for claim in claims[::-1][:most]:
+            if claim.work and self._pipeline.withdraw(claim.work):
+                self._claims.hand_back(claim.job.id)
+
+    def _wait_for_room(self, kinds: list[Priority]) -> None:
+        """Wait for room for more kinds of jobs than these, or for a request if there is room for one."""
+        if "request" in kinds:
+            self._bell.listen()
+        self._pipeline.wait_for(lambda: len(self._kinds()) > len(kinds), POLL_SECONDS)
+        self._bell.pause()

@@ -1,0 +1,124 @@
+"""The rules by which a worker claims jobs and gives them away; no I/O.
+
+Requests come before bulk work, which keeps a share; bulk runs get equal numbers of pairs; and no worker
+claims more than its part of the bulk work that waits, or keeps what an idle worker could score now.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from jobs.priority import Priority, priority_of
+from workers.engine.turns import Turns
+
+_RUNS = 16
+"""Bulk runs whose pairs a worker counts: those that it claimed from last."""
+
+_KEEP = 4
+"""A worker that gives a chunk away keeps at least one pair for so many of the chunk's."""
+
+
+class RunShares:
+    """Which bulk run is next: the one with the fewest pairs so far (start-time fair queueing).
+
+    A run that comes later starts level with the others, and one that had no chunks waiting is owed nothing.
+    """
+
+    def __init__(self) -> None:
+        self._pairs: OrderedDict[str, int] = OrderedDict()
+        self._level = 0
+
+    def took(self, run_id: str, pairs: int) -> None:
+        """Count pairs of a run."""
+        self._level = max(self._pairs.pop(run_id, 0), self._level)
+        self._pairs[run_id] = self._level + pairs
+        if len(self._pairs) > _RUNS:
+            self._pairs.popitem(last=False)
+
+    def runs(self) -> list[str]:
+        """The runs, the one with the fewest pairs first; a run that is not among them has had none."""
+        return sorted(self._pairs, key=self._pairs.__getitem__)
+
+
+class ClaimOrder:
+    """What a worker claims next.
+
+    Parameters
+    ----------
+    claim_ahead
+        Pairs of each priority, at most, that are claimed and not scored before it claims no more.
+    """
+
+    def __init__(self, claim_ahead: int) -> None:
+        self._claim_ahead = claim_ahead
+        self._turns = Turns()
+        self._shares = RunShares()
+        self._chunk_pairs = 0
+        self._waiting = 0
+        self._workers = 1
+
+    @property
+    def runs(self) -> list[str]:
+        """Bulk runs in the order in which to claim from them, after those that are not listed."""
+        return self._shares.runs()
+
+    @property
+    def last(self) -> bool:
+        """Whether few jobs wait, so that a worker may soon have none and take what another has claimed."""
+        return self._waiting < self._workers
+
+    def saw(self, waiting: int, workers: int) -> None:
+        """Note how many jobs wait in the queues, and for how many workers."""
+        self._waiting, self._workers = waiting, max(workers, 1)
+
+    def began(self, run_id: str, pairs: int) -> None:
+        """Count a chunk that was claimed."""
+        priority = priority_of(run_id)
+        self._turns.took(priority, pairs)
+        if priority == "bulk":
+            self._chunk_pairs = pairs
+            self._shares.took(run_id, pairs)
+
+    def no_bulk_waits(self) -> None:
+        """Note that no bulk work waited when it was its turn."""
+        self._turns.no_bulk_waits()
+
+    def kinds(self, requests: int, bulk: int, *, hungry: bool) -> list[Priority]:
+        """What to claim now, the next first.
+
+        Parameters
+        ----------
+        requests, bulk
+            Pairs that are claimed and not scored.
+        hungry
+            Whether the device may soon have no bulk work, whatever the worker's part is.
+        """
+        found: list[Priority] = ["request"] if requests < self._claim_ahead else []
+        part = self._waiting * self._chunk_pairs / self._workers
+        if not bulk or hungry or bulk < min(self._claim_ahead, part):
+            found.insert(0 if self._turns.bulk_is_next else len(found), "bulk")
+        return found
+
+
+def chunks_to_give(unstarted: Sequence[int], pending: int, idle: int) -> int:
+    """How many of its unstarted chunks a worker gives to idle workers, from the last one on.
+
+    Each idle worker gets one, and begins it at once. So no chunk is given twice, unless its worker ends.
+
+    Parameters
+    ----------
+    unstarted
+        Pairs of the chunks, in the order in which they would be scored.
+    pending
+        All pairs that the worker has to score, those of the chunks included.
+    idle
+        Workers without work.
+    """
+    given = 0
+    for pairs in list(unstarted)[::-1][:idle]:
+        kept = pending - pairs
+        if kept * _KEEP < pairs:
+            break
+        given, pending = given + 1, kept
+    return given
