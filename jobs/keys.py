@@ -55,6 +55,11 @@ def refusals(run_id: str) -> str:
     return f"{PREFIX}:run:{run_id}:refusals"
 
 
+def refused_until(run_id: str) -> str:
+    """Sorted set: workers that cannot score the run, by the time at which each tries again (s since 1970)."""
+    return f"{PREFIX}:run:{run_id}:refused-until"
+
+
 def runs() -> str:
     """Sorted set: ids of all runs, by the time of their expiry (seconds since 1970)."""
     return f"{PREFIX}:runs"

@@ -49,7 +49,7 @@ class ChunkScorer:
         self._worker = worker
         self._settled: OrderedDict[str, ScoreSpec] = OrderedDict()
         self.refusals = Refusals()
-        self.refused_runs = RefusedRuns(store, worker)
+        self.refused_runs = RefusedRuns(store, worker, self.refusals)
 
     def find_run(self, claim: Claim) -> ChunkFailure | None:
         """Read the run of a claimed job, ``None`` if it is gone; return a fatal failure if it is damaged.

@@ -95,6 +95,11 @@ refusals = Gauge(
     "Models or runs whose chunks the worker leaves to others just now, as it cannot score them.",
     registry=REGISTRY,
 )
+half_open_refusals = Gauge(
+    "rankmill_half_open_refusals",
+    "Models or runs that the worker has refused and tries again with the next chunk.",
+    registry=REGISTRY,
+)
 drained = Gauge(
     "rankmill_drained",
     "1 if the worker is drained and takes no new chunks, else 0.",
@@ -203,6 +208,7 @@ def report(
     metrics_url: str | None,
     claim_ahead: int,
     refusals: Callable[[], tuple[str, ...]],
+    half_open: Callable[[], tuple[str, ...]],
     answers: Callable[[], tuple[Answer, ...]],
 ) -> WorkerReport:
     """The worker's report, from the same metrics that Prometheus reads."""
@@ -224,6 +230,7 @@ def report(
         metrics_url=metrics_url,
         claim_ahead=claim_ahead,
         refusals=refusals(),
+        half_open=half_open(),
         drained=bool(whole("rankmill_drained")),
         answers=said,
         models=tuple(sorted({key[1] for key in found if key[0] == "rankmill_model_info"})),

@@ -156,7 +156,7 @@ class ScoringWorker(LeasedWorker):
                 if seconds is None and not self._claims.waiting:
                     return None  # in a burst: other workers take what is left
                 self.show_state(busy=bool(self._claims.held))
-                self._orders.wait(_POLL_SECONDS)
+                self._orders.wait(POLL_SECONDS)
                 idle_since = time.monotonic()
                 continue
             if rest := self._claims.scorer.refusals.rest:
@@ -236,6 +236,7 @@ class ScoringWorker(LeasedWorker):
             claim_ahead=parts.claim_ahead,
             refusals=parts.scorer.refusals.reasons,
             answers=self._orders.answers,
+            half_open=parts.scorer.refusals.half_open,
         )
         self._heartbeat = Heartbeat(
             self,

@@ -86,29 +86,9 @@ class RunStore:
             pipe.get(key)
             pipe.exists(keys.run(run.id))
             _, settled, there = pipe.execute()
-        self._keep_if(there, key)
-        return cast("bytes", settled).decode(errors="replace")
-
-    def refuse(self, run_id: str, ttl: int, worker: str, reason: str) -> dict[str, str]:
-        """Record that a worker cannot score the run; returns all such workers with their reasons."""
-        key = keys.refusals(run_id)
-        with self.redis.pipeline() as pipe:
-            pipe.hset(key, worker, reason)
-            pipe.expire(key, ttl)
-            pipe.hgetall(key)
-            pipe.exists(keys.run(run_id))
-            *_, said, there = pipe.execute()
-        self._keep_if(there, key)
-        return {name.decode(errors="replace"): why.decode(errors="replace") for name, why in said.items()}
-
-    def _keep_if(self, there: int, key: str) -> None:
-        """Remove a key of a run that was cancelled before the key was written."""
-        if not there:
+        if not there:  # it was cancelled meanwhile
             self.redis.unlink(key)
-
-    def take_back(self, run_id: str, worker: str) -> None:
-        """Remove a worker's refusal of the run, once the worker can score it."""
-        self.redis.hdel(keys.refusals(run_id), worker)
+        return cast("bytes", settled).decode(errors="replace")
 
     def exists(self, run_id: str) -> bool:
         """Whether the run exists: it is not cancelled, finished or expired."""
@@ -248,7 +228,8 @@ class RunStore:
             for job in jobs:
                 pipe.expire(Job.key_for(job), run.ttl)  # RQ removes the expiry of a claimed job
             pipe.unlink(keys.run(run.id), keys.results(run.id), keys.progress(run.id), keys.errors(run.id))
-            pipe.unlink(keys.precision(run.id), keys.refusals(run.id), keys.scored_rows(run.id))
+            pipe.unlink(keys.precision(run.id), keys.scored_rows(run.id))
+            pipe.unlink(keys.refusals(run.id), keys.refused_until(run.id))
             pipe.zrem(keys.runs(), run.id)
             for chunk in waiting:
                 pipe.unlink(keys.pairs(run.id, chunk))

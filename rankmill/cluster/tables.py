@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -44,11 +44,14 @@ def overview(cluster: Snapshot, most_runs: int) -> RenderableType:
     if any(worker.state == "lost" for worker in cluster.workers):
         parts.append(Text("A lost worker has died or cannot reach Redis; other workers get its chunks."))
     parts += [
-        Text(
-            f"{plain(worker.name)} leaves chunks to other workers: {_reasons(worker.report)}", style="yellow"
-        )
+        Text(f"{plain(worker.name)} {what}: {_reasons(reasons)}", style="yellow")
         for worker in cluster.workers
-        if worker.report and worker.report.refusals
+        if worker.report
+        for what, reasons in (
+            ("leaves chunks to other workers", worker.report.refusals),
+            ("tries again with the next chunk what it has refused", worker.report.half_open),
+        )
+        if reasons
     ]
     if cluster.set_aside:
         last, jobs = cluster.set_aside[0], len(cluster.set_aside)
@@ -182,9 +185,9 @@ def plain(text: str) -> str:
     return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
 
 
-def _reasons(report: WorkerReport) -> str:
-    """The first reason for refusals, and how many more there are."""
-    first, *more = report.refusals
+def _reasons(reasons: Sequence[str]) -> str:
+    """The first reason, and how many more there are."""
+    first, *more = reasons
     return plain(first[:MAX_REASON_CHARS]) + (f" (and {len(more):,} more)" if more else "")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from benchmarks.kills import folder_of, stop
 from jobs import keys
 from jobs.errors import RunFailed
+from jobs.store.refusals import refuse, take_back
 from producer import Client
 from tests.conftest import Server, StartWorker, score_file, start_command, wait_for
 from tests.harness.models import make_bert
@@ -137,13 +139,33 @@ def test_a_refusal_is_tried_again_after_a_pause_that_grows(monkeypatch: pytest.M
         now += 0.9 * pause
         assert refusals.why("model") == "no such directory"
         assert refusals.why("other") is None
+        assert refusals.reasons() == ("no such directory",)
+        assert not refusals.half_open()
         now += 0.2 * pause
         assert refusals.why("model") is None
         pause = min(2 * pause, LONGEST_PAUSE)
+        assert refusals.half_open() == ("no such directory",)
+        assert not refusals.reasons()
     refusals.close("model")
+    assert not refusals.half_open()
     refusals.open("model", "again")
     now += 1.1 * FIRST_PAUSE
     assert refusals.why("model") is None
+
+
+def test_a_refusal_counts_until_its_worker_tries_again(server: Server) -> None:
+    run, now = Client(server.url, model="demo").submit([("q", "p")]).id, time.time()
+    assert refuse(server.client, run, 60, "a", "no hub", until=now - 1) == {}
+    assert refuse(server.client, run, 60, "b", "no hub", until=now + 60) == {"b": "no hub"}
+    server.client.hset(keys.refusals(run), "old", "no room")  # of the release before, which says no time
+    both = {"b": "no hub", "old": "no room"}
+    assert refuse(server.client, run, 60, "b", "no hub", until=now + 60) == both
+    take_back(server.client, run, "b")
+    assert refuse(server.client, run, 60, "c", "no room", until=now + 60) == {
+        "c": "no room",
+        "old": "no room",
+    }
+    assert all(server.client.ttl(key) > 0 for key in server.client.scan_iter(f"rankmill:run:{run}:refus*"))
 
 
 def test_a_worker_rests_when_it_has_seen_the_queue() -> None:

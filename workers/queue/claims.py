@@ -75,6 +75,7 @@ class Claims:
         metrics.claimed_jobs.set_function(lambda: len(self.held))
         metrics.claimed_pairs.set_function(lambda: parts.pipeline.pending)
         metrics.refusals.set_function(lambda: len(self.scorer.refusals.reasons()))
+        metrics.half_open_refusals.set_function(lambda: len(self.scorer.refusals.half_open()))
 
     @property
     def waiting(self) -> bool:

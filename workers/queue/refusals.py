@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from jobs.results import ChunkFailure
+from jobs.store.refusals import refuse, take_back
 from jobs.store.runs import RunStore
 from jobs.store.worker_report import queue_workers
 
@@ -24,6 +25,9 @@ FIRST_REST, LONGEST_REST = 0.05, 1.0
 
 ROUND = 64
 """Refused jobs that go back to the end of their queue before the worker rests."""
+
+_FORGET_SECONDS = 600.0
+"""Time after its pause until a refusal is forgotten that no chunk has tried."""
 
 _REPORT_SECONDS = 1.0
 """Shortest time between two refusals recorded in a run; each also reads who else has refused it."""
@@ -46,7 +50,8 @@ class Refusals:
     """A circuit breaker for each model or run that a worker cannot score; `key` names it.
 
     Closed: the worker takes chunks. Open, after a refusal: it puts chunks back until the pause is over;
-    the pause doubles each time. Then the worker tries one chunk, which closes the breaker or opens it again.
+    the pause doubles each time. Half-open, after the pause: the next chunk closes the breaker or opens it
+    again. A breaker that is half-open for long is forgotten.
     """
 
     def __init__(self) -> None:
@@ -63,8 +68,12 @@ class Refusals:
     def open(self, key: Hashable, reason: str) -> bool:
         """Refuse `key` for twice as long as the last time; return whether this is the first time."""
         before = self._refused.get(key)
+        now = time.monotonic()
+        self._refused = {
+            key: each for key, each in self._refused.items() if now < each.until + _FORGET_SECONDS
+        }
         pause = min(2 * before.pause, LONGEST_PAUSE) if before else FIRST_PAUSE
-        self._refused[key] = _Refused(reason, pause, time.monotonic() + pause)
+        self._refused[key] = _Refused(reason, pause, now + pause)
         return before is None
 
     def close(self, key: Hashable) -> None:
@@ -84,8 +93,20 @@ class Refusals:
 
     def reasons(self) -> tuple[str, ...]:
         """Why this worker leaves chunks to others: one reason for each model or run refused now."""
+        return tuple(each.reason for each in list(self._refused.values()) if time.monotonic() < each.until)
+
+    def half_open(self) -> tuple[str, ...]:
+        """Reasons of earlier refusals whose pause is over; the next chunk shows whether they still hold."""
+        now = time.monotonic()
         found = list(self._refused.values())
-        return tuple(each.reason for each in found if time.monotonic() < each.until)
+        return tuple(each.reason for each in found if each.until <= now < each.until + _FORGET_SECONDS)
+
+    def seconds(self, reason: str) -> float:
+        """How long the worker goes on refusing for this reason, at most."""
+        now = time.monotonic()
+        return max(
+            (each.until - now for each in list(self._refused.values()) if each.reason == reason), default=0.0
+        )
 
     @property
     def rest(self) -> float:
@@ -102,11 +123,14 @@ class RefusedRuns:
         Where runs live.
     worker
         Name of the RQ worker.
+    refusals
+        Knows how long each refusal lasts: it counts no longer, as the worker then tries again.
     """
 
-    def __init__(self, store: RunStore, worker: str) -> None:
+    def __init__(self, store: RunStore, worker: str, refusals: Refusals) -> None:
         self._store = store
         self._worker = worker
+        self._refusals = refusals
         self._recorded: OrderedDict[str, float] = OrderedDict()
 
     def refuse(self, claim: Claim, reason: str) -> ChunkFailure | None:
@@ -118,7 +142,8 @@ class RefusedRuns:
         self._recorded[run_id] = now
         if len(self._recorded) > _RUNS:
             self._recorded.popitem(last=False)
-        reasons = self._store.refuse(run_id, claim.job.run_ttl or _TTL, self._worker, reason)
+        ttl, until = claim.job.run_ttl or _TTL, time.time() + self._refusals.seconds(reason)
+        reasons = refuse(self._store.redis, run_id, ttl, self._worker, reason, until=until)
         live = queue_workers(self._store.redis, queue).scoring | {self._worker}
         if not live <= reasons.keys():
             return None
@@ -130,4 +155,4 @@ class RefusedRuns:
     def take_back(self, run_id: str) -> None:
         """Withdraw the recorded refusal, if any: this worker can score the run."""
         if self._recorded.pop(run_id, None) is not None:
-            self._store.take_back(run_id, self._worker)
+            take_back(self._store.redis, run_id, self._worker)

@@ -153,9 +153,12 @@ const STATES = {
 };
 
 function refusing(state, report) {
-  if (!report || !report.refusals.length) return null;
-  const reasons = report.refusals.join("\n").slice(0, 1000);
-  return {text: STATES[state].text + ", refuses some chunks", className: "warn", title: reasons};
+  if (!report) return null;
+  const [reasons, what] = report.refusals.length
+    ? [report.refusals, ", refuses some chunks"]
+    : [report.half_open, ", tries refused chunks again"];
+  if (!reasons.length) return null;
+  return {text: STATES[state].text + what, className: "warn", title: reasons.join("\n").slice(0, 1000)};
 }
 
 function bytes(n) {
