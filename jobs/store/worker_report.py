@@ -76,10 +76,10 @@ class WorkerReport(WireModel):
     ``stage_seconds`` has one value for each of `STAGES`. ``latency_counts`` counts chunks for each of
     `LATENCY_BUCKETS`; its last value counts slower chunks. ``refusals`` are the reasons why the worker
     currently leaves some models or runs to other workers, ``half_open`` those that it tries again with the
-    next chunk. ``metrics_url`` is the address for Prometheus; ``None`` without metrics. ``cpu`` is the number of CPU cores that the worker kept busy between its last
-    two heartbeats, ``gpu`` is ``None`` without an NVIDIA GPU, ``model_hits`` counts the chunks whose model
-    was loaded already. ``drained``: the worker takes no new chunks; ``answers`` says what became of the last
-    orders (``None`` from a release that takes none).
+    next chunk. ``metrics_url`` is the address for Prometheus; ``None`` without metrics. ``cpu`` is the number
+    of CPU cores that the worker kept busy between its last two heartbeats, ``gpu`` is ``None`` without an
+    NVIDIA GPU, ``model_hits`` counts the chunks whose model was loaded already. ``drained``: the worker takes
+    no new chunks; ``answers`` says what became of the last orders (``None`` from a release that takes none).
     """
 
     added = frozenset(

@@ -11,17 +11,21 @@ from rq import Queue
 from rq.job import Job
 from rq.registry import FailedJobRegistry, StartedJobRegistry
 
+from jobs.store.queue import is_bulk_job
 from rankmill.cluster.damage import Damage
 
 if TYPE_CHECKING:
     from rankmill.cluster.snapshot import WorkerState
+
+_LOOK_AT = 256
+"""Waiting jobs of a queue among which the next bulk chunk is looked for."""
 
 
 class QueueState(BaseModel):
     """A queue: its waiting, started and finally failed jobs, and the number of its live ScoringWorkers.
 
     ``workers`` take chunks; those that are ``drained`` are not among them. ``oldest_seconds`` is the age of
-    the next job; ``None`` if none waits.
+    the next request or bulk chunk, whichever is older; ``None`` if none waits.
     """
 
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
@@ -54,15 +58,17 @@ def read_queues(
             started = StartedJobRegistry.key_template.format(name)
             failed = FailedJobRegistry.key_template.format(name)
             pipe.llen(queue.key)
-            pipe.lindex(queue.key, 0)
+            pipe.lrange(queue.key, 0, _LOOK_AT - 1)
             pipe.zcard(started)
             pipe.zcard(failed)
-            expected += [(queue.key, 0), (queue.key, None), (started, 0), (failed, 0)]
+            expected += [(queue.key, 0), (queue.key, ()), (started, 0), (failed, 0)]
         replies = damage.replies(pipe, expected)
         counts = [replies[at : at + 4] for at in range(0, len(replies), 4)]
         firsts = [
-            Job.key_for(damage.text(first or b"", f"{Queue.redis_queue_namespace_prefix}{name}") or "")
-            for name, (_, first, *_) in zip(names, counts, strict=True)
+            Job.key_for(damage.text(each, f"{Queue.redis_queue_namespace_prefix}{name}") or "")
+            for name, (_, ids, *_) in zip(names, counts, strict=True)
+            # Requests are before bulk work, however old it is.
+            for each in (next(iter(ids), b""), next(filter(is_bulk_job, ids), b""))
         ]
         for job in firsts:
             pipe.hget(job, "created_at")
@@ -71,7 +77,8 @@ def read_queues(
     drained = [
         name for worker in workers if worker.state in {"draining", "drained"} for name in worker.queues
     ]
-    ages = [damage.seconds(raw, job) for job, raw in zip(firsts, created, strict=True)]
+    times = [damage.seconds(raw, job) for job, raw in zip(firsts, created, strict=True)]
+    oldest = [min(filter(None, pair), default=None) for pair in zip(times[::2], times[1::2], strict=True)]
     return tuple(
         QueueState(
             name=name,
@@ -82,6 +89,6 @@ def read_queues(
             workers=live.count(name),
             drained=drained.count(name),
         )
-        for name, (waiting, _, started, failed), since in zip(names, counts, ages, strict=True)
+        for name, (waiting, _, started, failed), since in zip(names, counts, oldest, strict=True)
         if waiting or started or name in listed
     )

@@ -24,6 +24,7 @@ from jobs.store.queue import OrderedQueue
 from jobs.store.runs import RunStore
 from producer import Client
 from producer.client import ScoringRun
+from rankmill.cluster.snapshot import read_cluster
 
 QUICK = {"RANKMILL_HEARTBEAT_SECONDS": "0.5", "RANKMILL_LEASE_SECONDS": "5", "RANKMILL_BATCH_WAIT_MS": "0"}
 
@@ -210,6 +211,19 @@ def test_workers_that_come_late_are_given_chunks_and_each_row_is_scored_once(kil
         assert not cluster.client.zcard("rq:wip:rankmill")
         if not kill:
             assert {part.stats.attempt for part in parts if part.stats} == {1}
+
+
+def test_the_oldest_job_of_a_queue_is_the_bulk_chunk_that_requests_overtake(url: str) -> None:
+    client = Client(url, model="demo", queue="aged")
+    bulk = client.submit(iter(pairs(3)))
+    client.store.redis.hset(f"rq:job:{bulk.id}-0", "created_at", "2020-01-01T00:00:00Z")
+    request = client.submit(pairs(3))
+    (queue,) = (each for each in read_cluster(client.store.redis).queues if each.name == "aged")
+    assert queue.waiting == 2
+    assert queue.oldest_seconds is not None
+    assert queue.oldest_seconds > 1e6
+    bulk.cancel()
+    request.cancel()
 
 
 def test_workers_of_the_release_before_score_requests_first() -> None:
