@@ -160,7 +160,13 @@ def by_itself(batches_per_second: float) -> dict[str, Any]:
     batch = cpu_seconds(count, 5000)
     report = cpu_seconds(
         lambda: metrics.report(
-            device="cpu", started=0.0, metrics_url=None, claim_ahead=0, refusals=tuple, half_open=tuple, answers=tuple
+            device="cpu",
+            started=0.0,
+            metrics_url=None,
+            claim_ahead=0,
+            refusals=tuple,
+            half_open=tuple,
+            answers=tuple,
         ),
         100,
     )

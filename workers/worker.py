@@ -25,15 +25,15 @@ from jobs.runtime.passwords import mask_passwords, remember_password
 from jobs.runtime.patience import Patience
 from jobs.runtime.settings import WorkerSettings, load_settings
 from jobs.spec import weights_key
-from jobs.store.queue import OrderedQueue
+from jobs.store.ordered_queue import OrderedQueue
 from jobs.store.recovery import failure_handler
 from jobs.store.runs import RunStore
 from workers import metrics
+from workers.queue.claim_order import ClaimOrder
 from workers.queue.claims import Claims
 from workers.queue.heartbeat import Heartbeat
 from workers.queue.intake import POLL_SECONDS, Intake
 from workers.queue.leased_worker import LeasedWorker
-from workers.queue.order import ClaimOrder
 from workers.queue.orders import Orders
 from workers.queue.rq_job import ScoringJob
 from workers.queue.scored_rows import ScoredRowsBeat

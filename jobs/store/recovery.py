@@ -24,7 +24,7 @@ from jobs.job import attempt, suspect, wrong_worker_message
 from jobs.results import ChunkFailure
 from jobs.runtime.logs import about, about_job
 from jobs.runtime.patience import cannot_serve
-from jobs.store.queue import OrderedQueue
+from jobs.store.ordered_queue import OrderedQueue
 from jobs.store.runs import RunStore
 from jobs.store.set_aside import DamagedJob, read_job, set_aside
 

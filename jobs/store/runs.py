@@ -22,7 +22,7 @@ from jobs.job import Payload, job_data
 from jobs.results import BadResult, ChunkResult, read_entry, to_entry
 from jobs.run import Progress, RowError, Run, read_run
 from jobs.store.capacity import Capacity, read_capacity
-from jobs.store.queue import OrderedQueue
+from jobs.store.ordered_queue import OrderedQueue
 from jobs.store.queues import use_queues
 
 _UNDER_WAY = frozenset(

@@ -11,7 +11,7 @@ from rq import Queue
 from rq.job import Job
 from rq.registry import FailedJobRegistry, StartedJobRegistry
 
-from jobs.store.queue import is_bulk_job
+from jobs.store.ordered_queue import is_bulk_job
 from rankmill.cluster.damage import Damage
 
 if TYPE_CHECKING:

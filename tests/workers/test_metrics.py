@@ -152,7 +152,13 @@ def test_the_gpu_of_a_worker_is_in_metrics_and_report(monkeypatch: pytest.Monkey
         names = ("memory_used_bytes", "memory_size_bytes", "utilization_ratio", "temperature_celsius")
         found = [metrics.REGISTRY.get_sample_value(f"rankmill_gpu_{name}") for name in names]
         said = metrics.report(
-            device="cuda", started=0, metrics_url=None, claim_ahead=0, refusals=tuple, half_open=tuple, answers=tuple
+            device="cuda",
+            started=0,
+            metrics_url=None,
+            claim_ahead=0,
+            refusals=tuple,
+            half_open=tuple,
+            answers=tuple,
         )
         return found, said.gpu
 
@@ -198,7 +204,13 @@ def test_a_heartbeat_reports_while_another_thread_imports_pytorch(monkeypatch: p
 
     def device() -> str:
         return metrics.report(
-            device="cpu", started=1.0, metrics_url=None, claim_ahead=1, refusals=tuple, half_open=tuple, answers=tuple
+            device="cpu",
+            started=1.0,
+            metrics_url=None,
+            claim_ahead=1,
+            refusals=tuple,
+            half_open=tuple,
+            answers=tuple,
         ).device
 
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))

@@ -20,7 +20,7 @@ from jobs.errors import ConfigError, RunCancelled
 from jobs.priority import Priority
 from jobs.run import new_run
 from jobs.spec import ScoreSpec
-from jobs.store.queue import OrderedQueue
+from jobs.store.ordered_queue import OrderedQueue
 from jobs.store.runs import RunStore
 from producer import Client
 from producer.client import ScoringRun

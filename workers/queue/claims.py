@@ -27,7 +27,7 @@ from jobs.runtime.patience import cannot_serve
 from jobs.store.runs import RunStore
 from workers import metrics
 from workers.queue.claim import Claim, ModelQueue
-from workers.queue.order import ClaimOrder
+from workers.queue.claim_order import ClaimOrder
 from workers.queue.rq_job import ScoringJob, set_job_aside
 
 if TYPE_CHECKING:

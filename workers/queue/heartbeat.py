@@ -14,8 +14,8 @@ from rq import worker_registration
 from rq.worker.base import BaseWorker
 
 from jobs.store.capacity import write_capacity
+from jobs.store.ordered_queue import OrderedQueue
 from jobs.store.orders import ask_for_orders, forget_damaged_orders
-from jobs.store.queue import OrderedQueue
 from jobs.store.queues import use_queues
 from jobs.store.recovery import FailureHandler, clean_queue
 from jobs.store.worker_report import WorkerReport, announce_worker

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, cast
 
 from rq import Queue
 
-from jobs.store.queue import OrderedQueue, Taken, is_bulk_job
+from jobs.store.ordered_queue import OrderedQueue, Taken, is_bulk_job
 from workers.queue.bell import Bell
+from workers.queue.claim_order import ClaimOrder, chunks_to_give
 from workers.queue.claims import Claims
-from workers.queue.order import ClaimOrder, chunks_to_give
 from workers.queue.rq_job import ScoringJob, pop, take_job
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jobs.priority import new_run_id
 from workers.engine.turns import Turns
-from workers.queue.order import ClaimOrder, RunShares, chunks_to_give
+from workers.queue.claim_order import ClaimOrder, RunShares, chunks_to_give
 
 Pairs = st.integers(1, 2000)
 
