@@ -142,8 +142,6 @@ class ScoringWorker(LeasedWorker):
             raise SystemExit(1) from None
         finally:
             self.teardown()
-            self._scored_rows.stop()
-            self._heartbeat.stop()
         return bool(taken)
 
     def _next(self, seconds: int | None, max_idle_time: int | None) -> tuple[ScoringJob, Queue] | None:
@@ -196,6 +194,8 @@ class ScoringWorker(LeasedWorker):
             self._parts.pipeline.close(finish=not self._stop_requested)
         finally:
             self._claims.hand_back_all()
+            self._scored_rows.stop()
+            self._heartbeat.stop()  # a beat after the next line would announce the worker again
             super().teardown()  # type: ignore[no-untyped-call]
             logger.info("stopped")
 
