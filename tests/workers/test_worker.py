@@ -215,7 +215,7 @@ def test_every_key_of_a_run_expires(server: Server, client: Client) -> None:
     client.submit(PAIRS)
     ours = list(server.client.scan_iter("rankmill:*"))
     jobs = list(server.client.scan_iter("rq:job:*"))
-    assert len(ours) == len(jobs) + 5 == 25  # the run itself, its results and progress, runs and queues
+    assert len(ours) == len(jobs) + 6 == 26  # the run, its results and progress, runs, queues and the bell
     assert all(server.client.ttl(key) > 0 for key in ours + jobs)
 
 
