@@ -156,7 +156,14 @@ def test_each_user_may_do_what_it_must(
     assert not denied
 
 
-EVERYBODY = ["FLUSHALL", "KEYS *", "CONFIG GET *", "GET another", "EVAL return{} 0", "SUBSCRIBE another"]
+EVERYBODY = [
+    "FLUSHALL",
+    "KEYS *",
+    "CONFIG GET *",
+    "GET another",
+    "EVAL return{} 1 another",
+    "SUBSCRIBE another",
+]
 REFUSED = {
     "producer": [*EVERYBODY, "SUBSCRIBE rq:pubsub:worker"],
     "worker": EVERYBODY,
