@@ -17,7 +17,7 @@ _FRESH_SECONDS = 1
 
 
 class Capacity(WireModel):
-    """The live ScoringWorkers of a queue, and the pairs that they claim ahead in all."""
+    """The live ScoringWorkers of a queue that take chunks, and the pairs that they claim ahead in all."""
 
     workers: Count = 0
     claim_ahead: Count = 0
@@ -30,7 +30,7 @@ def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
         return
     wanted = [keys.worker(name) for name in listed_workers(client, queue)]
     reports = cast("list[bytes | None]", connection.mget(wanted)) if wanted else []
-    ahead = [_claim_ahead(report) for report in reports if report is not None]
+    ahead = [pairs for raw in reports if raw is not None and (pairs := _claim_ahead(raw)) is not None]
     capacity = Capacity(workers=len(ahead), claim_ahead=sum(ahead))
     connection.set(keys.capacity(queue), capacity.model_dump_json(), ex=ttl)
 
@@ -48,9 +48,10 @@ def read_capacity(client: redis.Redis, queue: str) -> Capacity:
         return Capacity()  # the key is no string
 
 
-def _claim_ahead(raw: bytes) -> int:
+def _claim_ahead(raw: bytes) -> int | None:
+    """Pairs that a worker claims ahead; ``None`` if it is drained and claims nothing."""
     try:
         report = WorkerReport.read_json(raw, "the report")
     except WireError:  # of another release, perhaps
         return 0
-    return 0 if report.drained else report.claim_ahead
+    return None if report.drained else report.claim_ahead

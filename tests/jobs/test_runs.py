@@ -17,6 +17,7 @@ from jobs.store.capacity import Capacity, write_capacity
 from jobs.store.recovery import enqueue_due
 from jobs.store.runs import RunStore
 from jobs.store.scored_rows import read_scored_rows
+from jobs.store.worker_report import WorkerReport, announce_worker
 from tests.harness.runs import stored_run
 
 STATS = ChunkStats(
@@ -154,3 +155,12 @@ def test_damaged_keys_of_the_window_and_of_progress_end_no_run(store: RunStore, 
     store.redis.set(keys.worker("odd"), b"\xff")
     write_capacity(store.redis, "q", 10)
     assert store.capacity("q") == Capacity(workers=1)
+
+
+def test_the_window_does_not_count_drained_workers(store: RunStore) -> None:
+    for name, drained in (("busy", False), ("drained", True)):
+        store.redis.sadd("rq:workers:q", f"rq:worker:{name}")
+        report = WorkerReport(device="cpu", started=1, beat=1, claim_ahead=1024, drained=drained)
+        announce_worker(store.redis, name, report, 60)
+    write_capacity(store.redis, "q", 10)
+    assert store.capacity("q") == Capacity(workers=1, claim_ahead=1024)
