@@ -64,7 +64,8 @@ def test_a_drained_worker_finishes_its_chunks_and_takes_no_more_until_it_is_resu
     client = Client(server.url, model=str(model), chunk_size=10)
     run = client.submit([("big cat", "hold")] * 40)
     wait_for(lambda: report(server, "box.cpu.1").claimed_jobs == 2)
-    server.client.set(keys.orders("box.cpu.1"), "not a list")  # it costs the worker no heartbeat
+    server.client.set(keys.queues(), "no sorted set")  # neither of these costs the worker its orders
+    server.client.set(keys.orders("box.cpu.1"), "not a list")
     wait_for(lambda: not server.client.exists(keys.orders("box.cpu.1")))
     server.client.rpush(keys.orders("box.cpu.1"), "not an order")
     give_order(server.client, "box.cpu.1", "resume", started=1)  # an order to a process that is gone

@@ -130,12 +130,14 @@ class Heartbeat:
             announce_worker(pipe, worker.name, self._report(), self.lease_seconds)
             use_queues(pipe, worker.queue_names())
             ask_for_orders(pipe, worker.name, self._orders.known)
-            try:
-                *_, found = pipe.execute()
-            except redis.ResponseError:
-                forget_damaged_orders(worker.connection, worker.name)
-                raise
-        self._orders.deliver(found)
+            replies = pipe.execute(raise_on_error=False)
+        if isinstance(replies[-1], Exception):
+            forget_damaged_orders(worker.connection, worker.name)
+        else:
+            self._orders.deliver(replies[-1])
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
 
     def _beat(self) -> None:
         """Renew the worker's record and its leases, whatever else fails."""
