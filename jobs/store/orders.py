@@ -65,8 +65,6 @@ def ask_for_orders(pipe: Pipeline, worker: str, known: Sequence[bytes]) -> None:
     pipe.lrange(key, 0, -1)
 
 
-def forget_damaged_orders(client: redis.Redis, worker: str) -> None:
-    """Delete the worker's orders if their key is not a list."""
-    key = keys.orders(worker)
-    if client.type(key) not in {b"list", b"none"}:
-        client.delete(key)
+def forget_orders(client: redis.Redis, worker: str) -> None:
+    """Delete the worker's orders, whose key is damaged."""
+    client.delete(keys.orders(worker))

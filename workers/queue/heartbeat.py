@@ -15,7 +15,7 @@ from rq.worker.base import BaseWorker
 
 from jobs.store.capacity import write_capacity
 from jobs.store.ordered_queue import OrderedQueue
-from jobs.store.orders import ask_for_orders, forget_damaged_orders
+from jobs.store.orders import ask_for_orders, forget_orders
 from jobs.store.queues import use_queues
 from jobs.store.recovery import FailureHandler, clean_queue
 from jobs.store.worker_report import WorkerReport, announce_worker
@@ -131,10 +131,10 @@ class Heartbeat:
             use_queues(pipe, worker.queue_names())
             ask_for_orders(pipe, worker.name, self._orders.known)
             replies = pipe.execute(raise_on_error=False)
-        if isinstance(replies[-1], Exception):
-            forget_damaged_orders(worker.connection, worker.name)
-        else:
+        if not isinstance(replies[-1], Exception):
             self._orders.deliver(replies[-1])
+        elif str(replies[-1]).startswith("WRONGTYPE"):
+            forget_orders(worker.connection, worker.name)
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
