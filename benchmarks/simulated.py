@@ -44,6 +44,8 @@ from jobs.store.worker_report import queue_workers
 from producer import Client
 from producer.client import ScoringRun
 from workers.models import loading
+from workers.models.description import Description
+from workers.models.layout import PLAIN
 from workers.models.loading import Loaded, Model
 from workers.models.tokens import Batch, Tokens
 from workers.worker import ScoringWorker
@@ -91,6 +93,7 @@ class _Tokenizer:
     """Makes pairs of `TOKENS` tokens, the first of which is the score."""
 
     pad_id = 0
+    max_length = TOKENS
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:
         ids = np.zeros((len(queries), TOKENS), np.int64)
@@ -118,6 +121,7 @@ class _Backend:
     device: str = "cpu"
     depth: int = 2
     bytes: int = 0
+    shares_beginnings: bool = False
     _free: float = 0.0
 
     def submit(self, batch: Batch) -> _Pending:
@@ -129,14 +133,14 @@ class _SimulatedModel(Loaded):
     """Like a loaded model, for any spec."""
 
     def model(self, spec: ScoreSpec) -> Model:
-        return Model(spec.model, self.tokenizer, self.backend, lambda logits: logits, None)
+        return Model(spec.model, self.about.tokenizer, self.backend, lambda logits: logits, None)
 
 
 def _load(spec: ScoreSpec, device: str, backend: str, cache_dir: str) -> Loaded:
     """In the place of `workers.models.loading.load`."""
     precision = "fp32" if spec.precision == "auto" else spec.precision
     sleeper: Any = _Backend(precision, float(os.environ.get(SECONDS, "1")))
-    return _SimulatedModel(None, _Tokenizer(), sleeper, "identity", None)
+    return _SimulatedModel(Description(None, _Tokenizer(), PLAIN), sleeper, None)
 
 
 @dataclass

@@ -19,10 +19,12 @@ class ChunkStats(WireModel):
 
     ``tokens`` counts real tokens, ``padded_tokens`` real tokens and padding; ``attempt`` counts from 1;
     ``seconds`` is the time from fetching the payload to having the scores. ``int8_gain`` is the speed of
-    int8 on this worker as a multiple of this precision's speed, if it was measured.
+    int8 on this worker as a multiple of this precision's speed, if it was measured. ``windows`` counts the
+    windows of passages that were cut; it is written only where there are any, as older releases do not
+    know it.
     """
 
-    added: ClassVar[frozenset[str]] = frozenset({"int8_gain"})
+    added: ClassVar[frozenset[str]] = frozenset({"int8_gain", "windows"})
 
     worker: str
     device: str
@@ -35,6 +37,11 @@ class ChunkStats(WireModel):
     batches: Count
     seconds: Seconds
     int8_gain: Annotated[float, Field(gt=0)] | None = None
+    windows: Count = 0
+
+    def written(self) -> str:
+        """As JSON."""
+        return self.model_dump_json(exclude=None if self.windows else {"windows"})
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ def to_entry(result: ChunkResult) -> dict[str, str | int | bytes]:
     return {
         "chunk": result.chunk,
         "scores": encode_scores(result.scores, result.errors),
-        "stats": result.stats.model_dump_json(),
+        "stats": result.stats.written(),
     }
 
 

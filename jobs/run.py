@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import from_json
 
 from jobs.errors import WireError
 from jobs.priority import Priority, choose_priority, new_run_id, priority_of
-from jobs.schema import FORMAT, Count, Seconds, WireModel
+from jobs.schema import FORMAT, NEW_SPEC_FORMAT, Count, Seconds, WireModel
 from jobs.spec import ScoreSpec
 
 MAX_ROW_ERRORS = 200
@@ -44,6 +45,8 @@ class Run(WireModel):
     ``created`` is in seconds since 1970. ``ttl`` is in seconds; it counts from the latest change to the run.
     """
 
+    formats: ClassVar[frozenset[int]] = frozenset({FORMAT, NEW_SPEC_FORMAT})
+
     id: str
     spec: Annotated[ScoreSpec, BeforeValidator(_parse_spec)]
     queue: Annotated[str, Field(min_length=1)]
@@ -60,8 +63,8 @@ class Run(WireModel):
     def fields(self) -> dict[str, str | int | float]:
         """The run's hash in Redis."""
         return {
-            "format": FORMAT,
-            "spec": self.spec.model_dump_json(),
+            "format": NEW_SPEC_FORMAT if self.spec.is_new else FORMAT,
+            "spec": json.dumps(self.spec.written()),
             "queue": self.queue,
             "ttl": self.ttl,
             "max_retries": self.max_retries,

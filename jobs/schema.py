@@ -13,6 +13,9 @@ from jobs.errors import FormatError, WireError
 FORMAT = 2
 """Version of everything that producers and workers exchange; a reader refuses any other version."""
 
+NEW_SPEC_FORMAT = 3
+"""Version of a run whose spec has fields or values that format 2 does not have; all else stays at 2."""
+
 Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 """A number of things that fits into a signed 64-bit column."""
 
@@ -30,6 +33,8 @@ class WireModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     added: ClassVar[frozenset[str]] = frozenset()
+    formats: ClassVar[frozenset[int]] = frozenset({FORMAT})
+    """Versions that can be read."""
 
     @classmethod
     def read_json(cls, raw: bytes | str, what: str) -> Self:
@@ -54,9 +59,10 @@ class WireModel(BaseModel):
     @classmethod
     def _read(cls, found: dict[str, Any], what: str) -> Self:
         written_as = str(found.pop("format", FORMAT))
-        if written_as != str(FORMAT):
+        if written_as not in map(str, cls.formats):
+            reads = " and ".join(map(str, sorted(cls.formats)))
             raise FormatError(
-                f"{what} has format {written_as:.20}, this release reads {FORMAT}: "
+                f"{what} has format {written_as:.20}, this release reads {reads}: "
                 "run the same rankmill release on producers and workers"
             )
         missing = sorted(cls.model_fields.keys() - cls.added - found.keys())

@@ -7,9 +7,15 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from jobs.errors import WireError
+from jobs.prompts import MAX_TEMPLATE_CHARS, answers_of
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "int4"]
-Activation = Literal["default", "identity", "sigmoid"]
+Activation = Literal["default", "identity", "sigmoid", "softmax"]
+
+Long = Literal["truncate", "split"]
+
+ADDED = frozenset({"instruction", "prompt_template", "label", "long", "long_stride"})
+"""Fields that release 0.1 does not know; they are written only where they are set."""
 
 RECIPE = "rankmill_quantization.json"
 """File of a model directory that ``rankmill quantize`` writes: how workers compute the model in int8."""
@@ -34,7 +40,20 @@ class ScoreSpec(BaseModel):
         text first. ``None`` is the model's own limit.
     activation
         Function applied to the logit. ``default`` is the model's own, as
-        ``sentence_transformers.CrossEncoder`` would apply it.
+        ``sentence_transformers.CrossEncoder`` would apply it. ``softmax``: the model's own, then the
+        softmax over its outputs.
+    instruction
+        What the model is asked to do: text in its prompt, or before each query, as
+        ``CrossEncoder.predict(prompt=...)`` has it. ``None`` is the model's own, empty is none.
+    prompt_template
+        Jinja template of the prompt, in place of the model's own; ``none``: the two texts alone.
+    label
+        Name or number of the output that is the score, for a model with several.
+    long
+        What happens to passages that are too long: ``truncate`` cuts off their end, ``split`` scores
+        overlapping windows, of which the best counts.
+    long_stride
+        Tokens from the start of a window to the start of the next; ``None`` is half of a window.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,6 +63,23 @@ class ScoreSpec(BaseModel):
     precision: Precision = "auto"
     max_length: int | None = Field(default=None, ge=4)
     activation: Activation = "default"
+    instruction: str | None = Field(default=None, max_length=MAX_TEMPLATE_CHARS)
+    prompt_template: str | None = Field(default=None, max_length=MAX_TEMPLATE_CHARS)
+    label: str | None = Field(default=None, min_length=1, max_length=1000)
+    long: Long = "truncate"
+    long_stride: int | None = Field(default=None, ge=1)
+
+    def written(self) -> dict[str, str | int | None]:
+        """The fields, without those of `ADDED` that are not set."""
+        fields = type(self).model_fields
+        return self.model_dump(
+            exclude={each for each in ADDED if getattr(self, each) == fields[each].default}
+        )
+
+    @property
+    def is_new(self) -> bool:
+        """Whether a release that does not know `ADDED` would score another model than this asks for."""
+        return self.activation == "softmax" or not ADDED.isdisjoint(self.written())
 
 
 def settled(spec: ScoreSpec, precision: str) -> ScoreSpec:
@@ -54,9 +90,9 @@ def settled(spec: ScoreSpec, precision: str) -> ScoreSpec:
         raise WireError(f"the run's precision in Redis is {precision!r:.40}, which does not exist") from None
 
 
-WeightsKey = tuple[str, str | None, str]
+WeightsKey = tuple[str, str | None, str, tuple[str, str | None] | None]
 
 
 def weights_key(spec: ScoreSpec) -> WeightsKey:
-    """Model, revision and precision: specs that agree in these share their weights."""
-    return spec.model, spec.revision, spec.precision
+    """Model, revision, precision and the answers of a template: specs that agree in these share weights."""
+    return spec.model, spec.revision, spec.precision, answers_of(spec.prompt_template)

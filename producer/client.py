@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from jobs.errors import ConfigError
 from jobs.priority import Priority
+from jobs.prompts import read_template
 from jobs.run import Progress, new_run
 from jobs.runtime.connection import connect
 from jobs.runtime.logs import about
@@ -110,7 +111,8 @@ class Client:
             they come after. Default: ``request`` for up to 256 pairs, ``bulk`` for more or an unknown number.
         spec
             Values that replace the client's settings for this run: ``model``, ``revision``, ``precision``,
-            ``max_length``, ``activation``.
+            ``max_length``, ``activation``, ``instruction``, ``prompt_template``, ``label``,
+            ``long``, ``long_stride``.
 
         Raises
         ------
@@ -287,6 +289,8 @@ class ScoringRun:
 
 
 def _spec(settings: Settings, changes: dict[str, Any]) -> ScoreSpec:
+    if "prompt_template" in changes:
+        changes = {**changes, "prompt_template": read_template(changes["prompt_template"])}
     try:
         spec = ScoreSpec(**{**settings.spec().model_dump(), **changes})
     except ValidationError as error:

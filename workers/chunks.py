@@ -177,6 +177,7 @@ class ChunkScorer:
                 batches=scored.batches,
                 seconds=time.monotonic() - claim.started,
                 int8_gain=model.int8_gain,
+                windows=scored.windows,
             ),
         )
 

@@ -19,9 +19,10 @@ from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidationInfo
 
 from jobs.errors import ConfigError
+from jobs.prompts import read_template
 from jobs.runtime.passwords import mask_passwords
 from jobs.runtime.yaml_files import read_yaml, shown
-from jobs.spec import Activation, Precision, ScoreSpec
+from jobs.spec import Activation, Long, Precision, ScoreSpec
 from jobs.wire import MAX_CHUNK_ROWS
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -53,8 +54,13 @@ def _names(value: Any) -> Any:
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 
 
+def _text(value: Any) -> Any:
+    """A number as text: a label may be one."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 class WorkerSettings(BaseModel):
-    """Settings of a worker; ``model`` to ``activation`` are the spec to warm up with."""
+    """Settings of a worker; ``model`` to ``long_stride`` are the spec to warm up with."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,6 +69,11 @@ class WorkerSettings(BaseModel):
     precision: Precision
     max_length: int | None = Field(ge=4)
     activation: Activation
+    instruction: str | None
+    prompt_template: str | None
+    label: Annotated[str | None, BeforeValidator(_text)]
+    long: Long
+    long_stride: int | None = Field(ge=1)
     redis_wait_seconds: float = Field(gt=0)
     device: Device
     backend: BackendName
@@ -93,8 +104,12 @@ class WorkerSettings(BaseModel):
         return lease
 
     def spec(self, model: str | None = None) -> ScoreSpec:
-        """The score spec of these settings; for another `model`, the same options without its revision."""
-        spec = ScoreSpec(**{name: getattr(self, name) for name in ScoreSpec.model_fields})
+        """The score spec of these settings; for another `model`, the same options without its revision.
+
+        Raises `ConfigError` if there is no such prompt template.
+        """
+        values = {name: getattr(self, name) for name in ScoreSpec.model_fields}
+        spec = ScoreSpec(**{**values, "prompt_template": read_template(self.prompt_template)})
         same = model in (None, self.model)
         return spec if same else spec.model_copy(update={"model": model, "revision": None})
 

@@ -20,6 +20,9 @@ from producer.journal import OLD_CHUNK_SIZE
 
 _DIGESTED_BYTES = 64 << 10
 
+_LONGEST = 60
+"""Characters of an option that are shown, at most."""
+
 _SHOWN = 3
 """Most differences named in a message; a folder of a thousand files may have moved."""
 
@@ -50,8 +53,9 @@ def manifest(inputs: Mapping[str, str], model: str, options: Mapping[str, object
         A file of the model cannot be read.
     """
     found = {"rankmill": version("rankmill")}
-    found |= {f"--{name.replace('_', '-')}": str(value) for name, value in options.items()}
-    weights = sorted(path for path in Path(model).glob("*") if path.is_file()) if Path(model).is_dir() else []
+    found |= {f"--{name.replace('_', '-')}": _in_a_line(str(value)) for name, value in options.items()}
+    folders = ("*", "[0-9]*_*/*")  # the second: modules of sentence-transformers
+    weights = sorted(path for each in folders for path in Path(model).glob(each) if path.is_file())
     found |= {f"model file {path.resolve()}": fingerprint(path) for path in weights}
     return {**found, **inputs}
 
@@ -67,6 +71,14 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     changed += [f"{name} is new" for name in now if name not in before]
     more = f", and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
     return ", ".join(changed[:_SHOWN]) + more
+
+
+def _in_a_line(text: str) -> str:
+    """The text itself; of a long one, such as a prompt template, its beginning and a digest."""
+    if len(text) <= _LONGEST and text.isprintable():
+        return text
+    digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12]
+    return f"{text[:_LONGEST]!r} ({len(text):,} characters, digest {digest})"
 
 
 def fingerprint(path: Path) -> str:

@@ -22,6 +22,7 @@ _COMMANDS = {
     "experiment": "quality.experiment.experiment",
     "check-precision": "quality.check_precision.check_precision",
     "quantize": "quality.quantize.quantize",
+    "models": "models.models",
     "exporter": "exporter.exporter",
     "config": "config.config",
 }

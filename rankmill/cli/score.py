@@ -127,8 +127,9 @@ def _delimiter(context: click.Context, option: click.Parameter, given: str | Non
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 @click.option("--restart", is_flag=True, help="Start over; drop the scores of an interrupted run.")
 @options.settings(
-    "model", "revision", "precision", "max_length", "activation", "queue", "chunk_size",
-    "workers", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED,
+    "model", "revision", "precision", "max_length", "activation", "instruction", "prompt_template", "label",
+    "long", "long_stride", "queue", "chunk_size", "workers", "device", "backend",
+    redis_url=options.REDIS_OR_EMBEDDED,
 )  # fmt: skip
 @options.as_json
 @options.quiet
@@ -215,6 +216,8 @@ def describe(summary: Summary, request: Request) -> str:
         f"{summary.real_token_share:.1%} of the computed tokens were real; {summary.retries} retries",
         f"scores are in {summary.output}",
     ]
+    if summary.windows:
+        lines.append(f"passages over the limit were cut into {summary.windows:,} windows; the best counts")
     if summary.resumed_rows:
         lines.insert(1, f"{summary.resumed_rows:,} of them had been scored by earlier, interrupted runs")
     if summary.row_errors:

@@ -113,7 +113,7 @@ class Request:
         """Options that change the rows of the output, by their names on the command line."""
         form, usual = self.form, OutputFormat()
         return {
-            **settings.spec().model_dump(),
+            **settings.spec().written(),
             "query_column": self.columns.query,
             "passage_column": self.columns.passage,
             "score_column": self.score_column,

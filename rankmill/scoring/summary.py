@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 
 from jobs.runtime.settings import Settings
+from jobs.spec import ADDED
 from producer.files.sink import ScoredFile
 from producer.splitting import ScoredTable
 
@@ -19,7 +20,8 @@ class Summary:
     ``seconds`` and ``pairs_per_second`` do not count them. ``startup_seconds`` is the time until the
     first worker was ready; ``pairs_per_second`` excludes it. ``real_token_share`` is the share of the
     computed tokens that were not padding. ``int8_gain`` is the speed of int8 divided by the speed of
-    the precision used, if workers have measured it.
+    the precision used, if workers have measured it. ``windows`` is how many windows the passages that were
+    too long have been cut into.
     """
 
     output: str
@@ -38,6 +40,7 @@ class Summary:
     device: str
     precision: str
     int8_gain: float | None
+    windows: int
 
 
 @dataclass
@@ -48,6 +51,7 @@ class Tally:
     tokens: int = 0
     padded_tokens: int = 0
     retries: int = 0
+    windows: int = 0
     how: set[tuple[str, str, str]] = field(default_factory=set)
     revisions: set[str] = field(default_factory=set)
     int8_gain: float | None = None
@@ -60,6 +64,7 @@ class Tally:
         self.tokens += stats.tokens
         self.padded_tokens += stats.padded_tokens
         self.retries += stats.attempt - 1
+        self.windows += stats.windows
         self.how.add((stats.backend, stats.device, stats.precision))
         if stats.revision:
             self.revisions.add(stats.revision)
@@ -77,6 +82,7 @@ class Tally:
 
 def metadata(settings: Settings, tally: Tally) -> dict[str, str]:
     """Metadata of the output file: release, model, precision and so on."""
+    spec = settings.spec().written()
     return {
         "rankmill.version": version("rankmill"),
         "rankmill.model": settings.model,
@@ -86,6 +92,8 @@ def metadata(settings: Settings, tally: Tally) -> dict[str, str]:
         "rankmill.device": tally.named(1),
         "rankmill.max_length": str(settings.max_length or ""),
         "rankmill.activation": settings.activation,
+        **{f"rankmill.{name}": str(value) for name, value in spec.items() if name in ADDED},
+        **({"rankmill.windows": str(tally.windows)} if settings.long == "split" else {}),
     }
 
 
@@ -111,4 +119,5 @@ def summarize(
         device=tally.named(1),
         precision=tally.named(2),
         int8_gain=None if tally.int8_gain is None else round(tally.int8_gain, 2),
+        windows=tally.windows,
     )

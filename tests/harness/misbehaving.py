@@ -23,6 +23,8 @@ MARKS = ("raise", "exhaust", "kill", "hang", "hold")
 class MisbehavingBackend:
     """Another backend, but for batches with a marked row; counts its forwards in a file."""
 
+    shares_beginnings = False
+
     def __init__(self, real: Backend, tokenizer: Any) -> None:
         self.name, self.device, self.precision = real.name, real.device, real.precision
         self.depth, self.bytes = real.depth, real.bytes
@@ -62,7 +64,7 @@ class MisbehavingWorker(ScoringWorker):
                 stumbles.unlink()
                 raise OSError("stumbled")
             loaded = load(*args, **options)
-            return replace(loaded, backend=MisbehavingBackend(loaded.backend, loaded.tokenizer))
+            return replace(loaded, backend=MisbehavingBackend(loaded.backend, loaded.about.tokenizer))
 
         models.load = load_misbehaving
         if "WEDGED_SECONDS" in os.environ:

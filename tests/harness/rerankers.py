@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,68 @@ def make_encoder(directory: Path, name: str, labels: int = 1, **more: Any) -> Pa
     )
     torch.manual_seed(0)
     AutoModelForSequenceClassification.from_config(config).eval().save_pretrained(directory)
+    return directory
+
+
+def make_chain(directory: Path, name: str, modules: Callable[[int], list[Any]], **options: Any) -> Path:
+    """A body without a head and the given modules of sentence-transformers after it, as that saves them."""
+    import torch
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.base.modules import Transformer
+    from transformers import AutoConfig, AutoModel
+
+    kind, tokens, shape = ENCODERS[name]
+    tokenizer = save_tokenizer(directory / "body", tokens, 64)
+    sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    config = AutoConfig.for_model(kind, initializer_range=0.3, **sizes, **shape)
+    torch.manual_seed(0)
+    AutoModel.from_config(config).eval().save_pretrained(directory / "body")
+    chain = [Transformer(str(directory / "body")), *modules(config.hidden_size)]
+    CrossEncoder(modules=chain, device="cpu", **options).save_pretrained(str(directory / "model"))
+    return directory / "model"
+
+
+PASS_ALL_TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<think>{% endif %}<|answer|>"
+)
+"""Carries the texts of all roles, as ChatML does, and names none."""
+
+PAIR_TEMPLATE = (
+    "{% set s = messages | selectattr('role', 'eq', 'system') | map(attribute='content') | first %}"
+    "{% set q = messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first %}"
+    "{% set d = messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first %}"
+    "<s>Judge. {{ s or 'Answer it.' }}\nquery: {{ q }}\ndocument: {{ d }}</s>\nanswer"
+)
+DECODERS: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 8, "num_key_value_heads": 2},
+    "qwen2": {"num_key_value_heads": 2, "tie_word_embeddings": True},
+    "llama": {"num_key_value_heads": 2, "attention_bias": True},
+    "gemma2": {"head_dim": 8, "num_key_value_heads": 2, "sliding_window": 16, "final_logit_softcapping": 2.0},
+    "mistral": {"num_key_value_heads": 2, "sliding_window": 16},
+}
+"""Language models: transformers' model type and what is its own in the config."""
+
+
+def make_decoder(directory: Path, kind: str, *, task: str, template: str | None, **more: Any) -> Path:
+    """A random language model in `directory`: ``causal``, or ``classifier`` with one output."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    tokenizer = save_tokenizer(directory, "qwen2", 96)
+    tokenizer.add_tokens(["yes", "no", "1", "0"])
+    tokenizer.pad_token = "<pad>"
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(directory)
+    shape = {**_SMALL, "max_position_embeddings": 96, "layer_types": None}
+    sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    labels = {"num_labels": 1} if task == "classifier" else {}
+    config = AutoConfig.for_model(
+        kind, initializer_range=0.3, **{**shape, **DECODERS[kind], **sizes, **labels, **more}
+    )
+    torch.manual_seed(0)
+    auto = AutoModelForSequenceClassification if task == "classifier" else AutoModelForCausalLM
+    auto.from_config(config).eval().save_pretrained(directory)
     return directory
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rq.job import Job
 
-from jobs.errors import WireError
+from jobs.errors import FormatError, WireError
 from jobs.job import chunk_of
 from jobs.results import ChunkFailure, ChunkStats, from_entry, to_entry
 from jobs.run import Progress, RowError, Run, read_run
@@ -119,3 +119,21 @@ def test_a_job_has_a_run_and_a_chunk_for_arguments(arguments: tuple[Any, ...]) -
     assert chunk_of(job("run", 7)) == ("run", 7)
     with pytest.raises(WireError, match="the arguments must be a run's id and a chunk's number"):
         chunk_of(job(*arguments))
+
+
+@pytest.mark.parametrize(
+    "added", [{"instruction": ""}, {"prompt_template": "none"}, {"label": "1"}, {"activation": "softmax"}]
+)
+def test_a_run_that_an_older_release_would_score_otherwise_has_another_format(added: dict[str, str]) -> None:
+    """An older worker leaves such a run to others; all other runs it reads as before."""
+    assert RUN.fields()["format"] == 2
+    known = {"model", "revision", "precision", "max_length", "activation"}
+    assert json.loads(str(RUN.fields()["spec"])).keys() == known
+    spec = ScoreSpec.model_validate({"model": "m", **added})
+    new = RUN.model_copy(update={"spec": spec})
+    assert new.fields()["format"] == 3
+    assert json.loads(str(new.fields()["spec"])).keys() == known | added.keys()
+    stored = {name: value for name, value in as_stored(new.fields()).items() if name != b"id"}
+    assert read_run(RUN.id, stored) == new
+    with pytest.raises(FormatError, match="has format 4, this release reads 2 and 3"):
+        read_run(RUN.id, {**stored, b"format": b"4"})

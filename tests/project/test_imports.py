@@ -16,7 +16,7 @@ MODULES = {
 }
 
 INSIDE: dict[str, set[str]] = {
-    "jobs.runtime": {"jobs.errors", "jobs.keys", "jobs.spec", "jobs.wire"},
+    "jobs.runtime": {"jobs.errors", "jobs.keys", "jobs.prompts", "jobs.spec", "jobs.wire"},
     "producer.files": {"producer.journal", "producer.pairs", "producer.splitting"},
     "rankmill.local": set(),
     "rankmill.cluster": set(),

@@ -24,7 +24,7 @@ from tests.conftest import BIN, ENVIRON, Server, run_command
 
 FAMILY = [
     "score", "workers", "status", "runs", "errors", "cancel", "tune", "experiment", "check-precision",
-    "quantize", "exporter", "config",
+    "quantize", "models", "exporter", "config",
 ]  # fmt: skip
 
 

@@ -114,21 +114,6 @@ def test_what_is_no_activation_is_one_line(path: str, tanh: Path) -> None:
     assert engine(tanh, activation="sigmoid").score(QUERIES, PASSAGES).errors == {}
 
 
-def test_more_than_a_classifier_is_refused(tanh: Path) -> None:
-    model = tanh
-    edit(model / ABOUT, default_prompt_name="query", prompts={"query": "Represent this: "})
-    with pytest.raises(SpecError, match=r"has a default prompt \(query\)"):
-        engine(model)
-    edit(model / ABOUT, default_prompt_name=None)
-    modules = json.loads((model / "modules.json").read_text())
-    modules.append(
-        {"idx": 1, "name": "1", "path": "1_Dense", "type": "sentence_transformers.base.modules.Dense"}
-    )
-    (model / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(SpecError, match=r"has modules that only sentence-transformers runs \(.*Dense\)"):
-        engine(model)
-
-
 def test_a_model_of_the_hub_has_the_file_from_there(
     tmp_path: Path, tanh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

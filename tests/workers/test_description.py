@@ -107,7 +107,7 @@ def test_it_is_made_again_when_it_is_damaged_or_the_model_s_files_change(
         assert describe(model, None, cache).tokenizer.model_max_length == 8
     change(model / "config.json", sentence_transformers={"activation_fn": "torch.nn.Sigmoid"})
     for _ in range(2):
-        assert describe(model, None, cache).activation == "torch.nn.Sigmoid"
+        assert describe(model, None, cache).layout.activation == "torch.nn.Sigmoid"
 
 
 def test_a_tokenizer_that_needs_transformers_stays_with_it(tmp_path: Path) -> None:

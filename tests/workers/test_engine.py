@@ -199,7 +199,7 @@ def test_a_score_that_is_no_number_is_an_error(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"labels": 3}, "has 3 outputs, but a score needs exactly one"),
+        ({"labels": 3}, "has 3 outputs; name the one to score by with --label"),
         ({"activation": "some.module.Function"}, "names activation some.module.Function"),
     ],
 )

@@ -14,7 +14,7 @@ from tests.harness.models import make_bert
 from tests.workers.test_engine import some_pairs
 from tests.workers.test_first_token import FAMILIES, OTHERS, batch, small_model
 from workers.backends.base import Logits
-from workers.backends.head import ExactHead, cast_all_but_head
+from workers.backends.head import ExactHead, cast_all_but_head, heads_of
 from workers.engine.engine import Engine
 from workers.models.loading import load_model
 
@@ -61,7 +61,7 @@ def test_each_family_has_such_a_head(family: str) -> None:
     """And in bf16 its weights are those of the checkpoint, not what bf16 has left of them."""
     model = small_model(family, {**FAMILIES, **OTHERS}[family])
     plain = model(**batch(padded=True)).logits
-    cast_all_but_head(model, torch.bfloat16)
+    cast_all_but_head(model, torch.bfloat16, heads_of(model))
     (head,) = (module for module in model.modules() if isinstance(module, ExactHead))
     assert not torch.equal(head.weight, head.weight.bfloat16().float())
     logits = model(**batch(padded=True)).logits
@@ -75,6 +75,6 @@ def test_positions_stay_exact_in_fewer_bits() -> None:
     options = {**OTHERS["modernbert"], "max_position_embeddings": 2048}
     model = small_model("modernbert", options)
     before = model.model.rotary_emb.full_attention_inv_freq.clone()
-    cast_all_but_head(model, torch.bfloat16)
+    cast_all_but_head(model, torch.bfloat16, heads_of(model))
     assert model.model.rotary_emb.full_attention_inv_freq.dtype == torch.float32
     torch.testing.assert_close(model.model.rotary_emb.full_attention_inv_freq, before, atol=0, rtol=0)

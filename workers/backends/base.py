@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from workers.backends.families import BERT_LIKE
 from workers.backends.layer import LayerShape
+from workers.models.layout import PLAIN, Layout
 from workers.models.tokens import Batch
 
 Logits = npt.NDArray[np.float32]
@@ -35,7 +36,7 @@ class Pending(Protocol):
     """A forward in progress."""
 
     def result(self) -> Logits:
-        """Wait for it: logits of shape ``[rows]``, in float32.
+        """Wait for it: logits of shape ``[rows]``, or of several outputs ``[rows, outputs]``, in float32.
 
         Raises
         ------
@@ -52,6 +53,7 @@ class Backend(Protocol):
 
     ``depth`` is the best number of forwards in progress at a time: 1 if `submit` itself computes, more if
     the device computes while the next batch is prepared. ``bytes`` is the size of the weights.
+    ``shares_beginnings``: it computes what rows begin with in common only once (`Batch.groups`).
     """
 
     name: str
@@ -59,6 +61,7 @@ class Backend(Protocol):
     precision: str
     depth: int
     bytes: int
+    shares_beginnings: bool
 
     def submit(self, batch: Batch) -> Pending:
         """Begin a forward; raises `OutOfMemory` and `DeviceLost`."""
@@ -79,12 +82,24 @@ class ModelFiles:
         The model's config from transformers, or the cached part of it.
     cache
         Folder for files that are derived from models.
+    layout
+        How the model is applied.
+    answers
+        For a language model: ids of the tokens for yes and, if the score is the log-odds, for no.
     """
 
     source: str | Path
     revision: str | None
     config: Any
     cache: Path
+    layout: Layout = PLAIN
+    answers: tuple[int, int | None] | None = None
+
+    def network(self) -> Any:
+        """The model as a `workers.backends.networks.network.Network`."""
+        from workers.backends.networks.network import load_network  # imports torch and transformers
+
+        return load_network(self)
 
     def classifier(self) -> Any:
         """The transformers model, on the CPU, in float32, in evaluation mode."""
@@ -115,7 +130,7 @@ class BackendKind:
     packages
         Packages that it imports and that rankmill itself does not need.
     families
-        Model types that it runs; ``None`` means every classifier of transformers.
+        Model types whose plain classifiers it runs; ``None`` means that it runs every network.
     machines
         Machines that it runs on, by the names of `platform.machine`; empty means any.
     probe
@@ -144,8 +159,11 @@ class BackendKind:
         """The command that installs the backend."""
         return f"pip install 'rankmill[{self.extra or self.name}]'"
 
-    def obstacle(self, config: Any, device: str, precision: str) -> str | None:
-        """Why the backend cannot run a model on this device in this precision; ``None`` if it can."""
+    def obstacle(self, config: Any, device: str, precision: str, *, plain: bool = True) -> str | None:
+        """Why the backend cannot run a model on this device in this precision; ``None`` if it can.
+
+        ``plain``: the model is a sequence classifier of transformers with one output.
+        """
         if device not in self.precisions:
             places = " and ".join(f"{DEVICES[each]}s" for each in self.precisions)
             return f"it runs on {places}, not on {device}"
@@ -154,6 +172,8 @@ class BackendKind:
         if not all(map(is_installed, self.packages)):
             return f"it is not installed ({self.installed_by})"
         lacking = self.lacks(device, precision)
+        if lacking is None and self.families is not None and not plain:
+            return "it runs sequence classifiers with one output alone"
         if lacking is None and self.families is not None and config.model_type not in self.families:
             return f"it is not known to score {config.model_type} models as PyTorch does"
         return lacking

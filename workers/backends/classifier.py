@@ -1,4 +1,4 @@
-"""The `transformers` sequence classifier that every backend starts from."""
+"""Models of transformers that every backend starts from: config and weights, checked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers.modeling_layers import GenericForSequenceClassification
 from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES,
     MODEL_MAPPING_NAMES,
 )
@@ -27,7 +30,7 @@ logging.getLogger("transformers.modeling_utils").addFilter(
 
 
 def load_config(source: str | Path, revision: str | None) -> Any:
-    """The config of a model with one output.
+    """The config of a model.
 
     Parameters
     ----------
@@ -39,17 +42,11 @@ def load_config(source: str | Path, revision: str | None) -> Any:
     Raises
     ------
     SpecError
-        The model has more or fewer outputs than one, or transformers would compute something other
-        than the config describes.
+        Transformers would compute something other than the config describes.
     OSError, ValueError
         From transformers, when there is no such model.
     """
     config = AutoConfig.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
-    if config.num_labels != 1:
-        raise SpecError(
-            f"model {source} has {config.num_labels} outputs, but a score needs exactly one: "
-            "use a cross-encoder with num_labels=1"
-        )
     if getattr(config, "num_hidden_layers", 0) > _MOST_LAYERS:
         raise SpecError(
             f"model {source} has {config.num_hidden_layers:,} layers in its config.json, "
@@ -67,6 +64,12 @@ def load_config(source: str | Path, revision: str | None) -> Any:
 _MOST_LAYERS = 1000
 
 
+def is_language_model(config: Any) -> bool:
+    """Whether transformers' classifier with this config reads the last token of a language model."""
+    kind = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), None)
+    return isinstance(kind, type) and issubclass(kind, GenericForSequenceClassification)
+
+
 def _other_architecture(config: Any) -> str | None:
     """The entry of a config that describes another architecture than transformers would build, if any."""
     kind = config.model_type
@@ -74,6 +77,7 @@ def _other_architecture(config: Any) -> str | None:
         "AutoConfig": type(config).__name__,
         "AutoModel": MODEL_MAPPING_NAMES.get(kind),
         "AutoModelForSequenceClassification": MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(kind),
+        "AutoModelForCausalLM": MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind),
     }
     for name, code in (getattr(config, "auto_map", None) or {}).items():
         if name in native and str(code).rpartition(".")[2] != native[name]:
@@ -87,10 +91,17 @@ def _other_architecture(config: Any) -> str | None:
 
 
 def load_classifier(source: str | Path, revision: str | None, config: Any) -> Any:
+    """The sequence classifier; as `load_pretrained`."""
+    return load_pretrained(AutoModelForSequenceClassification, source, revision, config)
+
+
+def load_pretrained(kind: Any, source: str | Path, revision: str | None, config: Any) -> Any:
     """The model in evaluation mode, in float32, on the CPU.
 
     Parameters
     ----------
+    kind
+        ``AutoModel`` or another class of that sort.
     source, revision
         As in `load_config`.
     config
@@ -105,9 +116,9 @@ def load_classifier(source: str | Path, revision: str | None, config: Any) -> An
     OSError, ValueError
         From transformers, when the weights are not safetensors or cannot be read.
     """
-    check_size(source, revision, config)
+    check_size(kind, source, revision, config)
     try:
-        model, report = _load(source, revision, config)
+        model, report = _load(kind, source, revision, config)
     except RuntimeError as error:
         if "can't allocate memory" in str(error):
             raise MemoryError(str(error)) from error
@@ -116,9 +127,9 @@ def load_classifier(source: str | Path, revision: str | None, config: Any) -> An
     return model.eval()
 
 
-def _load(source: str | Path, revision: str | None, config: Any) -> tuple[Any, dict[str, Any]]:
+def _load(kind: Any, source: str | Path, revision: str | None, config: Any) -> tuple[Any, dict[str, Any]]:
     """The model, and what transformers reports about its weights."""
-    found: tuple[Any, dict[str, Any]] = AutoModelForSequenceClassification.from_pretrained(
+    found: tuple[Any, dict[str, Any]] = kind.from_pretrained(
         source,
         revision=revision or "main",
         config=config,

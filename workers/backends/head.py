@@ -5,38 +5,49 @@ In bf16 a score would have 8 significant bits: of 2,000 pairs about half would h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 
-def cast_all_but_head(model: Any, dtype: torch.dtype) -> None:
+def heads_of(classifier: Any) -> list[str]:
+    """Name of the last projection of a `transformers` classifier, in a list; empty if it is not linear."""
+    body = f"{classifier.base_model_prefix}."
+    found = [
+        name
+        for name, module in classifier.named_modules()
+        if isinstance(module, nn.Linear)
+        and module.out_features == classifier.config.num_labels
+        and not name.startswith(body)
+    ]
+    return found[-1:]
+
+
+def cast_all_but_head(model: Any, dtype: torch.dtype, heads: Sequence[str]) -> None:
     """Cast a model to `dtype`, but keep its head, with its present weights, in float32, and its angles.
 
     Parameters
     ----------
     model
-        A `transformers` sequence classifier with one output, in float32. If its head is not a linear
-        layer, the whole model is cast.
+        A module in float32.
     dtype
-        The dtype of everything but the head.
+        The dtype of everything but the heads.
+    heads
+        Names of linear layers in it.
     """
-    heads = {
-        name: ExactHead(module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module.out_features == 1
-    }
+    exact = {name: ExactHead(model.get_submodule(name)) for name in heads}
     angles = {name: buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
     model.to(dtype)
     for name, buffer in angles.items():  # of rotary positions: with 8 bits, distant tokens would trade places
         setattr(model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2], buffer)
-    for name, head in heads.items():
+    for name, head in exact.items():
         model.set_submodule(name, head)
 
 
 class ExactHead(nn.Module):
-    """A linear layer with one output, as a product and a sum.
+    """A linear layer with few outputs, as products and sums.
 
     A product and a sum stay in float32 in every backend. OpenVINO computes matrix products in the
     precision that is set; quantization and conversion to fp16 look for matrix products, not for these.
@@ -48,6 +59,9 @@ class ExactHead(nn.Module):
         self.bias = None if linear.bias is None else nn.Parameter(linear.bias.detach().float().clone())
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[..., width]``, of any dtype, to ``[..., 1]``."""
-        logits = (hidden.float() * self.weight).sum(-1, keepdim=True)
+        """``[..., width]``, of any dtype, to ``[..., outputs]``."""
+        if len(self.weight) == 1:
+            logits = (hidden.float() * self.weight).sum(-1, keepdim=True)
+        else:
+            logits = (hidden.float().unsqueeze(-2) * self.weight).sum(-1)
         return logits if self.bias is None else logits + self.bias

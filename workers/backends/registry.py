@@ -53,7 +53,9 @@ def choose_device(setting: str, backend: str) -> str:
     return device
 
 
-def choose_backend(setting: str, precision: str, config: Any, device: str, cache: Path) -> Choice:
+def choose_backend(
+    setting: str, precision: str, config: Any, device: str, cache: Path, *, plain: bool = True
+) -> Choice:
     """The backend and precision for a model; for ``auto``, the fastest that can run it.
 
     On a CPU, ``auto`` measures, and never chooses int8. On a GPU it takes the first of `BACKENDS`
@@ -71,6 +73,8 @@ def choose_backend(setting: str, precision: str, config: Any, device: str, cache
         ``cpu``, ``cuda`` or ``mps``.
     cache
         Cache folder, for the measured speeds.
+    plain
+        As in `BackendKind.obstacle`.
 
     Raises
     ------
@@ -84,7 +88,7 @@ def choose_backend(setting: str, precision: str, config: Any, device: str, cache
         supported = kind.precisions.get(device, ())
         if precision not in {"auto", *supported} and (supported or setting == "auto"):
             continue
-        obstacle = kind.obstacle(config, device, precision)
+        obstacle = kind.obstacle(config, device, precision, plain=plain)
         if obstacle is None:
             able += [(kind.name, each) for each in _precisions(precision, device, supported)]
         else:
@@ -95,7 +99,11 @@ def choose_backend(setting: str, precision: str, config: Any, device: str, cache
         better = {name: obstacles[name] for name in names[: names.index(backend)] if name in obstacles}
         if better:
             logger.info("backend %s, not %s", backend, _listed(better))
-        gain = _int8_gain(able, (backend, chosen), config, device, cache) if precision == "auto" else None
+        gain = (
+            _int8_gain(able, (backend, chosen), config, device, cache)
+            if precision == "auto" and plain
+            else None
+        )
         return Choice(backend, chosen, gain)
     if not obstacles:
         known = dict.fromkeys(each for kind in kinds for each in kind.precisions[device])

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from workers.backends.first_token import read_first_token_only
-from workers.backends.head import ExactHead, cast_all_but_head
+from workers.backends.head import cast_all_but_head, heads_of
 from workers.backends.inputs import INPUTS
 
 _MASKED = -10_000.0
@@ -30,9 +30,10 @@ class Traceable(nn.Module):
     def __init__(self, classifier: Any) -> None:
         super().__init__()
         read_first_token_only(classifier)
-        cast_all_but_head(classifier, torch.float32)
+        (head,) = heads_of(classifier)
+        cast_all_but_head(classifier, torch.float32, [head])
         self.classifier = classifier
-        self.head = next(name for name, module in self.named_modules() if isinstance(module, ExactHead))
+        self.head = f"classifier.{head}"
         types = getattr(classifier.config, "type_vocab_size", 0) > 1
         self.inputs = INPUTS if types else INPUTS[:2]
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForSequenceClassification
 
 from jobs.errors import SpecError
 from workers.backends.model_file import model_file
@@ -18,7 +17,7 @@ _BUFFERS = ("position_ids", "token_type_ids")
 """Buffers, not weights, that old releases of transformers saved."""
 
 
-def check_size(source: str | Path, revision: str | None, config: Any) -> None:
+def check_size(kind: Any, source: str | Path, revision: str | None, config: Any) -> None:
     """Refuse a config that describes far more parameters than the checkpoint has, before allocating memory.
 
     Raises
@@ -30,7 +29,7 @@ def check_size(source: str | Path, revision: str | None, config: Any) -> None:
     if not there or getattr(config, "quantization_config", None):
         return
     with torch.device("meta"):
-        wanted = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
+        wanted = kind.from_config(config, trust_remote_code=False)
     described = sum(parameter.numel() for parameter in wanted.parameters())
     if described > 2 * there:
         raise SpecError(
@@ -55,9 +54,11 @@ def check_names(source: str | Path, model: Any, report: dict[str, Any]) -> None:
     SpecError
         The message names such a weight.
     """
-    if report["missing_keys"]:
+    headless = model.base_model is model  # what reads its tokens does not read its pooler
+    missing = [name for name in report["missing_keys"] if not (headless and name.startswith("pooler."))]
+    if missing:
         raise SpecError(
-            f"model {source} has no {_listed(report['missing_keys'])}: it is no cross-encoder, "
+            f"model {source} has no {_listed(missing)}: it is no cross-encoder, "
             f"or no {model.config.model_type} as its config.json says"
         )
     if report["mismatched_keys"]:

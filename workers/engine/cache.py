@@ -16,10 +16,14 @@ from workers import metrics
 from workers.backends.base import OutOfMemory
 from workers.device import empty_cache
 from workers.engine.engine import Engine
+from workers.models.layout import MODEL_FILES
 from workers.models.loading import Loaded, Model
 
 Stamp = tuple[tuple[str, int, int], ...]
 """Name, size and time of change of each file of a model on this disk; empty for one from the hub."""
+
+_ENGINES = 100
+"""Engines of a model that are kept: each instruction has its own."""
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +91,7 @@ class EngineCache:
     @property
     def models(self) -> list[str]:
         """Names of the loaded models, the least recently used first."""
-        return [model for model, _, _ in list(self._cached)]
+        return [model for model, *_ in list(self._cached)]
 
     def get(self, spec: ScoreSpec) -> Engine:
         """The engine of `spec`; loads its model if it is not loaded or its files have changed.
@@ -114,9 +118,11 @@ class EngineCache:
             metrics.model_hits.inc()
         self._cached.move_to_end(key)
         cached.used = time.monotonic()
-        if spec not in cached.engines:
-            cached.engines[spec] = self._make(cached.loaded.model(spec))
-        return cached.engines[spec]
+        engine = cached.engines.pop(spec, None) or self._make(cached.loaded.model(spec))
+        cached.engines[spec] = engine  # the latest one last
+        if len(cached.engines) > _ENGINES:
+            del cached.engines[next(iter(cached.engines))]
+        return engine
 
     def warm(self, spec: ScoreSpec) -> None:
         """Load a model and score one pair, so that the first request does not wait.
@@ -199,7 +205,7 @@ class EngineCache:
     def _update_metrics(self) -> None:
         """Write the loaded models to the metrics."""
         metrics.models.clear()
-        for (model, _, _), cached in self._cached.items():
+        for (model, *_), cached in self._cached.items():
             runner = cached.loaded.backend
             revision = cached.loaded.revision or ""
             metrics.models.labels(model, revision, runner.name, runner.device, runner.precision).set(1)
@@ -209,5 +215,5 @@ def _stamp(spec: ScoreSpec) -> Stamp:
     folder = Path(spec.model).expanduser()
     if not folder.is_dir():
         return ()
-    files = sorted([*folder.glob("*.json"), *folder.glob("*.safetensors")])
+    files = sorted(path for kind in MODEL_FILES for path in folder.glob(kind))
     return tuple((file.name, found.st_size, found.st_mtime_ns) for file in files for found in [file.stat()])

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from workers import metrics
 from workers.backends.base import DeviceLost, Logits, OutOfMemory, Pending
+from workers.engine.bisection import bisect
 from workers.engine.budget import BudgetSearch
 from workers.engine.headroom import Headroom
 from workers.engine.planner import Rows
@@ -28,7 +29,7 @@ class PairScores:
 
     ``scores`` is float32 of shape ``[n]``; it is NaN for the rows in ``errors``, which maps row to reason.
     ``tokens`` counts real tokens, ``padded_tokens`` real tokens and padding. ``batches`` counts the
-    batches with at least one of the pairs.
+    batches with at least one of the pairs. ``windows`` counts the windows of the ``cut`` passages.
     """
 
     scores: npt.NDArray[np.float32]
@@ -36,6 +37,8 @@ class PairScores:
     tokens: int = 0
     padded_tokens: int = 0
     batches: int = 0
+    windows: int = 0
+    cut: int = 0
 
     def fail(self, row: int, kind: str, reason: str) -> None:
         """Set the error of a row; `kind` is one of `metrics.ROW_ERRORS`."""
@@ -47,14 +50,20 @@ class PairScores:
 class Work:
     """The pairs of a chunk in the engine: their tokens, and their scores so far.
 
-    ``rows[i]`` is the number of the pair in row ``i`` of ``tokens``. ``left`` is how many rows are not
-    scored yet.
+    ``rows[i]`` is the number of the pair in row ``i`` of ``tokens``; a pair has a row for each window.
+    ``left`` is how many rows are not scored yet.
     """
 
     tokens: Tokens
     rows: Rows
     scored: PairScores
     left: int
+
+    @property
+    def done(self) -> int:
+        """Pairs that are scored; those of several windows count in parts."""
+        rows = len(self.rows)
+        return (rows - self.left) * (rows - self.scored.windows + self.scored.cut) // rows if rows else 0
 
 
 Part = tuple[Work, Rows]
@@ -118,9 +127,14 @@ class Engine:
 
     def queue(self, work: Work, waiting: WaitingRows[Work], *, whole: bool = False) -> None:
         """Add the rows of `work` to `waiting`, cut into batches by this engine's limits."""
-        lengths, budget = work.tokens.lengths, self.token_budget
-        by_length = self._length_aware
-        waiting.add(work, lengths, budget, max_batch=self._max_batch, length_aware=by_length, whole=whole)
+        tokens, groups = work.tokens, None
+        if tokens.shared is not None and tokens.groups is not None and self.model.backend.shares_beginnings:
+            groups = np.where(tokens.shared > 0, tokens.groups, 0)
+        lengths, by_length = tokens.lengths if groups is None else tokens.costs, self._length_aware
+        waiting.add(
+            work, lengths, self.token_budget,
+            max_batch=self._max_batch, length_aware=by_length, whole=whole, groups=groups,
+        )  # fmt: skip
 
     def prepare(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> Work:
         """Tokenize pairs ``[n]``; pairs that cannot be tokenized get an error and are done."""
@@ -134,13 +148,22 @@ class Engine:
         pieces: list[tuple[Rows, Tokens]] = []
 
         def tokenize(part: Rows) -> None:
-            texts = [queries[row] or "" for row in part], [passages[row] or "" for row in part]
-            pieces.append((part, self.model.tokenizer(*texts)))
+            asked, read = [queries[row] or "" for row in part], [passages[row] or "" for row in part]
+            counts = np.ones(len(part), np.intp)
+            if self.model.windows:
+                of, asked, read = self.model.windows.cut(asked, read)
+                counts, part = np.bincount(of), part[of]
+            tokens = self.model.tokenizer(asked, read)
+            if not tokens.lengths.all():
+                raise ValueError("the pair has no tokens")
+            pieces.append((part, tokens))
+            scored.windows += int(counts[counts > 1].sum())
+            scored.cut += int((counts > 1).sum())
 
         def broken(row: int, reason: str) -> None:
             scored.fail(row, "tokenizer", f"tokenizer: {reason}")
 
-        _bisect(np.asarray(complete, dtype=np.intp), tokenize, broken)
+        bisect(np.asarray(complete, dtype=np.intp), tokenize, broken)
         rows = np.concatenate([np.zeros(0, np.intp), *(part for part, _ in pieces)])
         return Work(Tokens.join([tokens for _, tokens in pieces]), rows, scored, len(rows))
 
@@ -175,6 +198,7 @@ class Engine:
             self._recover(flight.parts, error)
         for work, rows in flight.parts:
             work.left -= len(rows)
+            work.scored.scores[list(work.scored.errors)] = np.nan  # also where another window has a score
         return [work for work, _ in flight.parts if not work.left]
 
     def may_adapt(self, flight: Flight, seconds: float) -> bool:
@@ -232,11 +256,12 @@ class Engine:
             work.scored.fail(int(work.rows[row]), "model", f"model: {reason}")
 
         for piece in pieces:
-            _bisect(piece, again, broken)
+            bisect(piece, again, broken)
 
     def _shrink_budget(self, parts: list[Part]) -> None:
         """Lower the token budget to half of the tokens of `parts`, and stop searching a better one."""
-        needed = _longest(parts) * _rows(parts)
+        costs = [work.tokens.costs[rows].max() for work, rows in parts]
+        needed = int(max(costs)) * _rows(parts)
         self.token_budget = max(1, min(self.token_budget, needed // 2))
         self._search = None
 
@@ -248,7 +273,7 @@ class Engine:
             mine, out, places = scores[done : done + len(rows)], work.scored, work.rows[rows]
             done += len(rows)
             finite = np.isfinite(mine)
-            out.scores[places] = np.where(finite, mine, np.nan)
+            np.fmax.at(out.scores, places[finite], mine[finite])  # the best of a pair's windows
             for place in places[~finite].tolist():
                 precision = self.model.backend.precision
                 out.fail(place, "not_a_number", f"the model's output is not a number in {precision}")
@@ -270,20 +295,3 @@ def _rows(parts: list[Part]) -> int:
 
 def _longest(parts: list[Part]) -> int:
     return max(int(work.tokens.lengths[rows].max()) for work, rows in parts)
-
-
-def _bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, str], None]) -> None:
-    """`run` the rows; if that raises, bisect them and call `broken` for each single row that fails."""
-    if not len(rows):
-        return
-    try:
-        run(rows)
-    except DeviceLost:
-        raise
-    except Exception as error:
-        if len(rows) == 1:
-            broken(int(rows[0]), f"{type(error).__name__}: {' '.join(str(error).split())}")
-            return
-        middle = len(rows) // 2
-        _bisect(rows[:middle], run, broken)
-        _bisect(rows[middle:], run, broken)

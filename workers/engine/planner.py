@@ -9,7 +9,12 @@ Rows = npt.NDArray[np.intp]
 
 
 def plan_batches(
-    lengths: npt.ArrayLike, token_budget: int, *, max_batch: int | None = None, length_aware: bool = True
+    lengths: npt.ArrayLike,
+    token_budget: int,
+    *,
+    max_batch: int | None = None,
+    length_aware: bool = True,
+    groups: npt.ArrayLike | None = None,
 ) -> list[Rows]:
     """Cut rows into batches of similar length, the longest first.
 
@@ -27,6 +32,9 @@ def plan_batches(
         Rows in a batch, at most.
     length_aware
         Whether to sort by length; without it rows keep their order (to measure the gain from sorting).
+    groups
+        Rows of an equal number, shape ``[n]``, stay together, sorted by length: their batches share a
+        beginning. Rows of number 0 share nothing.
 
     Returns
     -------
@@ -37,20 +45,23 @@ def plan_batches(
     [[1, 3], [2, 0]]
     """
     tokens = np.asarray(lengths, dtype=np.int64)
-    order = np.argsort(-tokens, kind="stable") if length_aware else np.arange(len(tokens))
+    order = np.arange(len(tokens))
+    if length_aware:
+        order = np.lexsort([-tokens, np.zeros_like(tokens) if groups is None else np.asarray(groups)])
     batches = []
     start = 0
     while start < len(order):
-        rows = _rows_that_fit(tokens[order[start : start + token_budget]], token_budget, length_aware)
+        following = tokens[order[start : start + token_budget]]
+        rows = _rows_that_fit(following, token_budget, length_aware and groups is None)
         rows = min(rows, max_batch or rows)
         batches.append(order[start : start + rows])
         start += rows
     return batches
 
 
-def _rows_that_fit(tokens: npt.NDArray[np.int64], token_budget: int, length_aware: bool) -> int:
+def _rows_that_fit(tokens: npt.NDArray[np.int64], token_budget: int, sorted_: bool) -> int:
     """How many of the first rows fit into the budget; at least one."""
-    if length_aware:  # the first is the longest
+    if sorted_:  # the first is the longest
         return max(token_budget // max(int(tokens[0]), 1), 1)
     padded = np.maximum.accumulate(np.maximum(tokens, 1)) * np.arange(1, len(tokens) + 1)
     return max(int(np.searchsorted(padded, token_budget, side="right")), 1)

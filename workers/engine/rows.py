@@ -15,11 +15,10 @@ from workers.engine.planner import Rows, plan_batches
 
 Work = TypeVar("Work")
 
-_Lengths = npt.NDArray[np.int64]
 _Batch = npt.NDArray[np.int64]
-"""Shape ``[3, rows]``; for each row the number of its work, its index in that work, its length in tokens."""
+"""Shape ``[4, rows]``; for each row the number of its work, its index in that work, its tokens, its group."""
 
-_NUMBER, _LENGTH = 0, 2
+_NUMBER, _LENGTH, _GROUP = 0, 2, 3
 
 _CUT_AHEAD = 6
 """Batches that are cut in advance of works that wait whole; rows of similar length share them."""
@@ -41,7 +40,7 @@ class WaitingRows(Generic[Work]):
     def __init__(self) -> None:
         self._ahead = sys.maxsize
         self._behind: deque[_Batch] = deque()
-        self._cut: Callable[[_Lengths], list[Rows]] = lambda lengths: []
+        self._cut: Callable[..., list[Rows]] = plan_batches
         self._works: dict[int, Work] = {}
         self._size: dict[int, int] = {}
         self._left: dict[int, int] = {}
@@ -62,11 +61,13 @@ class WaitingRows(Generic[Work]):
         max_batch: int | None = None,
         length_aware: bool = True,
         whole: bool = False,
+        groups: npt.ArrayLike | None = None,
     ) -> None:
         """Add the rows of `work`, with their lengths in tokens; the limits are for all waiting rows.
 
         With `whole`, the works that wait behind the next batches are cut only when it is their turn: then
         the oldest is finished first, and the others can be given away (`whole`), but more is padded.
+        `groups` as in `plan_batches`.
         """
         count = np.size(lengths)
         if not count:
@@ -77,13 +78,14 @@ class WaitingRows(Generic[Work]):
         self._cut = partial(
             plan_batches, token_budget=token_budget, max_batch=max_batch, length_aware=length_aware
         )
-        rows = [np.full(count, number), np.arange(count), np.asarray(lengths, dtype=np.int64)]
+        group = np.zeros(count, np.int64) if groups is None else np.asarray(groups, dtype=np.int64)
+        rows = [np.full(count, number), np.arange(count), np.asarray(lengths, dtype=np.int64), group]
         self._behind.append(np.stack(rows))
         self._cut_next()
 
     def take(self) -> list[tuple[Work, Rows]]:
         """Take the next batch, as the rows of each work in it; there must be one."""
-        numbers, rows, _ = self._batches.popleft()
+        numbers, rows, *_ = self._batches.popleft()
         parts = []
         for number in np.unique(numbers).tolist():
             mine = rows[numbers == number]
@@ -98,7 +100,8 @@ class WaitingRows(Generic[Work]):
         """Cut the oldest works that wait whole together with the next batches, if these are few."""
         while self._behind and len(self._batches) < self._ahead:
             waiting = np.concatenate([*self._batches, self._behind.popleft()], axis=1)
-            batches = [waiting[:, batch] for batch in self._cut(waiting[_LENGTH])]
+            groups = waiting[_GROUP] if waiting[_GROUP].any() else None
+            batches = [waiting[:, batch] for batch in self._cut(waiting[_LENGTH], groups=groups)]
             self._batches = deque(sorted(batches, key=lambda batch: int(batch[_NUMBER].min())))
 
     def whole(self) -> list[Work]:

@@ -1,73 +1,89 @@
-"""The function from logit to score, chosen as `sentence_transformers.CrossEncoder` does.
-
-sentence-transformers 5.4 and later save it in a separate file, which takes precedence over an older entry
-in config.json.
-"""
+"""The function from logits to score, chosen as `sentence_transformers.CrossEncoder` does."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from jobs.errors import SpecError
-from workers.backends.base import Logits, ModelFiles
-from workers.backends.model_file import model_file
+from workers.backends.base import Logits
 
 Activation = Callable[[Logits], Logits]
 
 _IDENTITY, _SIGMOID = "torch.nn.Identity", "torch.nn.Sigmoid"
 
 
-def saved_activation(files: ModelFiles) -> str:
-    """Dotted path of the function that a model was saved with; the sigmoid if it has none.
-
-    Raises
-    ------
-    SpecError
-        The model is not a plain sequence classifier: it has additional modules, or a default prompt.
-    """
-    modules = _read(files, "modules.json", list)
-    if modules is not None:  # without it, sentence-transformers does not read the other file either
-        about = _read(files, "config_sentence_transformers.json", dict) or {}
-        if about.get("model_type") == "CrossEncoder":
-            _check_plain(files, modules, about)
-            if about.get("activation_fn") is not None:
-                return str(about["activation_fn"])
-    entry = getattr(files.config, "sentence_transformers", None) or {}
-    older = getattr(files.config, "sbert_ce_default_activation_function", None)
-    return str(entry.get("activation_fn", older) or _SIGMOID)
-
-
-def activation(asked: str, saved: str, model: str) -> Activation:
-    """The function to apply to logits of shape ``[rows]``.
+def activation(asked: str, saved: str | None, model: str, outputs: int = 1) -> Activation:
+    """The function to apply to logits of shape ``[rows]``, or of several outputs ``[rows, outputs]``.
 
     Parameters
     ----------
     asked
         The activation of the `ScoreSpec`.
     saved
-        From `saved_activation`.
+        Dotted path of the function that the model was saved with; ``None`` means the sigmoid for one
+        output, and none for several.
+    model
+        Name of the model.
+    outputs
+        How many outputs the model has.
+
+    Raises
+    ------
+    SpecError
+        The model's own function is not in `torch.nn`, or does not map logits to scores.
+    """
+    own = saved if saved is not None else _SIGMOID if outputs == 1 else _IDENTITY
+    path = {"identity": _IDENTITY, "sigmoid": _SIGMOID}.get(asked, own)
+    name = path.rpartition(".")[2] if path.startswith("torch.nn.") else ""
+    function = _OWN.get(name) or _of_torch(name, outputs)
+    if function is None:
+        raise SpecError(
+            f"model {model} names activation {path}, which torch.nn does not have; set --activation"
+        )
+    if asked != "softmax":
+        return function
+    if outputs == 1:
+        raise SpecError(f"activation softmax is for several outputs, and model {model} has one")
+    return lambda logits: _softmax(function(logits))
+
+
+def choose_output(label: str | None, labels: Sequence[str], model: str) -> int | None:
+    """Which of a model's outputs is the score; ``None`` if there is only one.
+
+    Parameters
+    ----------
+    label
+        Name or number of an output, as asked for.
+    labels
+        Names of the outputs, in order.
     model
         Name of the model.
 
     Raises
     ------
     SpecError
-        The model's own function is not in `torch.nn`, or does not map a logit to a score.
+        The model has no such output, or has several and none was asked for.
     """
-    path = {"identity": _IDENTITY, "sigmoid": _SIGMOID}.get(asked, saved)
-    name = path.rpartition(".")[2] if path.startswith("torch.nn.") else ""
-    if name in _OWN:
-        return _OWN[name]
-    function = _of_torch(name)
-    if function is None:
+    names = ", ".join(f"{number}: {name}" for number, name in enumerate(labels[:_SHOWN]))
+    names += ", and more" if len(labels) > _SHOWN else ""
+    if label is None and len(labels) > 1:
         raise SpecError(
-            f"model {model} names activation {path}, which torch.nn does not have; set --activation"
+            f"model {model} has {len(labels)} outputs; name the one to score by with --label ({names})"
         )
-    return function
+    if label is None:
+        return None
+    numbers = [number for number, name in enumerate(labels) if name == label]
+    numbers = numbers or [number for number, name in enumerate(labels) if name.lower() == label.lower()]
+    if len(numbers) != 1 and label.isdecimal() and int(label) < len(labels):
+        numbers = [int(label)]
+    if len(numbers) != 1:
+        raise SpecError(f"model {model} has no output {label!r}; it has {names}")
+    return numbers[0] if len(labels) > 1 else None
+
+
+_SHOWN = 20
 
 
 def _sigmoid(logits: Logits) -> Logits:
@@ -75,11 +91,17 @@ def _sigmoid(logits: Logits) -> Logits:
     return scores
 
 
+def _softmax(logits: Logits) -> Logits:
+    powers = np.exp(logits - logits.max(axis=-1, keepdims=True))
+    shares: Logits = powers / powers.sum(axis=-1, keepdims=True)
+    return shares
+
+
 _OWN: dict[str, Activation] = {"Identity": lambda logits: logits, "Sigmoid": _sigmoid}
 """Functions without PyTorch; most models use one of them."""
 
 
-def _of_torch(name: str) -> Activation | None:
+def _of_torch(name: str, outputs: int) -> Activation | None:
     """A class of `torch.nn` as a function; ``None`` if it is not an activation."""
     import torch  # takes a second, so only if it is needed
 
@@ -88,38 +110,13 @@ def _of_torch(name: str) -> Activation | None:
         return None
 
     def apply(logits: Logits) -> Logits:
-        scores: Logits = module(torch.from_numpy(logits)[:, None])[:, 0].numpy()  # shape as in `CrossEncoder`
+        whole = torch.from_numpy(logits.reshape(len(logits), -1))  # shape as in `CrossEncoder`
+        scores: Logits = module(whole).numpy().reshape(logits.shape)
         return scores
 
     try:
         module = kind().eval()
-        sample = apply(np.zeros(3, np.float32))
+        apply(np.zeros((3, outputs), np.float32))
     except Exception:  # the class needs arguments, or other input than logits
         return None
-    return apply if sample.shape == (3,) else None
-
-
-def _check_plain(files: ModelFiles, modules: list[Any], about: dict[str, Any]) -> None:
-    kinds = [str(each["type"]).rpartition(".")[2] for each in modules]
-    if kinds != ["Transformer"] or modules[0]["path"]:
-        raise SpecError(
-            f"model {files.source} has modules that only sentence-transformers runs ({', '.join(kinds)}): "
-            "use a model that is one sequence classifier, in the top folder"
-        )
-    prompt = about.get("default_prompt_name")
-    if prompt and about.get("prompts", {}).get(prompt):
-        raise SpecError(
-            f"model {files.source} has a default prompt ({prompt}), which rankmill does not add to texts: "
-            "put it into the texts and remove default_prompt_name from config_sentence_transformers.json"
-        )
-
-
-def _read(files: ModelFiles, name: str, kind: type[Any]) -> Any:
-    """The content of a JSON file of the model, a list or a dict; ``None`` if there is no such file."""
-    file = model_file(files.source, files.revision, name)
-    if file is None:
-        return None
-    found = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(found, kind):
-        raise SpecError(f"model {files.source}: {name} is not a JSON {kind.__name__}")
-    return found
+    return apply

@@ -1,4 +1,4 @@
-"""A model's config, tokenizer and activation, cached on disk for workers without transformers.
+"""A model's config, tokenizer and layout, cached on disk for workers without transformers.
 
 Importing torch and transformers takes most of a worker's start. A worker that runs a cached graph
 needs neither of them.
@@ -21,12 +21,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from tokenizers import Encoding, Tokenizer
 
-from workers.backends.base import ModelFiles
+from workers.backends.families import TRACEABLE
 from workers.backends.model_file import model_file
 from workers.disk_cache import build_once
-from workers.models.activation import saved_activation
+from workers.models.layout import Layout, read_layout
 
-_VERSION = 1
+_VERSION = 2
 """Version of the cached files; to be changed with their content."""
 
 _FACTS, _TOKENIZER = "facts.json", "tokenizer.json"
@@ -45,6 +45,8 @@ class KnownConfig(BaseModel):
     hidden_dim: int | None
     max_position_embeddings: int | None
     pad_token_id: int | None
+    num_labels: int
+    id2label: dict[int, str]
 
     @classmethod
     def of(cls, config: Any) -> KnownConfig:
@@ -67,17 +69,37 @@ class _Facts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     config: KnownConfig
-    activation: str
+    layout: Layout
     tokenizer: TokenizerFacts
 
 
 @dataclass(frozen=True)
 class Description:
-    """A model's config, tokenizer and the dotted path of its activation function."""
+    """A model's config, its tokenizer, and how it is applied.
+
+    ``is_language_model``: its tokens see only what is before them, so it reads a prompt.
+    """
 
     config: Any
     tokenizer: Any
-    activation: str
+    layout: Layout
+    is_language_model: bool = False
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the model's outputs, in order."""
+        if self.layout.task == "classifier":
+            names = getattr(self.config, "id2label", None) or {}
+            return tuple(str(names.get(number, number)) for number in range(self.config.num_labels))
+        last = [
+            step.config for step in self.layout.steps if step.config.get("module_output_name") == "scores"
+        ]
+        return tuple(map(str, range(int(last[-1]["out_features"]) if last else 1)))
+
+    @property
+    def plain(self) -> bool:
+        """Whether the model is a sequence classifier of transformers with one output."""
+        return self.layout.task == "classifier" and self.config.num_labels == 1
 
 
 class PlainTokenizer:
@@ -153,7 +175,10 @@ def describe(source: str | Path, revision: str | None, cache: Path) -> Descripti
         except Exception as error:  # the tokenizers library raises plain `Exception`
             logger.warning("%s is damaged and will be made again: %s", folder, error)
             shutil.rmtree(folder, ignore_errors=True)
-    found = _read(source, revision, cache)
+    found = _read(source, revision)
+    chat = found.layout.chat is not False and getattr(found.tokenizer, "chat_template", None)
+    if found.config.model_type not in TRACEABLE or not found.plain or chat:
+        return found  # what runs it imports transformers anyway
     try:
         text = _plain(found.tokenizer, source, revision)
         if text is not None:
@@ -163,16 +188,16 @@ def describe(source: str | Path, revision: str | None, cache: Path) -> Descripti
     return found
 
 
-def _read(source: str | Path, revision: str | None, cache: Path) -> Description:
+def _read(source: str | Path, revision: str | None) -> Description:
     """Read the description with transformers, whose import takes seconds."""
     from transformers import AutoTokenizer
 
-    from workers.backends.classifier import load_config
+    from workers.backends.classifier import is_language_model, load_config
 
     config = load_config(source, revision)
-    saved = saved_activation(ModelFiles(source, revision, config, cache))
+    layout = read_layout(source, revision, config)
     tokenizer = AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
-    return Description(config, tokenizer, saved)
+    return Description(config, tokenizer, layout, layout.task == "causal" or is_language_model(config))
 
 
 def _name(source: str | Path, revision: str | None) -> str:
@@ -190,7 +215,7 @@ def _name(source: str | Path, revision: str | None) -> str:
 def _load(folder: Path) -> Description:
     facts = _Facts.model_validate_json((folder / _FACTS).read_text(encoding="utf-8"))
     tokenizer = PlainTokenizer((folder / _TOKENIZER).read_text(encoding="utf-8"), facts.tokenizer)
-    return Description(facts.config, tokenizer, facts.activation)
+    return Description(facts.config, tokenizer, facts.layout)
 
 
 def _save(facts: _Facts, text: str, folder: Path) -> None:
@@ -200,7 +225,7 @@ def _save(facts: _Facts, text: str, folder: Path) -> None:
 
 def _facts(found: Description) -> _Facts:
     config = KnownConfig.of(found.config)
-    return _Facts(config=config, activation=found.activation, tokenizer=_tokenizer_facts(found.tokenizer))
+    return _Facts(config=config, layout=found.layout, tokenizer=_tokenizer_facts(found.tokenizer))
 
 
 def _tokenizer_facts(tokenizer: Any) -> TokenizerFacts:

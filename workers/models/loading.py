@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,10 +19,12 @@ from workers.backends.families import first_position
 from workers.backends.model_file import commit_of
 from workers.backends.registry import BACKENDS, Choice, choose_backend
 from workers.disk_cache import cache_folder
-from workers.models.activation import Activation, activation
-from workers.models.description import describe
-from workers.models.tokenizer import PairTokenizer, tokenize_pairs
+from workers.models.activation import Activation, activation, choose_output
+from workers.models.description import Description, describe
+from workers.models.prompts import answers, tokenizer_for
+from workers.models.tokenizer import Tokenize, tokenize_pairs
 from workers.models.tokens import pad
+from workers.models.windows import Windows
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo-model"
 
@@ -38,40 +39,43 @@ class Model:
     """
 
     name: str
-    tokenizer: PairTokenizer
+    tokenizer: Tokenize
     backend: Backend
     activation: Activation
     revision: str | None
     int8_gain: float | None = None
+    windows: Windows | None = None
+    """Cuts passages that are too long; ``None`` if they are truncated."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """Tokenizer and weights of a model; specs with any length and activation can share them."""
+    """Tokenizer and weights of a model; specs with any length, activation and instruction can share them."""
 
-    config: Any
-    tokenizer: Any
+    about: Description
     backend: Backend
-    activation: str
     revision: str | None
     int8_gain: float | None = None
 
     def model(self, spec: ScoreSpec) -> Model:
-        """The model with the length and activation of `spec`.
+        """The model with the length, activation, prompt and output of `spec`.
 
         Raises
         ------
         SpecError
-            The model does not support the length or the activation.
+            The model does not support one of them.
         """
-        with _one_line(spec):
+        about = self.about
+        with one_line(spec):
+            tokenizer = tokenizer_for(spec, about, find_max_length(spec, about))
             return Model(
                 name=spec.model,
-                tokenizer=PairTokenizer(self.tokenizer, _max_length(spec, self.config, self.tokenizer)),
+                tokenizer=tokenizer,
                 backend=self.backend,
-                activation=activation(spec.activation, self.activation, spec.model),
+                activation=_scores(spec, about),
                 revision=self.revision,
                 int8_gain=self.int8_gain,
+                windows=_windows(spec, about, tokenizer),
             )
 
 
@@ -104,25 +108,45 @@ def load(spec: ScoreSpec, device: str, backend: str, cache_dir: str) -> Loaded:
     """
     started = time.monotonic()
     source = locate(spec.model)
-    with _one_line(spec):
+    with one_line(spec):
         revision = commit_of(source, spec.revision)
         cache = cache_folder(cache_dir)
         about = describe(source, revision, cache)
-        files = ModelFiles(source, revision, about.config, cache)
-        choice = choose_backend(backend, spec.precision, about.config, device, cache)
+        _scores(spec, about)  # what the spec lacks is said before the weights are read
+        tokenizer_for(spec, about, find_max_length(spec, about))
+        asked = answers(spec, about) if about.layout.task == "causal" else None
+        files = ModelFiles(source, revision, about.config, cache, about.layout, asked)
+        choice = choose_backend(backend, spec.precision, about.config, device, cache, plain=about.plain)
         runner = _load_backend(choice, files, device)
-        _score_a_pair(about.tokenizer, runner)
+        _score_a_pair(about, runner)
     seconds = time.monotonic() - started
     logger.info("loaded %s in %.1f s: %s, %s, %s", spec.model, seconds, runner.name, device, runner.precision)
-    return Loaded(about.config, about.tokenizer, runner, about.activation, revision, choice.int8_gain)
+    return Loaded(about, runner, revision, choice.int8_gain)
 
 
-def _score_a_pair(tokenizer: Any, backend: Backend) -> None:
+def _scores(spec: ScoreSpec, about: Description) -> Activation:
+    """The function from logits to scores of shape ``[rows]``."""
+    chosen = choose_output(spec.label, about.labels, spec.model)
+    function = activation(spec.activation, about.layout.activation, spec.model, len(about.labels))
+    return function if chosen is None else lambda logits: np.ascontiguousarray(function(logits)[:, chosen])
+
+
+def _windows(spec: ScoreSpec, about: Description, tokenizer: Tokenize) -> Windows | None:
+    if spec.long == "truncate":
+        return None
+    return Windows(about.tokenizer, tokenizer, spec.long_stride)
+
+
+def _score_a_pair(about: Description, backend: Backend) -> None:
     """Score one pair, so that a broken tokenizer or graph fails here and not for each row."""
+    tokenizer, outputs = about.tokenizer, len(about.labels)
     tokens = tokenize_pairs(tokenizer, ["a"], ["b"], max_length=16)
     logits = backend.submit(pad([(tokens, np.zeros(1, np.intp))], tokenizer.pad_token_id or 0)).result()
-    if logits.shape != (1,):
-        raise ValueError(f"its output for one pair has shape {list(logits.shape)} instead of [1]")
+    expected = (1,) if outputs == 1 else (1, outputs)
+    if logits.shape != expected:
+        raise ValueError(
+            f"its output for one pair has shape {list(logits.shape)} instead of {list(expected)}"
+        )
 
 
 def _load_backend(choice: Choice, files: ModelFiles, device: str) -> Backend:
@@ -167,7 +191,7 @@ def _is_path(name: str) -> bool:
 
 
 @contextmanager
-def _one_line(spec: ScoreSpec) -> Iterator[None]:
+def one_line(spec: ScoreSpec) -> Iterator[None]:
     """Turn every error of a model into one `SpecError`, as every chunk would meet it.
 
     Errors of memory and device pass: another worker may load the same model.
@@ -200,12 +224,13 @@ _LONGEST = 300
 """Characters of an error that are shown, at most."""
 
 
-def _max_length(spec: ScoreSpec, config: Any, tokenizer: Any) -> int:
+def find_max_length(spec: ScoreSpec, about: Description) -> int:
     """The limit that sentence-transformers applies, and at most the model's number of positions."""
+    config, tokenizer = about.config, about.tokenizer
     positions = getattr(config, "max_position_embeddings", None) or tokenizer.model_max_length
     positions -= first_position(config)
     if spec.max_length is None:
-        return int(min(tokenizer.model_max_length, positions))
+        return int(min(about.layout.max_length or tokenizer.model_max_length, positions))
     if spec.max_length > positions:
         raise SpecError(
             f"max_length {spec.max_length} is more than the {positions} positions of model {spec.model}"

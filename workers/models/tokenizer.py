@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain, product
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from workers.models.tokens import Ids, Tokens, spans
+
+
+class Tokenize(Protocol):
+    """Tokenizes pairs of texts ``[n]``; ``pad_id`` is the token that fills a batch up."""
+
+    max_length: int
+    pad_id: int
+
+    def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:
+        """Tokenize pairs ``[n]`` in one call."""
+        ...
 
 
 class PairTokenizer:
@@ -98,7 +109,7 @@ class Joiner:
         order = [texts[at] for at in keep]
         ids, types = (sample.get(name) for name in ("input_ids", "token_type_ids"))
         return cls(
-            _single_texts(tokenizer),
+            single_texts(tokenizer),
             np.array(ids[0])[keep],
             None if types is None else np.array(types[0])[keep],
             [order.index(0), order.index(1)],
@@ -153,7 +164,7 @@ def longest_first(lengths: Ids, room: int) -> Ids:
     return np.where(swap, [longer, shorter], [shorter, longer])
 
 
-def _single_texts(tokenizer: Any) -> Tokenizer:
+def single_texts(tokenizer: Any) -> Tokenizer:
     """The Rust tokenizer of `tokenizer`, without its truncation and template.
 
     It shares the parts of the original. A copy would go through JSON, where the scores of a Unigram model

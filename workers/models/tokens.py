@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import cast
 
 import numpy as np
@@ -14,26 +15,37 @@ from workers.engine.planner import Rows
 
 Ids = npt.NDArray[np.int64]
 
+_MEMORY_SHARE = 4
+"""A token of a shared beginning counts as one of this many computed ones: it takes memory, not time."""
+
 
 @dataclass(frozen=True)
 class Batch:
     """Padded model input: ``ids``, ``types`` and ``mask`` of shape ``[rows, longest]``.
 
-    ``types`` (segment ids) is ``None`` for models without types.
+    ``types`` (segment ids) is ``None`` for models without types. Rows of equal ``groups`` ``[rows]`` may
+    begin alike; ``None`` if nothing is known of that.
     """
 
     ids: Ids
     types: Ids | None
     mask: Ids
+    groups: Ids | None = None
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Token ids of `n` pairs, end to end; row ``i`` is ``ids[offsets[i]:offsets[i + 1]]``."""
+    """Token ids of `n` pairs, end to end; row ``i`` is ``ids[offsets[i]:offsets[i + 1]]``.
+
+    Where rows begin alike, ``groups`` ``[n]`` is equal for them, and ``shared`` ``[n]`` is how many tokens
+    that are; 0 for a row that shares nothing.
+    """
 
     ids: Ids
     types: Ids | None
     offsets: Ids
+    groups: Ids | None = None
+    shared: Ids | None = None
 
     @classmethod
     def join(cls, pieces: Sequence[Tokens]) -> Tokens:
@@ -47,6 +59,8 @@ class Tokens:
             ids=np.concatenate([none, *(piece.ids for piece in pieces)]),
             types=np.concatenate(types) if types else None,
             offsets=np.concatenate([none, [0], np.cumsum(lengths)]),
+            groups=_together([piece.groups for piece in pieces]),
+            shared=_together([piece.shared for piece in pieces]),
         )
 
     @cached_property
@@ -54,9 +68,48 @@ class Tokens:
         """Tokens in each row, shape ``[n]``."""
         return np.diff(self.offsets)
 
+    @cached_property
+    def costs(self) -> Ids:
+        """Tokens that each row adds to a batch in which rows that begin alike are together, shape ``[n]``.
+
+        A beginning is computed once for all; its keys and values still take memory in every row.
+        """
+        if self.shared is None:
+            return self.lengths
+        costs: Ids = np.maximum(self.lengths - self.shared, -(-self.lengths // _MEMORY_SHARE))
+        return costs
+
     def places(self, rows: Rows) -> Ids:
         """Indices into ``ids`` of the tokens of the given rows, row after row."""
         return spans(self.offsets[rows], self.lengths[rows])
+
+
+def joined(rows: Sequence[list[int]], beginnings: Sequence[str]) -> Tokens:
+    """Rows of token ids as `Tokens` without types; rows of equal `beginnings` begin alike."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    ids = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
+    groups = np.fromiter(map(hash, beginnings), np.int64, len(rows))
+    shared = np.zeros_like(lengths)
+    together: dict[str, list[int]] = {}
+    for row, beginning in enumerate(beginnings):
+        together.setdefault(beginning, []).append(row)
+    for members in together.values():
+        if len(members) > 1:
+            shared[members] = _alike([rows[row] for row in members])
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    return Tokens(ids, None, offsets, groups, shared)
+
+
+def _alike(rows: Sequence[list[int]]) -> int:
+    """How many tokens rows begin with in common; the last of each does not count."""
+    low, high = min(rows), max(rows)  # in the order of lists these two differ first
+    most = min(map(len, rows)) - 1
+    return next((place for place in range(most) if low[place] != high[place]), max(most, 0))
+
+
+def _together(parts: Sequence[Ids | None]) -> Ids | None:
+    found = [part for part in parts if part is not None]
+    return np.concatenate(found) if found and len(found) == len(parts) else None
 
 
 def spans(starts: Ids, lengths: Ids) -> Ids:
@@ -76,4 +129,5 @@ def pad(parts: Sequence[tuple[Tokens, Rows]], pad_id: int) -> Batch:
     if all(tokens.types is not None for tokens, _ in found):
         types = np.zeros(mask.shape, dtype=np.int64)
         types[mask] = np.concatenate([cast("Ids", tokens.types)[places] for tokens, places in found])
-    return Batch(ids, types, mask.astype(np.int64))
+    groups = _together([None if tokens.groups is None else tokens.groups[rows] for tokens, rows in parts])
+    return Batch(ids, types, mask.astype(np.int64), groups)

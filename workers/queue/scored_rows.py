@@ -69,7 +69,7 @@ class ScoredRowsBeat:
         counts: dict[str, dict[int, int]] = {}
         for claim in list(self._claims.held.values()):
             if claim.run and claim.work:
-                rows = len(claim.work.rows) - claim.work.left
+                rows = claim.work.done
                 if rows:
                     counts.setdefault(claim.run.id, {})[claim.chunk] = rows
         return counts

@@ -33,6 +33,7 @@ class OpenVinoBackend:
     """
 
     name = "openvino"
+    shares_beginnings = False
     device = "cpu"
 
     def __init__(self, graph: Any, precision: str, rest: str = "fp32") -> None:

@@ -11,7 +11,7 @@ from workers.backends.layer import LayerShape
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
     from workers.backends.torch.backend import TorchBackend
 
-    return TorchBackend(files.classifier(), device, precision)
+    return TorchBackend(files.network(), device, precision)
 
 
 def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 
 from workers.backends.base import DeviceLost, Logits, OutOfMemory
-from workers.backends.first_token import read_first_token_only
 from workers.backends.head import cast_all_but_head
+from workers.backends.networks.beginnings import find_beginnings
 from workers.device import empty_cache
 from workers.models.tokens import Batch
 
@@ -20,12 +20,12 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class TorchBackend:
-    """A `transformers` sequence classifier with one output.
+    """A network in PyTorch.
 
     Parameters
     ----------
-    classifier
-        From `load_classifier`.
+    network
+        From `workers.backends.networks.network.load_network`.
     device
         ``cpu``, ``cuda`` or ``mps``: PyTorch's name of the device.
     precision
@@ -34,23 +34,28 @@ class TorchBackend:
 
     name = "torch"
 
-    def __init__(self, classifier: Any, device: str, precision: str) -> None:
+    def __init__(self, network: Any, device: str, precision: str) -> None:
         self.device = device
         self.precision = precision
         self.depth = 2 if device == "cuda" else 1
-        read_first_token_only(classifier)
-        cast_all_but_head(classifier, DTYPES[precision])
+        cast_all_but_head(network, DTYPES[precision], network.heads())
         with _device_errors(device):
-            self._model = classifier.to(device)
-        self.bytes = sum(tensor.nbytes for tensor in classifier.state_dict().values())
+            self._network = network.to(device)
+        self.shares_beginnings: bool = network.shares_beginnings
+        self.bytes = sum(tensor.nbytes for tensor in network.state_dict().values())
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> TorchForward:
         """Begin a forward, on CUDA without waiting for the device; raises `OutOfMemory`."""
-        inputs = {"input_ids": batch.ids, "token_type_ids": batch.types, "attention_mask": batch.mask}
+        found = find_beginnings(batch, self._network.skipped) if self.shares_beginnings else None
         with _device_errors(self.device):
-            tensors = {name: self._put(array) for name, array in inputs.items() if array is not None}
-            logits: torch.Tensor = self._model(**tensors).logits[:, 0]
+            if found is None:
+                types = None if batch.types is None else self._put(batch.types)
+                logits = self._network(self._put(batch.ids), self._put(batch.mask), types)
+            else:
+                arrays = found.ids, found.mask, found.of, found.rest, found.rest_mask, found.places
+                logits = self._network.continued(*map(self._put, arrays))
+            logits = logits[:, 0] if logits.shape[1] == 1 else logits
             return TorchForward(logits.to("cpu", non_blocking=True), self._mark())
 
     def _put(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
@@ -77,7 +82,7 @@ class TorchForward:
         self._ready = ready
 
     def result(self) -> Logits:
-        """Logits of shape ``[rows]``, in float32; raises `OutOfMemory`."""
+        """Logits of shape ``[rows]`` or ``[rows, outputs]``, in float32; raises `OutOfMemory`."""
         if self._ready is not None:
             with _device_errors("cuda"):
                 self._ready.synchronize()

@@ -1,0 +1,218 @@
+"""The modules that sentence-transformers runs after a transformer: pooling, dense layers and norms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from jobs.errors import SpecError
+from workers.backends.model_file import model_file
+from workers.models.layout import Step
+
+_LEGACY = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Older names of the poolings, in the order in which several are joined."""
+
+States = dict[str, torch.Tensor]
+"""What modules hand on to each other, by name."""
+
+
+class Chain(nn.Module):
+    """Hidden states ``[rows, tokens, width]`` and their mask to logits ``[rows, outputs]``."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList(modules)
+
+    @property
+    def reads_first_token(self) -> bool:
+        """Whether all poolings take the first token alone."""
+        return all(step.modes == ("cls",) for step in self.steps if isinstance(step, Pooling)) and isinstance(
+            self.steps[0], Pooling
+        )
+
+    def heads(self) -> list[str]:
+        """Name of the linear layer that makes the score."""
+        return [
+            f"steps.{number}.linear"
+            for number, step in enumerate(self.steps)
+            if isinstance(step, Dense) and step.into == "scores"
+        ]
+
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        states = {"token_embeddings": hidden, "mask": mask}
+        for step in self.steps:
+            step(states)
+        return states["scores"]
+
+
+class Pooling(nn.Module):
+    """One vector for each row, ``[rows, width of all modes]``."""
+
+    def __init__(self, modes: Sequence[str]) -> None:
+        super().__init__()
+        self.modes = tuple(modes)
+
+    def forward(self, states: States) -> None:
+        hidden, mask = states["token_embeddings"], states["mask"]
+        pooled = [_POOLINGS[mode](hidden, mask) for mode in self.modes]
+        states["sentence_embedding"] = torch.cat(pooled, dim=-1)
+
+
+def _mean(hidden: torch.Tensor, mask: torch.Tensor, power: float = 1.0) -> torch.Tensor:
+    total = (hidden * mask[:, :, None]).sum(dim=1, dtype=torch.float32)
+    return (total / mask.sum(dim=1, keepdim=True).float() ** power).to(hidden.dtype)
+
+
+def _weighted(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    weights = (mask * torch.arange(1, mask.shape[1] + 1, device=mask.device))[:, :, None].float()
+    return ((hidden * weights).sum(dim=1) / weights.sum(dim=1)).to(hidden.dtype)
+
+
+def _last(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    places = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(dim=1)
+    return hidden[torch.arange(len(hidden)), places]
+
+
+_POOLINGS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "cls": lambda hidden, mask: hidden[:, 0],
+    "max": lambda hidden, mask: hidden.masked_fill(mask[:, :, None] == 0, -torch.inf).max(dim=1).values,
+    "mean": _mean,
+    "mean_sqrt_len_tokens": lambda hidden, mask: _mean(hidden, mask, 0.5),
+    "weightedmean": _weighted,
+    "lasttoken": _last,
+}
+
+
+class Dense(nn.Module):
+    """A linear layer with an activation function, and the way around it if ``use_residual``."""
+
+    def __init__(self, config: dict[str, Any], activation: nn.Module) -> None:
+        super().__init__()
+        width, out = int(config["in_features"]), int(config["out_features"])
+        self.linear = nn.Linear(width, out, bias=bool(config.get("bias", True)))
+        self.activation = activation
+        self.around = bool(config.get("use_residual", False))
+        if self.around and width != out:
+            self.residual = nn.Linear(width, out, bias=False)
+        self.read = str(config.get("module_input_name") or "sentence_embedding")
+        self.into = str(config.get("module_output_name") or self.read)
+
+    def forward(self, states: States) -> None:
+        found = states[self.read]
+        out = self.activation(self.linear(found))
+        if self.around:
+            out = out + (self.residual(found) if hasattr(self, "residual") else found)
+        states[self.into] = out
+
+
+class LayerNorm(nn.Module):
+    """Normalizes the pooled vector."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, states: States) -> None:
+        states["sentence_embedding"] = self.norm(states["sentence_embedding"])
+
+
+class Normalize(nn.Module):
+    """Gives vectors the length 1."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.read = str(config.get("module_input_name") or "sentence_embedding")
+        self.into = str(config.get("module_output_name") or self.read)
+
+    def forward(self, states: States) -> None:
+        states[self.into] = nn.functional.normalize(states[self.read], p=2, dim=-1)
+
+
+def load_chain(source: str | Path, revision: str | None, steps: Sequence[Step], width: int) -> Chain:
+    """The modules after a transformer, with their weights.
+
+    Raises
+    ------
+    SpecError
+        A module has other weights or settings than are known here, or the last one makes no score.
+    """
+    modules = []
+    for step in steps:
+        module = _module(source, step)
+        if any(True for _ in module.parameters()):
+            _fill(module, source, revision, step)
+        modules.append(module)
+    chain = Chain(modules)
+    if not chain.heads():
+        raise SpecError(
+            f"model {source} has no Dense module with module_output_name scores: it makes no score"
+        )
+    try:
+        with torch.inference_mode():
+            chain.eval()(torch.zeros(1, 2, width), torch.ones(1, 2, dtype=torch.long))
+    except (KeyError, RuntimeError) as error:
+        raise SpecError(f"the modules of model {source} do not fit each other: {_short(error)}") from error
+    return chain
+
+
+def _module(source: str | Path, step: Step) -> nn.Module:
+    config = step.config
+    match step.kind:
+        case "Pooling":
+            return Pooling(_modes(source, config))
+        case "Dense":
+            return Dense(config, _function(source, config))
+        case "LayerNorm":
+            return LayerNorm(int(config["dimension"]))
+        case _:
+            return Normalize(config)
+
+
+def _modes(source: str | Path, config: dict[str, Any]) -> Sequence[str]:
+    found = config.get("pooling_mode") or [new for old, new in _LEGACY.items() if config.get(old)] or "mean"
+    modes = [found] if isinstance(found, str) else list(found)
+    if not set(modes) <= _POOLINGS.keys():
+        raise SpecError(f"model {source} has a pooling {modes}; rankmill knows {', '.join(_POOLINGS)}")
+    if not config.get("include_prompt", True):
+        raise SpecError(f"model {source} leaves the prompt out of its pooling, which rankmill does not do")
+    return modes
+
+
+def _function(source: str | Path, config: dict[str, Any]) -> nn.Module:
+    """The activation function of a `Dense`; as sentence-transformers, none but those of torch."""
+    path = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+    kind = getattr(nn, str(path).rpartition(".")[2], None) if str(path).startswith("torch.nn.") else None
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        raise SpecError(
+            f"model {source} names activation {path} for a Dense module, which torch.nn does not have"
+        )
+    return kind()
+
+
+def _fill(module: nn.Module, source: str | Path, revision: str | None, step: Step) -> None:
+    """Load the weights of a module; all of them, and nothing else."""
+    name = f"{step.path}/model.safetensors"
+    file = model_file(source, revision, name)
+    if file is None:
+        raise SpecError(f"model {source} has no {name}: save the model with safe_serialization=True")
+    try:
+        module.load_state_dict({key: value.float() for key, value in load_file(file).items()})
+    except RuntimeError as error:
+        raise SpecError(f"model {source}: {name} does not fit its config.json: {_short(error)}") from error
+
+
+def _short(error: Exception) -> str:
+    """An error of PyTorch in one line."""
+    return " ".join(str(error).split())[:300]
