@@ -110,9 +110,7 @@ class Client:
             ``request``: the run's chunks come before those of bulk runs, in queues and in workers. ``bulk``:
             they come after. Default: ``request`` for up to 256 pairs, ``bulk`` for more or an unknown number.
         spec
-            Values that replace the client's settings for this run: ``model``, ``revision``, ``precision``,
-            ``max_length``, ``activation``, ``instruction``, ``prompt_template``, ``label``,
-            ``long``, ``long_stride``.
+            Fields of `ScoreSpec`, such as ``model``, that replace the client's settings for this run.
 
         Raises
         ------

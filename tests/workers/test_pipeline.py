@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -164,3 +165,21 @@ def test_bulk_work_that_is_not_begun_can_be_withdrawn(tiny_model: Path) -> None:
     pipeline.close(finish=True)
     assert answers == ["first", "second"]
     assert pipeline.pending == 0
+
+
+def test_chunks_are_answered_one_after_the_other(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.engine.engine._MIXED_SECONDS", 0.0)  # the fewest batches
+    engine, backend, work = paced(tiny_model, 0.002, rows_in_batch=10)
+    pipeline = Pipeline(0.0)
+    pipeline.put(engine, work(30), lambda: None)
+    assert pipeline.wait_until_idle(5)
+    before = sum(backend.sizes)
+    answers: list[tuple[int, int]] = []
+    for number in range(30):
+        answer = partial(lambda number: answers.append((number, sum(backend.sizes) - before)), number)
+        pipeline.put(engine, work(100), answer)
+    assert pipeline.wait_until_idle(20)
+    numbers, scored = zip(*answers, strict=True)
+    assert sorted(numbers) == list(range(30))
+    assert scored[9] < 2000  # all at the end without it
+    pipeline.close(finish=True)

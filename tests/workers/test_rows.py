@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,9 +11,9 @@ from workers.engine.rows import WaitingRows
 Lengths = st.lists(st.integers(1, 60), max_size=30)
 
 
-@given(st.lists(Lengths, max_size=8), st.integers(1, 200), st.integers(0, 5))
+@given(st.lists(Lengths, max_size=8), st.integers(1, 200), st.integers(0, 5), st.sampled_from([None, 1, 4]))
 def test_every_row_is_taken_once_and_batches_keep_the_budget(
-    works: list[list[int]], budget: int, taken_between: int
+    works: list[list[int]], budget: int, taken_between: int, mixed: int | None
 ) -> None:
     waiting = WaitingRows[int]()
     seen: list[tuple[int, int]] = []
@@ -25,7 +26,7 @@ def test_every_row_is_taken_once_and_batches_keep_the_budget(
         seen.extend(rows)
 
     for number, lengths in enumerate(works):
-        waiting.add(number, lengths, budget)
+        waiting.add(number, lengths, budget, mixed_batches=mixed)
         for _ in range(min(taken_between, waiting.batches)):
             take()
     while waiting.batches:
@@ -33,11 +34,17 @@ def test_every_row_is_taken_once_and_batches_keep_the_budget(
     assert sorted(seen) == [(number, row) for number, ls in enumerate(works) for row in range(len(ls))]
 
 
-@given(st.lists(Lengths.filter(bool), min_size=1, max_size=8), st.integers(60, 200))
-def test_the_oldest_work_is_in_every_batch_until_it_is_done(works: list[list[int]], budget: int) -> None:
+@given(
+    st.lists(Lengths.filter(bool), min_size=1, max_size=8),
+    st.integers(60, 200),
+    st.sampled_from([None, 1, 4]),
+)
+def test_the_oldest_work_is_in_every_batch_until_it_is_done(
+    works: list[list[int]], budget: int, mixed: int | None
+) -> None:
     waiting = WaitingRows[int]()
     for number, lengths in enumerate(works):
-        waiting.add(number, lengths, budget)
+        waiting.add(number, lengths, budget, mixed_batches=mixed)
     left = {number: len(lengths) for number, lengths in enumerate(works)}
     while waiting.batches:
         parts = waiting.take()
@@ -71,3 +78,30 @@ def test_a_work_that_is_removed_leaves_the_others_their_rows() -> None:
             assert work == "b"
             left += len(rows)
     assert left == 10 - sum(len(rows) for work, rows in taken if work == "b")
+
+
+def test_works_are_finished_one_after_the_other() -> None:
+    """Of unfinished works, no more rows are scored than about two mixtures have; little is padded for it."""
+    rng = np.random.default_rng(0)
+    works = [np.clip(rng.lognormal(4.4, 0.45, 100), 8, 512).astype(int) for _ in range(40)]
+
+    def score(mixed_batches: int | None) -> tuple[int, float]:
+        waiting = WaitingRows[int]()
+        for number, lengths in enumerate(works):
+            waiting.add(number, lengths, 2048, mixed_batches=mixed_batches)
+        scored = [0] * len(works)
+        most = padded = 0
+        while waiting.batches:
+            parts = waiting.take()
+            padded += sum(len(rows) for _, rows in parts) * max(
+                works[work][rows].max() for work, rows in parts
+            )
+            for work, rows in parts:
+                scored[work] += len(rows)
+            most = max(most, sum(rows for rows in scored if rows < 100))
+        return most, 1 - sum(lengths.sum() for lengths in works) / padded
+
+    at_once, one_by_one = score(None), score(16)
+    assert at_once[0] > 2500
+    assert one_by_one[0] < 600
+    assert one_by_one[1] < at_once[1] + 0.06

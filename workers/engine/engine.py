@@ -17,6 +17,7 @@ from workers.backends.base import DeviceLost, Logits, OutOfMemory, Pending
 from workers.engine.bisection import bisect
 from workers.engine.budget import BudgetSearch
 from workers.engine.headroom import Headroom
+from workers.engine.mixing import Mixing
 from workers.engine.planner import Rows
 from workers.engine.rows import WaitingRows
 from workers.models.loading import Model
@@ -111,6 +112,7 @@ class Engine:
         self._headroom = headroom or Headroom()
         self._max_batch = max_batch
         self._length_aware = length_aware
+        self._mixing = Mixing()
 
     def score(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> PairScores:
         """Score pairs ``[n]``. A row that cannot be scored gets an error; the other rows get scores."""
@@ -130,10 +132,10 @@ class Engine:
         tokens, groups = work.tokens, None
         if tokens.shared is not None and tokens.groups is not None and self.model.backend.shares_beginnings:
             groups = np.where(tokens.shared > 0, tokens.groups, 0)
-        lengths, by_length = tokens.lengths if groups is None else tokens.costs, self._length_aware
+        lengths = tokens.lengths if groups is None else tokens.costs
         waiting.add(
-            work, lengths, self.token_budget,
-            max_batch=self._max_batch, length_aware=by_length, whole=whole, groups=groups,
+            work, lengths, self.token_budget, max_batch=self._max_batch, length_aware=self._length_aware,
+            mixed_batches=self._mixing.batches, whole=whole, groups=groups,
         )  # fmt: skip
 
     def prepare(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> Work:
@@ -203,6 +205,7 @@ class Engine:
 
     def may_adapt(self, flight: Flight, seconds: float) -> bool:
         """Record the time of a batch; returns whether it is time to call `adapt`."""
+        self._mixing.see(seconds)
         if self._search is None:
             return False
         tokens = sum(int(work.tokens.lengths[rows].sum()) for work, rows in flight.parts)

@@ -39,6 +39,7 @@ class WaitingRows(Generic[Work]):
 
     def __init__(self) -> None:
         self._ahead = sys.maxsize
+        self._mixed_tokens = 0
         self._behind: deque[_Batch] = deque()
         self._cut: Callable[..., list[Rows]] = plan_batches
         self._works: dict[int, Work] = {}
@@ -60,13 +61,15 @@ class WaitingRows(Generic[Work]):
         *,
         max_batch: int | None = None,
         length_aware: bool = True,
+        mixed_batches: int | None = None,
         whole: bool = False,
         groups: npt.ArrayLike | None = None,
     ) -> None:
         """Add the rows of `work`, with their lengths in tokens; the limits are for all waiting rows.
 
-        With `whole`, the works that wait behind the next batches are cut only when it is their turn: then
-        the oldest is finished first, and the others can be given away (`whole`), but more is padded.
+        With `mixed_batches`, works are cut together that make about so many batches, the oldest first, and
+        younger ones only when these are scored: then works are finished one after the other, but more is
+        padded. With `whole`, works are cut one by one, and those behind can be given away (`whole`).
         `groups` as in `plan_batches`.
         """
         count = np.size(lengths)
@@ -74,7 +77,8 @@ class WaitingRows(Generic[Work]):
             return
         number, self._next = self._next, self._next + 1
         self._works[number], self._left[number], self._size[number] = work, count, count
-        self._ahead = _CUT_AHEAD if whole else sys.maxsize
+        self._ahead = _CUT_AHEAD if whole else sys.maxsize if mixed_batches is None else 2
+        self._mixed_tokens = 0 if whole or mixed_batches is None else mixed_batches * token_budget
         self._cut = partial(
             plan_batches, token_budget=token_budget, max_batch=max_batch, length_aware=length_aware
         )
@@ -99,7 +103,12 @@ class WaitingRows(Generic[Work]):
     def _cut_next(self) -> None:
         """Cut the oldest works that wait whole together with the next batches, if these are few."""
         while self._behind and len(self._batches) < self._ahead:
-            waiting = np.concatenate([*self._batches, self._behind.popleft()], axis=1)
+            mixed = [*self._batches, self._behind.popleft()]
+            tokens = sum(int(rows[_LENGTH].sum()) for rows in mixed)
+            while self._behind and tokens < self._mixed_tokens:
+                mixed.append(self._behind.popleft())
+                tokens += int(mixed[-1][_LENGTH].sum())
+            waiting = np.concatenate(mixed, axis=1)
             groups = waiting[_GROUP] if waiting[_GROUP].any() else None
             batches = [waiting[:, batch] for batch in self._cut(waiting[_LENGTH], groups=groups)]
             self._batches = deque(sorted(batches, key=lambda batch: int(batch[_NUMBER].min())))
