@@ -119,7 +119,7 @@ def test_bf16_is_never_computed_in_fp32(openvino_backend: Any, monkeypatch: pyte
         choose_backend("openvino", "bf16", config, "cpu", CACHE)
 
 
-@pytest.mark.parametrize("family", set(OTHERS) - TRACEABLE)
+@pytest.mark.parametrize("family", sorted(set(OTHERS) - TRACEABLE))
 def test_other_families_stay_with_pytorch_and_the_log_says_why(
     family: str, openvino_backend: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
