@@ -23,8 +23,8 @@ from rankmill.cli.main import rankmill
 from tests.conftest import BIN, ENVIRON, Server, run_command
 
 FAMILY = [
-    "score", "workers", "status", "runs", "errors", "cancel", "tune", "experiment", "check-precision",
-    "quantize", "models", "exporter", "config",
+    "score", "merge", "evaluate", "mine", "workers", "status", "runs", "errors", "cancel", "tune",
+    "experiment", "check-precision", "quantize", "models", "exporter", "config",
 ]  # fmt: skip
 
 

@@ -43,9 +43,9 @@ def evaluate(
     picture: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure the ranking in SCORED, an output of score-file or a TREC run, before and after reranking.
+    """Measure a ranking before and after reranking.
 
-    A judged query that SCORED lacks counts as 0.
+    SCORED is an output of score-file or a TREC run. A judged query that it lacks counts as 0.
     """
     from producer.files.corpus.tables import read_qrels
     from rankmill.evaluation import evaluate as evaluation

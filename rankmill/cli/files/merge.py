@@ -19,9 +19,10 @@ from rankmill.cli import options
               help="File to write: .parquet, .csv, .tsv or .jsonl.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 def merge_shards(shards: tuple[Path, ...], output: Path, force: bool) -> None:
-    """Merge the outputs of score-file --shard 1/N to N/N into one, in the input's order.
+    """Merge the outputs of score-file --shard.
 
-    It checks that all shards are there, once, and were made from the same input with the same options.
+    SHARDS are the outputs of --shard 1/N to N/N; the rows of OUTPUT are in the input's order. The command
+    checks that all shards are there, once, and were made from the same input with the same options.
     """
     check_target(output, OutputFormat())
     if OutputFormat().of(output) == "trec":

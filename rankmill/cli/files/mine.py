@@ -39,10 +39,11 @@ from rankmill.mining.mine import FORMATS, Rules, mine, read_ids, training_rows
 def mine_negatives(
     scored: Path, output: Path, form: str, with_scores: bool, force: bool, **rules: Any
 ) -> None:
-    """Choose hard negatives from SCORED, as sentence-transformers' mine_hard_negatives does.
+    """Choose hard negatives from a scored run.
 
-    SCORED is a Parquet output of score-file --run RUN --queries QUERIES --corpus CORPUS --qrels QRELS
-    --with-texts. It is scored once, and can be mined with any options.
+    The rules are those of sentence-transformers' mine_hard_negatives. SCORED is a Parquet output of
+    score-file --run RUN --queries QUERIES --corpus CORPUS --qrels QRELS --with-texts. It is scored once,
+    and can be mined with any options.
     """
     target = OutputFormat()
     check_target(output, target)
