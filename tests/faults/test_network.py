@@ -23,6 +23,10 @@ from tests.harness.proxy import Proxy
 PAIRS = [(f"query {n // 10}", f"a cat and {n} moons") for n in range(3000)]
 
 
+LEASE = {"RANKMILL_HEARTBEAT_SECONDS": "1", "RANKMILL_LEASE_SECONDS": "6"}
+"""A job that is lost between queue and worker, with the connection, comes back after a lease."""
+
+
 @contextmanager
 def behind_proxy(directory: Path) -> Iterator[tuple[Server, Proxy, subprocess.Popen[bytes]]]:
     """A server, a proxy before it and a worker that talks through the proxy."""
@@ -33,7 +37,7 @@ def behind_proxy(directory: Path) -> Iterator[tuple[Server, Proxy, subprocess.Po
     ):
         direct = redis.Redis.from_url(f"unix://{valkey.unix_socket_path}")
         server = Server(f"redis://127.0.0.1:{proxy.port}", direct)
-        worker = start_worker(server, "rankmill", directory)
+        worker = start_worker(server, "rankmill", directory, environ=LEASE)
         try:
             wait_for(lambda: queue_workers(direct, "rankmill").scoring, worker)
             yield server, proxy, worker

@@ -11,6 +11,8 @@ import redis
 from rq import Queue
 
 from jobs import keys
+from jobs.errors import RedisUnavailable
+from jobs.runtime.patience import waiting
 from jobs.store.ordered_queue import OrderedQueue, Taken, is_bulk_job
 from workers.queue.claim_order import ClaimOrder, chunks_to_give
 from workers.queue.claims import Claims
@@ -62,9 +64,14 @@ class Bell:
     def _run(self) -> None:
         while self._listening.wait():
             try:
-                if self._connection.blpop(self._keys, _LISTEN_SECONDS):
+                with waiting(most=0):
+                    rings = self._connection.blpop(self._keys, _LISTEN_SECONDS)
+                if rings:
                     self._rung()
-            except redis.RedisError:  # the worker's own commands say so; it also looks every second
+            except (
+                redis.RedisError,
+                RedisUnavailable,
+            ):  # the worker's own commands say so; it also looks every second
                 time.sleep(_LISTEN_SECONDS)
 
 
