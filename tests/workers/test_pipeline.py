@@ -168,7 +168,7 @@ def test_bulk_work_that_is_not_begun_can_be_withdrawn(tiny_model: Path) -> None:
 
 
 def test_chunks_are_answered_one_after_the_other(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.engine.engine._MIXED_SECONDS", 0.0)  # the fewest batches
+    monkeypatch.setattr("workers.engine.mixing._SECONDS", 0.0)  # the fewest batches
     engine, backend, work = paced(tiny_model, 0.002, rows_in_batch=10)
     pipeline = Pipeline(0.0)
     pipeline.put(engine, work(30), lambda: None)
