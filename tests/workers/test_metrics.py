@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import struct
 import subprocess
@@ -104,7 +105,7 @@ def test_a_worker_serves_its_metrics(server: Server, workers: StartWorker, tiny_
 def test_what_goes_wrong_is_counted(
     server: Server, workers: StartWorker, tiny_model: Path, tmp_path: Path
 ) -> None:
-    client = Client(server.url, model=str(tiny_model))
+    client = Client(server.url, model=str(tiny_model), chunk_size=len(PAIRS))
     again, forgotten = client.submit(PAIRS), client.submit(PAIRS)
     wait_for(lambda: server.client.llen("rq:queue:rankmill") == 2)
     first = f"rq:job:{keys.job_id(again.id, 0)}"
@@ -113,9 +114,10 @@ def test_what_goes_wrong_is_counted(
     workers(environ={"RANKMILL_MODEL_CACHE_SIZE": "1"})
     again.scores(timeout=60)
     with pytest.raises(RunFailed):
-        Client(server.url, model=str(tmp_path / "nowhere")).score(PAIRS, timeout=60)
+        Client(server.url, model=str(tmp_path / "nowhere"), chunk_size=len(PAIRS)).score(PAIRS, timeout=60)
     assert "\nrankmill_model_info{" not in page(server, "metrics")[1]
-    Client(server.url, model=str(make_bert(tmp_path / "second"))).score(PAIRS, timeout=60)
+    other = Client(server.url, model=str(make_bert(tmp_path / "second")), chunk_size=len(PAIRS))
+    other.score(PAIRS, timeout=60)
     wait_for(lambda: 'rankmill_chunks_total{outcome="scored"} 2.0' in page(server, "metrics")[1])
     text = page(server, "metrics")[1]
     for line in (
@@ -194,7 +196,8 @@ def test_without_a_driver_a_worker_only_says_that_it_has_no_figures(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu = Gpu()
-    gpu.watch()  # the real library, which finds no driver here
+    with caplog.at_level(logging.WARNING, "workers"):
+        gpu.watch()  # the real library, which finds no driver here
     assert list(gpu.collect()) == []
     assert "no figures of the GPU" in caplog.text
 

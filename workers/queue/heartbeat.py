@@ -17,7 +17,7 @@ from jobs.store.capacity import write_capacity
 from jobs.store.ordered_queue import OrderedQueue
 from jobs.store.orders import ask_for_orders, forget_orders
 from jobs.store.queues import use_queues
-from jobs.store.recovery import FailureHandler, clean_queue
+from jobs.store.recovery import FailureHandler, clean_queue, rescue_unbegun
 from jobs.store.worker_report import WorkerReport, announce_worker
 from workers.queue.orders import Orders
 
@@ -165,9 +165,10 @@ class Heartbeat:
     def _clean_queues(self) -> None:
         """Recover the jobs of dead workers; a lock lets one worker at a time do it."""
         worker, lock_ms = self._worker, int(self._seconds * 1000)
-        if time.monotonic() < self._clean_from:
-            return
         for queue in cast("list[OrderedQueue]", worker.queues):
             # RQ's own lock lasts 15 minutes and would outlive a worker that is killed here.
             if worker.connection.set(queue.registry_cleaning_key, os.getpid(), nx=True, px=lock_ms):
-                clean_queue(queue, self._handle_failure, self.lease_seconds)
+                if time.monotonic() < self._clean_from:
+                    rescue_unbegun(queue, self.lease_seconds)  # lost with a connection; no worker begins them
+                else:
+                    clean_queue(queue, self._handle_failure, self.lease_seconds)
