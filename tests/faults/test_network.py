@@ -53,7 +53,7 @@ def trouble(proxy: Proxy, kind: str, stop: threading.Event) -> None:
         proxy.drop()
         stop.wait()
         proxy.cut_after = None
-    while not stop.wait(0.4):
+    while not stop.wait(1.2):  # longer than a blocking read of the producer (0.5 s) and of a worker (1 s)
         if kind == "delay":
             proxy.delay = 0.02
         else:
