@@ -90,7 +90,7 @@ def test_a_damaged_payload_is_no_reason_to_refuse_its_model(
         run.scores(timeout=60)
     assert np.isfinite(client.score(PAIRS, timeout=60)).all()
     (report,) = worker_reports(server.client, queue_workers(server.client, "rankmill").scoring).values()
-    assert report.refusals == ()
+    assert not [reason for reason in report.refusals if str(tiny_model) in reason]
 
 
 @pytest.mark.parametrize("field", sorted(FIELDS))
