@@ -60,6 +60,7 @@ def cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.mark.parametrize("kind", OUTAGES)
 def test_a_run_goes_on_when_the_server_can_serve_again(kind: str, cluster: Cluster) -> None:
+    wait_for(lambda: "Redis cannot serve" not in _ready(cluster.metrics_port))  # the outage before is over
     logged = len(cluster.log.read_text())
     run = cluster.client.submit(PAIRS)
     parts = run.tables()
