@@ -49,7 +49,12 @@ __all__ = [
     "start_worker",
     "wait_for",
 ]
-pytest_plugins = ["tests.harness.buckets", "tests.harness.models", "tests.harness.processes", "tests.harness.servers"]
+pytest_plugins = [
+    "tests.harness.buckets",
+    "tests.harness.models",
+    "tests.harness.processes",
+    "tests.harness.servers",
+]
 
 # A shell that runs the suite in the background has it ignore Ctrl-C, and so would all that tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
