@@ -6,12 +6,17 @@ from typing import TYPE_CHECKING, Any
 from jobs.errors import RankmillError
 
 if TYPE_CHECKING:
+    from jobs.pairs_job import score_pairs
     from jobs.spec import ScoreSpec
     from jobs.store.recovery import score_chunk
 
-__all__ = ["RankmillError", "ScoreSpec", "score_chunk"]
+__all__ = ["RankmillError", "ScoreSpec", "score_chunk", "score_pairs"]
 
-_HOMES = {"ScoreSpec": "jobs.spec", "score_chunk": "jobs.store.recovery"}
+_HOMES = {
+    "ScoreSpec": "jobs.spec",
+    "score_chunk": "jobs.store.recovery",
+    "score_pairs": "jobs.pairs_job",
+}
 
 
 def __getattr__(name: str) -> Any:

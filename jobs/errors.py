@@ -82,7 +82,7 @@ class WrongWorkerError(RankmillError):
 
 
 class ForeignJobError(RankmillError):
-    """A job on a scoring queue asks for another function than `jobs.score_chunk`."""
+    """A job on a scoring queue asks for another function than those that score."""
 
 
 class RunFailed(RankmillError):

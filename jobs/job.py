@@ -26,7 +26,7 @@ _SUSPECT = "suspect"
 _MAX_BACKOFF = 60
 """Longest pause between two attempts at a chunk, in seconds, before jitter."""
 
-_BASE_TIMEOUT = 900
+BASE_TIMEOUT = 900
 """Seconds of a job's timeout for downloading and loading the model."""
 
 _SECONDS_PER_PAIR = 2
@@ -53,7 +53,7 @@ def job_data(run: Run, chunk: int, payload: Payload) -> Any:
         JOB_FUNCTION,
         args=(run.id, chunk),
         job_id=keys.job_id(run.id, chunk),
-        timeout=_BASE_TIMEOUT + _SECONDS_PER_PAIR * payload.rows,
+        timeout=BASE_TIMEOUT + _SECONDS_PER_PAIR * payload.rows,
         ttl=run.ttl,
         result_ttl=0,
         failure_ttl=run.ttl,

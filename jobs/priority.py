@@ -40,6 +40,11 @@ def new_run_id(priority: Priority) -> str:
     return (_MARK if priority == "request" else "") + uuid.uuid4().hex
 
 
+def run_id_of_request(job_id: str) -> str:
+    """The id that stands for a run where a job brings its own pairs; such a job is a request."""
+    return _MARK + job_id
+
+
 def priority_of(run_id: str) -> Priority:
     """The priority that a run's id carries; runs of the release before, whose ids carry none, are bulk."""
     return "request" if run_id.startswith(_MARK) else "bulk"

@@ -16,13 +16,13 @@ from jobs.results import ChunkFailure, ChunkScores, ChunkStats
 from jobs.run import Run
 from jobs.spec import ScoreSpec, settled, weights_key
 from jobs.store.runs import RunStore
-from jobs.wire import decode_pairs
 from workers import metrics
 from workers.backends.base import OutOfMemory
 from workers.engine.cache import EngineCache
 from workers.engine.engine import Engine
 from workers.queue.claim import Claim
 from workers.queue.refusals import Refusals, RefusedRuns
+from workers.sources import Source, source_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +59,11 @@ class ChunkScorer:
         WorkerError
             This worker cannot score the chunk: another release wrote the run, or the worker refuses it now.
         """
+        claim.source = source_of(claim.job, self._store)
         run_id, chunk = claim.job.chunk
         self._check(("run", run_id))
         try:
-            claim.run = self._store.load(run_id)
+            claim.run = claim.source.load()
         except FormatError as error:
             raise self._refusal(("run", run_id), error) from None
         except WireError as error:
@@ -86,21 +87,20 @@ class ChunkScorer:
         WorkerError
             This worker cannot score the chunk, but another may.
         """
-        claim.started, run = time.monotonic(), claim.run
-        if run is None:
+        claim.started, run, source = time.monotonic(), claim.run, claim.source
+        if run is None or source is None:
             return None
         try:
             with metrics.stage("fetch"):
-                payload = self._store.payload(run, claim.chunk)
-                if payload is None:
+                pairs = source.pairs(run)
+                if pairs is None:
                     return None
-                queries, passages = decode_pairs(payload)
         except FormatError as error:
             raise self._refusal(("run", run.id), error) from None
         except WireError as error:
             return ChunkFailure(chunk=claim.chunk, message=str(error), fatal=True)
         try:
-            claim.engine = self._engine(run)
+            claim.engine = self._engine(run, source)
         except (MemoryError, OutOfMemory):
             trouble = WorkerError(f"there is not enough memory to load model {run.spec.model}")
             raise self._refusal(weights_key(self._spec(run)), trouble) from None
@@ -112,7 +112,7 @@ class ChunkScorer:
         if attempt(run, claim.job) > 1:
             metrics.retries.inc()
         with metrics.stage("tokenize"):
-            claim.work = claim.engine.prepare(queries, passages)
+            claim.work = claim.engine.prepare(*pairs)
         return None
 
     def _check(self, key: Hashable) -> None:
@@ -136,7 +136,7 @@ class ChunkScorer:
         """The run's spec, with its settled precision if this worker knows it."""
         return self._settled.get(run.id, run.spec)
 
-    def _engine(self, run: Run) -> Engine:
+    def _engine(self, run: Run, source: Source) -> Engine:
         """The engine of a run, in the precision that all its chunks are scored in.
 
         With ``auto``, the first worker to get here settles the precision for the whole run.
@@ -146,7 +146,7 @@ class ChunkScorer:
             return self._engines.get(spec)
         engine = self._engines.get(spec)
         mine = engine.model.backend.precision
-        precision = self._store.settle(run, mine)
+        precision = source.settle(run, mine)
         if precision != mine:
             spec = settled(spec, precision)
         self._settled[run.id] = spec

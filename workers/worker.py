@@ -58,7 +58,8 @@ class ScoringWorker(LeasedWorker):
 
     It differs from RQ's SimpleWorker in four ways:
 
-    - Jobs are JSON, and only `jobs.score_chunk` runs, whatever the command line or the queue says.
+    - Jobs are JSON, and only `jobs.score_chunk` and `jobs.score_pairs` run, whatever the command line or
+      the queue says.
     - The next jobs are claimed, fetched and tokenized while others are scored, and share batches
       with them (`Pipeline`).
     - A heartbeat thread renews the leases of all claimed jobs. The jobs of a dead worker go to
@@ -78,7 +79,7 @@ class ScoringWorker(LeasedWorker):
     _patience: Patience
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        # Whatever the command line says, nothing is unpickled and only score_chunk runs.
+        # Whatever the command line says, nothing is unpickled and nothing but scoring runs.
         super().__init__(*args, **{**options, "serializer": JSONSerializer, "job_class": ScoringJob})
         ordered = partial(
             OrderedQueue, connection=self.connection, serializer=JSONSerializer, job_class=ScoringJob

@@ -25,7 +25,8 @@ _BELL_RINGS = 64
 """Expiry of the bell, and the rings that it keeps, at most, for workers that listen later."""
 
 _LOOK_AT = 128
-"""Waiting bulk jobs among which a worker chooses a run."""
+"""Waiting bulk jobs among which a worker chooses a run, and last jobs among which it looks for requests that
+RQ alone has put there."""
 
 _SORT = 10_000
 """Waiting jobs, from the first, among which misplaced requests are looked for."""
@@ -88,7 +89,18 @@ _TAKE = (
 local transit, bell, idle, workers = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local kinds, name, may_idle, now = ARGV[1], ARGV[2], ARGV[3] == '1', redis.call('TIME')[1]
 local take = {}
+local function bring_requests()
+  local head = redis.call('LINDEX', queue, 0)
+  if ARGV[6] == '0' or not head or not is_bulk(head) then return end
+  for _, id in ipairs(redis.call('LRANGE', queue, -tonumber(ARGV[5]), -1)) do
+    if not is_bulk(id) then
+      redis.call('LREM', queue, -1, id)
+      redis.call('LINSERT', queue, 'BEFORE', head, id)
+    end
+  end
+end
 function take.request()
+  bring_requests()
   local id = redis.call('LINDEX', queue, 0)
   if id and not is_bulk(id) then return redis.call('LMOVE', queue, transit, 'LEFT', 'RIGHT') end
   redis.call('DEL', bell)
@@ -96,7 +108,7 @@ end
 function take.bulk()
   local at = first_bulk()
   local rank, best = {}, nil
-  for place = 6, #ARGV do rank[ARGV[place]] = place end
+  for place = 7, #ARGV do rank[ARGV[place]] = place end
   for _, id in ipairs(redis.call('LRANGE', queue, at, at + tonumber(ARGV[5]) - 1)) do
     local its = is_bulk(id) and (rank[string.match(id, '^%x+')] or 0)
     if its and (best == nil or its < best.rank) then best = {id = id, rank = its} end
@@ -162,7 +174,13 @@ class OrderedQueue(Queue):
         return int(client.eval(_SORT_REQUESTS, 2, self.key, keys.bell(self.name), *numbers))
 
     def take(
-        self, kinds: Sequence[Priority], runs: Sequence[str] = (), *, worker: str = "", idle: bool = False
+        self,
+        kinds: Sequence[Priority],
+        runs: Sequence[str] = (),
+        *,
+        worker: str = "",
+        idle: bool = False,
+        bring: bool = True,
     ) -> Taken:
         """Move the next job of one of `kinds`, the preferred first, to the intermediate queue, if one waits.
 
@@ -174,11 +192,14 @@ class OrderedQueue(Queue):
             Ids of bulk runs; of those that wait, a run that is not listed comes first, then the earliest.
         worker, idle
             Name of the worker, and whether it will be idle without a job.
+        bring
+            Whether to bring requests from the end of the queue before bulk work: those that RQ alone has put
+            there, but also those that a worker has refused.
         """
         client: Any = self.connection
         places = [self.key, self.intermediate_queue_key, keys.bell(self.name), keys.idle(self.name)]
         registered = WORKERS_BY_QUEUE_KEY % self.name
-        how = [" ".join(kinds), worker, int(idle), IDLE_SECONDS, _LOOK_AT]
+        how = [" ".join(kinds), worker, int(idle), IDLE_SECONDS, _LOOK_AT, int(bring)]
         return Taken(*client.eval(_TAKE, 5, *places, registered, *how, *runs))
 
     def claim_idle(self, most: int) -> int:

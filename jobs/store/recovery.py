@@ -21,6 +21,7 @@ from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 from jobs import keys
 from jobs.errors import RedisUnavailable, WireError, WrongWorkerError
 from jobs.job import attempt, suspect, wrong_worker_message
+from jobs.pairs_job import survives
 from jobs.results import ChunkFailure
 from jobs.runtime.logs import about, about_job
 from jobs.runtime.patience import cannot_serve
@@ -154,6 +155,7 @@ def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float) -> Non
         with _one_job(queue, entry.rpartition(b":")[0]) as read:
             job = read()
             if job and job.get_status(refresh=False) is JobStatus.STARTED:
+                survives(job)
                 handle(job, AbandonedJobError, AbandonedJobError(), None)
                 with connection.pipeline() as pipe:
                     if job.should_retry:

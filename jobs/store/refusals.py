@@ -11,12 +11,20 @@ from jobs import keys
 
 
 def refuse(
-    client: redis.Redis, run_id: str, ttl: int, worker: str, reason: str, *, until: float
+    client: redis.Redis,
+    run_id: str,
+    ttl: int,
+    worker: str,
+    reason: str,
+    *,
+    until: float,
+    in_redis: bool = True,
 ) -> dict[str, str]:
     """Record that a worker cannot score a run; returns all workers that refuse it now, with their reasons.
 
     A refusal counts `until` then, in seconds since 1970, as its worker then tries again. Those of workers of
-    the release before, which say no time, count until they are taken back.
+    the release before, which say no time, count until they are taken back. A run that
+    should be `in_redis` and is not was cancelled.
     """
     said_key, until_key = keys.refusals(run_id), keys.refused_until(run_id)
     pipe: Any
@@ -29,7 +37,7 @@ def refuse(
         pipe.zrange(until_key, "-inf", f"({time.time()}", byscore=True)
         pipe.exists(keys.run(run_id))
         *_, said, lapsed, there = pipe.execute()
-    if not there:  # it was cancelled meanwhile
+    if in_redis and not there:  # it was cancelled meanwhile
         client.unlink(said_key, until_key)
     now = {name: why for name, why in said.items() if name not in lapsed}
     return {name.decode(errors="replace"): why.decode(errors="replace") for name, why in now.items()}

@@ -11,12 +11,14 @@ import re
 import time
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import redis
 from rq import Queue
-from rq.exceptions import NoSuchJobError
+from rq.exceptions import DeserializationError, NoSuchJobError
 from rq.job import Job, JobStatus
+from rq.results import Result
 
 from jobs import keys
 from jobs.errors import RankmillError, WireError
@@ -34,7 +36,7 @@ _LIST_TTL = 7 * 86400
 _JOB_TTL = 86400
 """Expiry in seconds of the hash of a job that was set aside."""
 
-_MAX_DATA = 1 << 20
+MAX_DATA = 1 << 20
 """Bytes of a job's data after decompression, at most; the job of a chunk has about a hundred."""
 
 _MAX_CHARS = 300
@@ -90,6 +92,8 @@ def read_job(queue: Queue, raw_id: bytes) -> Job | None:
         raise DamagedJob(str(error)) from None
     except RankmillError:
         raise
+    except DeserializationError:
+        raise DamagedJob("its data is not JSON: enqueue it with serializer=JSONSerializer") from None
     except Exception as error:  # RQ can raise any type for damaged data
         raise DamagedJob(f"RQ cannot read it ({type(error).__name__}: {error})") from None
     return job
@@ -98,11 +102,11 @@ def read_job(queue: Queue, raw_id: bytes) -> Job | None:
 def _check_size(data: bytes) -> None:
     unpack = zlib.decompressobj()
     try:
-        unpacked = unpack.decompress(data, _MAX_DATA)
+        unpacked = unpack.decompress(data, MAX_DATA + 1)
     except zlib.error:
         unpacked = data  # RQ accepts data that is not compressed
-    if unpack.unconsumed_tail or len(unpacked) >= _MAX_DATA:
-        raise DamagedJob(f"its data is over {_MAX_DATA:,} bytes")
+    if unpack.unconsumed_tail or len(unpacked) > MAX_DATA:
+        raise DamagedJob(f"its data is over {MAX_DATA:,} bytes")
 
 
 def _check_numbers(fields: Mapping[bytes, bytes]) -> None:
@@ -151,6 +155,10 @@ def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
         pipe.expire(keys.set_aside(), _LIST_TTL)
         pipe.hset(key, "status", JobStatus.FAILED.value)  # so that the producer submits the chunk again
         pipe.expire(key, _JOB_TTL)
+        with suppress(UnicodeDecodeError):  # so that who enqueued it finds the reason where RQ keeps results
+            failure = f"set aside: {reason}"
+            result: Any = Result(raw_id.decode(), Result.Type.FAILED, connection, exc_string=failure)
+            result.save(_JOB_TTL, pipe)
         pipe.execute(raise_on_error=False)  # one of these keys may itself be damaged
 
 

@@ -88,6 +88,14 @@ def test_requests_that_rq_alone_put_behind_bulk_work_are_brought_before_it(url: 
     assert queue.sort() == 0
 
 
+def test_a_worker_that_looks_for_a_job_finds_requests_that_rq_alone_put_behind_bulk_work(url: str) -> None:
+    queue = RunStore(Client(url, model="demo").store.redis).queue("by-name")
+    queue.connection.rpush(queue.key, "ab-1", "ab-2", "one-by-name", "ab-3", "two-by-name")
+    assert queue.take(["request", "bulk"], bring=False).job_id == b"ab-1"  # it refuses some models
+    assert queue.take(["request"]).job_id == b"one-by-name"
+    assert ids(queue) == ["two-by-name", "ab-2", "ab-3"]
+
+
 def test_an_idle_worker_is_given_one_chunk_and_counted_once(url: str) -> None:
     queue = RunStore(Client(url, model="demo").store.redis).queue("quiet")
     assert queue.take(["request", "bulk"], worker="a", idle=True).idle == 1

@@ -106,7 +106,7 @@ def test_a_pickle_in_the_queue_is_not_run(
     assert not (tmp_path / "boom").exists()
 
 
-def test_only_score_chunk_can_be_run(
+def test_nothing_but_scoring_can_be_run(
     server: Server, workers: StartWorker, client: Client, tmp_path: Path
 ) -> None:
     queue = Queue("rankmill", connection=server.client, serializer=JSONSerializer)

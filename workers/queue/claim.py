@@ -17,6 +17,7 @@ from workers.queue.rq_job import ScoringJob
 
 if TYPE_CHECKING:
     from workers.engine.engine import Engine, Work
+    from workers.sources import Source
 
 GROUP = 8
 GROUP_SECONDS = 3.0
@@ -27,7 +28,7 @@ GROUP_SECONDS = 3.0
 class Claim:
     """A job that this worker took off its queue and has not finished yet.
 
-    ``run`` is known once it was read from Redis, ``engine`` and ``work`` once the chunk's pairs were
+    ``source`` and ``run`` are known once the run was read, ``engine`` and ``work`` once the pairs were
     fetched and tokenized. ``claimed`` and ``started`` are monotonic times (s): when the job was claimed,
     and when its scoring began.
     """
@@ -38,6 +39,7 @@ class Claim:
     span: Span
     claimed: float = field(default_factory=time.monotonic)
     started: float = 0.0
+    source: Source | None = None
     run: Run | None = None
     engine: Engine | None = None
     work: Work | None = None

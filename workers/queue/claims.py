@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,7 +12,6 @@ import redis
 from rq import Queue
 from rq.job import Job
 from rq.timeouts import JobTimeoutException
-from rq.utils import now
 from rq.worker import SimpleWorker
 
 from jobs import keys
@@ -25,10 +23,12 @@ from jobs.runtime import tracing
 from jobs.runtime.logs import about_job
 from jobs.runtime.patience import cannot_serve
 from jobs.store.runs import RunStore
+from jobs.store.set_aside import DamagedJob
 from workers import metrics
 from workers.queue.claim import Claim, ModelQueue
 from workers.queue.claim_order import ClaimOrder
 from workers.queue.rq_job import ScoringJob, set_job_aside
+from workers.sources import fail
 
 if TYPE_CHECKING:
     from workers.assembly import Parts
@@ -113,7 +113,7 @@ class Claims:
     def drop_cancelled(self) -> None:
         """Stop scoring chunks of cancelled runs; write no result, as the same run may be submitted again."""
         for claim in list(self.held.values()):
-            if claim.run and claim.work and not self._store.exists(claim.run.id):
+            if claim.run and claim.work and claim.source and not claim.source.wanted(claim.run):
                 self._pipeline.drop(claim.work, partial(self._answer, claim, None))
 
     def unstarted(self, queue: Queue) -> list[Claim]:
@@ -181,7 +181,7 @@ class Claims:
 
     def _fetch(self, claim: Claim) -> ChunkResult | None:
         job = claim.job
-        with self._worker.death_penalty_class(job.timeout or 0, JobTimeoutException, job_id=job.id):
+        with self._worker.death_penalty_class(job.begin_seconds, JobTimeoutException, job_id=job.id):
             return self.scorer.begin(claim)
 
     def _went_well(self, claim: Claim, step: Callable[[], ChunkResult | None]) -> bool:
@@ -208,11 +208,11 @@ class Claims:
             self.scorer.refusals.sent_back(claim.job.id)
 
     def _fail(self, claim: Claim, error: Exception) -> None:
-        """Let RQ handle the exception that is being handled: a failed attempt."""
+        """Let RQ handle an exception: a failed attempt."""
         self.held.pop(claim.job.id)
         claim.span.record_exception(error)
         claim.span.end()
-        self._worker._finalize_failure(claim.job, claim.queue, claim.execution, sys.exc_info())
+        fail(self._worker, claim, error)
         metrics.count_chunk("failed")
 
     def _answer_scored(self, claim: Claim) -> None:
@@ -225,7 +225,8 @@ class Claims:
         claim.forward.end()
         with about_job(claim.job.id), tracing.within(claim.span):
             with self._set_aside_if_damaged(claim.job, claim.queue), metrics.stage("write"):
-                self._finish(claim, result)
+                assert claim.source
+                claim.source.finish(self._worker, claim, result)
             claim.span.end()
             if isinstance(result, ChunkScores):
                 metrics.count_chunk("scored", claim.job.created_at)
@@ -237,25 +238,12 @@ class Claims:
                 metrics.count_chunk("failed")
                 logger.warning("the run cannot be scored: %s", result.message)
 
-    def _finish(self, claim: Claim, result: ChunkResult | None) -> None:
-        """Write the result and end the job in one transaction, without WATCH, so that it can be repeated."""
-        worker, job = self._worker, claim.job
-        with worker.connection.pipeline() as pipe:
-            if result is not None:
-                self._store.add_result(pipe, job.chunk[0], result, job.run_ttl)
-            worker.increment_successful_job_count(pipeline=pipe)
-            if job.started_at:
-                worker.increment_total_working_time(now() - job.started_at, pipe)
-            worker.cleanup_execution(job, pipe, claim.execution)
-            pipe.delete(job.key, job.execution_registry.key)
-            pipe.execute()
-
     @contextmanager
     def _set_aside_if_damaged(self, job: Job, queue: Queue) -> Iterator[None]:
         """Set aside a job that RQ cannot even mark as failed, because its keys are damaged."""
         try:
             yield
-        except redis.RedisError as error:
+        except (redis.RedisError, DamagedJob) as error:
             if cannot_serve(error):
                 raise
             self.held.pop(job.id, None)

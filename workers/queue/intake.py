@@ -129,10 +129,11 @@ class Intake:
 
     def _take(self, kinds: list[Priority]) -> tuple[bytes, OrderedQueue] | None:
         """Take a job of one of `kinds`; while none waits, give some to idle workers."""
-        idle = not self._claims.held and not self._claims.scorer.refusals.reasons()
+        willing = not self._claims.scorer.refusals.reasons()
+        idle = willing and not self._claims.held
         seen: list[tuple[OrderedQueue, Taken]] = []
         for queue in self._queues():
-            taken = queue.take(kinds, self._order.runs, worker=self._name, idle=idle)
+            taken = queue.take(kinds, self._order.runs, worker=self._name, idle=idle, bring=willing)
             seen.append((queue, taken))
             if taken.job_id:
                 break

@@ -35,9 +35,6 @@ _REPORT_SECONDS = 1.0
 _RUNS = 1000
 """Refused runs that a worker remembers."""
 
-_TTL = 86400
-"""Expiry (s) of a refusal in Redis, if the job does not give one."""
-
 
 @dataclass
 class _Refused:
@@ -142,9 +139,12 @@ class RefusedRuns:
         self._recorded[run_id] = now
         if len(self._recorded) > _RUNS:
             self._recorded.popitem(last=False)
-        ttl, until = claim.job.run_ttl or _TTL, time.time() + self._refusals.seconds(reason)
-        reasons = refuse(self._store.redis, run_id, ttl, self._worker, reason, until=until)
-        live = queue_workers(self._store.redis, queue).scoring | {self._worker}
+        ttl = claim.run.ttl if claim.run else claim.job.run_ttl
+        until = time.time() + self._refusals.seconds(reason)
+        in_redis = claim.source is None or claim.source.in_redis
+        client = self._store.redis
+        reasons = refuse(client, run_id, ttl, self._worker, reason, until=until, in_redis=in_redis)
+        live = queue_workers(client, queue).scoring | {self._worker}
         if not live <= reasons.keys():
             return None
         if len(live) > 1:

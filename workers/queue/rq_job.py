@@ -1,4 +1,4 @@
-"""The jobs of ScoringWorkers (each asks for the scores of a chunk), and how they are taken off queues."""
+"""The jobs of ScoringWorkers (each asks for scores), and how they are taken off queues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job
 
 from jobs.errors import ForeignJobError
-from jobs.job import JOB_FUNCTION, chunk_of
+from jobs.job import BASE_TIMEOUT, JOB_FUNCTION, chunk_of
+from jobs.pairs_job import DAY, PAIRS_FUNCTION
+from jobs.priority import run_id_of_request
 from jobs.store.set_aside import DamagedJob, read_job, set_aside
 from workers import metrics
 
@@ -36,31 +38,49 @@ class Executions(ExecutionRegistry):
 
 
 class ScoringJob(Job):
-    """A job that can only ask for a chunk's scores.
+    """A job that can only ask for scores: of a chunk of a run, or of pairs that it brings.
 
     RQ imports and calls any function, callback and webhook that a job in Redis names, so anyone who
     can write to the queue can run any code on every worker. A ScoringWorker calls none of them.
     """
 
     @cached_property
-    def chunk(self) -> tuple[str, int]:
-        """The run's id and the number of the chunk to score.
+    def has_pairs(self) -> bool:
+        """Whether the job brings its pairs.
 
         Raises
         ------
         ForeignJobError
-            The job asks for something else.
+            The job asks for something else than scores.
         """
-        if self.func_name != JOB_FUNCTION:
+        if self.func_name not in {JOB_FUNCTION, PAIRS_FUNCTION}:
             raise ForeignJobError(
-                f"job {self.id} asks for {self.func_name}; a ScoringWorker runs nothing but {JOB_FUNCTION}"
+                f"job {self.id} asks for {self.func_name}; "
+                f"a ScoringWorker runs nothing but {JOB_FUNCTION} and {PAIRS_FUNCTION}"
             )
-        return chunk_of(self)
+        return self.func_name == PAIRS_FUNCTION
+
+    @cached_property
+    def chunk(self) -> tuple[str, int]:
+        """The run's id and the number of the chunk to score; a job that brings its pairs is a run of one.
+
+        Raises
+        ------
+        ForeignJobError
+            As `has_pairs`.
+        """
+        return (run_id_of_request(self.id), 0) if self.has_pairs else chunk_of(self)
 
     @property
     def run_ttl(self) -> int:
         """The run's expiry in seconds, which its jobs carry as theirs."""
-        return int(self.failure_ttl or 0)
+        ttl = int(self.failure_ttl or 0)
+        return ttl if ttl > 0 else DAY
+
+    @property
+    def begin_seconds(self) -> int:
+        """Longest time to load the model and to tokenize; a job by name's timeout is not for that."""
+        return BASE_TIMEOUT if self.has_pairs else int(self.timeout or 0)
 
     def perform(self) -> None:
         """Never call the function of the job: the worker scores `chunk` itself."""

@@ -68,7 +68,7 @@ class ScoredRowsBeat:
         """Scored rows by run and chunk, of the claimed chunks with any."""
         counts: dict[str, dict[int, int]] = {}
         for claim in list(self._claims.held.values()):
-            if claim.run and claim.work:
+            if claim.run and claim.work and claim.source and claim.source.in_redis:
                 rows = claim.work.done
                 if rows:
                     counts.setdefault(claim.run.id, {})[claim.chunk] = rows
