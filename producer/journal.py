@@ -20,6 +20,7 @@ from pydantic_core import from_json
 
 from jobs.errors import InputError, OutputError, WireError
 from jobs.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats, from_entry, to_entry
+from jobs.schema import Count, WireModel
 from jobs.wire import MAX_CHUNK_ROWS
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,23 @@ OLD_CHUNK_SIZE = "--chunk-size"
 """In the manifest of an earlier release: the size of all chunks. Their numbers counted the chunks."""
 
 
+class Finished(WireModel):
+    """The parts of an output that are in place; the results of their rows have left the journal.
+
+    ``rows`` and ``row_errors`` are those of all ``parts``. ``first`` is about the first scored chunk of the
+    run, and ``tally`` holds the caller's sums over these rows.
+    """
+
+    parts: Count
+    rows: Count
+    row_errors: Count
+    first: ChunkStats | None
+    tally: str
+
+
+_NONE = Finished(parts=0, rows=0, row_errors=0, first=None, tally="")
+
+
 class Journal:
     """The results for one output by chunk number, and the manifest of what they were made from.
 
@@ -68,6 +86,8 @@ class Journal:
         self._db = sqlite3.connect(path)
         with self._at_work():
             self._db.executescript(_TABLES)
+        self.finished = self._read_finished()
+        """The parts of the output that are in place."""
 
     def close(self) -> None:
         """Close the database. This also works on a full disk: all results are already synced."""
@@ -80,11 +100,11 @@ class Journal:
 
     @property
     def rows(self) -> int:
-        """Number of rows in the chunks that have a result."""
+        """Number of rows in finished parts and in chunks that have a result."""
         count = """
             SELECT coalesce(sum(rows), 0) FROM chunks WHERE typeof(rows) = 'integer' AND rows BETWEEN 0 AND ?
         """
-        return int(self._one(count, MAX_CHUNK_ROWS))
+        return self.finished.rows + int(self._one(count, MAX_CHUNK_ROWS))
 
     @property
     def manifest(self) -> dict[str, str]:
@@ -100,6 +120,8 @@ class Journal:
     @property
     def first(self) -> ChunkStats | None:
         """Statistics of the first scored chunk; the rest must use the same model commit and precision."""
+        if self.finished.first:
+            return self.finished.first
         with self._at_work():
             found = self._db.execute("SELECT chunk FROM chunks WHERE scores IS NOT NULL ORDER BY chunk")
             chunks = [int(chunk) for (chunk,) in found]
@@ -108,7 +130,9 @@ class Journal:
 
     def restart(self, manifest: Mapping[str, str]) -> None:
         """Delete all results and store a new `manifest`; the last run's id is kept."""
+        self.finished = _NONE
         with self._at_work():
+            self._db.execute("DELETE FROM state WHERE name = 'finished'")
             self._db.execute("DELETE FROM chunks")
             self._db.execute("DELETE FROM manifest")
             self._db.executemany("INSERT INTO manifest VALUES (?, ?)", manifest.items())
@@ -159,9 +183,28 @@ class Journal:
             self._db.execute("DELETE FROM manifest WHERE name = ?", (OLD_CHUNK_SIZE,))
 
     def add(self, results: Mapping[int, tuple[int, ChunkResult]]) -> None:
-        """Store ``{chunk: (rows, result)}``, synced when this returns; fatal failures are not stored."""
+        """Store ``{chunk: (rows, result)}``, synced when this returns.
+
+        Fatal failures are not stored, nor are results of rows in finished parts.
+        """
+        results = {chunk: each for chunk, each in results.items() if chunk >= self.finished.rows}
         with self._at_work():
             self._db.executemany("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?)", _records(results))
+
+    def finish(self, finished: Finished) -> None:
+        """Record that parts are in place, and delete the results of their rows."""
+        with self._at_work():
+            record = ("finished", finished.model_dump_json())
+            self._db.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", record)
+            self._db.execute("DELETE FROM chunks WHERE chunk < ?", (finished.rows,))
+        self.finished = finished
+
+    def _read_finished(self) -> Finished:
+        record = self._state("finished")
+        try:
+            return _NONE if record is None else Finished.read_json(record, str(self._path))
+        except WireError as error:
+            raise InputError(f"{error}; start over with --restart") from None
 
     def seal(self, output: Path) -> None:
         """Record that the output file is complete, just before it is moved into place."""

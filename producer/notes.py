@@ -23,15 +23,17 @@ class Notes:
     ----------
     known_rows
         Rows that earlier runs have scored.
+    row_errors
+        Rows without a score that are not added.
     """
 
-    def __init__(self, known_rows: int) -> None:
+    def __init__(self, known_rows: int, row_errors: int = 0) -> None:
         self.errors: list[RowError] = []
         """Row errors that are not yet written to Redis; the caller empties the list."""
         self._known_rows = known_rows
         self._fresh_rows = 0
         self._partial_rows = 0
-        self._row_errors = 0
+        self._row_errors = row_errors
         self._points: deque[tuple[float, int]] = deque()
         """Rows done, the known ones included, at times of the last minute."""
 

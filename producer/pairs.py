@@ -43,9 +43,11 @@ def cut_pairs(pairs: Pairs, columns: tuple[str, str], rows_at: RowsAt) -> Iterat
     return cut_tables(iter([pairs]), columns, rows_at)
 
 
-def cut_tables(tables: Iterator[pa.Table], columns: tuple[str, str], rows_at: RowsAt) -> Iterator[pa.Table]:
-    """Cut tables anew, into one for each chunk."""
-    start = waiting = size = 0
+def cut_tables(
+    tables: Iterator[pa.Table], columns: tuple[str, str], rows_at: RowsAt, start: int = 0
+) -> Iterator[pa.Table]:
+    """Cut tables anew, into one for each chunk; `start` is the number of the first row in the input."""
+    waiting = size = 0
     pending: list[pa.Table] = []
     for table in tables:
         at = 0

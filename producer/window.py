@@ -42,7 +42,8 @@ class InFlight:
 class Window:
     """The chunks of a run between the input and the caller. It does not use Redis.
 
-    The number of a chunk is its first row in the input.
+    The number of a chunk is its first row in the input. The first chunk begins after the rows of the output's
+    parts that are in place.
 
     It holds no more units without a result than `size` allows. Chunks with a result wait in a spool until
     all chunks before them are taken, so a late chunk keeps no other from being scored.
@@ -72,17 +73,15 @@ class Window:
         self._in_flight: dict[int, InFlight] = {}
         self._finished = Spool(journal.folder if journal else None)
         self._piece_numbers = count(FIRST_PIECE)
-        self._cut = 0
-        """Rows that are cut into chunks so far; it is the number of the next chunk."""
-        self._taken = 0
-        """Rows that the caller has; it is the number of the chunk whose turn is next."""
+        self._cut = self._taken = journal.finished.rows if journal else 0
+        """Rows that are cut into chunks, and rows that the caller has; each is a chunk's number."""
         self._exhausted = False
         self._load = Load()
         self._sent: dict[int, int] = {}
         """Bytes of payload of the units in the load, by number."""
         self._payload_share = 1.0
         """Bytes of payload for a byte of a table, as last seen."""
-        self.notes = Notes(journal.rows if journal else 0)
+        self.notes = Notes(journal.rows, journal.finished.row_errors) if journal else Notes(0)
         self.chunk_rows = 0
         """Rows of the largest chunk so far."""
         self.units: dict[int, Unit] = {}

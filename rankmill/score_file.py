@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import accumulate
 from typing import Any
+
+import pyarrow as pa
 
 from jobs.errors import InputError, RunFailed, WireError
 from jobs.results import ChunkScores
@@ -17,11 +20,13 @@ from jobs.wire import decode_pairs
 from producer.client import ScoringRun
 from producer.files.layout import plan_layout
 from producer.files.manifest import manifest
+from producer.files.parts.sink import ScoredParts
 from producer.files.shards import shard_metadata
 from producer.files.sink import ScoredFile
 from producer.files.source import PairSource
 from producer.files.workspace import Workspace
 from producer.journal import OLD_CHUNK_SIZE
+from producer.pairs import RowsAt
 from producer.window import FIRST_PIECE
 from rankmill.progress import ProgressView, progress_view
 from rankmill.scoring.opening import find_input
@@ -52,7 +57,8 @@ def score_file(request: Request, settings: Settings) -> Summary:
     if target.resolve() in {file.path.resolve() for file in found.files}:
         raise InputError(f"{target} is the input itself; name another output with -o")
     with ExitStack() as stack:
-        work = stack.enter_context(Workspace(target, restart=request.restart, force=request.force))
+        place = request.place(target)
+        work = stack.enter_context(Workspace(place, restart=request.restart, force=request.force))
         inputs = found.identify(work.folder, stack)
         made_from = manifest(inputs, settings.model, request.options(settings))
         work.begin(made_from)
@@ -60,30 +66,38 @@ def score_file(request: Request, settings: Settings) -> Summary:
         source = found.open()
         logger.debug("%s rows in %d files", f"{source.rows:,}", len(found.files))
         left_out = TEXTS if request.run and not request.run.with_texts else ()
-        layout = plan_layout(source, target, request.form, request.score_column, left_out)
-        output = stack.enter_context(ScoredFile(target, work.folder, layout))
+        file = request.file_at(target)
+        layout = plan_layout(source, file, request.form, request.score_column, left_out)
+        tally = Tally.read(work.journal.finished.tally)
+
+        def about() -> dict[str, str]:
+            part_of = request.shard or ((1, 1) if request.rows_per_part else None)
+            return metadata(settings, tally) | (shard_metadata(part_of, made_from) if part_of else {})
+
+        output: ScoredFile | ScoredParts = (
+            ScoredParts(target, work, layout, source.rows, request.rows_per_part, about, tally.written)
+            if request.rows_per_part
+            else ScoredFile(target, work.folder, layout)
+        )
+        stack.enter_context(output)
         where = "an embedded server" if session.embedded else "--redis"
         logger.debug("run on queue %r of %s", settings.queue, where)
-        tally = Tally()
         startup = 0.0
         if source.rows:
             with progress_view(source.rows, quiet=request.quiet) as view:
-                _score(session, source, output, work, view, tally)
+                _score(session, request, source, output, work, view, tally)
             startup = session.watch.since(started)
-        about = metadata(settings, tally)
-        if request.shard:
-            about |= shard_metadata(request.shard, made_from)
-        output.finish(about)
+        output.finish(about())
         source.check_unchanged()
-        work.journal.seal(output.partial)
-        output.publish()
+        output.publish(work.journal)
     return summarize(output, settings, startup, tally, time.monotonic() - started)
 
 
 def _score(
     session: Session,
+    request: Request,
     source: PairSource,
-    output: ScoredFile,
+    output: ScoredFile | ScoredParts,
     work: Workspace,
     view: ProgressView,
     tally: Tally,
@@ -111,12 +125,18 @@ def _score(
         "journal": journal,
         "revision": revision,
     }
+
+    def cut(rows_at: RowsAt) -> Iterator[pa.Table]:
+        size = request.rows_per_part
+        within = (lambda row: min(rows_at(row), size - row % size)) if size else rows_at
+        return source.tables(within, journal.finished.rows)
+
     try:
-        with session.run(source.tables, source.columns.names, on_wait=look, **options) as run:
+        with session.run(cut, source.columns.names, on_wait=look, **options) as run:
             begun.append(run)
             for part in run.tables():
-                output.write(source.explain(part))
                 tally.add(part)
+                output.write(source.explain(part))
                 watch.look()
                 look()
     except RunFailed as error:

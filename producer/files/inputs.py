@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.errors import InputError
+from producer.files.parts.names import part_of
 
 PARQUET = (".parquet", ".pq")
 KINDS = (*PARQUET, ".csv", ".tsv", ".jsonl", ".ndjson", ".json")
@@ -137,8 +138,14 @@ def _printable(name: str) -> str:
 
 
 def _is_left_behind(path: Path) -> bool:
-    folders = any(_WORKSPACE_NAME.search(parent.name) for parent in path.parents)
+    folders = any(_is_workspace(parent) for parent in path.parents)
     return folders or bool(_LEFT_BESIDE.search(path.name))
+
+
+def _is_workspace(folder: Path) -> bool:
+    """Whether the folder is a run's; that of an output in parts is called for a folder."""
+    of_parts = folder.suffix == WORKSPACE and (folder / "journal.db").exists()
+    return of_parts or bool(_WORKSPACE_NAME.search(folder.name))
 
 
 def _is_output(path: Path, output: str | None) -> bool:
@@ -146,8 +153,9 @@ def _is_output(path: Path, output: str | None) -> bool:
 
     If the user's own file is at that path, it is an input, and the run ends with an error.
     """
-    asked = output is not None and path.resolve() == Path(output).resolve()
-    is_unfinished = path.with_name(path.name + WORKSPACE).is_dir()
+    whole = path.parent.resolve() if part_of(path.name) else path.resolve()
+    asked = output is not None and whole == Path(output).resolve()
+    is_unfinished = whole.with_name(whole.name + WORKSPACE).is_dir()
     if not (asked or is_unfinished):
         return False
     if InputFile(path).kind not in PARQUET:

@@ -124,7 +124,7 @@ def default_ending(kind: str | None) -> str:
 def check_target(path: Path, form: OutputFormat) -> None:
     """Check that a file can be written at `path`; raises `InputError` if not."""
     if path.is_dir():
-        raise InputError(f"{path} is a directory; name a file with -o")
+        raise InputError(f"{path} is a directory; name a file with -o, or add --rows-per-part")
     if form.of(path) == "trec" and not re.fullmatch(r"\S+", form.tag):
         raise InputError(f"--tag {form.tag!r}: a TREC run needs a name without spaces")
     if not path.parent.is_dir():

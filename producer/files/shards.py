@@ -1,4 +1,7 @@
-"""Shards: outputs of parts of one input, made by several producers, and merged when all are there."""
+"""Shards: outputs of parts of one input, made by several producers, and merged when all are there.
+
+Each may itself be in parts; then all parts of all shards are merged.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import pyarrow.parquet as pq
 
 from jobs.errors import InputError, OutputError
 from producer.files.outputs import OutputFormat
+from producer.files.parts.names import PART, PARTS, errors_name, whole
 from producer.files.source import Shard
 from producer.files.workspace import sync
 
@@ -33,7 +37,7 @@ class Merged:
 
 
 def check_shard(target: Path, form: OutputFormat) -> None:
-    """Check that a shard can be written at `target`; raises `InputError` if not."""
+    """Check that a shard, or a part of one, can be written at `target`; raises `InputError` if not."""
     if form.of(target) != "parquet" or form.ranks(target):
         raise InputError(
             f"{target}: a shard is Parquet, and its rows are not ranked; rankmill merge writes other formats"
@@ -41,43 +45,49 @@ def check_shard(target: Path, form: OutputFormat) -> None:
 
 
 def shard_metadata(shard: Shard, manifest: Mapping[str, str]) -> dict[str, str]:
-    """Metadata by which `merge` knows the shards of one output."""
-    whole = {name: value for name, value in manifest.items() if name != "--shard"}
-    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+    """Metadata by which `merge` knows the shards of one output; an output in parts is one shard."""
+    others = {name: value for name, value in manifest.items() if name not in {"--shard", "--rows-per-part"}}
+    digest = hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
     return {_NUMBER: str(shard[0]), _OF: str(shard[1]), _WHOLE: digest}
 
 
 def merge(paths: Sequence[Path], target: Path) -> Merged:
     """Merge all shards of an output, in the order of the input; lists of row errors are merged as well.
 
+    A folder stands for the parts in it.
+
     Raises
     ------
     InputError
-        A file is no shard, belongs to another output, or is there twice, or a shard is missing.
+        A file is no shard, belongs to another output, or is there twice, or a shard or part is missing.
     OutputError
         The output cannot be written.
     """
-    ordered = _in_order(paths)
-    schema = pq.read_schema(ordered[0])
-    largest = max(ordered, key=lambda path: pq.read_metadata(path).num_rows)
+    ordered = _in_order(whole(paths))
+    paths = [each.path for each in ordered]
+    schema = pq.read_schema(paths[0])
+    largest = max(paths, key=lambda path: pq.read_metadata(path).num_rows)
     metadata = {
         key.decode(): value.decode()
         for key, value in (pq.read_metadata(largest).metadata or {}).items()
         if key.startswith(b"rankmill.")
     }
     kept = {
-        key: value for key, value in metadata.items() if key not in {_NUMBER, _OF, _WHOLE, "ARROW:schema"}
+        key: value
+        for key, value in metadata.items()
+        if key not in {_NUMBER, _OF, _WHOLE, PART, PARTS, "ARROW:schema"}
     }
     partial = target.with_name(f".{target.name}.partial")
     errors = target.with_name(f"{target.name}.errors.jsonl")
     partial_errors = errors.with_name(f".{errors.name}.partial")
-    rows = row_errors = 0
+    rows = row_errors = first = 0
     try:
         writer = OutputFormat().writer(partial, target, schema, "score")
         with partial_errors.open("w", encoding="utf-8") as listed:
-            for path in ordered:
-                row_errors += _copy_errors(path, rows, listed.write)
-                with pq.ParquetFile(path) as file:
+            for each in ordered:
+                first = rows if each.part == 1 else first  # row numbers in the lists are those of a shard
+                row_errors += _copy_errors(each.path, first, listed.write)
+                with pq.ParquetFile(each.path) as file:
                     for batch in file.iter_batches(_ROWS):
                         writer.write(pa.Table.from_batches([batch]))
                         rows += len(batch)
@@ -99,9 +109,19 @@ def merge(paths: Sequence[Path], target: Path) -> Merged:
     return Merged(rows, row_errors)
 
 
-def _in_order(paths: Sequence[Path]) -> list[Path]:
+@dataclass(frozen=True)
+class _Piece:
+    """A shard, or a part of one; each number counts from 1."""
+
+    path: Path
+    shard: int
+    part: int
+    parts: int
+
+
+def _in_order(paths: Sequence[Path]) -> list[_Piece]:
     """The shards by their number; raises `InputError` unless all are there, once, and belong together."""
-    found: dict[int, Path] = {}
+    found: dict[tuple[int, int], _Piece] = {}
     first: dict[str, tuple[Path, str]] = {}
     for path in paths:
         about, rows = _about(path)
@@ -110,17 +130,33 @@ def _in_order(paths: Sequence[Path]) -> list[Path]:
             if about.get(name, "") != value:
                 what = f"another {name[9:]}" if name in _SAME else "another input or other options"
                 raise InputError(f"{path} and {other} are not shards of one output: one was made with {what}")
-        number = int(about[_NUMBER])
-        if number in found:
-            raise InputError(f"{path} and {found[number]} are both shard {number}; name it once")
-        found[number] = path
-    shards = int(first[_OF][1]) if first else 0
-    missing = [str(number) for number in range(1, shards + 1) if number not in found]
+        piece = _Piece(path, int(about[_NUMBER]), int(about.get(PART, 1)), int(about.get(PARTS, 1)))
+        place = (piece.shard, piece.part)
+        if place in found:
+            part = f"part {piece.part} of " if piece.parts > 1 else ""
+            raise InputError(
+                f"{path} and {found[place].path} are both {part}shard {piece.shard}; name it once"
+            )
+        found[place] = piece
+    _check_complete(list(found.values()), int(first[_OF][1]))
+    return [found[place] for place in sorted(found)]
+
+
+def _check_complete(pieces: Sequence[_Piece], shards: int) -> None:
+    parts = {piece.shard: piece.parts for piece in pieces}
+    missing = [str(number) for number in range(1, shards + 1) if number not in parts]
     if missing:
         raise InputError(
             f"shard {', '.join(missing)} of {shards} is not there; name all, for example with a glob"
         )
-    return [found[number] for number in sorted(found)]
+    there = {(piece.shard, piece.part) for piece in pieces}
+    for shard, count in parts.items():
+        for part in range(1, count + 1):
+            if (shard, part) not in there:
+                raise InputError(
+                    f"part {part} of {count} of shard {shard} of {shards} is not there; name all of them, "
+                    "or their folder"
+                )
 
 
 def _about(path: Path) -> tuple[dict[str, str], int]:
@@ -131,14 +167,16 @@ def _about(path: Path) -> tuple[dict[str, str], int]:
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: not a whole Parquet file: {' '.join(str(error).split())}") from None
     about = {key.decode(): value.decode("utf-8", "replace") for key, value in metadata.items()}
-    if not (about.get(_NUMBER, "").isdecimal() and about.get(_OF, "").isdecimal()):
+    if not all(about.get(name, "").isdecimal() for name in (_NUMBER, _OF)):
         raise InputError(f"{path} is no shard; make shards with score-file --shard 1/8, 2/8 and so on")
+    if not all(about.get(name, "1").isdecimal() for name in (PART, PARTS)):
+        raise InputError(f"{path}: its metadata is damaged; make it again")
     return about, int(footer.num_rows)
 
 
 def _copy_errors(path: Path, first: int, write: Callable[[str], object]) -> int:
     """Copy the list of a shard's row errors, with row numbers of the whole; return their number."""
-    listed = path.with_name(f"{path.name}.errors.jsonl")
+    listed = path.with_name(errors_name(path.name))
     if not listed.exists():
         return 0
     count = 0

@@ -15,8 +15,10 @@ import pyarrow as pa
 
 from jobs.errors import OutputError
 from producer.files.layout import Layout
+from producer.files.parts.names import errors_name
 from producer.files.workspace import sync
 from producer.files.writers.parquet import ROW_GROUP_ROWS
+from producer.journal import Journal
 from producer.splitting import ScoredTable
 
 _ROW_GROUP_BYTES = 64 << 20
@@ -36,6 +38,8 @@ class ScoredFile:
         Folder for the incomplete file, on the same file system as `path`.
     layout
         The columns and the order of the rows.
+    first_row
+        Number of the first row in the input, for the list of row errors.
 
     Raises
     ------
@@ -45,14 +49,15 @@ class ScoredFile:
         From any method: the file cannot be written, for example because the disk is full.
     """
 
-    def __init__(self, path: Path, folder: Path, layout: Layout) -> None:
+    def __init__(self, path: Path, folder: Path, layout: Layout, first_row: int = 0) -> None:
         self.path = path
-        self.errors_path = path.with_name(path.name + ".errors.jsonl")
+        self.errors_path = path.with_name(errors_name(path.name))
         self.partial = folder / "output"
         self.rows = 0
         self.row_errors = 0
         self._partial_errors = folder / "errors.jsonl"
         self._layout = layout
+        self._first_row = first_row
         self._pending: list[pa.Table] = []
         self._pending_rows = self._pending_bytes = 0
         self._thread = ThreadPoolExecutor(1, "rankmill-write")
@@ -86,9 +91,17 @@ class ScoredFile:
                 self._errors.close()
                 sync(self._partial_errors)
 
-    def publish(self) -> None:
-        """Move the file, and the list of row errors if there are any, to their final paths."""
+    def publish(self, journal: Journal | None = None) -> None:
+        """Move the file, and the list of row errors if there are any, to their final paths.
+
+        The `journal` notes before that what the output is.
+        """
+        if journal:
+            journal.seal(self.partial)
         with _as_output_error(self.path):
+            if not self.path.parent.exists():  # of parts
+                self.path.parent.mkdir()
+                sync(self.path.parent.parent)
             if self._errors is None:
                 self.errors_path.unlink(missing_ok=True)  # from an earlier run with the same output
             else:
@@ -137,7 +150,7 @@ class ScoredFile:
     def _write_errors(self, part: ScoredTable) -> None:
         if self._errors is None:
             self._errors = self._partial_errors.open("w", encoding="utf-8")
-        for row, reason in enumerate(part.errors.to_pylist(), self.rows):
+        for row, reason in enumerate(part.errors.to_pylist(), self._first_row + self.rows):
             if reason is not None:
                 record = {"row": row, "error": reason, "attempts": part.attempts, "worker": part.worker}
                 self._errors.write(json.dumps(record, ensure_ascii=False) + "\n")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Protocol
 
@@ -63,8 +65,8 @@ class PairSource(Protocol):
         """Number of pairs."""
         ...
 
-    def tables(self, rows_at: RowsAt) -> Iterator[pa.Table]:
-        """Yield all pairs in order, as a table for each chunk."""
+    def tables(self, rows_at: RowsAt, start: int = 0) -> Iterator[pa.Table]:
+        """Yield the pairs from row `start` on, in order, as a table for each chunk."""
         ...
 
     def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
@@ -104,8 +106,8 @@ class Source:
         rows = sum(survey.rows for survey in self.surveys)
         return shard_range(rows if self.limit is None else min(rows, self.limit), self.shard)
 
-    def tables(self, rows_at: RowsAt) -> Iterator[pa.Table]:
-        """Yield all rows in order, as a table for each chunk.
+    def tables(self, rows_at: RowsAt, start: int = 0) -> Iterator[pa.Table]:
+        """Yield the rows from `start` on, in order, as a table for each chunk; files before it are not read.
 
         Raises
         ------
@@ -114,7 +116,7 @@ class Source:
         InputError
             A file is damaged in a way that `open_source` could not find.
         """
-        return cut_batches(self._batches(_BATCH_ROWS), self.schema, self.columns, rows_at)
+        return cut_batches(self._batches(_BATCH_ROWS, start=start), self.schema, self.columns, rows_at, start)
 
     def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
         """Yield some columns of all rows in order; Parquet files are read only in part."""
@@ -131,20 +133,25 @@ class Source:
         """See `PairSource.explain`."""
         return part
 
-    def _batches(self, rows: int, names: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the limit and the shard."""
-        start, stop = self._range
-        whole = self.limit is None and self.shard is None
-        yield from (
-            self._all_batches(rows, names)
-            if whole
-            else cut_range(self._all_batches(rows, names), start, stop)
-        )
+    def _batches(
+        self, rows: int, names: Sequence[str] | None = None, start: int = 0
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the limit and the shard, from row `start` of them on."""
+        first, stop = self._range
+        first += start
+        whole = self.limit is None and self.shard is None and not start
+        if whole:
+            yield from self._all_batches(rows, names, 0)
+            return
+        ends = list(accumulate((survey.rows for survey in self.surveys), initial=0))
+        files = max(bisect_right(ends, first) - 1, 0)
+        yield from cut_range(self._all_batches(rows, names, files), first - ends[files], stop - ends[files])
 
-    def _all_batches(self, rows: int, names: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    def _all_batches(self, rows: int, names: Sequence[str] | None, skipped: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of all files but the first `skipped` ones."""
         schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
         every = zip(self.files, self.fingerprints, self.surveys, self.readers, strict=True)
-        for file, before, survey, reader in every:
+        for file, before, survey, reader in islice(every, skipped, None):
             found = 0
             asked = to_ask_for(survey, schema if file.kind in PARQUET else self.schema)
             try:
@@ -174,11 +181,15 @@ class Source:
 
 
 def cut_batches(
-    batches: Iterator[pa.RecordBatch], schema: pa.Schema, columns: TextColumns, rows_at: RowsAt
+    batches: Iterator[pa.RecordBatch],
+    schema: pa.Schema,
+    columns: TextColumns,
+    rows_at: RowsAt,
+    start: int = 0,
 ) -> Iterator[pa.Table]:
-    """Yield the rows of `batches` as a table for each chunk."""
+    """Yield the rows of `batches`, the first of which is row `start`, as a table for each chunk."""
     tables = (pa.Table.from_batches([batch], schema) for batch in batches)
-    return cut_tables(tables, columns.names, rows_at)
+    return cut_tables(tables, columns.names, rows_at, start)
 
 
 def open_source(

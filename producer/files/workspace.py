@@ -9,11 +9,47 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 from jobs.errors import InputChanged, InputError
 from producer.files.inputs import WORKSPACE
 from producer.files.manifest import differences
 from producer.journal import Journal
+
+
+class Output(Protocol):
+    """What is at the place of an output."""
+
+    path: Path
+
+    def taken(self, journal: Journal) -> Path | None:
+        """What is there and is not of the journal's run; ``None`` if there is nothing."""
+        ...
+
+    def check(self, journal: Journal) -> None:
+        """Check that what the journal relies on is there; raises `InputError` if not."""
+        ...
+
+    def clear(self) -> None:
+        """Delete what would be mixed with the output of a new run."""
+        ...
+
+
+class OutputFile:
+    """The place of an output that is one file: it is replaced, and so never mixed with another."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def taken(self, journal: Journal) -> Path | None:
+        """The file, if another run or somebody else has made it."""
+        return self.path if self.path.exists() and not journal.made(self.path) else None
+
+    def check(self, journal: Journal) -> None:
+        """See `Output.check`; the journal has all that is needed."""
+
+    def clear(self) -> None:
+        """See `Output.clear`; there is nothing to delete."""
 
 
 class Workspace:
@@ -25,8 +61,8 @@ class Workspace:
 
     Parameters
     ----------
-    target
-        The output.
+    output
+        The place of the output.
     restart
         Whether to delete the results of an earlier run.
     force
@@ -41,8 +77,9 @@ class Workspace:
         On entering: the journal cannot be written.
     """
 
-    def __init__(self, target: Path, *, restart: bool, force: bool) -> None:
-        self._target = target
+    def __init__(self, output: Output, *, restart: bool, force: bool) -> None:
+        self._output = output
+        self._target = target = output.path
         self._restart = restart
         self._force = force
         self.folder = target.with_name(target.name + WORKSPACE)
@@ -107,11 +144,9 @@ class Workspace:
         return journal
 
     def _check_output(self) -> None:
-        exists = self._target.exists() and not self.journal.made(self._target)
-        if exists and not self._force:
-            raise InputError(
-                f"{self._target} exists already; replace it with --force or name another with -o"
-            )
+        taken = self._output.taken(self.journal)
+        if taken and not (self._force or (self._restart and self.journal.finished.parts)):
+            raise InputError(f"{taken} exists already; replace it with --force or name another with -o")
 
     def begin(self, manifest: Mapping[str, str]) -> None:
         """Resume the journal's run or begin a new one.
@@ -128,6 +163,8 @@ class Workspace:
         """
         changed = differences(self.journal.manifest, manifest)
         rows = self.journal.rows
+        if self._restart or not rows:
+            self._output.clear()
         if self._restart or (changed and not rows):
             self.journal.restart(manifest)
         elif changed:
@@ -136,6 +173,7 @@ class Workspace:
                 "give that command again to continue it, or --restart to start over"
             )
         else:
+            self._output.check(self.journal)
             self.resumes = True
         self._begun = True
 

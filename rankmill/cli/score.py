@@ -28,14 +28,15 @@ _WORTH_A_HINT = 1.3
 _EPILOG = """\b
 Exit codes:
   0    every row was scored
-  1    failed, or no server answers; no output was written, the scores are
-       kept
+  1    failed, or no server answers; no output was written (of one in parts,
+       those that were complete), the scores are kept
   2    wrong usage or input, found before any work
   3    done, but some rows have no score: OUTPUT.errors.jsonl names them
-  130  interrupted; no output was written, the scores are kept
+  130  interrupted; no output was written (of one in parts, those that were
+       complete), the scores are kept
 
 \b
-Scores are kept in OUTPUT.rankmill/ until the output file is complete. After a
+Scores are kept in OUTPUT.rankmill/ until the output is complete. After a
 failure, an interruption or a crash, the same command continues.
 
 --workers, --device and --backend are for embedded workers; other workers have
@@ -74,7 +75,7 @@ def _delimiter(context: click.Context, option: click.Parameter, given: str | Non
     raise click.BadParameter(f"{given!r} is not one character, or one of {', '.join(DELIMITERS)}")
 
 
-@options.command("score-file", epilog=_EPILOG, interrupted="no output was written")
+@options.command("score-file", epilog=_EPILOG, interrupted="the output is not complete")
 @click.argument("inputs", nargs=-1, metavar="INPUT...")
 @click.option(
     "--run", metavar="FILE", help="Score a run: TREC, TSV, JSONL or Parquet with ids of queries and passages."
@@ -122,6 +123,8 @@ def _delimiter(context: click.Context, option: click.Parameter, given: str | Non
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Score only the first N rows.")
 @click.option("--shard", metavar="K/N", callback=_shard,
               help="Score only the K-th of N equal parts; rankmill merge puts them together.")  # fmt: skip
+@click.option("--rows-per-part", type=click.IntRange(min=1), metavar="N",
+              help="Write a folder of files of N rows each, which appear whole, one by one.")  # fmt: skip
 @click.option("--on-null", type=click.Choice(["error", "fail"]), default="error", show_default=True,
               help="A null text: error gives that row an error, fail stops before any work.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing output.")
@@ -158,6 +161,7 @@ def score_file(
     delimiter: str | None,
     limit: int | None,
     shard: tuple[int, int] | None,
+    rows_per_part: int | None,
     on_null: str,
     force: bool,
     restart: bool,
@@ -192,6 +196,7 @@ def score_file(
         list_columns=list_columns,
         limit=limit,
         shard=shard,
+        rows_per_part=rows_per_part,
         run=_run(run, queries, corpus, depth=depth, with_texts=with_texts, qrels=qrels),
     )
     flags["log_level"] = "error" if quiet else "debug" if verbose else None

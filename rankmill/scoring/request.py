@@ -11,10 +11,13 @@ from jobs.runtime.settings import Settings
 from producer.files.corpus.run_files import RunFiles
 from producer.files.inputs import InputFile, find_files, stem
 from producer.files.outputs import OutputFormat, check_target, default_ending
+from producer.files.parts.names import Part, check_folder, part_name
+from producer.files.parts.sink import PartsFolder
 from producer.files.readers import TextColumns
 from producer.files.shards import check_shard
 from producer.files.source import Shard
 from producer.files.standard_input import NAME as STANDARD_INPUT
+from producer.files.workspace import Output, OutputFile
 
 TEXTS = ("query", "passage")
 """Columns of a run with its queries and corpus that are in the output only if they are asked for."""
@@ -66,6 +69,7 @@ class Request:
     limit: int | None = None
     run: RunRequest | None = None
     shard: Shard | None = None
+    rows_per_part: int | None = None
 
     @property
     def reads_stdin(self) -> bool:
@@ -81,14 +85,18 @@ class Request:
         return STANDARD_INPUT in self.inputs
 
     def target(self, files: Sequence[InputFile]) -> Path:
-        """The requested output, else ``<input stem>.scored.parquet`` beside the input."""
+        """The requested output, else ``<input stem>.scored.parquet`` beside the input.
+
+        With `rows_per_part` it is a folder, by default ``<input stem>.scored``.
+        """
         if self.output:
-            return Path(self.output)
+            return Path(self.output).resolve() if self.rows_per_part else Path(self.output)
+        ending = "" if self.rows_per_part else default_ending(self.form.kind)
         if self.shard:
             raise InputError("--shard makes one output of several; name it with -o")
         if self.run:
             path = Path(self.run.run).resolve()
-            return path.with_name(f"{stem(path)}.scored{default_ending(self.form.kind)}")
+            return path.with_name(f"{stem(path)}.scored{ending}")
         if self.reads_stdin:
             raise InputError("standard input (-) has no name; name the output with -o")
         if len(self.inputs) > 1 or (len(files) > 1 and not Path(self.inputs[0]).is_dir()):
@@ -96,14 +104,32 @@ class Request:
         whole = Path(self.inputs[0])
         name = whole.resolve().name if whole.is_dir() else stem(files[0].path)
         folder = (whole if whole.is_dir() else files[0].path).resolve().parent
-        return folder / f"{name}.scored{default_ending(self.form.kind)}"
+        return folder / f"{name}.scored{ending}"
+
+    def file_at(self, target: Path) -> Path:
+        """The output's file, or that of its only part: its name says the format."""
+        return (
+            target / part_name(Part(1, 1), default_ending(self.form.kind)) if self.rows_per_part else target
+        )
+
+    def place(self, target: Path) -> Output:
+        """What is at the place of the output."""
+        return PartsFolder(target) if self.rows_per_part else OutputFile(target)
 
     def check(self, target: Path) -> None:
         """Check that the output can be written at `target`; raises `InputError` if not."""
-        check_target(target, self.form)
+        file = self.file_at(target)
+        if self.rows_per_part:
+            check_folder(target)
+            if self.form.ranks(file):
+                raise InputError(
+                    "--rows-per-part keeps the rows in the input's order; leave it out, or the ranking"
+                )
+        else:
+            check_target(target, self.form)
         if self.shard:
-            check_shard(target, self.form)
-        if self.run and self.run.qrels and self.form.ranks(target):
+            check_shard(file, self.form)
+        if self.run and self.run.qrels and self.form.ranks(file):
             raise InputError(
                 f"{target}: --qrels adds passages that are not in the run, so its output is not ranked; "
                 "leave out --qrels, or the ranking"
@@ -129,6 +155,7 @@ class Request:
             **_given("list_columns", ",".join(self.list_columns), ""),
             **_given("limit", self.limit, None),
             **_given("shard", self.shard and "{}/{}".format(*self.shard), None),
+            **_given("rows_per_part", self.rows_per_part, None),
             **_given("depth", self.run and self.run.depth, None),
             **_given("with_texts", bool(self.run and self.run.with_texts), False),
         }

@@ -6,8 +6,12 @@ import math
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
+from pydantic import TypeAdapter, ValidationError
+
+from jobs.errors import InputError
 from jobs.runtime.settings import Settings
 from jobs.spec import ADDED
+from producer.files.parts.sink import ScoredParts
 from producer.files.sink import ScoredFile
 from producer.splitting import ScoredTable
 
@@ -57,6 +61,18 @@ class Tally:
     int8_gain: float | None = None
     """The smallest gain that any worker has measured."""
 
+    def written(self) -> str:
+        """The sums as JSON."""
+        return _TALLY.dump_json(self).decode()
+
+    @staticmethod
+    def read(written: str) -> Tally:
+        """Read the sums of an earlier process; raises `InputError` if they are damaged."""
+        try:
+            return _TALLY.validate_json(written) if written else Tally()
+        except ValidationError:
+            raise InputError("the journal's sums are damaged; start over with --restart") from None
+
     def add(self, part: ScoredTable) -> None:
         stats = part.stats
         if stats is None:
@@ -80,6 +96,9 @@ class Tally:
         return ", ".join(sorted(self.revisions)) or None
 
 
+_TALLY = TypeAdapter(Tally)
+
+
 def metadata(settings: Settings, tally: Tally) -> dict[str, str]:
     """Metadata of the output file: release, model, precision and so on."""
     spec = settings.spec().written()
@@ -98,7 +117,7 @@ def metadata(settings: Settings, tally: Tally) -> dict[str, str]:
 
 
 def summarize(
-    output: ScoredFile, settings: Settings, startup: float, tally: Tally, seconds: float
+    output: ScoredFile | ScoredParts, settings: Settings, startup: float, tally: Tally, seconds: float
 ) -> Summary:
     """The summary of a finished command; `startup` and `seconds` are in seconds."""
     fresh_rows = output.rows - tally.resumed_rows

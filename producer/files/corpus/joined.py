@@ -80,9 +80,10 @@ class JoinedSource:
         """See `PairSource.rows`."""
         return self._stop - self._start
 
-    def tables(self, rows_at: RowsAt) -> Iterator[pa.Table]:
+    def tables(self, rows_at: RowsAt, start: int = 0) -> Iterator[pa.Table]:
         """See `PairSource.tables`."""
-        return cut_batches(map(self._with_texts, self._ids()), self.schema, self.columns, rows_at)
+        pairs = map(self._with_texts, self._ids(start))
+        return cut_batches(pairs, self.schema, self.columns, rows_at, start)
 
     def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
         """See `Source.select`; only for the columns of the run."""
@@ -110,9 +111,9 @@ class JoinedSource:
                     errors[row] = f"no text for {key} {part.table[key][row].as_py()!r} in {names}"
         return replace(part, errors=pa.array(errors, pa.string()))
 
-    def _ids(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the shard."""
-        return cut_range(self._all_ids(), self._start, self._stop)
+    def _ids(self, start: int = 0) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the shard, from row `start` of them on."""
+        return cut_range(self._all_ids(), self._start + start, self._stop)
 
     def _all_ids(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the run to be scored."""

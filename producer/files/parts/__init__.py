@@ -1,0 +1,1 @@
+"""An output in parts: files of so many rows each, in one folder."""
