@@ -19,7 +19,7 @@ print(*project['dependencies'], *(r for e in extras for r in project['optional-d
 COPY . .
 RUN pip install --no-cache-dir --no-deps . \
     && useradd --create-home --uid 1000 rankmill \
-    && install -d -o rankmill -g rankmill /home/rankmill/.cache
+    && install -d -o rankmill -g rankmill /home/rankmill/.cache /home/rankmill/data
 
 # RQ connects as rankmill's own commands do.
 ENV RQ_CONNECTION_CLASS=workers.Connection

@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Any
 from jobs.errors import RankmillError
 
 if TYPE_CHECKING:
+    from jobs.files.job import score_file
     from jobs.pairs_job import score_pairs
     from jobs.spec import ScoreSpec
     from jobs.store.recovery import score_chunk
 
-__all__ = ["RankmillError", "ScoreSpec", "score_chunk", "score_pairs"]
+__all__ = ["RankmillError", "ScoreSpec", "score_chunk", "score_file", "score_pairs"]
 
 _HOMES = {
     "ScoreSpec": "jobs.spec",
     "score_chunk": "jobs.store.recovery",
+    "score_file": "jobs.files.job",
     "score_pairs": "jobs.pairs_job",
 }
 

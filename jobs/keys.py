@@ -105,6 +105,41 @@ def idle(queue: str) -> str:
     return f"{PREFIX}:queue:{queue}:idle"
 
 
+def file_run(run_id: str) -> str:
+    """String: the record of a submitted run, as JSON."""
+    return f"{PREFIX}:file-run:{run_id}"
+
+
+def file_run_cancelled(run_id: str) -> str:
+    """String: exists if somebody has cancelled the submitted run; its runner looks for it."""
+    return f"{PREFIX}:file-run:{run_id}:cancelled"
+
+
+def file_run_refusals(run_id: str) -> str:
+    """Hash: name of each runner that cannot score the submitted run, and the reason."""
+    return f"{PREFIX}:file-run:{run_id}:refusals"
+
+
+def file_runs() -> str:
+    """Sorted set: ids of the submitted runs, by the time of their last change (seconds since 1970)."""
+    return f"{PREFIX}:file-runs"
+
+
+def file_queues() -> str:
+    """Sorted set: names of the queues of submitted runs, by the time of their last use (s since 1970)."""
+    return f"{PREFIX}:file-queues"
+
+
+def runners(queue: str) -> str:
+    """Sorted set: names of a queue's live runners, by the time at which that expires."""
+    return f"{PREFIX}:queue:{queue}:runners"
+
+
+def webhooks(queue: str) -> str:
+    """Sorted set: ended submitted runs whose webhook is not delivered, by the time of the next attempt."""
+    return f"{PREFIX}:queue:{queue}:webhooks"
+
+
 def job_id(run_id: str, chunk: int) -> str:
     """RQ's id of the job that scores a chunk."""
     return f"{run_id}-{chunk}"

@@ -13,30 +13,29 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence, Sized
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-from pydantic import ValidationError
 
-from jobs.errors import ConfigError, StillWaiting
+from jobs.errors import ConfigError
 from jobs.priority import Priority
-from jobs.prompts import read_template
-from jobs.run import new_run
+from jobs.run import Progress, new_run
 from jobs.runtime.connection import connect
 from jobs.runtime.logs import about
 from jobs.runtime.settings import Settings, load_settings
-from jobs.spec import ScoreSpec
+from jobs.runtime.specs import run_spec
 from jobs.store.runs import RunStore
 from producer.journal import Journal
 from producer.leftovers import Leftovers
 from producer.pairs import RowsAt, cut_pairs
-from producer.runs.listeners import Listeners
-from producer.runs.scores import Ranked, Scores, ranked
-from producer.runs.scoring_run import ScoringRun
 from producer.sizing import ChunkSize, Sizes, WindowSize
+from producer.splitting import ScoredTable
 from producer.submission import Submission
+from producer.submitted.methods import SubmittedRuns
 
 if TYPE_CHECKING:
     from producer.pairs import Pairs
@@ -46,20 +45,22 @@ COLUMNS = ("query", "passage")
 logger = logging.getLogger(__name__)
 
 
-class Client:
-    """Submits pairs to the workers of one queue. A client may have any number of runs at the same time.
+@dataclass(frozen=True)
+class Ranked:
+    """A passage ranked by `Client.rank`: its index in the given list, and its score."""
 
-    Threads may share it. After a fork, parent and child may both go on using it, each with connections of its
-    own; a run belongs to the process that has submitted it.
+    index: int
+    score: float
+
+
+class Client(SubmittedRuns):
+    """Submits pairs to the workers of one queue. A client may have any number of runs at the same time.
 
     Parameters
     ----------
     redis_url
         URL that begins with ``redis://``, ``rediss://``, ``unix://`` or ``redis+sentinel://``; default:
         `redis_url` of the settings (``REDIS_URL``).
-    no_workers_seconds
-        A wait for scores ends with `NoWorkers` when no worker has listened on the queue for so long;
-        ``None``: never.
     settings
         Settings to start from; default: environment, config file and defaults.
     options
@@ -74,12 +75,7 @@ class Client:
     """
 
     def __init__(
-        self,
-        redis_url: str | None = None,
-        *,
-        no_workers_seconds: float | None = 60.0,
-        settings: Settings | None = None,
-        **options: Any,
+        self, redis_url: str | None = None, *, settings: Settings | None = None, **options: Any
     ) -> None:
         self.settings = settings or load_settings(options)
         url = redis_url or self.settings.redis_url
@@ -90,9 +86,6 @@ class Client:
         self.store = RunStore(connect(url, self.settings.redis_wait_seconds))
         self._leftovers = Leftovers(self.store)
         self._chunk_rows: dict[str, int] = {}
-        self._listeners: Listeners | None = None
-        if no_workers_seconds is not None:
-            self._listeners = Listeners(self.store, url, self.settings.queue, no_workers_seconds)
 
     def submit(
         self,
@@ -162,7 +155,7 @@ class Client:
         """
         settings = self.settings
         run = new_run(
-            _spec(settings, spec),
+            run_spec(settings, spec),
             queue=settings.queue,
             ttl=settings.run_ttl,
             max_retries=settings.max_retries,
@@ -177,7 +170,6 @@ class Client:
         sizes, tables = Sizes(window, chunks), cut(chunks.at)
         submission = Submission(self.store, run, self._leftovers, tables, columns, sizes, journal)
         submission.on_wait, submission.deadline = on_wait, deadline
-        submission.listeners = self._listeners
         try:
             if journal:
                 journal.begin(run.id)
@@ -196,27 +188,15 @@ class Client:
         columns: tuple[str, str] = COLUMNS,
         priority: Priority | None = None,
         **spec: Any,
-    ) -> Scores:
-        """Score pairs and wait at most `timeout` seconds: `submit`, then `ScoringRun.scores`.
-
-        Whatever keeps the scores from coming, the run is cancelled then; one that is to go on is started with
-        `submit`.
-
-        Raises
-        ------
-        RunTimeout, NoWorkers
-            Not all scores came in time, or nobody listens on the queue.
-        """
+    ) -> npt.NDArray[np.float32]:
+        """Score pairs and wait at most `timeout` seconds: `submit`, then `ScoringRun.scores`."""
         deadline = math.inf if timeout is None else time.monotonic() + timeout
+        run = self._submit(pairs, columns, priority=priority, deadline=deadline, **spec)
         try:
-            run = self._submit(pairs, columns, priority=priority, deadline=deadline, **spec)
-            try:
-                return run.scores(None if timeout is None else deadline - time.monotonic())
-            except BaseException:
-                run.cancel()
-                raise
-        except StillWaiting as error:
-            raise error.of_a_cancelled_run() from None
+            return run.scores(None if timeout is None else deadline - time.monotonic())
+        except BaseException:
+            run.cancel()
+            raise
 
     def rank(
         self,
@@ -227,12 +207,10 @@ class Client:
         timeout: float | None = None,
         **spec: Any,
     ) -> list[Ranked]:
-        """Order `passages` by their score with `query`, best first; passages without a score come last.
-
-        Raises as `score`.
-        """
+        """Order `passages` by their score with `query`, best first; passages without a score come last."""
         scores = self.score([(query, passage) for passage in passages], timeout=timeout, **spec)
-        return ranked(scores, top_k)
+        order = np.argsort(-scores, kind="stable")[:top_k]
+        return [Ranked(int(index), float(scores[index])) for index in order]
 
     def _submit(self, pairs: Pairs, columns: tuple[str, str], **options: Any) -> ScoringRun:
         rows = len(pairs) if isinstance(pairs, Sized) else None
@@ -240,14 +218,67 @@ class Client:
         return self.start(cut, columns, rows=rows, **options)
 
 
-def _spec(settings: Settings, changes: dict[str, Any]) -> ScoreSpec:
-    if "prompt_template" in changes:
-        changes = {**changes, "prompt_template": read_template(changes["prompt_template"])}
-    try:
-        spec = ScoreSpec(**{**settings.spec().model_dump(), **changes})
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{first['loc'][0]}: {first['msg']}") from None
-    if spec.model == "demo" or not Path(spec.model).is_dir():
-        return spec
-    return spec.model_copy(update={"model": str(Path(spec.model).resolve())})  # workers may run elsewhere
+class ScoringRun:
+    """A submitted run. Read its results once: all with `scores`, or in parts by iterating.
+
+    Chunks beyond the window are submitted while the caller reads results.
+    """
+
+    def __init__(self, submission: Submission) -> None:
+        self._submission = submission
+        self._scores: list[npt.NDArray[np.float32]] = []
+        self.errors: dict[int, str] = {}
+        """Reasons by row number (from 0) for the rows read so far that have no score."""
+        self._rows = 0
+
+    @property
+    def id(self) -> str:
+        """The run's id, as it appears in logs and Redis keys."""
+        return self._submission.run.id
+
+    @property
+    def progress(self) -> Progress:
+        """The rows done so far, those of unfinished chunks included, and the speed."""
+        return self._submission.progress
+
+    def scores(self, timeout: float | None = None) -> npt.NDArray[np.float32]:
+        """Wait for all scores: float32 of shape ``[n]``, NaN for the rows in `errors`.
+
+        Parameters
+        ----------
+        timeout
+            Longest time to wait, in seconds.
+
+        Raises
+        ------
+        TimeoutError
+            Some scores are still missing. The run goes on; call this again to go on waiting.
+        RunFailed, RunCancelled
+            The run has ended without all of its scores.
+        """
+        self._submission.deadline = math.inf if timeout is None else time.monotonic() + timeout
+        try:
+            for part in self.tables():
+                self._scores.append(part.scores.to_numpy(zero_copy_only=False).astype(np.float32))
+        finally:
+            self._submission.deadline = math.inf
+        return np.concatenate(self._scores) if self._scores else np.zeros(0, np.float32)
+
+    def __iter__(self) -> Iterator[float]:
+        """Yield the scores in input order, each as soon as it is available; NaN for rows in `errors`."""
+        for part in self.tables():
+            for score in part.scores.to_pylist():
+                yield math.nan if score is None else score
+
+    def tables(self) -> Iterator[ScoredTable]:
+        """Yield the input as tables in input order, each with its scores, errors and statistics."""
+        for part in self._submission.tables():
+            for row, reason in enumerate(part.errors.to_pylist(), self._rows):
+                if reason is not None:
+                    self.errors[row] = reason
+            self._rows += len(part.table)
+            yield part
+
+    def cancel(self) -> None:
+        """Cancel the run: its waiting chunks leave the queue, and its keys are deleted."""
+        self._submission.cancel()

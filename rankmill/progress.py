@@ -34,6 +34,12 @@ class ProgressView(Protocol):
         ...
 
 
+class MakeView(Protocol):
+    """Makes a view of the progress of `total` rows."""
+
+    def __call__(self, total: int, *, quiet: bool) -> ProgressView: ...
+
+
 def progress_view(total: int, *, quiet: bool) -> ProgressView:
     """A progress line if standard error is a terminal, else a log message every 30 s."""
     if quiet or not sys.stderr.isatty():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import accumulate
 from typing import Any
@@ -17,6 +17,7 @@ from jobs.run import Progress, Run
 from jobs.runtime.settings import Settings
 from jobs.store.runs import RunStore
 from jobs.wire import decode_pairs
+from producer.client import ScoringRun
 from producer.files.layout import plan_layout
 from producer.files.manifest import manifest
 from producer.files.parts.sink import ScoredParts
@@ -26,19 +27,36 @@ from producer.files.source import PairSource
 from producer.files.workspace import Workspace
 from producer.journal import OLD_CHUNK_SIZE
 from producer.pairs import RowsAt
-from producer.runs.scoring_run import ScoringRun
 from producer.window import FIRST_PIECE
-from rankmill.progress import ProgressView, progress_view
+from rankmill.progress import MakeView, ProgressView, progress_view
 from rankmill.scoring.opening import find_input
 from rankmill.scoring.request import TEXTS, Request
 from rankmill.scoring.summary import Summary, Tally, metadata, summarize
 from rankmill.session import Session
 
+Confirm = Callable[[ScoredFile | None, Summary], None]
+
 logger = logging.getLogger(__name__)
 
 
-def score_file(request: Request, settings: Settings) -> Summary:
+def score_file(
+    request: Request,
+    settings: Settings,
+    *,
+    view: MakeView = progress_view,
+    confirm: Confirm = lambda *_: None,
+) -> Summary:
     """Score the files of `request` into one output file; resume an interrupted run of the same request.
+
+    Parameters
+    ----------
+    request, settings
+        What to score, and how.
+    view
+        Makes what shows the progress, from the number of rows; called when the scoring begins.
+    confirm
+        Called with the complete output (of one in parts the last file, if it is not there yet) and the
+        summary, before the output is moved into place; an exception from it keeps it from there.
 
     Raises
     ------
@@ -84,13 +102,15 @@ def score_file(request: Request, settings: Settings) -> Summary:
         logger.debug("run on queue %r of %s", settings.queue, where)
         startup = 0.0
         if source.rows:
-            with progress_view(source.rows, quiet=request.quiet) as view:
-                _score(session, request, source, output, work, view, tally)
+            with view(source.rows, quiet=request.quiet) as shown:
+                _score(session, request, source, output, work, shown, tally)
             startup = session.watch.since(started)
         output.finish(about())
         source.check_unchanged()
+        summary = summarize(output, settings, startup, tally, time.monotonic() - started)
+        confirm(output.last, summary)
         output.publish(work.journal)
-    return summarize(output, settings, startup, tally, time.monotonic() - started)
+    return summary
 
 
 def _score(

@@ -24,6 +24,7 @@ from tests.harness.environ import BIN, ENVIRON, QUICK_LEASE
 from tests.harness.processes import (
     Outcome,
     StartExporter,
+    StartRunner,
     StartWorker,
     run_command,
     score_file,
@@ -41,6 +42,7 @@ __all__ = [
     "Outcome",
     "Server",
     "StartExporter",
+    "StartRunner",
     "StartWorker",
     "run_command",
     "score_file",

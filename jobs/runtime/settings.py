@@ -20,7 +20,7 @@ from pydantic_core.core_schema import ValidationInfo
 
 from jobs.errors import ConfigError
 from jobs.prompts import read_template
-from jobs.runtime.passwords import mask_passwords
+from jobs.runtime.passwords import mask_passwords, read_secret
 from jobs.runtime.yaml_files import read_yaml, shown
 from jobs.spec import Activation, Long, Precision, ScoreSpec
 from jobs.wire import MAX_CHUNK_ROWS
@@ -52,6 +52,9 @@ def _names(value: Any) -> Any:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+
+
+WebhookSecret = Annotated[str | None, BeforeValidator(read_secret)]
 
 
 def _text(value: Any) -> Any:
@@ -132,6 +135,11 @@ class Settings(WorkerSettings):
     workers: Count
     exporter_address: str = Field(min_length=1)
     exporter_hosts: Names
+    file_queue: str = Field(min_length=1)
+    file_run_ttl: int = Field(ge=60)
+    webhook_secret: WebhookSecret
+    webhook_hosts: Names
+    webhook_seconds: float = Field(gt=0)
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,11 @@ class ScoredFile:
         with _as_output_error(path):
             self._writer = layout.form.writer(self.partial, path, layout.schema, layout.score)
 
+    @property
+    def last(self) -> ScoredFile:
+        """The file that `publish` moves into place."""
+        return self
+
     def write(self, part: ScoredTable) -> None:
         """Append rows."""
         scored = part.table.select(self._layout.kept)

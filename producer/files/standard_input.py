@@ -13,9 +13,6 @@ import pyarrow as pa
 from jobs.errors import InputError, OutputError
 from producer.files.inputs import InputFile
 
-NAME = "-"
-"""The name that means standard input."""
-
 _READ_BYTES = 1 << 20
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from jobs.errors import InputChanged, InputError
+from jobs.errors import InputChanged, InputError, OutputBusy
 from producer.files.inputs import WORKSPACE
 from producer.files.manifest import differences
 from producer.journal import Journal
@@ -121,13 +121,13 @@ class Workspace:
             lock = stack.enter_context((self.folder / "lock").open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise InputError(
+            raise OutputBusy(
                 f"another score-file is making {self._target}; let it finish, or name another output with -o"
             ) from None
         except OSError as error:
             raise InputError(f"cannot write {self._target}: {error}") from None
         if not os.fstat(lock.fileno()).st_nlink:  # its holder has just removed the folder
-            raise InputError(f"another score-file has just made {self._target}")
+            raise OutputBusy(f"another score-file has just made {self._target}")
 
     def _open_journal(self) -> Journal:
         path = self.folder / "journal.db"

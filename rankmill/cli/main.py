@@ -10,6 +10,9 @@ from rankmill.cli import options
 
 _COMMANDS = {
     "score": "score.score_file",
+    "submit": "submitted.submit.submit",
+    "wait": "submitted.wait.wait",
+    "runner": "submitted.runner.runner",
     "merge": "files.merge.merge_shards",
     "evaluate": "files.evaluate.evaluate",
     "mine": "files.mine.mine_negatives",

@@ -12,7 +12,9 @@ from jobs.run import MAX_ROW_ERRORS, Run
 from jobs.runtime.connection import connect
 from jobs.runtime.settings import load_settings
 from jobs.store.runs import RunStore
+from producer import Client
 from rankmill.cli import options, watch
+from rankmill.cli.submitted.lines import describe
 from rankmill.cli.watch import View, console
 from rankmill.cluster import tables
 from rankmill.cluster.snapshot import PAGE_RUNS, read_cluster
@@ -22,11 +24,21 @@ _WAIT_SECONDS = 5
 
 
 @options.command("status")
-@options.settings("redis_url")
+@click.argument("run_id", metavar="[RUN]", required=False)
+@options.settings("redis_url", "file_queue")
 @watch.as_json
 @watch.watching
-def status(redis_url: str | None, config: str | None, **how: bool) -> None:
-    """Show queues, workers and runs."""
+def status(
+    run_id: str | None, redis_url: str | None, file_queue: str | None, config: str | None, **how: bool
+) -> None:
+    """Show queues, workers and runs; or a submitted run.
+
+    RUN is the id of a submitted run, or the beginning of it.
+    """
+    if run_id:
+        run = _submitted(redis_url, file_queue, config).submitted_file(run_id).status()
+        click.echo(run.model_dump_json() if how["as_json"] else describe(run))
+        return
     view = View(
         lambda cluster: tables.overview(cluster, _STATUS_RUNS), lambda cluster: cluster.model_dump_json()
     )
@@ -34,21 +46,30 @@ def status(redis_url: str | None, config: str | None, **how: bool) -> None:
 
 
 @options.command("runs")
-@options.settings("redis_url")
+@options.settings("redis_url", "file_queue")
 @click.option(
     "--page", type=click.IntRange(min=1), default=1, help=f"Page number; a page has {PAGE_RUNS} runs."
 )
 @options.as_json
-def runs(redis_url: str | None, config: str | None, page: int, as_json: bool) -> None:
-    """List the runs that are not finished.
+def runs(redis_url: str | None, file_queue: str | None, config: str | None, page: int, as_json: bool) -> None:
+    """List the runs that are not finished, and the submitted runs.
 
-    The runs with the most recent activity come first.
+    The runs with the most recent activity come first. A submitted run is listed until it expires; while a
+    runner works on it, its pairs are a run as well.
     """
     cluster = read_cluster(_store(redis_url, config).redis, page=page - 1)
+    files = _submitted(redis_url, file_queue, config).files
+    submitted = files.latest()
     if as_json:
         found = [run.model_dump() for run in cluster.runs]
-        click.echo(json.dumps({"total": cluster.runs_total, "page": page, "runs": found}))
+        listed = [run.model_dump(mode="json") for run in submitted]
+        totals = {"total": cluster.runs_total, "page": page, "runs": found}
+        click.echo(json.dumps({**totals, "submitted": listed}))
         return
+    if submitted:
+        console().print(tables.submitted_table(submitted, cluster.at))
+    if any(run.state == "waiting" for run in submitted) and not files.runners():
+        click.echo("No runner takes submitted runs: start one with rankmill runner.\n")
     console().print(tables.runs_table(cluster.runs, cluster.at))
     pages = -(-cluster.runs_total // PAGE_RUNS)
     if pages > 1:
@@ -57,14 +78,21 @@ def runs(redis_url: str | None, config: str | None, page: int, as_json: bool) ->
 
 @options.command("cancel")
 @click.argument("run_id", metavar="RUN")
-@options.settings("redis_url")
-def cancel(run_id: str, redis_url: str | None, config: str | None) -> None:
-    """Cancel a run.
+@options.settings("redis_url", "file_queue")
+def cancel(run_id: str, redis_url: str | None, file_queue: str | None, config: str | None) -> None:
+    """Cancel a run, or a submitted run.
 
     RUN is the run's id or the beginning of it. The run's waiting chunks leave the queue; its producer, and
-    the workers' work on it, stop within seconds. score-file keeps the scores, and the same command continues.
+    the workers' work on it, stop within seconds. score-file keeps the scores, and the same command continues;
+    so does a file that is submitted again.
     """
     store = _store(redis_url, config)
+    files = _submitted(redis_url, file_queue, config)
+    if files.files.find(run_id) and not store.find(run_id):
+        ended = files.submitted_file(run_id).cancel()
+        what = f"{ended.state} already" if ended.state in {"done", "failed"} else "cancelled"
+        click.echo(f"submitted run {ended.id} is {what}")
+        return
     run = _find(store, run_id)
     waiting = store.cancel(run)
     click.echo(f"run {run.id} is cancelled; {waiting} waiting chunks have left queue {run.queue!r}")
@@ -102,6 +130,13 @@ def errors(run_id: str, redis_url: str | None, config: str | None, as_json: bool
 def _store(redis_url: str | None, config: str | None) -> RunStore:
     """The run store of the server that the options name."""
     return RunStore(connect(options.server(load_settings({"redis_url": redis_url}, config)), _WAIT_SECONDS))
+
+
+def _submitted(redis_url: str | None, file_queue: str | None, config: str | None) -> Client:
+    """A client of the submitted runs on the server that the options name."""
+    settings = load_settings({"redis_url": redis_url, "file_queue": file_queue}, config)
+    options.server(settings)
+    return Client(settings=settings.model_copy(update={"redis_wait_seconds": _WAIT_SECONDS}))
 
 
 def _find(store: RunStore, prefix: str) -> Run:

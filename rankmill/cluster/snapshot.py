@@ -111,7 +111,8 @@ def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RU
         pipe.zcount(keys.runs(), now, "+inf")
         pipe.zrange(keys.runs(), "+inf", now, desc=True, byscore=True, offset=page * page_size, num=page_size)
         pipe.zrangebyscore(keys.queues(), now - UNUSED_SECONDS, "+inf")
-        queue_keys, worker_keys, total, run_ids, used_queues = damage.replies(
+        pipe.zrangebyscore(keys.file_queues(), "-inf", "+inf")
+        queue_keys, worker_keys, total, run_ids, used_queues, file_queues = damage.replies(
             pipe,
             [
                 (Queue.redis_queues_keys, ()),
@@ -119,12 +120,15 @@ def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RU
                 (keys.runs(), 0),
                 (keys.runs(), ()),
                 (keys.queues(), ()),
+                (keys.file_queues(), ()),
             ],
         )
     names = _names(damage.texts(worker_keys, REDIS_WORKER_KEYS), _WORKER_PREFIX)
     workers = _workers(client, names, now, damage)
     used = damage.texts(used_queues, keys.queues())
     queues = _names(damage.texts(queue_keys, Queue.redis_queues_keys), Queue.redis_queue_namespace_prefix)
+    of_files = set(damage.texts(file_queues, keys.file_queues()))
+    queues = [name for name in queues if name not in of_files]  # runners take them, not workers
     return Snapshot(
         at=now,
         trouble=refuses_writes(client),

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from jobs.files.record import FileRun
 from jobs.run import RowError
 from jobs.store.worker_report import GpuReport, WorkerReport
 from rankmill.cluster.damage import Damaged
@@ -143,6 +144,22 @@ def runs_table(runs: Iterable[RunState], now: float) -> RenderableType:
             duration(now - run.created),
         )
     return _or_word(table, "No runs.")
+
+
+def submitted_table(runs: Iterable[FileRun], now: float) -> RenderableType:
+    """One line for each submitted run."""
+    table = _table("submitted run", "state", "output", "rows", "done", "runner", "age", left=3)
+    for run in runs:
+        table.add_row(
+            run.id[: ID_CHARS + 1],
+            Text(run.state, style="red" if run.state == "failed" else ""),
+            plain(run.order.request.output or ""),
+            "?" if run.rows is None else f"{run.rows:,}",
+            f"{run.progress.rows / run.rows:.0%}" if run.rows else "",
+            plain(run.runner),
+            duration(now - run.created),
+        )
+    return _or_word(table, "No submitted runs.")
 
 
 def errors_table(errors: Iterable[RowError]) -> RenderableType:

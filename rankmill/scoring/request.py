@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobs.errors import InputError
+from jobs.files.request import STANDARD_INPUT, FileRequest
 from jobs.runtime.settings import Settings
 from producer.files.corpus.run_files import RunFiles
 from producer.files.inputs import InputFile, find_files, stem
@@ -16,7 +17,6 @@ from producer.files.parts.sink import PartsFolder
 from producer.files.readers import TextColumns
 from producer.files.shards import check_shard
 from producer.files.source import Shard
-from producer.files.standard_input import NAME as STANDARD_INPUT
 from producer.files.workspace import Output, OutputFile
 
 TEXTS = ("query", "passage")
@@ -70,6 +70,39 @@ class Request:
     run: RunRequest | None = None
     shard: Shard | None = None
     rows_per_part: int | None = None
+
+    @classmethod
+    def of(cls, asked: FileRequest, *, quiet: bool = False) -> Request:
+        """What is asked for by the names of score-file's options."""
+        form = OutputFormat(
+            asked.output_format,
+            asked.top_k,
+            asked.rank_column,
+            asked.query_id_column,
+            asked.passage_id_column,
+            asked.tag,
+        )
+        run = asked.run and RunRequest(
+            asked.run, asked.queries, asked.corpus, asked.depth, asked.with_texts, asked.qrels
+        )
+        return cls(
+            inputs=asked.inputs,
+            output=asked.output,
+            columns=TextColumns(asked.query_column, asked.passage_column),
+            score_column=asked.score_column,
+            text_columns=asked.text_columns,
+            allow_nulls=asked.on_null == "error",
+            force=asked.force,
+            restart=asked.restart,
+            quiet=quiet,
+            form=form,
+            delimiter=asked.delimiter,
+            list_columns=asked.list_columns,
+            limit=asked.limit,
+            run=run or None,
+            shard=asked.shard,
+            rows_per_part=asked.rows_per_part,
+        )
 
     @property
     def reads_stdin(self) -> bool:

@@ -23,7 +23,7 @@ from jobs.runtime.connection import client_for, connect
 from jobs.store.worker_report import queue_workers
 from producer import Client
 from rankmill.cli.main import rankmill
-from tests.conftest import QUICK_LEASE, Server, StartExporter, score_file, start_worker, wait_for
+from tests.conftest import QUICK_LEASE, Server, StartExporter, StartRunner, score_file, start_worker, wait_for
 from tests.harness.tools import free_port, tool
 
 DEPLOY = (Path(__file__).resolve().parents[2] / "docs" / "DEPLOY.md").read_text()
@@ -116,7 +116,7 @@ def acl() -> Iterator[tuple[Any, str]]:
 
 
 def test_each_user_may_do_what_it_must(
-    acl: tuple[Any, str], exporters: StartExporter, tiny_model: Path, tmp_path: Path
+    acl: tuple[Any, str], exporters: StartExporter, runners: StartRunner, tiny_model: Path, tmp_path: Path
 ) -> None:
     admin, url = acl
     environ = {**QUICK_LEASE, "RQ_CONNECTION_CLASS": "workers.Connection"}
@@ -131,6 +131,12 @@ def test_each_user_may_do_what_it_must(
         assert np.isfinite(client.score(PAIRS, timeout=60)).all()
         run.cancel()
         assert np.isnan(client.score([("cat", None)], timeout=60)[0])
+        (tmp_path / "in.csv").write_text("query,passage\nmoon,a moon\n")
+        submitted = client.submit_file(str(tmp_path / "in.csv"), str(tmp_path / "out.csv"))
+        cancelled = client.submit_file("/gone.csv", str(tmp_path / "other.csv"))
+        assert cancelled.cancel().state == "cancelled"
+        runners(Server(url.format("producer"), admin))
+        assert submitted.wait(60).state == "done"
         page = exporters(url.format("exporter"))
         for path in ("metrics", "sd", "api/cluster.json"):
             urllib.request.urlopen(f"{page}/{path}").read()

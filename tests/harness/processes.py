@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from jobs.store.worker_report import queue_workers
-from tests.harness.environ import ENVIRON
+from tests.harness.environ import ENVIRON, QUICK_LEASE
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.servers import Server
 from tests.harness.tools import free_port
@@ -158,3 +158,33 @@ def start_command(
         cwd=cwd,
         env={**ENVIRON, **(environ or {})},
     )
+
+
+StartRunner = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture
+def runners(tmp_path: Path) -> Iterator[StartRunner]:
+    """Starts runners with short leases, whose log is ``runner.log``; what is left of them ends at the end."""
+    started: list[subprocess.Popen[bytes]] = []
+    log = tmp_path / "runner.log"
+
+    def start(
+        server: Server, *options: str, cwd: Path = tmp_path, environ: Mapping[str, str] | None = None
+    ) -> subprocess.Popen[bytes]:
+        before = log.read_text().count("takes runs of queue") if log.exists() else 0
+        with log.open("ab") as out:
+            command = ["rankmill", "runner", "--redis", server.url, *options]
+            own = {"RANKMILL_METRICS_ADDRESS": "none", **QUICK_LEASE, **(environ or {})}
+            env = {**ENVIRON, **own}
+            started.append(PreloadedProcess(command, cwd=cwd, stdout=out, stderr=out, env=env))
+        wait_for(lambda: log.read_text().count("takes runs of queue") > before, started[-1])
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.terminate()
+    for process in started:
+        process.send_signal(signal.SIGCONT)
+        process.wait(timeout=60)
+    assert "Traceback" not in log.read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,12 +111,35 @@ def test_the_worker_s_command_scores(stack_server: str, tmp_path: Path, tiny_mod
         client = Client(url, model=str(tiny_model))
         wait_for(lambda: queue_workers(client.store.redis, "rankmill").scoring, worker)
         assert np.isfinite(client.score([("big cat", "the moon")] * 20, timeout=60)).all()
+        the_runner_s_command_scores(client, environ, tmp_path)
         worker.terminate()
         assert worker.wait(timeout=60) == 0
     finally:
         worker.kill()
         worker.wait()
     assert PASSWORD not in (tmp_path / "worker.log").read_text()
+
+
+def the_runner_s_command_scores(client: Client, environ: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("query,passage\nmoon,a moon\n")
+    run = client.submit_file(str(tmp_path / "in.csv"), str(tmp_path / "out.csv"))
+    address = f"127.0.0.1:{free_port()}"
+    program, *arguments = SERVICES["runner"]["command"]
+    (pod,) = [spec for _, spec in containers_of("Deployment") if spec["name"] == "runner"]
+    assert pod["args"] == [program, *arguments]
+    runner = subprocess.Popen(
+        [str(ENTRYPOINT), str(BIN / program), *arguments],
+        env={**ENVIRON, **environ, "RANKMILL_METRICS_ADDRESS": address}, cwd=tmp_path,
+    )  # fmt: skip
+    try:
+        assert run.wait(60).state == "done"
+        for path in ("healthz", "readyz"):
+            assert urllib.request.urlopen(f"http://{address}/{path}").status == 200
+        runner.terminate()
+        assert runner.wait(timeout=60) == 0
+    finally:
+        runner.kill()
+        runner.wait()
 
 
 def test_workers_are_started_as_everywhere_else() -> None:

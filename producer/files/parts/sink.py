@@ -101,6 +101,11 @@ class ScoredParts:
         self.row_errors = journal.finished.row_errors
         self._open()
 
+    @property
+    def last(self) -> ScoredFile | None:
+        """The file that `publish` moves into place, if there is one left."""
+        return self._file
+
     def write(self, part: ScoredTable) -> None:
         """Append the rows of a chunk, none of which belong to another part; publish a part that is full."""
         assert self._file is not None

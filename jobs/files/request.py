@@ -1,0 +1,117 @@
+"""What score-file is asked to do, by the names of its options; as it is sent to runners."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from jobs.errors import InputError
+from jobs.schema import FORMAT, WireModel
+from jobs.spec import ScoreSpec
+from jobs.wire import MAX_CHUNK_ROWS
+
+STANDARD_INPUT = "-"
+"""The name that means standard input."""
+
+Name = Annotated[str, Field(min_length=1)]
+Names = tuple[Name, ...]
+Positive = Annotated[int, Field(ge=1)]
+
+
+class FileRequest(WireModel):
+    """Files to score, and how; each field is the option of score-file with that name."""
+
+    inputs: Names = ()
+    output: Name | None = None
+    run: Name | None = None
+    queries: Names = ()
+    corpus: Names = ()
+    depth: Positive | None = None
+    qrels: Name | None = None
+    with_texts: bool = False
+    output_format: Name | None = None
+    top_k: Positive | None = None
+    tag: Name = "rankmill"
+    query_column: Name = "query"
+    passage_column: Name = "passage"
+    score_column: Name = "score"
+    rank_column: Name = "rank"
+    query_id_column: Name | None = None
+    passage_id_column: Name | None = None
+    text_columns: Names = ()
+    list_columns: Names = ()
+    delimiter: Name | None = None
+    limit: Positive | None = None
+    shard: tuple[Positive, Positive] | None = None
+    rows_per_part: Positive | None = None
+    on_null: Literal["error", "fail"] = "error"
+    force: bool = False
+    restart: bool = False
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Self:
+        run = (self.run, self.queries, self.corpus)
+        if any((*run, self.depth, self.qrels, self.with_texts)) and not all(run):
+            raise ValueError("--run, --queries and --corpus belong together")
+        if self.shard and self.shard[0] > self.shard[1]:
+            raise ValueError(f"shard: {self.shard[0]}/{self.shard[1]} is no part of a whole, such as 3/8")
+        return self
+
+    @property
+    def relative_path(self) -> str | None:
+        """A path that is not absolute, if there is one."""
+        given = [*self.inputs, *self.queries, *self.corpus, self.run, self.qrels, self.output]
+        return next((path for path in given if path and not _is_absolute(path)), None)
+
+    def at_home(self) -> FileRequest:
+        """The same request with absolute paths, for runners, which run in other folders.
+
+        Raises
+        ------
+        InputError
+            It has no input or no output, or reads standard input.
+        """
+        if not self.output:
+            raise InputError("name the output of a submitted run: with -o, or output=")
+        if STANDARD_INPUT in self.inputs:
+            raise InputError("standard input (-) cannot be submitted; give files that runners see as well")
+        if bool(self.inputs) == bool(self.run):
+            raise InputError("give either INPUT files of pairs, or --run with --queries and --corpus")
+        changes: dict[str, object] = {"output": _absolute(self.output)}
+        for name in ("inputs", "queries", "corpus"):
+            changes[name] = tuple(_absolute(path) for path in getattr(self, name))
+        for name in ("run", "qrels"):
+            given = getattr(self, name)
+            changes[name] = given and _absolute(given)
+        return self.model_copy(update=changes)
+
+
+def _is_absolute(path: str) -> bool:
+    """Whether a path, which may be a glob or a URL, is the same in all folders."""
+    return "://" in path or os.path.isabs(path)  # noqa: PTH117
+
+
+def _absolute(path: str) -> str:
+    return path if _is_absolute(path) else os.path.abspath(path)  # noqa: PTH100 -- also of globs
+
+
+class FileOrder(WireModel):
+    """All that a runner needs: the request, the model, the chunks' queue, and who is told of the end.
+
+    It is the one argument of the RQ job ``jobs.score_file``. ``chunk_size``, ``queue`` and ``webhook`` may be
+    left out: the runner's settings then say the first two.
+    """
+
+    added = frozenset({*FileRequest.model_fields, "queue", "chunk_size", "webhook"})
+
+    request: FileRequest
+    spec: ScoreSpec
+    queue: Name | None = None
+    chunk_size: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_CHUNK_ROWS)] | None = None
+    webhook: Annotated[str, Field(max_length=2000, pattern=r"^https?://[^\s]+$")] | None = None
+
+    def arguments(self) -> tuple[dict[str, object]]:
+        """The arguments of the RQ job."""
+        return ({"format": FORMAT, **self.model_dump(mode="json", exclude_none=True)},)

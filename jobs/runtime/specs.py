@@ -1,0 +1,33 @@
+"""The score spec of a run: that of the settings, with the changes that a caller asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from jobs.errors import ConfigError
+from jobs.prompts import read_template
+from jobs.runtime.settings import Settings
+from jobs.spec import ScoreSpec
+
+
+def run_spec(settings: Settings, changes: dict[str, Any]) -> ScoreSpec:
+    """The spec of a run; a model directory gets its absolute path, as workers may run in other folders.
+
+    Raises
+    ------
+    ConfigError
+        A change is unknown or not valid.
+    """
+    if "prompt_template" in changes:
+        changes = {**changes, "prompt_template": read_template(changes["prompt_template"])}
+    try:
+        spec = ScoreSpec(**{**settings.spec().model_dump(), **changes})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{first['loc'][0]}: {first['msg']}") from None
+    if spec.model == "demo" or not Path(spec.model).is_dir():
+        return spec
+    return spec.model_copy(update={"model": str(Path(spec.model).resolve())})

@@ -1,0 +1,1 @@
+"""Runs that outlive the process that submitted them."""

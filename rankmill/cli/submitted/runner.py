@@ -1,0 +1,27 @@
+"""``rankmill runner``: score submitted files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobs.files.store import FileRunStore
+from jobs.runtime.connection import connect
+from jobs.runtime.logs import set_up
+from jobs.runtime.settings import load_settings
+from rankmill.cli import options
+from rankmill.runner.runner import Runner
+
+
+@options.command("runner")
+@options.settings("redis_url", "file_queue", "log_level")
+def runner(config: str | None, **flags: Any) -> None:
+    """Score submitted files, one at a time, until it is stopped.
+
+    Start any number on hosts that see the files. A runner reads the files, gives the pairs to live workers,
+    and writes the output as rankmill score does; it needs no GPU. If it dies, another runner continues its
+    run within lease_seconds. After SIGTERM or Ctrl-C, its run goes back to the queue at once.
+    """
+    settings = load_settings(flags, config)
+    set_up(settings.log_level, settings.log_format)
+    client = connect(options.server(settings), settings.redis_wait_seconds)
+    Runner(FileRunStore(client, settings.file_queue, settings.file_run_ttl), settings).work()

@@ -1,0 +1,42 @@
+"""``rankmill submit``: hand files to runners, and do not wait."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from jobs.runtime.logs import set_up
+from jobs.runtime.settings import load_settings
+from producer import Client
+from rankmill.cli import options
+from rankmill.cli.files.request import SETTINGS, file_options, file_request
+
+
+@options.command("submit")
+@file_options
+@options.settings(*SETTINGS, "redis_url", "file_queue")
+@click.option("--webhook", metavar="URL", help="http or https URL that a runner calls at the end.")
+@options.as_json
+@options.quiet
+def submit(config: str | None, webhook: str | None, as_json: bool, quiet: bool, **given: Any) -> None:
+    """Score the pairs of INPUT files with a cross-encoder, without waiting for it.
+
+    The options are those of rankmill score. A runner on any host that sees the same files scores them with
+    live workers, whatever becomes of this process. The command prints the run's id, for rankmill wait,
+    status and cancel.
+    """
+    request = file_request(given)
+    given["log_level"] = "error" if quiet else None
+    settings = load_settings(given, config)
+    set_up(settings.log_level, settings.log_format)
+    options.server(settings)
+    client = Client(settings=settings)
+    run = client.submit_request(request, webhook=webhook)
+    if not client.files.runners():
+        click.echo(
+            f"no runner takes runs of queue {settings.file_queue!r} yet; start one with: rankmill runner",
+            err=True,
+        )
+    click.echo(json.dumps({"id": run.id}) if as_json else run.id)

@@ -1,0 +1,1 @@
+"""Runners: processes that score submitted files, one at a time, as score-file does."""

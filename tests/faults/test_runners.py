@@ -1,0 +1,266 @@
+"""Submitted runs: whoever dies, every row is in the output once, and what was scored is not scored again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rq import Queue, SimpleWorker
+from rq.serializers import JSONSerializer
+
+from benchmarks.kills import Damage, damage, finished_jobs, folder_of
+from jobs.errors import RunCancelled, RunExpired, RunFailed
+from jobs.store.worker_report import queue_workers
+from producer import Client
+from tests.conftest import (
+    QUICK_LEASE,
+    Server,
+    StartRunner,
+    run_command,
+    serve,
+    start_worker,
+    wait_for,
+)
+
+ROWS, CHUNK, WINDOW = 3000, 16, 4
+UNHARMED = Damage(lost=0, doubled=0, different=0, moved=0)
+SMALL = {"RANKMILL_WINDOW": str(WINDOW)}
+
+
+@pytest.fixture(scope="module")
+def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server and a worker, apart from other tests'."""
+    with contextmanager(serve)() as server:
+        worker = start_worker(server, "rankmill", tmp_path_factory.mktemp("worker"))
+        wait_for(lambda: queue_workers(server.client, "rankmill").scoring, worker)
+        yield server
+        worker.terminate()
+        worker.wait(timeout=60)
+
+
+@pytest.fixture
+def client(queue: Server, tiny_model: Path) -> Client:
+    return Client(queue.url, model=str(tiny_model), precision="fp32", chunk_size=CHUNK)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "a.parquet"
+    texts = [f"{'moon river ' * (n % 7)}{n}" for n in range(ROWS)]
+    pq.write_table(pa.table({"id": range(ROWS), "query": ["big cat"] * ROWS, "passage": texts}), path)
+    return path
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    return tmp_path / "out.parquet"
+
+
+def kept_rows(output: Path) -> int:
+    """Rows in the journal, which its runner may still write."""
+    with suppress(sqlite3.Error):
+        journal = sqlite3.connect(f"file:{folder_of(output) / 'journal.db'}?mode=ro", uri=True)
+        try:
+            return int(journal.execute("SELECT coalesce(sum(rows), 0) FROM chunks").fetchone()[0])
+        finally:
+            journal.close()
+    return 0
+
+
+def test_it_is_scored_as_score_file_does(
+    client: Client, queue: Server, runners: StartRunner, source: Path, output: Path, tmp_path: Path
+) -> None:
+    options = ["--model", client.settings.model, "--precision", "fp32", "--redis", queue.url]
+    submitted = run_command("rankmill", "submit", "a.parquet", "-o", "out.parquet", *options, cwd=tmp_path)
+    assert submitted.code == 0, submitted.err
+    assert "no runner takes runs" in submitted.err
+    run_id = submitted.out.strip()
+    status = run_command("rankmill", "status", run_id, "--redis", queue.url)
+    assert "is waiting" in status.out, status.err
+    runners(queue)
+    waited = run_command("rankmill", "wait", run_id, "--redis", queue.url)
+    assert waited.code == 0, waited.err
+    assert f"3,000 of 3,000 rows scored; scores are in {output}" in waited.out
+    undisturbed = tmp_path / "undisturbed.parquet"
+    assert run_command("score-file", source, "-o", undisturbed, *options).code == 0
+    assert damage(output, undisturbed) == UNHARMED
+    listed = json.loads(run_command("rankmill", "runs", "--json", "--redis", queue.url).out)
+    assert [(run["id"], run["state"]) for run in listed["submitted"]] == [(run_id, "done")]
+    again = run_command("rankmill", "submit", source, "-o", output, *options)
+    failed = run_command("rankmill", "wait", again.out.strip(), "--redis", queue.url)
+    assert (failed.code, failed.err.count("\n")) == (1, 1), failed.err
+    assert f"{output} exists already; replace it with --force" in failed.err
+    assert not list(queue.client.scan_iter("rq:job:*"))
+
+
+@pytest.fixture
+def undisturbed(source: Path, client: Client, tmp_path: Path, queue: Server) -> Path:
+    path = tmp_path / "undisturbed.parquet"
+    options = ["--model", client.settings.model, "--precision", "fp32", "--redis", queue.url]
+    assert run_command("score-file", source, "-o", path, *options).code == 0
+    return path
+
+
+def wait_until_some_are_kept(runner: subprocess.Popen[bytes], output: Path, writes: int = 8) -> None:
+    """Wait for a number of writes to the journal."""
+    log = folder_of(output) / "journal.db-wal"
+    seen: set[int] = set()
+
+    def some() -> bool:
+        with suppress(FileNotFoundError):
+            seen.add(log.stat().st_mtime_ns)
+        return len(seen) > writes
+
+    wait_for(some, runner)
+
+
+def test_a_runner_that_dies_is_followed_and_a_zombie_writes_nothing(
+    client: Client, queue: Server, runners: StartRunner, source: Path, output: Path, undisturbed: Path
+) -> None:
+    before = finished_jobs(queue.client)
+    first = runners(queue, environ=SMALL)
+    run = client.submit_file(str(source), str(output))
+    wait_until_some_are_kept(first, output)
+    first.kill()
+    first.wait()
+    kept = kept_rows(output)
+    zombie = runners(queue, environ=SMALL)
+    wait_for(lambda: run.status().progress.rows > kept, zombie)
+    zombie.send_signal(signal.SIGSTOP)
+    third = runners(queue, environ=SMALL)
+    wait_for(lambda: "another score-file is making" in run.status().reason, third)  # the zombie has its lock
+    zombie.send_signal(signal.SIGCONT)
+    done = run.wait(60)
+    assert damage(output, undisturbed) == UNHARMED
+    assert done.outcome
+    assert done.outcome.resumed_rows >= kept > 0
+    assert not folder_of(output).exists()
+    chunks = -(-ROWS // CHUNK)
+    assert finished_jobs(queue.client) - before <= chunks + 3 * WINDOW
+    for runner in (zombie, third):
+        assert runner.poll() is None
+
+
+def test_a_runner_that_is_stopped_hands_its_run_on_at_once(
+    client: Client, queue: Server, runners: StartRunner, source: Path, output: Path
+) -> None:
+    long_lease = {**SMALL, "RANKMILL_LEASE_SECONDS": "600"}
+    first = runners(queue, environ=long_lease)
+    run = client.submit_file(str(source), str(output))
+    wait_until_some_are_kept(first, output)
+    first.terminate()
+    assert first.wait(timeout=60) == 0
+    assert (run.status().state, run.status().reason) == ("waiting", "its runner was stopped")
+    runners(queue)
+    done = run.wait(60)
+    assert done.deaths == 0
+    assert done.outcome
+    assert done.outcome.resumed_rows > 0
+
+
+def test_killed_between_the_output_and_the_end_it_is_done(
+    client: Client, queue: Server, runners: StartRunner, source: Path, output: Path, tmp_path: Path
+) -> None:
+    run = client.submit_file(str(source), str(output), limit=50)
+    dies = "import os; from jobs.files.store import FileRunStore as S"
+    dies += "; S.end = lambda *_: os.kill(os.getpid(), 9)"
+    code = f"{dies}; from rankmill.cli.main import rankmill; rankmill()"
+    run_command("python", "-c", code, "runner", "--redis", queue.url, environ=QUICK_LEASE)
+    assert len(pq.read_table(output)) == 50
+    assert not folder_of(output).exists()
+    runners(queue)
+    done = run.wait(60)
+    assert done.outcome
+    assert done.outcome.rows == 50
+
+
+def test_cancelled_while_it_waits_and_while_it_runs(
+    client: Client, queue: Server, runners: StartRunner, source: Path, output: Path
+) -> None:
+    waits = client.submit_file(str(source), str(output))
+    assert waits.cancel().state == "cancelled"
+    assert not queue.client.llen("rq:queue:rankmill-files")
+    nobody = Client(queue.url, model=client.settings.model, queue="nobody-listens")
+    runs = nobody.submit_file(str(source), str(output))
+    runner = runners(queue)
+    wait_for(lambda: queue.client.llen("rq:queue:nobody-listens"), runner)
+    assert "is cancelled" in run_command("rankmill", "cancel", runs.id[:12], "--redis", queue.url).out
+    for run in (waits, runs):
+        with pytest.raises(RunCancelled, match=f"submitted run {run.id} was cancelled"):
+            run.wait(60)
+    assert not queue.client.llen("rq:queue:nobody-listens")
+    assert not output.exists()
+    assert client.submit_file(str(source), str(output), limit=20).wait(60).state == "done"
+    assert not list(queue.client.scan_iter("rq:job:*"))
+
+
+def test_a_file_that_this_host_does_not_see_is_another_runners(
+    client: Client, queue: Server, runners: StartRunner, source: Path, output: Path, tmp_path: Path
+) -> None:
+    """Hosts with files of their own: ``/proc/self/cwd`` is another folder for each process."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    blind = runners(queue, cwd=elsewhere)
+    seeing = runners(queue, cwd=tmp_path)
+    for number in range(3):
+        path = tmp_path / f"out-{number}.parquet"
+        run = client.submit_file("/proc/self/cwd/a.parquet", str(path), limit=20)
+        assert run.wait(60).state == "done"
+    run = client.submit_file("/proc/self/cwd/b.parquet", str(output))
+    with pytest.raises(
+        RunFailed, match=r"no runner can score it: .*b.parquet: no such file; .*b.parquet: no such"
+    ):
+        run.wait(60)
+    for runner in (blind, seeing):
+        runner.terminate()
+        assert runner.wait(timeout=60) == 0
+
+
+def test_what_no_runner_can_do_is_told_in_one_line(
+    client: Client, queue: Server, runners: StartRunner, source: Path, output: Path, tmp_path: Path
+) -> None:
+    runners(queue)
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("no column 'text'", {"passage_column": "text"}),
+        ("no such model directory on this runner's host", {"model": str(tmp_path / "gone")}),
+    ]
+    for reason, options in wrong:
+        with pytest.raises(RunFailed, match=reason) as failed:
+            client.submit_file(str(source), str(output), **options).wait(60)
+        assert "\n" not in str(failed.value)
+    assert not output.exists()
+    with pytest.raises(RunExpired, match="there is no submitted run szz: it ended more than 604,800 s ago"):
+        client.submitted_file("szz").wait()
+
+
+def test_by_its_name_from_plain_rq_and_never_by_a_plain_worker(
+    client: Client, queue: Server, runners: StartRunner, source: Path, output: Path
+) -> None:
+    files = Queue("rankmill-files", connection=queue.client, serializer=JSONSerializer)
+    run = client.submit_file(str(source), str(output))
+    worker = SimpleWorker([files], connection=queue.client, serializer=JSONSerializer)
+    worker.work(burst=True, logging_level="CRITICAL")
+    with pytest.raises(RunFailed, match="a worker that is no runner took its job"):
+        run.wait(60)
+    order = {"request": {"inputs": [str(source)], "output": str(output), "limit": 20},
+             "spec": {"model": client.settings.model}}  # fmt: skip
+    job = files.enqueue("jobs.score_file", order)
+    strange = files.enqueue("jobs.score_file", {**order, "surprise": 1})
+    runners(queue)
+    wait_for(output.exists)
+    done = client.submitted_file(job.id).wait(60)
+    assert done.outcome
+    assert done.outcome.rows == 20
+    wait_for(lambda: queue.client.hget(f"rq:job:{strange.id}", "status") == b"failed")
+    status = json.loads(run_command("rankmill", "status", "--json", "--redis", queue.url).out)
+    assert "surprise" in status["set_aside"][0]["reason"]
+    assert "rankmill-files" not in [each["name"] for each in status["queues"]]
