@@ -52,7 +52,7 @@ def status(
 )
 @options.as_json
 def runs(redis_url: str | None, file_queue: str | None, config: str | None, page: int, as_json: bool) -> None:
-    """List the runs that are not finished, and the submitted runs.
+    """List unfinished runs and submitted runs.
 
     The runs with the most recent activity come first. A submitted run is listed until it expires; while a
     runner works on it, its pairs are a run as well.

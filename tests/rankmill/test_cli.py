@@ -23,7 +23,8 @@ from rankmill.cli.main import rankmill
 from tests.conftest import BIN, ENVIRON, Server, run_command
 
 FAMILY = [
-    "score", "merge", "evaluate", "mine", "workers", "status", "runs", "errors", "cancel", "tune",
+    "score", "submit", "wait", "runner", "merge", "evaluate", "mine", "workers", "status", "runs", "errors",
+    "cancel", "tune",
     "experiment", "check-precision", "quantize", "models", "exporter", "config",
 ]  # fmt: skip
 

@@ -15,7 +15,7 @@ from rankmill.runner.runner import Runner
 @options.command("runner")
 @options.settings("redis_url", "file_queue", "log_level")
 def runner(config: str | None, **flags: Any) -> None:
-    """Score submitted files, one at a time, until it is stopped.
+    """Score submitted files, one after the other.
 
     Start any number on hosts that see the files. A runner reads the files, gives the pairs to live workers,
     and writes the output as rankmill score does; it needs no GPU. If it dies, another runner continues its

@@ -21,7 +21,7 @@ from rankmill.cli.files.request import SETTINGS, file_options, file_request
 @options.as_json
 @options.quiet
 def submit(config: str | None, webhook: str | None, as_json: bool, quiet: bool, **given: Any) -> None:
-    """Score the pairs of INPUT files with a cross-encoder, without waiting for it.
+    """Hand INPUT files to runners, which score their pairs.
 
     The options are those of rankmill score. A runner on any host that sees the same files scores them with
     live workers, whatever becomes of this process. The command prints the run's id, for rankmill wait,
