@@ -53,6 +53,10 @@ class OutputError(RankmillError):
     """The output, or the working folder beside it, cannot be written."""
 
 
+class StoreError(RankmillError):
+    """An object store refuses, or did not serve for the longest time that a command waits."""
+
+
 class ConnectionFailed(RankmillError):
     """No Redis or Valkey server answers at the given URL."""
 

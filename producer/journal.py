@@ -206,13 +206,14 @@ class Journal:
         except WireError as error:
             raise InputError(f"{error}; start over with --restart") from None
 
-    def seal(self, output: Path) -> None:
-        """Record that the output file is complete, just before it is moved into place."""
-        self._set_state("output", _identity(output))
+    def seal(self, output: str) -> None:
+        """Record what the complete output is, just before it is moved into place."""
+        self._set_state("output", output)
 
-    def made(self, output: Path) -> bool:
-        """Whether `output` is the file recorded by `seal`: the run moved it into place and then died."""
-        return output.exists() and self._state("output") == _identity(output)
+    @property
+    def sealed(self) -> str | None:
+        """What `seal` has recorded: if that is in place, the run moved it there and then died."""
+        return self._state("output")
 
     def _state(self, name: str) -> str | None:
         found = self._one("SELECT value FROM state WHERE name = ?", name)
@@ -268,9 +269,3 @@ def _result(chunk: int, rows: int | None, scores: object, about: bytes) -> Chunk
     if isinstance(result, ChunkScores) and rows not in {None, len(result.scores)}:
         raise WireError(f"it has {len(result.scores)} scores for {rows} rows")
     return result
-
-
-def _identity(path: Path) -> str:
-    """Properties that a file keeps when it is renamed: inode, size and modification time."""
-    found = path.stat()
-    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"

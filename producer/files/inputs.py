@@ -16,13 +16,12 @@ import pyarrow.parquet as pq
 
 from jobs.errors import InputError
 from producer.files.parts.names import part_of
+from producer.files.stores.paths import WORKSPACE, ObjectPath, as_path, workspace_of
+from producer.files.stores.reading import open_random
 
 PARQUET = (".parquet", ".pq")
 KINDS = (*PARQUET, ".csv", ".tsv", ".jsonl", ".ndjson", ".json")
 COMPRESSED = (".gz", ".zst")
-
-WORKSPACE = ".rankmill"
-"""Suffix of a run's folder: its name is the output's name with this suffix."""
 
 _LEFT_BESIDE = re.compile(
     r"\.((parquet|pq|((csv|tsv|jsonl|ndjson|trec)(\.gz|\.zst)?))\.errors|ya?ml\.tuning)\.jsonl$",
@@ -68,7 +67,7 @@ def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputF
     """
     found = [file for name in inputs for file in _found(name, inputs)]
     files = [file for file in found if not _is_left_behind(file.path)]
-    named = {Path(name) for name in inputs}
+    named = {as_path(name) for name in inputs}
     kept = [file for file in files if file.path in named or not _is_output(file.path, output)]
     if not kept:
         raise InputError(f"{', '.join(inputs)}: holds only what rankmill itself has left there")
@@ -86,8 +85,10 @@ def stem(path: Path) -> str:
 
 
 def _found(name: str, inputs: Sequence[str]) -> Iterator[InputFile]:
-    path = Path(name)
-    if path.is_dir():
+    path = as_path(name)
+    if isinstance(path, ObjectPath):
+        files, root = _objects(path), path if path.is_dir() else _fixed_part(path)
+    elif path.is_dir():
         files = sorted(file for file in path.rglob("*") if InputFile(file).kind in KINDS and file.is_file())
         if not files:
             raise InputError(f"{name}: no file with one of the endings {_endings()} in this directory")
@@ -104,6 +105,19 @@ def _found(name: str, inputs: Sequence[str]) -> Iterator[InputFile]:
         yield InputFile(file, _partition(file, root))
 
 
+def _objects(path: ObjectPath) -> list[Path]:
+    """The objects for a URL: of one, of a folder, or a glob."""
+    if path.is_file():
+        return [path]
+    if glob.has_magic(str(path)):
+        files = path.matches()
+    else:
+        files = [file for file in path.below() if InputFile(file).kind in KINDS]
+    if not files:
+        raise InputError(f"{path}: no such object, and none below it with one of the endings {_endings()}")
+    return files
+
+
 def _common_folder(inputs: Sequence[str]) -> Path:
     """The common folder of all files in `inputs`; a shell may have expanded them from a glob."""
     folders = [str(Path(name).parent) for name in inputs if Path(name).is_file()]
@@ -117,7 +131,7 @@ def _fixed_part(pattern: Path) -> Path:
     """The folder of a glob above its first wildcard."""
     parts = list(pattern.parent.parts)
     wild = [number for number, part in enumerate(parts) if glob.has_magic(part)]
-    return Path(*parts[: wild[0]]) if wild else pattern.parent
+    return type(pattern)(*parts[: wild[0]]) if wild else pattern.parent
 
 
 def _partition(path: Path, root: Path) -> tuple[tuple[str, str | None], ...]:
@@ -154,14 +168,14 @@ def _is_output(path: Path, output: str | None) -> bool:
     If the user's own file is at that path, it is an input, and the run ends with an error.
     """
     whole = path.parent.resolve() if part_of(path.name) else path.resolve()
-    asked = output is not None and whole == Path(output).resolve()
-    is_unfinished = whole.with_name(whole.name + WORKSPACE).is_dir()
+    asked = output is not None and whole == as_path(output).resolve()
+    is_unfinished = workspace_of(whole).is_dir()
     if not (asked or is_unfinished):
         return False
     if InputFile(path).kind not in PARQUET:
         return is_unfinished  # text has no place for metadata
     try:
-        return b"rankmill.version" in (pq.read_metadata(path).metadata or {})
+        return b"rankmill.version" in (pq.read_metadata(open_random(path)).metadata or {})
     except (pa.ArrowException, OSError):
         return False
 

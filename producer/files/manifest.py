@@ -16,6 +16,7 @@ from pathlib import Path
 
 from jobs.errors import InputError
 from producer.files.inputs import InputFile
+from producer.files.stores.paths import ObjectPath
 from producer.journal import OLD_CHUNK_SIZE
 
 _DIGESTED_BYTES = 64 << 10
@@ -86,6 +87,8 @@ def _in_a_line(text: str) -> str:
 
 def fingerprint(path: Path) -> str:
     """Identify a file and its state; raises `InputError` if it cannot be read."""
+    if isinstance(path, ObjectPath):
+        return path.fingerprint()
     try:
         with path.open("rb") as file:
             about = os.fstat(file.fileno())

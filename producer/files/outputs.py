@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from jobs.errors import InputError
 from producer.files.inputs import COMPRESSED
+from producer.files.stores.paths import ObjectPath, check_container
 from producer.files.writers import Writer
 from producer.files.writers.parquet import ParquetWriter
 from producer.files.writers.text import CsvWriter, JsonlWriter, TrecWriter, TsvWriter
@@ -127,6 +128,9 @@ def check_target(path: Path, form: OutputFormat) -> None:
         raise InputError(f"{path} is a directory; name a file with -o, or add --rows-per-part")
     if form.of(path) == "trec" and not re.fullmatch(r"\S+", form.tag):
         raise InputError(f"--tag {form.tag!r}: a TREC run needs a name without spaces")
+    if isinstance(path, ObjectPath):
+        check_container(path)
+        return
     if not path.parent.is_dir():
         raise InputError(f"{path.parent}: no such directory to write the output to")
     if not os.access(path.parent, os.W_OK):

@@ -84,7 +84,7 @@ def to_ask_for(survey: Survey, schema: pa.Schema) -> pa.Schema:
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, file: InputFile) -> pa.RecordBatch:
     """Convert the batch to `schema`; a file may lack columns or have narrower types."""
-    if batch.schema.equals(schema):
+    if not file.partition and batch.schema.equals(schema):  # JSON has all columns that it is asked for
         return batch
     constant = dict(file.partition)
     columns = []

@@ -19,7 +19,7 @@ from jobs.errors import InputError, OutputError
 from producer.files.outputs import OutputFormat
 from producer.files.parts.names import PART, PARTS, errors_name, whole
 from producer.files.source import Shard
-from producer.files.workspace import sync
+from producer.files.stores.writing import sync
 
 _NUMBER, _OF, _WHOLE = "rankmill.shard", "rankmill.shards", "rankmill.shard_of"
 _SAME = ("rankmill.revision", "rankmill.precision")

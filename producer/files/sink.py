@@ -16,7 +16,8 @@ import pyarrow as pa
 from jobs.errors import OutputError
 from producer.files.layout import Layout
 from producer.files.parts.names import errors_name
-from producer.files.workspace import sync
+from producer.files.stores.paths import ObjectPath
+from producer.files.stores.writing import identity, put, sync
 from producer.files.writers.parquet import ROW_GROUP_ROWS
 from producer.journal import Journal
 from producer.splitting import ScoredTable
@@ -102,17 +103,13 @@ class ScoredFile:
         The `journal` notes before that what the output is.
         """
         if journal:
-            journal.seal(self.partial)
+            journal.seal(identity(self.partial, in_store=isinstance(self.path, ObjectPath)))
         with _as_output_error(self.path):
-            if not self.path.parent.exists():  # of parts
-                self.path.parent.mkdir()
-                sync(self.path.parent.parent)
             if self._errors is None:
                 self.errors_path.unlink(missing_ok=True)  # from an earlier run with the same output
             else:
-                self._partial_errors.replace(self.errors_path)
-            self.partial.replace(self.path)
-            sync(self.path.parent)
+                put(self._partial_errors, self.errors_path)
+            put(self.partial, self.path)
 
     def __enter__(self) -> ScoredFile:
         return self

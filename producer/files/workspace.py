@@ -12,8 +12,9 @@ from types import TracebackType
 from typing import Protocol
 
 from jobs.errors import InputChanged, InputError, OutputBusy
-from producer.files.inputs import WORKSPACE
 from producer.files.manifest import differences
+from producer.files.stores.paths import ObjectPath, workspace_of
+from producer.files.stores.writing import identity, sync
 from producer.journal import Journal
 
 
@@ -43,7 +44,11 @@ class OutputFile:
 
     def taken(self, journal: Journal) -> Path | None:
         """The file, if another run or somebody else has made it."""
-        return self.path if self.path.exists() and not journal.made(self.path) else None
+        if not self.path.exists():
+            return None
+        sealed = journal.sealed
+        own = sealed and sealed == identity(self.path, in_store=isinstance(self.path, ObjectPath))
+        return None if own else self.path
 
     def check(self, journal: Journal) -> None:
         """See `Output.check`; the journal has all that is needed."""
@@ -82,7 +87,7 @@ class Workspace:
         self._target = target = output.path
         self._restart = restart
         self._force = force
-        self.folder = target.with_name(target.name + WORKSPACE)
+        self.folder = workspace_of(target)
         self.resumes = False
         """Whether an earlier run in this folder has the same manifest and is resumed."""
         self._begun = False
@@ -117,7 +122,7 @@ class Workspace:
 
     def _lock(self, stack: ExitStack) -> None:
         try:
-            self.folder.mkdir(exist_ok=True)
+            self.folder.mkdir(exist_ok=True, parents=isinstance(self._target, ObjectPath))
             lock = stack.enter_context((self.folder / "lock").open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -176,12 +181,3 @@ class Workspace:
             self._output.check(self.journal)
             self.resumes = True
         self._begun = True
-
-
-def sync(path: Path) -> None:
-    """Sync a file, or a folder's list of files, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

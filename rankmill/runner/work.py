@@ -10,12 +10,22 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from jobs.errors import ConnectionFailed, InputError, OutputBusy, OutputError, RedisUnavailable, RunnerError
+from jobs.errors import (
+    ConnectionFailed,
+    InputError,
+    OutputBusy,
+    OutputError,
+    RedisUnavailable,
+    RunnerError,
+    StoreError,
+)
 from jobs.files.record import FileRun, Outcome, Seal
 from jobs.files.request import FileOrder
 from jobs.run import Progress
 from jobs.runtime.settings import Settings
 from producer.files.sink import ScoredFile
+from producer.files.stores.paths import ObjectPath, as_path
+from producer.files.stores.writing import identity
 from rankmill.score_file import score_file
 from rankmill.scoring.opening import find_input
 from rankmill.scoring.request import Request
@@ -50,7 +60,9 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
         return _View(note)
 
     def confirm(output: ScoredFile | None, summary: Summary) -> None:
-        seal = output and Seal(path=str(output.path.resolve()), identity=_identity(output.partial))
+        seal = output and Seal(
+            path=str(output.path.resolve()), identity=_identity(output.partial, output.path)
+        )
         note(seal=seal, outcome=_outcome(summary), now=True)
 
     try:
@@ -59,7 +71,7 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
         )
     except (OutputBusy, RedisUnavailable, ConnectionFailed):
         raise
-    except (OutputError, OSError, MemoryError, pa.ArrowException) as error:
+    except (OutputError, StoreError, OSError, MemoryError, pa.ArrowException) as error:
         raise RunnerError(" ".join(f"{type(error).__name__}: {error}".split())) from None
 
 
@@ -67,8 +79,8 @@ def is_made(run: FileRun) -> bool:
     """Whether the output of `run` is in its place, and complete: its runner died, or left it, just after."""
     if not run.seal or not run.outcome:
         return False
-    output = Path(run.seal.path)
-    return output.exists() and _identity(output) == run.seal.identity
+    output = as_path(run.seal.path)
+    return output.exists() and _identity(output, output) == run.seal.identity
 
 
 class _View:
@@ -119,7 +131,6 @@ def _outcome(summary: Summary) -> Outcome:
     return Outcome(**{name: getattr(summary, name) for name in Outcome.model_fields})
 
 
-def _identity(path: Path) -> str:
-    """Properties that a file keeps when it is renamed, on any host that sees it."""
-    found = path.stat()
-    return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"
+def _identity(path: Path, output: Path) -> str:
+    """What a file keeps when it becomes `output`, on any host that sees it."""
+    return identity(path, in_store=isinstance(output, ObjectPath))

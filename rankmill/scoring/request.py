@@ -17,6 +17,7 @@ from producer.files.parts.sink import PartsFolder
 from producer.files.readers import TextColumns
 from producer.files.shards import check_shard
 from producer.files.source import Shard
+from producer.files.stores.paths import as_path, is_url
 from producer.files.workspace import Output, OutputFile
 
 TEXTS = ("query", "passage")
@@ -43,10 +44,10 @@ class RunRequest:
             One is not there.
         """
         for option, name in (("--run", self.run), ("--qrels", self.qrels)):
-            if name and not Path(name).is_file():
+            if name and not as_path(name).is_file():
                 raise InputError(f"{name}: no such file ({option})")
-        qrels = InputFile(Path(self.qrels)) if self.qrels else None
-        run = InputFile(Path(self.run))
+        qrels = InputFile(as_path(self.qrels)) if self.qrels else None
+        run = InputFile(as_path(self.run))
         return RunFiles(run, find_files(self.queries), find_files(self.corpus), self.depth, qrels)
 
 
@@ -123,7 +124,10 @@ class Request:
         With `rows_per_part` it is a folder, by default ``<input stem>.scored``.
         """
         if self.output:
-            return Path(self.output).resolve() if self.rows_per_part else Path(self.output)
+            path = as_path(self.output)
+            return path.resolve() if self.rows_per_part else path
+        if any(is_url(name) for name in (*self.inputs, *([self.run.run] if self.run else []))):
+            raise InputError("the input is in an object store; name the output with -o")
         ending = "" if self.rows_per_part else default_ending(self.form.kind)
         if self.shard:
             raise InputError("--shard makes one output of several; name it with -o")

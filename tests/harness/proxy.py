@@ -10,7 +10,7 @@ from types import TracebackType
 
 
 class Proxy:
-    """Forwards a TCP port to a Unix socket, from a thread of its own.
+    """Forwards a TCP port to a Unix socket or to ``HOST:PORT``, from a thread of its own.
 
     Set ``refuse`` to take no new connections, ``delay`` for seconds before each reply,
     ``cut_after`` to close a connection in the middle of a reply after about so many bytes; call
@@ -61,9 +61,15 @@ class Proxy:
             writer.transport.abort()
             return
         with contextlib.suppress(OSError):
-            up_reader, up_writer = await asyncio.open_unix_connection(self._socket)
+            up_reader, up_writer = await self._connect_up()
             self._writers |= {writer, up_writer}
             await asyncio.gather(self._pump(reader, up_writer, False), self._pump(up_reader, writer, True))
+
+    async def _connect_up(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if "/" in self._socket:
+            return await asyncio.open_unix_connection(self._socket)
+        host, _, port = self._socket.rpartition(":")
+        return await asyncio.open_connection(host, int(port))
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reply: bool) -> None:
         limit = self.cut_after and self._random.randint(1, 2 * self.cut_after)

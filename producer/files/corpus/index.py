@@ -27,7 +27,8 @@ import pyarrow.compute as pc
 from jobs.errors import InputError, OutputError
 from producer.files.corpus.texts import read_texts
 from producer.files.inputs import InputFile
-from producer.files.workspace import sync
+from producer.files.stores.paths import ObjectPath
+from producer.files.stores.writing import sync
 
 SUFFIX = ".index.rankmill"
 """Suffix of the folder of an index: its name is the corpus' name with this suffix."""
@@ -103,7 +104,7 @@ def in_memory(files: Iterable[InputFile], what: str) -> TextIndex:
 def on_disk(files: tuple[InputFile, ...], fingerprints: Iterable[str]) -> TextIndex:
     """The index of a corpus: the one beside its first file if it fits the files, else a new one.
 
-    Where that folder cannot be written, the index is in the user's cache folder.
+    Where that folder cannot be written, or is in an object store, the index is in the user's cache folder.
 
     Raises
     ------
@@ -114,9 +115,10 @@ def on_disk(files: tuple[InputFile, ...], fingerprints: Iterable[str]) -> TextIn
     """
     about = {"format": _FORMAT, "files": [[str(file.path.resolve()), mark] for file, mark in
                                           zip(files, fingerprints, strict=True)]}  # fmt: skip
-    beside = files[0].path.with_name(files[0].path.name + SUFFIX)
     name = hashlib.sha256(str(files[0].path.resolve()).encode()).hexdigest()[:16]
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rankmill" / "corpora" / name
+    first = files[0].path
+    beside = kept if isinstance(first, ObjectPath) else first.with_name(first.name + SUFFIX)
     for folder in (beside, kept):
         if _about(folder) == about:
             return _open(folder)

@@ -16,6 +16,7 @@ from producer.files.inputs import PARQUET, InputFile
 from producer.files.outputs import PASSAGE_IDS, QUERY_IDS
 from producer.files.readers import Reader
 from producer.files.readers.choice import Options, choose
+from producer.files.stores.reading import open_stream
 
 SCHEMA = pa.schema(
     [
@@ -136,7 +137,7 @@ def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield blocks of whole lines, with one space between two fields, and the number of their first line."""
     line, rest = 1, b""
     try:
-        with pa.input_stream(path, compression="detect") as stream:
+        with open_stream(path) as stream:
             while data := stream.read(_BLOCK_BYTES):
                 data = rest + data.removeprefix(b"\xef\xbb\xbf") if line == 1 else rest + data
                 end = data.rfind(b"\n") + 1

@@ -12,6 +12,7 @@ from jobs.errors import InputError
 from producer.files.inputs import KINDS, InputFile
 from producer.files.outputs import PASSAGE_IDS, QUERY_IDS
 from producer.files.readers.choice import Options, choose
+from producer.files.stores.reading import open_stream
 
 _RELEVANCE = ("relevance", "score", "rel", "label")
 
@@ -39,7 +40,7 @@ def read_qrels(path: Path) -> pd.DataFrame:
 
 def _qrels_lines(path: Path) -> pd.DataFrame:
     try:
-        with pa.input_stream(path, compression="detect") as stream:
+        with open_stream(path) as stream:
             lines = stream.read().decode("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None

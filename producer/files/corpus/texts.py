@@ -16,6 +16,7 @@ from jobs.errors import InputError
 from producer.files.inputs import PARQUET, InputFile
 from producer.files.readers.choice import Options, choose
 from producer.files.readers.jsonl import JsonlReader
+from producer.files.stores.reading import open_stream
 
 IDS = ("_id", "id", "query_id", "qid", "doc_id", "docid", "docno", "pid", "passage_id", "corpus_id")
 TEXTS = ("text", "query", "passage", "contents", "body", "question", "title")
@@ -80,7 +81,7 @@ def _batches(file: InputFile) -> Iterator[pa.RecordBatch]:
 def _json(path: Path) -> Iterator[pa.RecordBatch]:
     """Read only the needed keys; the first record says which, and whether ids are numbers."""
     try:
-        with pa.input_stream(path, compression="detect") as stream:
+        with open_stream(path) as stream:
             start = stream.read(_START_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
     except (OSError, pa.ArrowException) as error:
         raise InputError(f"{path}: cannot be read: {error}") from None
@@ -100,7 +101,7 @@ def _json(path: Path) -> Iterator[pa.RecordBatch]:
 
 def _delimited(file: InputFile) -> Iterator[pa.RecordBatch]:
     try:
-        with pa.input_stream(file.path, compression="detect") as stream:
+        with open_stream(file.path) as stream:
             start = stream.read(_START_BYTES).decode("utf-8-sig", "replace")
         is_tsv = file.kind == ".tsv"
         quoting = csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL
@@ -114,7 +115,7 @@ def _delimited(file: InputFile) -> Iterator[pa.RecordBatch]:
             )
         names = first if has_header else ["id", "text"]
         reader = pcsv.open_csv(
-            pa.input_stream(file.path, compression="detect"),
+            open_stream(file.path),
             read_options=pcsv.ReadOptions(
                 block_size=_BLOCK_BYTES, use_threads=False, column_names=names, skip_rows=int(has_header)
             ),

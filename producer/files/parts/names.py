@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.errors import InputError
+from producer.files.stores.paths import ObjectPath, check_container
 
 PART, PARTS = "rankmill.part", "rankmill.parts"
 """Metadata of a part: its number, and how many parts there are."""
@@ -54,6 +55,9 @@ def check_folder(folder: Path) -> None:
     InputError
         They cannot.
     """
+    if isinstance(folder, ObjectPath):
+        check_container(folder)
+        return
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file; --rows-per-part needs a folder, name one with -o")
     if not folder.parent.is_dir():

@@ -11,7 +11,9 @@ from producer.files.layout import Layout
 from producer.files.outputs import default_ending
 from producer.files.parts.names import PART, PARTS, Part, is_of_parts, part_name, part_of
 from producer.files.sink import ScoredFile
-from producer.files.workspace import Workspace, sync
+from producer.files.stores.paths import ObjectPath
+from producer.files.stores.writing import sync
+from producer.files.workspace import Workspace
 from producer.journal import Finished, Journal
 from producer.splitting import ScoredTable
 
@@ -45,11 +47,12 @@ class PartsFolder:
         """Delete all parts."""
         for path in self._files():
             path.unlink()
-        if self.path.is_dir():
+        if not isinstance(self.path, ObjectPath) and self.path.is_dir():
             sync(self.path)
 
     def _files(self) -> list[Path]:
-        return [path for path in self.path.glob("*") if is_of_parts(path.name)]
+        there = self.path.iterdir() if self.path.is_dir() else ()
+        return [path for path in there if is_of_parts(path.name)]
 
 
 class ScoredParts:

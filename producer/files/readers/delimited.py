@@ -19,6 +19,7 @@ import pyarrow.csv as pcsv
 from jobs.errors import InputError
 from producer.files.readers import Survey, first_null
 from producer.files.readers.forms import ALL_FORMS, Forms, forms_of
+from producer.files.stores.reading import open_stream
 
 _BLOCK_BYTES = 16 << 20
 """Size of the blocks that are parsed; a row must fit into one."""
@@ -97,7 +98,7 @@ class DelimitedReader:
             return
         try:
             reader = pcsv.open_csv(
-                pa.input_stream(path, compression="detect"),
+                open_stream(path),
                 read_options=pcsv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
                 parse_options=pcsv.ParseOptions(
                     delimiter=self._delimiter,
@@ -119,7 +120,7 @@ class DelimitedReader:
     def header(self, path: Path) -> list[str]:
         """Read the column names; none for an empty file. Arrow's errors give only a column's number."""
         try:
-            with pa.input_stream(path, compression="detect") as stream:
+            with open_stream(path) as stream:
                 raw = stream.read(_HEADER_BYTES)
             lines = io.StringIO(raw.decode("utf-8-sig", errors="surrogateescape"), newline="")
             quoting = csv.QUOTE_MINIMAL if self._has_quotes else csv.QUOTE_NONE

@@ -28,6 +28,7 @@ from producer.files.readers.json_bounds import (
     is_plain,
     slices,
 )
+from producer.files.stores.reading import open_stream
 
 _BLOCK_BYTES = 16 << 20
 
@@ -103,7 +104,7 @@ def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield ``(line, block)``: blocks of whole lines, about `_BLOCK_BYTES`, and their first line (from 1)."""
     line, rest = 1, b""
     try:
-        with pa.input_stream(path, compression="detect") as stream:
+        with open_stream(path) as stream:
             size = _FIRST_BYTES
             while data := stream.read(min(size, _BLOCK_BYTES)):
                 if size == _FIRST_BYTES and _is_array(path, data):

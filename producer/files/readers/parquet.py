@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from jobs.errors import InputError
 from producer.files.readers import Survey, first_null
+from producer.files.stores.reading import open_random
 
 _BUFFER_BYTES = 1 << 20  # read column chunks in parts, so that memory does not grow with the row group
 
@@ -47,7 +48,7 @@ class ParquetReader:
 
 def _open(path: Path) -> pq.ParquetFile:
     try:
-        file = pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+        file = pq.ParquetFile(open_random(path), buffer_size=_BUFFER_BYTES, pre_buffer=False)
         _ = file.schema_arrow.names
         return file
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

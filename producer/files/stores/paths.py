@@ -1,0 +1,183 @@
+"""Paths of objects: `Path`s that stand for what is at a URL."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Generator, Mapping
+from pathlib import Path, PosixPath
+from typing import Any
+
+from jobs.errors import InputError, StoreError
+from producer.files.stores.patience import LOOK_SECONDS, WORK_SECONDS, patiently
+
+WORKSPACE = ".rankmill"
+"""Suffix of a run's folder: its name is the output's name with this suffix."""
+
+_URL = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+_SECRET = re.compile(r"[^/]*//[^/]*:[^/]*@|https?://[^?]*\?", re.IGNORECASE)
+
+_WITH_BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss"}
+
+_VERSIONS = ("ETag", "etag", "VersionId", "version_id", "generation", "blob_id", "md5", "sha256")
+_TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
+
+
+class ObjectPath(PosixPath):
+    """The path of an object, such as ``s3://bucket/key``.
+
+    Of the methods that look at a disk it has those that are below, and they look at the store.
+    """
+
+    @property
+    def store(self) -> tuple[Any, str]:
+        """The fsspec file system, and the object's name in it."""
+        import fsspec
+
+        found: tuple[Any, str] = patiently(
+            self, lambda: fsspec.core.url_to_fs(str(self)), LOOK_SECONDS
+        )  # fsspec keeps the file systems
+        return found
+
+    @property
+    def protocol(self) -> str:
+        """What comes before ``://``."""
+        return self.parts[0].removesuffix(":")
+
+    def about(self) -> Mapping[str, Any]:
+        """What the store says of the object, as fsspec's ``info``; raises `InputError` if it is not there."""
+        system, name = self.store
+
+        def look() -> Mapping[str, Any]:
+            system.invalidate_cache(name)
+            found: Mapping[str, Any] = system.info(name)
+            return found
+
+        return patiently(self, look, WORK_SECONDS)
+
+    def fingerprint(self) -> str:
+        """A text that changes when the object does: its size and version, or else its time."""
+        about = self.about()
+        version = next((f"{name} {about[name]}" for name in _VERSIONS if about.get(name)), None)
+        changed = next((f"of {about[name]}" for name in _TIMES if about.get(name)), "")
+        return f"{about.get('size') or 0:,} bytes {version or changed}".strip().replace('"', "")
+
+    def __str__(self) -> str:
+        return super().__str__().replace(":/", "://", 1)
+
+    def resolve(self, strict: bool = False) -> ObjectPath:
+        """The path itself: a URL is absolute."""
+        return self
+
+    def exists(self) -> bool:
+        """Whether there is an object, or one below this name."""
+        return self._is("exists")
+
+    def is_file(self) -> bool:
+        """Whether there is an object of this name."""
+        return self._is("isfile")
+
+    def is_dir(self) -> bool:
+        """Whether there are objects below this name."""
+        return self._is("isdir")
+
+    def iterdir(self) -> Generator[ObjectPath, None, None]:
+        """What is directly below this name."""
+        system, name = self.store
+        for found in patiently(self, lambda: system.ls(name, detail=False, refresh=True), LOOK_SECONDS):
+            yield object_path(system.unstrip_protocol(found))
+
+    def below(self) -> list[Path]:
+        """All objects below this name, in order."""
+        system, name = self.store
+        found = patiently(self, lambda: system.find(name), LOOK_SECONDS)
+        return [object_path(system.unstrip_protocol(each)) for each in sorted(found)]
+
+    def matches(self) -> list[Path]:
+        """The objects that fit this name as a glob, in order."""
+        system, name = self.store
+        found = patiently(self, lambda: system.glob(name, detail=True), LOOK_SECONDS)
+        files = sorted(each for each, about in found.items() if about["type"] == "file")
+        return [object_path(system.unstrip_protocol(each)) for each in files]
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        """Delete the object."""
+        system, name = self.store
+        try:
+            patiently(self, lambda: system.rm_file(name), WORK_SECONDS)
+        except InputError:  # some stores say so, and others do not
+            if not missing_ok:
+                raise
+        system.invalidate_cache(name)
+
+    def _is(self, test: str) -> bool:
+        system, name = self.store
+
+        def look() -> bool:
+            system.invalidate_cache(name)
+            try:
+                about = system.info(name)  # the tests of fsspec call every failure a no
+            except FileNotFoundError:
+                return False
+            return test == "exists" or (about["type"] == "file") == (test == "isfile")
+
+        return patiently(self, look, LOOK_SECONDS)
+
+
+def is_url(name: str) -> bool:
+    """Whether a name is a URL, and not a path."""
+    return _URL.match(name) is not None
+
+
+def object_path(url: str) -> ObjectPath:
+    """The path of an object.
+
+    Raises
+    ------
+    InputError
+        The URL holds a secret, or has parts that a path cannot have.
+    """
+    if _SECRET.match(url):
+        where = url.partition("://")[0]
+        raise InputError(
+            f"{where}://...: a URL with a password or a signature would get into logs and journals; give it "
+            "to the store's library in its own file or variables of the environment"
+        )
+    path = ObjectPath(url)
+    if str(path) != url.rstrip("/") or ".." in path.parts:
+        raise InputError(f"{url}: names with empty parts, . or .. are not supported")
+    return path
+
+
+def check_container(path: ObjectPath) -> None:
+    """Check that the bucket (or what a store calls it) is there, if that may be asked.
+
+    Raises
+    ------
+    InputError
+        It is not there.
+    """
+    bucket = ObjectPath(*path.parts[:2])
+    try:
+        is_there = bucket.exists()
+    except StoreError:  # who may write need not be allowed to look
+        return
+    if not is_there and path.protocol in _WITH_BUCKETS:
+        raise InputError(f"{bucket}: no such bucket")
+
+
+def as_path(name: str) -> Path:
+    """The path of a file, or of an object if `name` is a URL."""
+    if not is_url(name):
+        return Path(name)
+    return Path(name.partition("://")[2]) if name.lower().startswith("file://") else object_path(name)
+
+
+def workspace_of(output: Path) -> Path:
+    """The folder of the run that makes `output`: beside it; that of an object is in the user's folder."""
+    if not isinstance(output, ObjectPath):
+        return output.with_name(output.name + WORKSPACE)
+    home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    digest = hashlib.sha256(str(output).encode()).hexdigest()[:16]
+    return home / "rankmill" / "outputs" / f"{output.name}-{digest}{WORKSPACE}"

@@ -1,0 +1,112 @@
+"""Reading files and objects: an object is read ahead, in blocks, and a connection that breaks is repeated."""
+
+from __future__ import annotations
+
+import io
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import pyarrow as pa
+
+from producer.files.stores.paths import ObjectPath
+from producer.files.stores.patience import WORK_SECONDS, patiently
+
+_BLOCK_BYTES = 4 << 20
+_AHEAD = 2
+"""Blocks that are fetched before they are asked for."""
+
+_KEPT = 16
+"""Blocks that are kept: a row group of Parquet is read in several places."""
+
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+
+
+def open_stream(path: Path) -> pa.NativeFile:
+    """Open a file as a stream, decompressed as its name says."""
+    if isinstance(path, ObjectPath):
+        return pa.input_stream(ObjectReader(path), compression=_COMPRESSIONS.get(path.suffix.lower()))
+    return pa.input_stream(path, compression="detect")
+
+
+def open_random(path: Path) -> Path | pa.NativeFile:
+    """A file to be read in any order, as Arrow takes it."""
+    return pa.PythonFile(ObjectReader(path), mode="r") if isinstance(path, ObjectPath) else path
+
+
+class ObjectReader(io.RawIOBase):
+    """An object as a file that can be read at any place.
+
+    Parameters
+    ----------
+    path
+        The object.
+
+    Raises
+    ------
+    InputError, StoreError
+        The object cannot be read; from `read`, after the store was away for long.
+    """
+
+    def __init__(self, path: ObjectPath) -> None:
+        self._path = path
+        self._system, self._name = path.store
+        self._size = int(path.about()["size"])
+        self._place = 0
+        self._blocks: OrderedDict[int, Future[bytes]] = OrderedDict()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        self._place = max(base + offset, 0)
+        return self._place
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read `size` bytes, fewer only at the end."""
+        left = self._size - self._place
+        left = max(left if size is None or size < 0 else min(size, left), 0)
+        found = []
+        while left:
+            block, start = divmod(self._place, _BLOCK_BYTES)
+            data = self._block(block)[start : start + left]
+            found.append(data)
+            self._place += len(data)
+            left -= len(data)
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    def _block(self, number: int) -> bytes:
+        for each in range(number, number + 1 + _AHEAD):
+            if each not in self._blocks and each * _BLOCK_BYTES < self._size:
+                self._blocks[each] = _pool().submit(self._fetch, each)
+        self._blocks.move_to_end(number)
+        while len(self._blocks) > _KEPT:
+            self._blocks.popitem(last=False)
+        future = self._blocks[number]
+        if future.exception() is None:
+            return future.result()
+        data = patiently(self._path, lambda: self._fetch(number), WORK_SECONDS)
+        self._blocks[number] = Future()
+        self._blocks[number].set_result(data)
+        return data
+
+    def _fetch(self, number: int) -> bytes:
+        start = number * _BLOCK_BYTES
+        end = min(start + _BLOCK_BYTES, self._size)
+        data: bytes = self._system.cat_file(self._name, start=start, end=end)
+        if len(data) != end - start:
+            raise OSError(f"{len(data):,} bytes came instead of {end - start:,}")
+        return data
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(4, "rankmill-read")

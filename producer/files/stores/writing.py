@@ -1,0 +1,72 @@
+"""Putting a complete local file where it belongs: it is there as a whole, and to stay, or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from producer.files.stores.paths import ObjectPath
+from producer.files.stores.patience import WORK_SECONDS, patiently
+from producer.files.stores.reading import ObjectReader
+
+_WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss", "memory"}
+"""Stores in which an object appears when its upload is complete."""
+
+_READ_BYTES = 4 << 20
+
+
+def put(file: Path, target: Path) -> None:
+    """Move a synced file to `target`, which is replaced; its folder is created if it is not there.
+
+    Raises
+    ------
+    OSError, StoreError
+        It cannot be written.
+    """
+    if isinstance(target, ObjectPath):
+        patiently(f"cannot write {target}", lambda: _upload(file, target), WORK_SECONDS)
+        file.unlink()
+        return
+    if not target.parent.exists():  # of parts
+        target.parent.mkdir()
+        sync(target.parent.parent)
+    file.replace(target)
+    sync(target.parent)
+
+
+def identity(path: Path, *, in_store: bool) -> str:
+    """What a complete file keeps when it is put into place: inode, size, time; in a store size and digest."""
+    if not in_store:
+        found = path.stat()
+        return f"{found.st_ino} {found.st_size} {found.st_mtime_ns}"
+    digest, size = hashlib.sha256(), 0
+    with ObjectReader(path) if isinstance(path, ObjectPath) else path.open("rb") as file:
+        while data := file.read(_READ_BYTES):
+            digest.update(data)
+            size += len(data)
+    return f"{size} {digest.hexdigest()}"
+
+
+def sync(path: Path) -> None:
+    """Sync a file, or a folder's list of files, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _upload(file: Path, target: ObjectPath) -> None:
+    system, name = target.store
+    if target.protocol in _WHOLE:
+        system.put_file(str(file), name)
+    else:
+        partial = target.with_name(f".{target.name}.partial").store[1]
+        system.makedirs(target.parent.store[1], exist_ok=True)
+        system.put_file(str(file), partial)
+        system.mv(partial, name)
+    system.invalidate_cache(name)
+    size = system.info(name)["size"]
+    if size != file.stat().st_size:
+        raise OSError(f"{size:,} bytes are there of {file.stat().st_size:,}")
