@@ -76,8 +76,8 @@ class Run(WireModel):
 class Progress(WireModel):
     """How many rows of a run are done, those of unfinished chunks included.
 
-    ``at`` is when the latest were; ``since_rows`` were done at ``since``, about a minute before. Both are in
-    seconds since 1970, and 0 until this run scores its first rows.
+    ``at`` is when the latest were; ``since_rows`` were done at ``since``, about half a minute before. Both
+    are in seconds since 1970, and 0 until this run scores its first rows.
     """
 
     rows: Count = 0

@@ -10,7 +10,8 @@ from jobs.run import MAX_ERROR_CHARS, MAX_ROW_ERRORS, Progress, RowError
 from producer.splitting import scores_and_errors
 
 _SPEED_SECONDS = 60
-"""The speed is that of the last minute."""
+"""The speed is that of the later half of the last minute: a run's first seconds, in which its workers get
+their first chunks, are soon forgotten."""
 
 _STEP_SECONDS = 0.5
 """Least time between two points from which the speed is told."""
@@ -40,8 +41,9 @@ class Notes:
     @property
     def progress(self) -> Progress:
         """The progress so far."""
-        since, since_rows = self._points[0] if self._points else (0.0, 0)
         at = self._points[-1][0] if self._points else 0.0
+        half = (self._points[0][0] + at) / 2 if self._points else 0.0
+        since, since_rows = max((point for point in self._points if point[0] <= half), default=(0.0, 0))
         return Progress(
             rows=self._rows, row_errors=self._row_errors, since=since, since_rows=since_rows, at=at
         )

@@ -26,10 +26,10 @@ from producer.sizing import Sizes
 from producer.splitting import ScoredTable, Unit
 from producer.window import Window
 
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.25
 """Longest wait for a result before the deadline and the caller's `on_wait` are checked again."""
 
-_LOOK_SECONDS = 0.5
+_LOOK_SECONDS = 0.2
 """Least time between two looks at what the workers do."""
 
 _SWEEP_SECONDS = 10

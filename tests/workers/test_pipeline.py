@@ -14,6 +14,7 @@ import torch
 
 from jobs.spec import ScoreSpec
 from tests.conftest import run_command
+from workers.backends.base import Logits
 from workers.backends.torch.backend import TorchForward
 from workers.engine.engine import Engine, Work
 from workers.engine.pipeline import Pipeline
@@ -183,3 +184,45 @@ def test_chunks_are_answered_one_after_the_other(tiny_model: Path, monkeypatch: 
     assert sorted(numbers) == list(range(30))
     assert scored[9] < 2000  # all at the end without it
     pipeline.close(finish=True)
+
+
+class Ahead(Paced):
+    """A device that takes forwards ahead, and notes how many are in progress when one begins."""
+
+    depth = 3
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.in_progress: list[int] = []
+        self.open = 0
+
+    def submit(self, batch: Batch) -> _Forward:  # type: ignore[override]
+        self.sizes.append(len(batch.ids))
+        self.in_progress.append(self.open)
+        self.open += 1
+        return _Forward(self, len(batch.ids))
+
+
+class _Forward:
+    def __init__(self, device: Ahead, rows: int) -> None:
+        self._device, self._rows = device, rows
+
+    def result(self) -> Logits:
+        time.sleep(self._device.seconds)
+        self._device.open -= 1
+        return np.zeros(self._rows, np.float32)
+
+
+def test_while_requests_come_one_forward_is_in_progress(tiny_model: Path) -> None:
+    engine, _, work = paced(tiny_model, 0.05, rows_in_batch=20)
+    device = Ahead(0.05)
+    object.__setattr__(engine.model, "backend", device)
+    pipeline = Pipeline(0.0)
+    pipeline.put(engine, work(400), lambda: None)
+    pipeline.wait_for(lambda: pipeline.pending < 350, 30)
+    assert max(device.in_progress) == 2
+    pipeline.put(engine, work(15), lambda: None, "request")
+    pipeline.close(finish=True)
+    after = device.in_progress[device.sizes.index(15) :]
+    assert len(after) > 3
+    assert not any(after[1:])

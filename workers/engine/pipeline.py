@@ -25,6 +25,9 @@ _WAIT_SECONDS = 5
 
 _ENOUGH_BATCHES = 2
 
+_ALERT_SECONDS = 10
+"""For so long after a request, one forward is in progress at a time: the next request waits for one batch."""
+
 FIRST_BATCH_SECONDS = 900
 """A worker's first batch (with compilation) counts as hanging after this time."""
 
@@ -48,8 +51,9 @@ class _Lane:
 class Pipeline:
     """Scores work of several chunks at once, and answers each chunk when its last row is scored.
 
-    A request waits for the batch in progress, no matter how much bulk work is claimed; while requests
-    always wait, a quarter of the pairs is bulk work (`Turns`).
+    A request waits for the forwards in progress, no matter how much bulk work is claimed: for one while
+    requests come, for up to `Backend.depth` else. While requests always wait, a quarter of the pairs is bulk
+    work (`Turns`).
 
     Parameters
     ----------
@@ -64,6 +68,7 @@ class Pipeline:
         self._turns = Turns()
         self._answers: dict[Work, Answer] = {}
         self._pending: dict[Priority, int] = {"request": 0, "bulk": 0}
+        self._alert_until = 0.0
         self._woken = False
         self._closed = False
         self._batch_since: float | None = None
@@ -87,6 +92,8 @@ class Pipeline:
             engine.queue(work, lane.rows, whole=whole)
             self._answers[work] = answer
             self._pending[priority] += work.left
+            if priority == "request":
+                self._alert_until = time.monotonic() + _ALERT_SECONDS
             self._changed.notify_all()
 
     def drop(self, work: Work, answer: Answer) -> None:
@@ -188,23 +195,33 @@ class Pipeline:
         """The forward thread: runs batches, with up to `Backend.depth` forwards in progress."""
         flights: deque[tuple[_Lane, Flight]] = deque()
         while True:
-            batch = self._take(wait=not flights)
-            if batch is None and not flights:
-                return
+            batch = None if self._full(flights) else self._take(wait=not flights)
             if batch is not None:
                 lane, parts = batch
                 self._batch_since = self._batch_since or time.monotonic()
                 flights.append((lane, lane.engine.submit(parts)))
-            if batch is None or len(flights) >= lane.engine.model.backend.depth:
-                lane, flight = flights.popleft()
-                engine = lane.engine
-                seconds = self._finish(lane, flight, last=not flights)
-                if engine.may_adapt(flight, seconds):
-                    while flights:
-                        self._finish(*flights.popleft(), last=not flights)
-                    self._batch_since = time.monotonic()
-                    engine.adapt(flight)
-                    self._batch_since = None
+            elif flights:
+                self._finish_oldest(flights)
+            else:
+                return
+
+    def _full(self, flights: deque[tuple[_Lane, Flight]]) -> bool:
+        """Whether no further forward may begin now."""
+        if not flights:
+            return False
+        if time.monotonic() < self._alert_until:
+            return True
+        return len(flights) >= flights[-1][0].engine.model.backend.depth
+
+    def _finish_oldest(self, flights: deque[tuple[_Lane, Flight]]) -> None:
+        lane, flight = flights.popleft()
+        seconds = self._finish(lane, flight, last=not flights)
+        if lane.engine.may_adapt(flight, seconds):
+            while flights:
+                self._finish(*flights.popleft(), last=not flights)
+            self._batch_since = time.monotonic()
+            lane.engine.adapt(flight)
+            self._batch_since = None
 
     def _take(self, wait: bool) -> tuple[_Lane, list[Part]] | None:
         """Take the next batch, from the lane whose turn it is; ``None`` without one, or after `close`."""
