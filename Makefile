@@ -29,6 +29,7 @@ chaos: $(READY)  ## what is lost when things die, at full size; docs/BENCHMARKS.
 	$(BIN)/python -m benchmarks.chaos redis-flush --rows 100000 --kills 10
 	$(BIN)/python -m benchmarks.chaos redis-failover --rows 100000 --kills 5
 	$(BIN)/python -m benchmarks.chaos redis-full --rows 100000 --kills 5
+	$(BIN)/python -m benchmarks.chaos submitted --rows 100000 --kills 5
 	$(BIN)/python -m benchmarks.fuzz --minutes 10
 
 stack: secrets/redis_password secrets/grafana_password  ## server, workers, page, Prometheus, Grafana, in containers

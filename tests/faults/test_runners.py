@@ -6,7 +6,7 @@ import json
 import signal
 import sqlite3
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,12 @@ from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
 from benchmarks.kills import Damage, damage, finished_jobs, folder_of
+from benchmarks.submitted import everybody_dies
 from jobs.errors import RunCancelled, RunExpired, RunFailed
 from jobs.store.worker_report import queue_workers
 from producer import Client
 from tests.conftest import (
+    ENVIRON,
     QUICK_LEASE,
     Server,
     StartRunner,
@@ -30,6 +32,7 @@ from tests.conftest import (
     start_worker,
     wait_for,
 )
+from tests.harness.preloaded import PreloadedProcess
 
 ROWS, CHUNK, WINDOW = 3000, 16, 4
 UNHARMED = Damage(lost=0, doubled=0, different=0, moved=0)
@@ -264,3 +267,15 @@ def test_by_its_name_from_plain_rq_and_never_by_a_plain_worker(
     status = json.loads(run_command("rankmill", "status", "--json", "--redis", queue.url).out)
     assert "surprise" in status["set_aside"][0]["reason"]
     assert "rankmill-files" not in [each["name"] for each in status["queues"]]
+
+
+def test_submitter_runner_worker_and_server_die(tmp_path: Path) -> None:
+    def start(command: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+        with log.open("ab") as out:
+            env = {**ENVIRON, **environ}
+            return PreloadedProcess(list(command), cwd=tmp_path, env=env, stdout=out, stderr=out)
+
+    toll = everybody_dies(tmp_path, rows=4000, kills=1, seed=1, seconds=0.5, start=start)
+    assert (toll.lost, toll.doubled, toll.different, toll.moved, toll.scored_again) == (0, 0, 0, 0, 0)
+    assert toll.kills == 4
+    assert 0 < toll.journalled[0] < 4000 <= toll.submitted
