@@ -22,7 +22,7 @@ from benchmarks.queue import PASSAGE, IdleWorker, NoScorer
 from jobs.results import ChunkScores
 from jobs.runtime.settings import WorkerSettings
 from producer import Client
-from producer.client import ScoringRun
+from producer.runs.scoring_run import ScoringRun
 from workers.queue.claim import Claim
 
 LATE_SECONDS = "LATE_SECONDS"

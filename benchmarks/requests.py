@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from benchmarks.cluster import cluster
 from jobs.spec import ScoreSpec
 from producer import Client
-from producer.client import ScoringRun
+from producer.runs.scoring_run import ScoringRun
 from workers.device import resolve_device, resolve_token_budget, use_threads
 from workers.engine.engine import Engine
 from workers.models.loading import load_model

@@ -42,7 +42,7 @@ from jobs.runtime.settings import WorkerSettings
 from jobs.spec import ScoreSpec
 from jobs.store.worker_report import queue_workers
 from producer import Client
-from producer.client import ScoringRun
+from producer.runs.scoring_run import ScoringRun
 from workers.models import loading
 from workers.models.description import Description
 from workers.models.layout import PLAIN

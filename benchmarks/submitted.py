@@ -72,8 +72,8 @@ def _answers(client: redis.Redis) -> bool:
 class Toll:
     """What became of a submitted file: rows that were harmed, and rows scored again that were journalled.
 
-    ``submitted`` counts the rows that runners gave to workers, by their logs; ``journalled`` are the rows that
-    were in the journal when a runner was killed, for each kill.
+    ``submitted`` counts the rows that runners gave to workers, by their logs; ``journalled`` are the rows in
+    the journal when a runner was killed, for each kill.
     """
 
     lost: int = 0

@@ -105,6 +105,34 @@ class RunExpired(InputError):
     """There is no such run, or its results are no longer kept."""
 
 
+class StillWaiting(RankmillError):
+    """The wait for a run's scores has ended without all of them, and the run goes on.
+
+    Parameters
+    ----------
+    reason
+        Why the wait has ended.
+    then
+        What has become of the run.
+    """
+
+    def __init__(self, reason: str, then: str = "the run goes on: ask again, or cancel it") -> None:
+        super().__init__(f"{reason}; {then}")
+        self._reason = reason
+
+    def of_a_cancelled_run(self) -> StillWaiting:
+        """The same error of a run that was cancelled then."""
+        return type(self)(self._reason, "the run is cancelled")
+
+
+class RunTimeout(StillWaiting, TimeoutError):
+    """Not all scores came in time."""
+
+
+class NoWorkers(StillWaiting):
+    """No worker has listened on the queue for the longest time that the client waits for one."""
+
+
 class RunCancelled(RankmillError):
     """The run was cancelled; it has no further scores."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shlex
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -13,6 +14,7 @@ from rq.job import Job, Retry
 
 from jobs import keys
 from jobs.errors import WireError
+from jobs.runtime.passwords import mask_url
 from jobs.runtime.tracing import TRACE
 
 if TYPE_CHECKING:
@@ -116,4 +118,14 @@ def wrong_worker_message(queue: str) -> str:
     return (
         f"queue {queue!r} is served by a plain RQ worker, which cannot score; "
         f"start its workers with: {worker_command(queue)}"
+    )
+
+
+def no_workers_message(queue: str, url: str) -> str:
+    """One line for a queue without workers: the server, and two commands that start workers."""
+    server = shlex.quote(mask_url(url))
+    return (
+        f"no worker listens on queue {queue!r} at {server} yet; start workers with: "
+        f"score-workers --redis {server} --queue {shlex.quote(queue)} "
+        f"(or one worker with: {worker_command(shlex.quote(queue))} --url {server})"
     )

@@ -1,18 +1,28 @@
 """Producers cut files and requests into chunks, enqueue them and collect the scores."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from producer.client import Client, Ranked, ScoringRun
+    from producer.client import Client
     from producer.cross_encoder import CrossEncoder
+    from producer.runs.scores import Ranked, RunStats, Scores
+    from producer.runs.scoring_run import ScoringRun
 
-__all__ = ["Client", "CrossEncoder", "Ranked", "ScoringRun"]
+_HOMES = {
+    "Client": "producer.client",
+    "CrossEncoder": "producer.cross_encoder",
+    "Ranked": "producer.runs.scores",
+    "RunStats": "producer.runs.scores",
+    "Scores": "producer.runs.scores",
+    "ScoringRun": "producer.runs.scoring_run",
+}
+
+__all__ = ["Client", "CrossEncoder", "Ranked", "RunStats", "Scores", "ScoringRun"]
 
 
 def __getattr__(name: str) -> Any:
     """Import the client on first use: the code that starts embedded workers does not need it."""
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from producer import client, cross_encoder
-
-    return getattr(cross_encoder if name == "CrossEncoder" else client, name)
+    return getattr(import_module(_HOMES[name]), name)

@@ -13,17 +13,14 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence, Sized
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from jobs.errors import ConfigError
+from jobs.errors import ConfigError, StillWaiting
 from jobs.priority import Priority
-from jobs.run import Progress, new_run
+from jobs.run import new_run
 from jobs.runtime.connection import connect
 from jobs.runtime.logs import about
 from jobs.runtime.settings import Settings, load_settings
@@ -32,8 +29,10 @@ from jobs.store.runs import RunStore
 from producer.journal import Journal
 from producer.leftovers import Leftovers
 from producer.pairs import RowsAt, cut_pairs
+from producer.runs.listeners import Listeners
+from producer.runs.scores import Ranked, Scores, ranked
+from producer.runs.scoring_run import ScoringRun
 from producer.sizing import ChunkSize, Sizes, WindowSize
-from producer.splitting import ScoredTable
 from producer.submission import Submission
 from producer.submitted.methods import SubmittedRuns
 
@@ -45,22 +44,20 @@ COLUMNS = ("query", "passage")
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Ranked:
-    """A passage ranked by `Client.rank`: its index in the given list, and its score."""
-
-    index: int
-    score: float
-
-
 class Client(SubmittedRuns):
     """Submits pairs to the workers of one queue. A client may have any number of runs at the same time.
+
+    Threads may share it. After a fork, parent and child may both go on using it, each with connections of its
+    own; a run belongs to the process that has submitted it.
 
     Parameters
     ----------
     redis_url
         URL that begins with ``redis://``, ``rediss://``, ``unix://`` or ``redis+sentinel://``; default:
         `redis_url` of the settings (``REDIS_URL``).
+    no_workers_seconds
+        A wait for scores ends with `NoWorkers` when no worker has listened on the queue for so long;
+        ``None``: never.
     settings
         Settings to start from; default: environment, config file and defaults.
     options
@@ -75,7 +72,12 @@ class Client(SubmittedRuns):
     """
 
     def __init__(
-        self, redis_url: str | None = None, *, settings: Settings | None = None, **options: Any
+        self,
+        redis_url: str | None = None,
+        *,
+        no_workers_seconds: float | None = 60.0,
+        settings: Settings | None = None,
+        **options: Any,
     ) -> None:
         self.settings = settings or load_settings(options)
         url = redis_url or self.settings.redis_url
@@ -86,6 +88,9 @@ class Client(SubmittedRuns):
         self.store = RunStore(connect(url, self.settings.redis_wait_seconds))
         self._leftovers = Leftovers(self.store)
         self._chunk_rows: dict[str, int] = {}
+        self._listeners: Listeners | None = None
+        if no_workers_seconds is not None:
+            self._listeners = Listeners(self.store, url, self.settings.queue, no_workers_seconds)
 
     def submit(
         self,
@@ -170,6 +175,7 @@ class Client(SubmittedRuns):
         sizes, tables = Sizes(window, chunks), cut(chunks.at)
         submission = Submission(self.store, run, self._leftovers, tables, columns, sizes, journal)
         submission.on_wait, submission.deadline = on_wait, deadline
+        submission.listeners = self._listeners
         try:
             if journal:
                 journal.begin(run.id)
@@ -188,15 +194,27 @@ class Client(SubmittedRuns):
         columns: tuple[str, str] = COLUMNS,
         priority: Priority | None = None,
         **spec: Any,
-    ) -> npt.NDArray[np.float32]:
-        """Score pairs and wait at most `timeout` seconds: `submit`, then `ScoringRun.scores`."""
+    ) -> Scores:
+        """Score pairs and wait at most `timeout` seconds: `submit`, then `ScoringRun.scores`.
+
+        Whatever keeps the scores from coming, the run is cancelled then; one that is to go on is started with
+        `submit`.
+
+        Raises
+        ------
+        RunTimeout, NoWorkers
+            Not all scores came in time, or nobody listens on the queue.
+        """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        run = self._submit(pairs, columns, priority=priority, deadline=deadline, **spec)
         try:
-            return run.scores(None if timeout is None else deadline - time.monotonic())
-        except BaseException:
-            run.cancel()
-            raise
+            run = self._submit(pairs, columns, priority=priority, deadline=deadline, **spec)
+            try:
+                return run.scores(None if timeout is None else deadline - time.monotonic())
+            except BaseException:
+                run.cancel()
+                raise
+        except StillWaiting as error:
+            raise error.of_a_cancelled_run() from None
 
     def rank(
         self,
@@ -207,78 +225,14 @@ class Client(SubmittedRuns):
         timeout: float | None = None,
         **spec: Any,
     ) -> list[Ranked]:
-        """Order `passages` by their score with `query`, best first; passages without a score come last."""
+        """Order `passages` by their score with `query`, best first; passages without a score come last.
+
+        Raises as `score`.
+        """
         scores = self.score([(query, passage) for passage in passages], timeout=timeout, **spec)
-        order = np.argsort(-scores, kind="stable")[:top_k]
-        return [Ranked(int(index), float(scores[index])) for index in order]
+        return ranked(scores, top_k)
 
     def _submit(self, pairs: Pairs, columns: tuple[str, str], **options: Any) -> ScoringRun:
         rows = len(pairs) if isinstance(pairs, Sized) else None
         cut = partial(cut_pairs, pairs, columns)
         return self.start(cut, columns, rows=rows, **options)
-
-
-class ScoringRun:
-    """A submitted run. Read its results once: all with `scores`, or in parts by iterating.
-
-    Chunks beyond the window are submitted while the caller reads results.
-    """
-
-    def __init__(self, submission: Submission) -> None:
-        self._submission = submission
-        self._scores: list[npt.NDArray[np.float32]] = []
-        self.errors: dict[int, str] = {}
-        """Reasons by row number (from 0) for the rows read so far that have no score."""
-        self._rows = 0
-
-    @property
-    def id(self) -> str:
-        """The run's id, as it appears in logs and Redis keys."""
-        return self._submission.run.id
-
-    @property
-    def progress(self) -> Progress:
-        """The rows done so far, those of unfinished chunks included, and the speed."""
-        return self._submission.progress
-
-    def scores(self, timeout: float | None = None) -> npt.NDArray[np.float32]:
-        """Wait for all scores: float32 of shape ``[n]``, NaN for the rows in `errors`.
-
-        Parameters
-        ----------
-        timeout
-            Longest time to wait, in seconds.
-
-        Raises
-        ------
-        TimeoutError
-            Some scores are still missing. The run goes on; call this again to go on waiting.
-        RunFailed, RunCancelled
-            The run has ended without all of its scores.
-        """
-        self._submission.deadline = math.inf if timeout is None else time.monotonic() + timeout
-        try:
-            for part in self.tables():
-                self._scores.append(part.scores.to_numpy(zero_copy_only=False).astype(np.float32))
-        finally:
-            self._submission.deadline = math.inf
-        return np.concatenate(self._scores) if self._scores else np.zeros(0, np.float32)
-
-    def __iter__(self) -> Iterator[float]:
-        """Yield the scores in input order, each as soon as it is available; NaN for rows in `errors`."""
-        for part in self.tables():
-            for score in part.scores.to_pylist():
-                yield math.nan if score is None else score
-
-    def tables(self) -> Iterator[ScoredTable]:
-        """Yield the input as tables in input order, each with its scores, errors and statistics."""
-        for part in self._submission.tables():
-            for row, reason in enumerate(part.errors.to_pylist(), self._rows):
-                if reason is not None:
-                    self.errors[row] = reason
-            self._rows += len(part.table)
-            yield part
-
-    def cancel(self) -> None:
-        """Cancel the run: its waiting chunks leave the queue, and its keys are deleted."""
-        self._submission.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -14,13 +15,14 @@ from jobs.runtime.logs import about
 from jobs.runtime.patience import redis_errors, waiting
 from jobs.store.runs import RunStore
 
-_AT_ONCE_SECONDS = 1
+_AT_ONCE_SECONDS = 0.1
+"""How long the caller waits, at most; its own time may be over."""
 
 logger = logging.getLogger(__name__)
 
 
 class Leftovers:
-    """Removes the keys and waiting jobs of ended runs from Redis; safe to share between threads.
+    """Removes keys and waiting jobs of ended runs from Redis; threads may share it, also after a fork.
 
     The caller does not wait for a server that cannot serve. A background thread retries instead, until
     the run's keys would have expired.
@@ -28,6 +30,10 @@ class Leftovers:
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._left: deque[tuple[Run, list[int], float]] = deque()
         self._busy = False
@@ -50,6 +56,8 @@ class Leftovers:
             self._later(run, left)
 
     def _later(self, run: Run, chunks: list[int]) -> None:
+        if os.getpid() != self._process:  # a fork: the thread, and what it has to remove, are the parent's
+            self._begin()
         with self._lock:
             self._left.append((run, chunks, time.monotonic() + run.ttl))
             if not self._busy:

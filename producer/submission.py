@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 import pyarrow as pa
 
 from jobs import keys
-from jobs.errors import RedisUnavailable, RunCancelled, RunFailed
+from jobs.errors import RedisUnavailable, RunCancelled, RunFailed, RunTimeout
 from jobs.results import BadResult, ChunkResult, ChunkScores
 from jobs.run import Progress, Run
 from jobs.runtime import tracing
@@ -22,6 +22,7 @@ from jobs.store.scored_rows import read_scored_rows
 from producer.journal import Journal
 from producer.leftovers import Leftovers
 from producer.payloads import Encoder
+from producer.runs.listeners import Listeners
 from producer.sizing import Sizes
 from producer.splitting import ScoredTable, Unit
 from producer.window import Window
@@ -76,23 +77,19 @@ class Submission:
         """Called at least every second while waiting; an exception it raises ends the wait."""
         self.deadline = math.inf
         """When to stop waiting, in `time.monotonic` seconds."""
+        self.listeners: Listeners | None = None
         self._store = store
         self._leftovers = leftovers
         self._span = tracing.begin("run", run=run.id, model=run.spec.model, queue=run.queue)
-        self._journal = journal
-        self._sizes = sizes
+        self._journal, self._sizes = journal, sizes
         self._looked = -math.inf
-        self._scored_rows: dict[int, int] = {}
-        """Scored rows of units without a result, by number, as last seen."""
+        self._scored_rows: dict[int, int] = {}  # of units without a result, by number, as last seen
         self._window = Window(run, source, sizes.window, journal, self._span)
-        self._waits_since = self._collected = time.monotonic()
-        self._entries: list[str] = []
-        """Ids of stream entries that were collected and are still in Redis."""
-        self._cancelled = False
-        self._last_entry = "0"
+        self._waits_since = self._collected = self._heard = time.monotonic()
+        self._entries: list[str] = []  # ids of what was collected of the stream and is still in Redis
+        self._cancelled, self._last_entry = False, "0"
         self._encoder = Encoder(columns, self._window.trace)
-        self._precision: str | None = None
-        """The precision of the run; known after the first scored chunk."""
+        self._precision: str | None = None  # of the run; known after the first scored chunk
 
     def begin(self) -> None:
         """Store the run on the server."""
@@ -114,8 +111,8 @@ class Submission:
             `cancel` was called, or another process cancelled the run.
         RedisUnavailable, RedisFailed
             The server could not serve during the whole allowed wait, or it refuses a command.
-        TimeoutError
-            `deadline` has passed; call again to go on.
+        RunTimeout, NoWorkers
+            `deadline` has passed, or nobody listens; call again to go on.
         """
         window = self._window
         try:
@@ -162,6 +159,8 @@ class Submission:
         """Collect results, waiting a little for the first; a fatal failure ends the run."""
         self._look_around()
         with self._at_redis():
+            if self.listeners and time.monotonic() - self._heard > _LOOK_SECONDS:
+                self.listeners.check(self._heard)
             self._collect(0 if self._window.wants_chunks() else _POLL_SECONDS)
             self._look_at_workers()
             if time.monotonic() - self._waits_since > _SWEEP_SECONDS:
@@ -194,13 +193,15 @@ class Submission:
     def _collect(self, seconds: float) -> None:
         """Collect the results that have arrived, waiting up to `seconds` for the first."""
         self._collected = time.monotonic()
-        entries = self._store.results(self.run, after=self._last_entry, block_ms=int(seconds * 1000))
+        block = math.ceil(1000 * max(min(seconds, self.deadline - self._collected), 0))
+        entries = self._store.results(self.run, after=self._last_entry, block_ms=block)
         if not entries:
             if self._store.was_cancelled(self.run):
                 logger.warning("run cancelled by somebody else")
                 self.cancel()
             self._check_cancelled()
             return
+        self._heard = time.monotonic()
         found = [self._vetted(result) for _, result in entries]
         bad = [result for result in found if isinstance(result, BadResult)]
         halves = self._window.accept([result for result in found if not isinstance(result, BadResult)])
@@ -288,10 +289,10 @@ class Submission:
         self.on_wait()
         self._check_cancelled()
         if time.monotonic() > self.deadline:
-            raise TimeoutError(f"run {self.run.id}: not all scores came in time; ask again to go on waiting")
+            raise RunTimeout(f"run {self.run.id}: {self.progress.rows} rows were done when the time was over")
 
     @contextmanager
     def _at_redis(self) -> Iterator[None]:
         """Redis commands in the ``with`` block wait for the server; `_look_around` is called meanwhile."""
-        with about(run=self.run.id), redis_errors(), waiting(look=self._look_around):
+        with about(run=self.run.id), redis_errors(), waiting(look=self._look_around, until=self.deadline):
             yield

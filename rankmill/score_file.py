@@ -17,7 +17,6 @@ from jobs.run import Progress, Run
 from jobs.runtime.settings import Settings
 from jobs.store.runs import RunStore
 from jobs.wire import decode_pairs
-from producer.client import ScoringRun
 from producer.files.layout import plan_layout
 from producer.files.manifest import manifest
 from producer.files.parts.sink import ScoredParts
@@ -27,6 +26,7 @@ from producer.files.source import PairSource
 from producer.files.workspace import Workspace
 from producer.journal import OLD_CHUNK_SIZE
 from producer.pairs import RowsAt
+from producer.runs.scoring_run import ScoringRun
 from producer.window import FIRST_PIECE
 from rankmill.progress import MakeView, ProgressView, progress_view
 from rankmill.scoring.opening import find_input

@@ -17,8 +17,9 @@ import pyarrow as pa
 from jobs.errors import ConnectionFailed, RankmillError
 from jobs.results import ChunkStats
 from jobs.runtime.settings import Settings
-from producer.client import Client, ScoringRun
+from producer.client import Client
 from producer.pairs import RowsAt, cut_pairs
+from producer.runs.scoring_run import ScoringRun
 from rankmill.local.embedded import EmbeddedCluster
 from rankmill.local.worker_watch import WorkerWatch
 
@@ -80,9 +81,9 @@ class Session:
             No server answers.
         """
         if self.embedded:
-            return Client(self.embedded.url(), settings=self._settings)
+            return Client(self.embedded.url(), no_workers_seconds=None, settings=self._settings)
         try:
-            return Client(settings=self._settings)
+            return Client(no_workers_seconds=None, settings=self._settings)  # `watch` looks for workers
         except ConnectionFailed as error:
             error.add_note("leave --redis and REDIS_URL out to start an embedded server")
             raise

@@ -8,6 +8,7 @@ commands wait in the same way, also RQ's.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -80,17 +81,20 @@ def _reply(error: BaseException) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class _Wait:
-    """How the current thread waits: at most `most` seconds, with calls of `look` meanwhile."""
+    """How the current thread waits: at most `most` seconds, with calls of `look` meanwhile and at `until`."""
 
     look: Callable[[], None] = lambda: None
     most: float = float("inf")
+    until: float = float("inf")
 
 
 _WAIT: ContextVar[_Wait] = ContextVar("wait", default=_Wait())  # noqa: B039 -- it is frozen
 
 
 @contextmanager
-def waiting(*, look: Callable[[], None] = lambda: None, most: float = float("inf")) -> Iterator[None]:
+def waiting(
+    *, look: Callable[[], None] = lambda: None, most: float = float("inf"), until: float = float("inf")
+) -> Iterator[None]:
     """Set how commands within the ``with`` block wait for the server.
 
     Parameters
@@ -99,8 +103,10 @@ def waiting(*, look: Callable[[], None] = lambda: None, most: float = float("inf
         Called at least every second; an exception from it ends the wait. Redis commands in it do not wait.
     most
         Longest wait of each command in seconds, if shorter than the client's.
+    until
+        When to call `look` at the latest, in `time.monotonic` seconds.
     """
-    token = _WAIT.set(_Wait(look, most))
+    token = _WAIT.set(_Wait(look, most, until))
     try:
         yield
     finally:
@@ -151,6 +157,10 @@ class Patience(Retry):
         super().__init__(backoff, -1, (redis.RedisError,))
         self.seconds = seconds
         self._give_up = give_up
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._waiting: dict[int, str] = {}
         self._since = self._reminded = 0.0
@@ -173,6 +183,8 @@ class Patience(Retry):
         with_failure_count: bool = False,
     ) -> T:
         """Repeat `do` until the server has carried it out; `fail` closes the connection in between."""
+        if os.getpid() != self._process:  # a fork: other threads of the parent wait, and may hold the lock
+            self._begin()
         failures, since, served = 0, 0.0, False
         inner = threading.get_ident() in self._waiting  # this call connects on behalf of a waiting command
         try:
@@ -210,10 +222,11 @@ class Patience(Retry):
         while True:
             with waiting(most=0):
                 wait.look()
-            left = end - time.monotonic()
-            if left <= 0:
+            now = time.monotonic()
+            if now >= end:
                 return
-            time.sleep(min(left, _LOOK_SECONDS))
+            until = max(wait.until - now, 0.001)
+            time.sleep(min(end - now, _LOOK_SECONDS, until))
 
     def _over(self, reason: str, seconds: float, *, bounded: bool) -> None:
         waited = f" (waited {seconds:.0f} s; redis_wait_seconds is the limit)" if seconds >= 1 else ""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import shlex
 import time
 from contextlib import suppress
 
 import redis
 
 from jobs.errors import InputError, RedisUnavailable, WireError
-from jobs.job import worker_command, wrong_worker_message
-from jobs.runtime.passwords import mask_url
+from jobs.job import no_workers_message, wrong_worker_message
 from jobs.runtime.patience import waiting
 from jobs.store.worker_report import queue_workers, worker_reports
 from rankmill.local.embedded import EmbeddedCluster
@@ -102,13 +100,3 @@ class WorkerWatch:
         except WireError:  # of another release; rankmill status shows it
             return False
         return bool(reports) and all(report.drained for report in reports)
-
-
-def no_workers_message(queue: str, url: str) -> str:
-    """One line for a queue without workers: the server, and two commands that start workers."""
-    server = shlex.quote(mask_url(url))
-    return (
-        f"no worker listens on queue {queue!r} at {server} yet; start workers with: "
-        f"score-workers --redis {server} --queue {shlex.quote(queue)} "
-        f"(or one worker with: {worker_command(shlex.quote(queue))} --url {server})"
-    )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
+import pickle
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,17 @@ import pyarrow as pa
 import pytest
 
 from jobs import keys
-from jobs.errors import ConfigError, ConnectionFailed, InputError, RunCancelled, RunFailed
+from jobs.errors import (
+    ConfigError,
+    ConnectionFailed,
+    InputError,
+    NoWorkers,
+    RunCancelled,
+    RunFailed,
+    RunTimeout,
+)
 from jobs.results import ChunkScores
+from jobs.run import Run
 from jobs.wire import decode_pairs
 from producer import Client
 from producer.pairs import CHUNK_TEXT_BYTES
@@ -146,10 +158,10 @@ def test_a_wait_ends_in_time_and_may_be_taken_up_again(server: Server, tiny_mode
     run = client.submit(PAIRS)
     started = time.monotonic()
     for _ in range(2):
-        with pytest.raises(TimeoutError, match="not all scores came in time"):
+        with pytest.raises(TimeoutError, match=r"0 rows were done when .* over; the run goes on: ask"):
             run.scores(timeout=0.3)
     assert time.monotonic() - started < 5
-    with pytest.raises(TimeoutError):
+    with pytest.raises(RunTimeout, match="0 rows were done when the time was over; the run is cancelled"):
         client.score(PAIRS, timeout=0.1)
     run.cancel()
     left = {key.decode() for key in server.client.scan_iter("rankmill:*")}
@@ -157,6 +169,86 @@ def test_a_wait_ends_in_time_and_may_be_taken_up_again(server: Server, tiny_mode
     assert server.client.llen("rq:queue:rankmill") == 0
     with pytest.raises(RunCancelled):
         run.scores()
+
+
+def test_no_wait_at_the_server_is_longer_than_the_time_that_is_left(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(server.url, model="demo")
+    waits: list[int] = []
+    results = client.store.results
+
+    def noted(run: Run, *, after: str, block_ms: int) -> Any:
+        waits.append(block_ms)
+        return results(run, after=after, block_ms=block_ms)
+
+    monkeypatch.setattr(client.store, "results", noted)
+    with pytest.raises(RunTimeout):
+        client.score(PAIRS, timeout=0.05)
+    assert waits
+    assert max(waits) <= 50
+
+
+def test_a_wait_for_workers_that_are_not_there_ends_with_a_word(server: Server) -> None:
+    client = Client(server.url, model="demo", queue="nobody", no_workers_seconds=0.6)
+    run = client.submit(PAIRS)
+    with pytest.raises(NoWorkers, match=r"no worker listens on queue 'nobody'.*score-workers.* run goes on"):
+        run.scores(timeout=60)
+    assert client.store.queue("nobody").count == len(run._submission._window.units)
+    run.cancel()
+    with pytest.raises(NoWorkers, match="the run is cancelled"):
+        client.score(PAIRS, timeout=60)
+    assert not client.store.queue("nobody").count
+    assert not list(server.client.scan_iter("rankmill:run:*"))
+
+
+def test_scores_and_ranks_have_the_reasons_beside_nan(client: Client) -> None:
+    scores = client.score([("q", "p"), (None, "p")], timeout=60)
+    assert np.isnan(scores).tolist() == [False, True]
+    assert scores.errors == {1: "query is null"}
+    assert not getattr(scores * 2, "errors", None)
+    passages: Any = ["the moon", None, "cheese"]
+    last = client.rank("how far", passages, timeout=60)[-1]
+    assert (last.index, last.error) == (1, "passage is null")
+    assert np.isnan(last.score)
+
+
+def test_a_run_says_how_it_was_scored(client: Client) -> None:
+    run = client.submit([*PAIRS, ("q", None)])
+    run.scores(60)
+    stats = run.stats
+    assert (stats.rows, stats.chunks, stats.retries) == (91, 6, 0)
+    assert (stats.precision, list(stats.workers.values())) == ("fp32", [91])
+    assert 91 < stats.tokens <= stats.padded_tokens
+    assert (run.progress.rows, run.progress.row_errors) == (91, 1)
+
+
+def test_threads_share_a_client(client: Client, expected: np.ndarray) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda start: client.score(PAIRS[start:], timeout=60), range(24)))
+    for start, scores in enumerate(found):
+        np.testing.assert_allclose(scores, expected[start:], atol=1e-5)
+
+
+def test_a_forked_child_has_connections_of_its_own(client: Client, expected: np.ndarray) -> None:
+    run = client.submit(PAIRS)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            scores = client.score(PAIRS[:20], timeout=60)
+            own = client.store.redis.client_id()
+            os.write(writing, pickle.dumps((np.asarray(scores), own)))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    np.testing.assert_allclose(run.scores(60), expected, atol=1e-5)
+    ids = {client.store.redis.client_id() for _ in range(3)}
+    with open(reading, "rb") as pipe:  # noqa: PTH123
+        scores, other = pickle.loads(pipe.read())
+    os.waitpid(child, 0)
+    np.testing.assert_allclose(scores, expected[:20], atol=1e-5)
+    assert other not in ids
 
 
 def test_a_run_that_cannot_be_scored_says_why(client: Client) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.fuzz import CHUNK, PAIRS, Fuzz
+from producer import Scores
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def found(tmp_path: Path) -> Fuzz:
     """A fuzzer without processes."""
     fuzz = object.__new__(Fuzz)
     fuzz.findings, fuzz.failed_attempts, fuzz.folder = [], Counter(), tmp_path
-    fuzz.expected = np.arange(len(PAIRS), dtype=np.float32)
+    fuzz.expected = Scores.of([np.arange(len(PAIRS), dtype=np.float32)], {})
     return fuzz
 
 

@@ -23,7 +23,7 @@ from jobs.spec import ScoreSpec
 from jobs.store.ordered_queue import OrderedQueue
 from jobs.store.runs import RunStore
 from producer import Client
-from producer.client import ScoringRun
+from producer.runs.scoring_run import ScoringRun
 from rankmill.cluster.snapshot import read_cluster
 
 QUICK = {"RANKMILL_HEARTBEAT_SECONDS": "0.5", "RANKMILL_LEASE_SECONDS": "5", "RANKMILL_BATCH_WAIT_MS": "0"}

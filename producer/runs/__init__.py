@@ -1,0 +1,1 @@
+"""What a caller has of its runs: scores, reasons, progress, statistics."""

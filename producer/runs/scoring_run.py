@@ -1,0 +1,98 @@
+"""A submitted run, as its caller has it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from producer.runs.scores import RunStats, Scores
+
+if TYPE_CHECKING:
+    from jobs.run import Progress
+    from producer.splitting import ScoredTable
+    from producer.submission import Submission
+
+
+class ScoringRun:
+    """A submitted run. Read its results once: all with `scores`, or in parts by iterating.
+
+    Chunks beyond the window are submitted while the caller reads results. One thread at a time reads a run;
+    any may use `cancel` and `progress`.
+    """
+
+    def __init__(self, submission: Submission) -> None:
+        self._submission = submission
+        self._scores: list[npt.NDArray[np.float32]] = []
+        self.errors: dict[int, str] = {}
+        """Reasons by row number (from 0) for the rows read so far that have no score."""
+        self.stats = RunStats()
+        """How the rows read so far were scored."""
+
+    @property
+    def id(self) -> str:
+        """The run's id, as it appears in logs and Redis keys."""
+        return self._submission.run.id
+
+    @property
+    def progress(self) -> Progress:
+        """The rows done so far, those of unfinished chunks included, and the speed."""
+        return self._submission.progress
+
+    def scores(self, timeout: float | None = None) -> Scores:
+        """Wait for all scores: float32 of shape ``[n]``, NaN for the rows in `errors`.
+
+        Parameters
+        ----------
+        timeout
+            Longest time to wait, in seconds.
+
+        Raises
+        ------
+        RunTimeout, NoWorkers
+            Some scores are still missing. The run goes on; call this again to go on waiting, or `cancel`.
+        RunFailed, RunCancelled
+            The run has ended without all of its scores.
+        """
+        self._submission.deadline = math.inf if timeout is None else time.monotonic() + timeout
+        try:
+            for part in self.tables():
+                self._scores.append(part.scores.to_numpy(zero_copy_only=False).astype(np.float32))
+        finally:
+            self._submission.deadline = math.inf
+        return Scores.of(self._scores, self.errors)
+
+    def __iter__(self) -> Iterator[float]:
+        """Yield the scores in input order, each as soon as it is available; NaN for rows in `errors`."""
+        for part in self.tables():
+            for score in part.scores.to_pylist():
+                yield math.nan if score is None else score
+
+    def tables(self) -> Iterator[ScoredTable]:
+        """Yield the input as tables in input order, each with its scores, errors and statistics."""
+        for part in self._submission.tables():
+            self._count(part)
+            yield part
+
+    def cancel(self) -> None:
+        """Cancel the run: its waiting chunks leave the queue, and its keys are deleted."""
+        self._submission.cancel()
+
+    def _count(self, part: ScoredTable) -> None:
+        stats, rows = self.stats, len(part.table)
+        for row, reason in enumerate(part.errors.to_pylist(), stats.rows):
+            if reason is not None:
+                self.errors[row] = reason
+        stats.rows += rows
+        stats.chunks += 1
+        stats.retries += max(part.attempts - 1, 0)
+        stats.workers[part.worker] = stats.workers.get(part.worker, 0) + rows
+        if part.stats:
+            stats.tokens += part.stats.tokens
+            stats.padded_tokens += part.stats.padded_tokens
+            stats.precision, stats.backend = part.stats.precision, part.stats.backend
+            stats.revision = part.stats.revision
