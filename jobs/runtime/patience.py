@@ -30,6 +30,9 @@ AUTH_SECONDS = 60
 
 _REMIND_SECONDS = 30
 
+_CUT_OFF_SECONDS = 0.1
+"""A connection that breaks so late has served: with that failure, a new wait begins."""
+
 _LOOK_SECONDS = 0.5
 """Seconds between two calls of the caller's `look` during a wait."""
 
@@ -77,6 +80,12 @@ def _reply(error: BaseException) -> tuple[str, str]:
     if code and not isinstance(error, ExecAbortError) and not text.startswith(code):
         text = f"{code} {text}"
     return text.partition(" ")[0], text
+
+
+def _was_cut_off(error: BaseException, seconds: float) -> bool:
+    """Whether the connection broke during a blocking command that the server had begun."""
+    broken = isinstance(error, redis.ConnectionError) and not isinstance(error, redis.MaxConnectionsError)
+    return broken and seconds > _CUT_OFF_SECONDS and _reply(error)[0] not in _CODES
 
 
 @dataclass(frozen=True)
@@ -153,7 +162,7 @@ class Patience(Retry):
     def __init__(
         self, seconds: float, give_up: Callable[[RedisUnavailable], None] = lambda error: None
     ) -> None:
-        backoff = ExponentialWithJitterBackoff(base=0.1, cap=5.0)
+        backoff = ExponentialWithJitterBackoff(base=0.1, cap=1.0)
         super().__init__(backoff, -1, (redis.RedisError,))
         self.seconds = seconds
         self._give_up = give_up
@@ -189,6 +198,7 @@ class Patience(Retry):
         inner = threading.get_ident() in self._waiting  # this call connects on behalf of a waiting command
         try:
             while True:
+                began = time.monotonic()
                 try:
                     done = do()
                     served = True
@@ -197,6 +207,8 @@ class Patience(Retry):
                     reason = cannot_serve(error)
                     if reason is None or (is_retryable is not None and not is_retryable(error)):
                         raise
+                    if _was_cut_off(error, time.monotonic() - began):
+                        failures, since = 0, 0.0
                     failures += 1
                     since = since or time.monotonic()
                     try:

@@ -89,6 +89,20 @@ def test_the_wait_has_an_end(server: Server) -> None:
         client_for("unix:///nowhere", 0.1).ping()
 
 
+def test_a_blocking_read_that_is_cut_off_again_and_again_is_no_server_that_is_away(server: Server) -> None:
+    client = client_for(server.url, 0.5)
+    found: list[Any] = []
+    reading = threading.Thread(target=lambda: found.append(client.blpop(["list"], 30)))
+    reading.start()
+    for _ in range(4):
+        wait_for(lambda: server.client.info("clients")["blocked_clients"])
+        time.sleep(0.25)
+        server.client.client_kill_filter(_type="normal", skipme=True)
+    server.client.rpush("list", "there")
+    reading.join(30)
+    assert found == [(b"list", b"there")]
+
+
 def test_whoever_waits_looks_around(server: Server) -> None:
     client = client_for(server.url, 60)
 
