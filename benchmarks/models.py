@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workers.models.loading import DEMO_MODEL
+from workers.models.sources import DEMO_MODEL
 
 
 def random_bert(

@@ -142,7 +142,7 @@ class _SimulatedModel(Loaded):
         return Model(spec.model, self.about.tokenizer, self.backend, lambda logits: logits, None)
 
 
-def _load(spec: ScoreSpec, device: str, backend: str, cache_dir: str) -> Loaded:
+def _load(spec: ScoreSpec, device: str, backend: str, cache_dir: str, versions: object = None) -> Loaded:
     """In the place of `workers.models.loading.load`."""
     precision = "fp32" if spec.precision == "auto" else spec.precision
     sleeper: Any = _Backend(precision, float(os.environ.get(SECONDS, "1")))

@@ -137,5 +137,13 @@ class RunCancelled(RankmillError):
     """The run was cancelled; it has no further scores."""
 
 
+class RegistryError(RankmillError):
+    """What a registry of models holds is damaged or incomplete."""
+
+
+class RegistryAway(RegistryError):
+    """The registry of models cannot be reached, read or written."""
+
+
 class EmbeddedError(RankmillError):
     """The embedded server or its workers could not be started or kept alive."""

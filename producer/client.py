@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from jobs.errors import ConfigError, StillWaiting
 from jobs.priority import Priority
+from jobs.registry.resolver import Resolver
 from jobs.run import new_run
 from jobs.runtime.connection import connect
 from jobs.runtime.logs import about
@@ -86,6 +87,7 @@ class Client(SubmittedRuns):
         if "," in self.settings.queue:
             raise ConfigError(f"queue: {self.settings.queue!r:.80} are several; a run goes to one queue")
         self.store = RunStore(connect(url, self.settings.redis_wait_seconds))
+        self._resolver = Resolver(self.settings.registry)
         self._leftovers = Leftovers(self.store)
         self._chunk_rows: dict[str, int] = {}
         self._listeners: Listeners | None = None
@@ -160,7 +162,7 @@ class Client(SubmittedRuns):
         """
         settings = self.settings
         run = new_run(
-            run_spec(settings, spec),
+            self._resolver.pinned(run_spec(settings, spec)),
             queue=settings.queue,
             ttl=settings.run_ttl,
             max_retries=settings.max_retries,

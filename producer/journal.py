@@ -141,6 +141,15 @@ class Journal:
         """Store a run's id, before any of its chunks is in the queue."""
         self._set_state("run", run)
 
+    @property
+    def model(self) -> str | None:
+        """The version of a registry that scores this output; ``None`` if none was stored."""
+        return self._state("model")
+
+    def keep_model(self, model: str) -> None:
+        """Store the version, before any row is scored."""
+        self._set_state("model", model)
+
     def get(self, chunk: int, rows: int | None = None) -> ChunkResult | None:
         """Return the result of a chunk, or ``None`` if there is none.
 

@@ -78,6 +78,8 @@ def model_report(settings: Settings) -> ModelReport:
         "spec": settings.spec().written(),
         "device": settings.device,
         "cache_dir": settings.cache_dir,
+        "registry": settings.registry,
+        "cache_bytes": settings.cache_bytes,
     }
     command = [sys.executable, "-P", "-m", "workers.models.report"]
     done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=False)

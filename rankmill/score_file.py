@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from jobs.errors import InputError, RunFailed, WireError
+from jobs.registry.resolver import Resolver
 from jobs.results import ChunkScores
 from jobs.run import Progress, Run
 from jobs.runtime.settings import Settings
@@ -80,6 +81,7 @@ def score_file(
         inputs = found.identify(work.folder, stack)
         made_from = manifest(inputs, settings.model, request.options(settings))
         work.begin(made_from)
+        settings = _with_version(settings, work)
         session = stack.enter_context(Session(settings))  # workers start while the files are opened
         source = found.open()
         logger.debug("%s rows in %d files", f"{source.rows:,}", len(found.files))
@@ -90,7 +92,8 @@ def score_file(
 
         def about() -> dict[str, str]:
             part_of = request.shard or ((1, 1) if request.rows_per_part else None)
-            return metadata(settings, tally) | (shard_metadata(part_of, made_from) if part_of else {})
+            made_with = {**made_from, "--model": settings.model}
+            return metadata(settings, tally) | (shard_metadata(part_of, made_with) if part_of else {})
 
         output: ScoredFile | ScoredParts = (
             ScoredParts(target, work, layout, source.rows, request.rows_per_part, about, tally.written)
@@ -111,6 +114,15 @@ def score_file(
         confirm(output.last, summary)
         output.publish(work.journal)
     return summary
+
+
+def _with_version(settings: Settings, work: Workspace) -> Settings:
+    """The settings with the version that their model stands for: an interrupted run's, or that of now."""
+    model = work.journal.model if work.resumes else None
+    if model is None:
+        model = Resolver(settings.registry).pin(settings.model)
+        work.journal.keep_model(model)
+    return settings.model_copy(update={"model": model})
 
 
 def _score(

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from jobs.errors import ConnectionFailed, RankmillError
+from jobs.registry.resolver import Resolver
 from jobs.results import ChunkStats
 from jobs.runtime.settings import Settings
 from producer.client import Client
@@ -57,6 +58,8 @@ class Session:
     """
 
     def __init__(self, settings: Settings) -> None:
+        # An alias that is moved meanwhile does not change the model of what belongs together.
+        settings = settings.model_copy(update={"model": Resolver(settings.registry).pin(settings.model)})
         self._settings = settings
         self.embedded = None if settings.redis_url else EmbeddedCluster(settings)
 

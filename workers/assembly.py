@@ -21,6 +21,7 @@ from workers.engine.engine import Engine
 from workers.engine.headroom import Headroom, memory_of
 from workers.engine.pipeline import Pipeline
 from workers.models.loading import Model, load
+from workers.versions.store import VersionStore
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,11 @@ def assemble(
     drain
         Waits until no engine is in use.
     """
+    versions = VersionStore(cache_folder(settings.cache_dir), settings.registry, settings.cache_bytes)
     engines = EngineCache(
-        partial(load, device=device, backend=settings.backend, cache_dir=settings.cache_dir),
+        partial(
+            load, device=device, backend=settings.backend, cache_dir=settings.cache_dir, versions=versions
+        ),
         device,
         Limits(settings.model_cache_size, settings.model_cache_bytes, settings.model_idle_seconds),
         partial(_engine, settings),

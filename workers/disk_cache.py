@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+
+class Locked:
+    """A lock on a file: it ends with `close`, with this object or with the process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def close(self) -> None:
+        """End the lock."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    __del__ = close
 
 
 def cache_folder(setting: str) -> Path:
@@ -30,6 +47,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
         The folder cannot be written.
     """
     if folder.is_dir():
+        used_now(folder)
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as making:
@@ -45,6 +63,26 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
             if not folder.is_dir():
                 raise
     return folder
+
+
+def used_now(folder: Path) -> None:
+    """Note that `folder` is in use, so that others are removed before it where there is too much."""
+    with suppress(OSError):
+        os.utime(folder)
+
+
+def lock(path: Path, *, shared: bool = False, wait: bool = True) -> Locked | None:
+    """Lock a file, which is made; ``None`` if another process has it and this one does not `wait`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    locked = Locked(descriptor)
+    try:
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        locked.close()
+        return None
+    return locked
 
 
 def write_json(file: Path, values: dict[str, Any]) -> None:

@@ -93,6 +93,8 @@ class WorkerSettings(BaseModel):
     model_idle_seconds: float | None = Field(gt=0)
     warm: Names
     cache_dir: str = Field(min_length=1)
+    cache_gib: float | None = Field(gt=0)
+    registry: str | None = Field(min_length=1)
     log_level: LogLevel
     log_format: LogFormat
     metrics_address: str = Field(min_length=1)
@@ -120,6 +122,11 @@ class WorkerSettings(BaseModel):
     def model_cache_bytes(self) -> int | None:
         """Bytes of weights a worker may keep; ``None`` is no limit."""
         return None if self.model_cache_gib is None else int(self.model_cache_gib * 2**30)
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """Most bytes in ``cache_dir``; ``None`` is no limit."""
+        return None if self.cache_gib is None else int(self.cache_gib * 2**30)
 
 
 class Settings(WorkerSettings):

@@ -28,6 +28,7 @@ def run_spec(settings: Settings, changes: dict[str, Any]) -> ScoreSpec:
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"{first['loc'][0]}: {first['msg']}") from None
-    if spec.model == "demo" or not Path(spec.model).is_dir():
+    is_name = "/" not in spec.model and (spec.model == "demo" or "@" in spec.model)
+    if is_name or not Path(spec.model).is_dir():
         return spec
     return spec.model_copy(update={"model": str(Path(spec.model).resolve())})

@@ -13,6 +13,7 @@ from producer.submitted.file import SubmittedFile, file_request, submit_file, su
 if TYPE_CHECKING:
     from jobs.files.request import FileRequest
     from jobs.files.store import FileRunStore
+    from jobs.registry.resolver import Resolver
     from jobs.runtime.settings import Settings
     from jobs.store.runs import RunStore
 
@@ -22,6 +23,7 @@ class SubmittedRuns:
 
     settings: Settings
     store: RunStore
+    _resolver: Resolver
 
     @property
     def files(self) -> FileRunStore:
@@ -54,7 +56,7 @@ class SubmittedRuns:
         self, request: FileRequest, *, webhook: str | None = None, **spec: Any
     ) -> SubmittedFile:
         """`submit_file`, for a request that is made already."""
-        return submit_file(self.files, request, run_spec(self.settings, spec), self.settings, webhook)
+        return submit_file(self.files, request, self._resolver.pinned(run_spec(self.settings, spec)), self.settings, webhook)
 
     def submitted_file(self, run_id: str) -> SubmittedFile:
         """The submitted run of files whose id is `run_id`, or begins so.

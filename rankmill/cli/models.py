@@ -1,4 +1,4 @@
-"""``rankmill models``: what workers make of a model."""
+"""``rankmill models``: what workers make of a model, and the registry of models."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import click
 
 from jobs.runtime.settings import load_settings
 from rankmill.cli import options
+from rankmill.cli.registry import aliases, listing, transfer
 from rankmill.model_report import ModelReport, model_report
 
 
 @click.group(context_settings=options.CONTEXT)
 def models() -> None:
-    """Look at models."""
+    """Look at models; push them into a registry, and say which version is used."""
 
 
 @options.command("describe")
 @click.argument("model")
-@options.settings("revision", "max_length", "activation", "instruction", "prompt_template", "label", "device")
+@options.settings(
+    "revision", "max_length", "activation", "instruction", "prompt_template", "label", "device", "registry"
+)
 @options.as_json
 def describe(model: str, config: str | None, as_json: bool, **flags: Any) -> None:
     """Show how MODEL is scored, and what can run it here.
@@ -30,7 +33,18 @@ def describe(model: str, config: str | None, as_json: bool, **flags: Any) -> Non
     click.echo(report.model_dump_json(indent=2) if as_json else "\n".join(_lines(report)))
 
 
-models.add_command(describe)
+for _command in (
+    describe,
+    transfer.push,
+    transfer.pull,
+    listing.list_models,
+    listing.show,
+    aliases.alias,
+    aliases.promote,
+    aliases.rollback,
+    aliases.remove,
+):
+    models.add_command(_command)
 
 
 def _lines(report: ModelReport) -> list[str]:

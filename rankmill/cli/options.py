@@ -20,7 +20,8 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 REDIS_OR_EMBEDDED = "REDIS_URL, else an embedded server and workers"
 
 _HELP = {
-    "model": "Hub id, local directory, or 'demo'.",
+    "model": "Hub id, local directory, NAME@VERSION or NAME@ALIAS in the registry, or 'demo'.",
+    "registry": "Folder or URL of the registry.",
     "revision": "Branch, tag or commit on the hub.",
     "precision": "Number format the model computes in; auto: the one that is best on the worker's hardware.",
     "max_length": "Most tokens in a pair; longer pairs are truncated.",
@@ -51,6 +52,7 @@ _NONE = {
     "label": "the only one",
     "long_stride": "half of a window",
     "redis_url": "REDIS_URL",
+    "registry": "RANKMILL_REGISTRY",
     "warm": "none",
     "exporter_hosts": "none",
 }

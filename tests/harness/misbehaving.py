@@ -94,8 +94,9 @@ class OddWorker(ScoringWorker):
 
     def _prepare(self, settings: WorkerSettings) -> None:
         from workers.models import loading as models
+        from workers.models import sources
 
-        load, locate = models.load, models.locate
+        load, locate = models.load, sources.locate
 
         def load_here(spec: ScoreSpec, *args: Any, **options: Any) -> models.Loaded:
             if spec.precision == os.environ.get("LACKS"):
@@ -107,5 +108,5 @@ class OddWorker(ScoringWorker):
         def locate_here(name: str) -> str | Path:
             return locate("/gone/model" if name == os.environ.get("GONE") else name)
 
-        models.load, models.locate = load_here, locate_here
+        models.load, sources.locate = load_here, locate_here
         super()._prepare(settings)

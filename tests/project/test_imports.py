@@ -16,6 +16,7 @@ MODULES = {
 }
 
 INSIDE: dict[str, set[str]] = {
+    "jobs.registry": {"jobs.errors", "jobs.runtime", "jobs.schema", "jobs.spec"},
     "jobs.runtime": {"jobs.errors", "jobs.keys", "jobs.prompts", "jobs.spec", "jobs.wire"},
     "producer.files": {"producer.journal", "producer.pairs", "producer.splitting"},
     "rankmill.local": set(),
@@ -33,7 +34,8 @@ INSIDE: dict[str, set[str]] = {
     "workers.metrics": {"workers.gpu"},
     "workers.backends": {"workers.device", "workers.disk_cache", "workers.models"},
     "workers.quantization": {"workers.backends", "workers.disk_cache", "workers.models"},
-    "workers.models": {"workers.backends", "workers.disk_cache", "workers.engine"},
+    "workers.models": {"workers.backends", "workers.disk_cache", "workers.engine", "workers.versions"},
+    "workers.versions": {"workers.disk_cache"},
     "workers.engine": {
         "workers.backends", "workers.device", "workers.disk_cache", "workers.metrics", "workers.models"
     },

@@ -22,7 +22,8 @@ from rankmill.cli.score import score_file
 from workers.backends.base import DEVICES
 from workers.backends.registry import BACKENDS
 from workers.engine.engine import Engine
-from workers.models.loading import DEMO_MODEL, load_model
+from workers.models.loading import load_model
+from workers.models.sources import DEMO_MODEL
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()

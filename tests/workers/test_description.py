@@ -21,7 +21,8 @@ from tests.harness.models import make_bert
 from tests.harness.tools import needs_package
 from workers.engine.engine import Engine
 from workers.models.description import PlainTokenizer, describe
-from workers.models.loading import DEMO_MODEL, load_model
+from workers.models.loading import load_model
+from workers.models.sources import DEMO_MODEL
 from workers.models.tokenizer import Joiner, tokenize_pairs
 
 PAIRS = ["how far", "why"], ["a cat and the moon", "the big river " * 90]

@@ -18,7 +18,8 @@ from workers.backends.base import Logits, OutOfMemory
 from workers.backends.torch.backend import TorchForward
 from workers.device import resolve_device
 from workers.engine.engine import Engine
-from workers.models.loading import DEMO_MODEL, load_model
+from workers.models.loading import load_model
+from workers.models.sources import DEMO_MODEL
 from workers.models.tokens import Batch
 
 WORDS = Path(__file__).read_text().replace('"', " ").split()

@@ -22,7 +22,8 @@ from tests.workers.test_engine import one_at_a_time, some_pairs
 from tests.workers.test_first_token import FAMILIES, SMALL, small_model
 from workers.backends.registry import Choice, choose_backend
 from workers.engine.engine import Engine
-from workers.models.loading import DEMO_MODEL, load_model
+from workers.models.loading import load_model
+from workers.models.sources import DEMO_MODEL
 
 SHAPES = [(5, 20), (1, 2), (3, 61), (17, 33), (2, 16)]
 

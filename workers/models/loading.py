@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,21 +11,20 @@ from pathlib import Path
 
 import numpy as np
 
-from jobs.errors import RankmillError, SpecError, WorkerError
+from jobs.errors import RankmillError, SpecError
 from jobs.spec import ScoreSpec
 from workers.backends.base import Backend, DeviceLost, ModelFiles, OutOfMemory
 from workers.backends.families import first_position
-from workers.backends.model_file import commit_of
 from workers.backends.registry import BACKENDS, Choice, choose_backend
 from workers.disk_cache import cache_folder
 from workers.models.activation import Activation, activation, choose_output
 from workers.models.description import Description, describe
 from workers.models.prompts import answers, tokenizer_for
+from workers.models.sources import find_source
 from workers.models.tokenizer import Tokenize, tokenize_pairs
 from workers.models.tokens import pad
 from workers.models.windows import Windows
-
-DEMO_MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo-model"
+from workers.versions.store import VersionStore
 
 logger = logging.getLogger(__name__)
 
@@ -50,12 +48,16 @@ class Model:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Tokenizer and weights of a model; specs with any length, activation and instruction can share them."""
+    """Tokenizer and weights of a model; specs with any length, activation and instruction can share them.
+
+    ``held`` keeps the files of a registry's version on this host.
+    """
 
     about: Description
     backend: Backend
     revision: str | None
     int8_gain: float | None = None
+    held: object = None
 
     def model(self, spec: ScoreSpec) -> Model:
         """The model with the length, activation, prompt and output of `spec`.
@@ -84,7 +86,9 @@ def load_model(spec: ScoreSpec, device: str, backend: str = "auto", cache_dir: s
     return load(spec, device, backend, cache_dir).model(spec)
 
 
-def load(spec: ScoreSpec, device: str, backend: str, cache_dir: str) -> Loaded:
+def load(
+    spec: ScoreSpec, device: str, backend: str, cache_dir: str, versions: VersionStore | None = None
+) -> Loaded:
     """Load tokenizer and weights.
 
     Parameters
@@ -97,6 +101,8 @@ def load(spec: ScoreSpec, device: str, backend: str, cache_dir: str) -> Loaded:
         ``auto``, or a key of `workers.backends.registry.BACKENDS`.
     cache_dir
         Folder for files that are derived from models, or ``auto``.
+    versions
+        Where models of a registry come from.
 
     Raises
     ------
@@ -107,9 +113,9 @@ def load(spec: ScoreSpec, device: str, backend: str, cache_dir: str) -> Loaded:
         Another worker may be able to load the model: its directory does not exist on this host, say.
     """
     started = time.monotonic()
-    source = locate(spec.model)
     with one_line(spec):
-        revision = commit_of(source, spec.revision)
+        found = find_source(spec, versions)
+        source, revision = found.files, found.revision
         cache = cache_folder(cache_dir)
         about = describe(source, revision, cache)
         _scores(spec, about)  # what the spec lacks is said before the weights are read
@@ -119,9 +125,11 @@ def load(spec: ScoreSpec, device: str, backend: str, cache_dir: str) -> Loaded:
         choice = choose_backend(backend, spec.precision, about.config, device, cache, plain=about.plain)
         runner = _load_backend(choice, files, device)
         _score_a_pair(about, runner)
+    if versions:
+        versions.trim()
     seconds = time.monotonic() - started
     logger.info("loaded %s in %.1f s: %s, %s, %s", spec.model, seconds, runner.name, device, runner.precision)
-    return Loaded(about, runner, revision, choice.int8_gain)
+    return Loaded(about, runner, revision, choice.int8_gain, found.held)
 
 
 def _scores(spec: ScoreSpec, about: Description) -> Activation:
@@ -156,38 +164,6 @@ def _load_backend(choice: Choice, files: ModelFiles, device: str) -> Backend:
         raise SpecError(
             f"backend {choice.backend} cannot be imported ({error}); {BACKENDS[choice.backend].installed_by}"
         ) from error
-
-
-def locate(name: str) -> str | Path:
-    """The directory of a model, or its hub id.
-
-    Raises
-    ------
-    WorkerError
-        `name` is a path, and this host has no such directory.
-    SpecError
-        The directory does not contain a model.
-    """
-    if name == "demo":
-        return DEMO_MODEL
-    path = Path(name).expanduser()
-    if not path.is_dir():
-        if not _is_path(name):
-            return name
-        raise WorkerError(
-            f"model {name}: no such directory on worker host {socket.gethostname()}; "
-            "put the model at this path on every worker host, or name a model on the hub"
-        )
-    if not (path / "config.json").is_file():
-        raise SpecError(f"{name} is not a model: there is no config.json in it")
-    if not any(path.glob("*.safetensors")):
-        raise SpecError(f"{name} has no *.safetensors: save the model with safe_serialization=True")
-    return path
-
-
-def _is_path(name: str) -> bool:
-    """Whether a model's name can only be a path: a hub id has one slash and starts with a letter or digit."""
-    return name.startswith(("/", ".", "~")) or name.count("/") > 1
 
 
 @contextmanager

@@ -1,7 +1,8 @@
 """What a worker of this host would make of a model, by its small files alone: no weights are read.
 
-``python -m workers.models.report`` reads ``{"spec": {...}, "device": ..., "cache_dir": ...}`` as JSON on
-standard input, and prints the report as JSON, or ``{"error": "..."}``, and then ends with 1.
+``python -m workers.models.report`` reads ``{"spec": {...}, "device": ..., "cache_dir": ..., "registry": ...,
+"cache_bytes": ...}`` as JSON on standard input, and prints the report as JSON, or ``{"error": "..."}``, and
+then ends with 1.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Any
 
 from jobs.errors import RankmillError, SpecError
 from jobs.spec import ScoreSpec
-from workers.backends.model_file import commit_of
 from workers.backends.registry import BACKENDS, choose_device
 from workers.disk_cache import cache_folder
 from workers.models.activation import choose_output
 from workers.models.description import Description, describe
-from workers.models.loading import find_max_length, locate, one_line
+from workers.models.loading import find_max_length, one_line
 from workers.models.prompts import answers, prompt_template, tokenizer_for
+from workers.models.sources import find_source
+from workers.versions.store import VersionStore
 
 _SAMPLE = "QUERY", "PASSAGE"
 
@@ -35,9 +37,10 @@ def report(request: Mapping[str, Any]) -> dict[str, Any]:
     """
     spec = ScoreSpec.model_validate(request["spec"])
     with one_line(spec):
-        source = locate(spec.model)
-        revision = commit_of(source, spec.revision)
-        about = describe(source, revision, cache_folder(request["cache_dir"]))
+        cache = cache_folder(request["cache_dir"])
+        found = find_source(spec, VersionStore(cache, request["registry"], request["cache_bytes"]))
+        revision = found.revision
+        about = describe(found.files, revision, cache)
         device = choose_device(request["device"], "torch")
         return {
             "model": spec.model,

@@ -30,7 +30,8 @@ from workers.backends.families import BERT_LIKE
 from workers.backends.first_token import read_first_token_only
 from workers.backends.openvino.recipe import FACTORS
 from workers.disk_cache import cache_name
-from workers.models.loading import load_model, locate
+from workers.models.loading import load_model
+from workers.models.sources import locate
 from workers.models.tokens import Tokens, pad
 
 ALPHA = 0.5

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from workers.backends.base import ModelFiles
 from workers.backends.openvino.recipe import read_recipe
 from workers.backends.openvino.silent import openvino
-from workers.disk_cache import build_once, cache_name
+from workers.disk_cache import build_once, cache_name, used_now
 
 if TYPE_CHECKING:
     from workers.backends.traceable import Traceable
@@ -44,6 +44,7 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
     made_from = cache_name(files.source, files.revision, str(_VERSION), kind, *map(version, packages))
     folder = files.cache / "openvino" / made_from
     if folder.is_dir():
+        used_now(folder)
         try:
             return openvino.Core().read_model(folder / _FILE)
         except RuntimeError as error:

@@ -1,0 +1,168 @@
+"""The files of a registry that say what is in it: a version's manifest, and an alias."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from jobs.errors import InputError, RegistryError
+from jobs.registry.names import check_name
+from jobs.schema import Count, Seconds
+
+MAX_FILES = 1000
+MAX_NOTES = 2000
+_MAX_BEFORE = 20
+"""Earlier targets that an alias remembers."""
+
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def read(cls, raw: bytes, what: str) -> Self:
+        """Read JSON; a `RegistryError` names `what` is damaged."""
+        try:
+            return cls.model_validate_json(raw)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(map(str, first["loc"]))
+            raise RegistryError(f"{what} is damaged: {where + ': ' if where else ''}{first['msg']}") from None
+
+    def written(self) -> bytes:
+        return self.model_dump_json(indent=1).encode() + b"\n"
+
+
+class ModelFile(_Document):
+    """A file of a version: its path in the model's folder, its size and its SHA-256."""
+
+    path: str
+    bytes: Count
+    sha256: Digest
+
+    @field_validator("path")
+    @classmethod
+    def _stays_inside(cls, path: str) -> str:
+        parts = path.split("/")
+        plain = path.isprintable() and "\\" not in path and len(path) <= 300
+        if not plain or any(part in {"", ".", ".."} for part in parts) or PurePosixPath(path).is_absolute():
+            raise ValueError(f"{path[:80]!r} is no path inside a model's folder")
+        return path
+
+
+class Manifest(_Document):
+    """A version of a model. It is written last, so a version with a manifest is whole.
+
+    Attributes
+    ----------
+    name, version
+        What the version is called.
+    content
+        Digest of the paths and contents of all files.
+    files
+        The files, by path.
+    family
+        Transformers' model type.
+    by, at
+        Who pushed it, and when (seconds since 1970).
+    notes
+        Text of the person who pushed it.
+    precision
+        What ``rankmill check-precision --json`` found; ``None`` if it was not given.
+    """
+
+    format: Literal[1] = 1
+    name: str
+    version: str
+    content: Digest
+    files: tuple[ModelFile, ...] = Field(min_length=1, max_length=MAX_FILES)
+    family: str
+    by: str
+    at: Seconds
+    notes: str = Field(default="", max_length=MAX_NOTES)
+    precision: tuple[dict[str, Any], ...] | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Size of all files."""
+        return sum(file.bytes for file in self.files)
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.version}"
+
+    @model_validator(mode="after")
+    def _is_of_its_files(self) -> Self:
+        if self.content != content_of(self.files):
+            raise ValueError("its digest is not that of its list of files")
+        if len({file.path for file in self.files}) < len(self.files):
+            raise ValueError("it lists a file twice")
+        return self
+
+
+def content_of(files: Iterable[ModelFile]) -> str:
+    """Digest of paths, sizes and contents."""
+    listed = sorted((file.path, file.bytes, file.sha256) for file in files)
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+
+
+class Target(_Document):
+    """What an alias stands for.
+
+    ``versions`` has each version's share of the queries; ``shadow`` scores as well, and answers nothing.
+    """
+
+    versions: dict[str, Annotated[float, Field(gt=0, le=1)]] = Field(min_length=1, max_length=20)
+    shadow: str | None = None
+    by: str
+    at: Seconds
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        try:
+            for version in self.named:
+                check_name(version, "a version")
+        except InputError as error:
+            raise ValueError(str(error)) from None
+        if abs(sum(self.versions.values()) - 1) > 1e-6:
+            raise ValueError("the shares of its versions do not add up to 1")
+        if self.shadow in self.versions:
+            raise ValueError(f"{self.shadow} cannot be both a version that answers and the shadow")
+        return self
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """All versions that it names."""
+        return (*self.versions, *([self.shadow] if self.shadow else []))
+
+    def __str__(self) -> str:
+        shares = [
+            version if share == 1 else f"{version} {share:.0%}" for version, share in self.versions.items()
+        ]
+        return ", ".join(shares) + (f"; {self.shadow} in its shadow" if self.shadow else "")
+
+
+class Alias(_Document):
+    """What an alias stands for now, and what it stood for before, the latest first."""
+
+    format: Literal[1] = 1
+    now: Target
+    before: tuple[Target, ...] = Field(default=(), max_length=_MAX_BEFORE)
+
+    def then(self, target: Target) -> Alias:
+        """The alias after a change."""
+        return Alias(now=target, before=(self.now, *self.before)[:_MAX_BEFORE])
+
+
+def target_of(versions: Mapping[str, float], *, shadow: str | None, by: str, at: float) -> Target:
+    """A target that a person asked for; raises `InputError` if there can be no such."""
+    try:
+        return Target(versions=dict(versions), shadow=shadow, by=by, at=at)
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        raise InputError(f"an alias cannot stand for {', '.join(versions)}: {reason}") from None

@@ -1,0 +1,112 @@
+"""What names of models stand for, for processes that ask often and outlive a registry that is away."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from dataclasses import dataclass
+
+from jobs.errors import ConfigError, InputError, RegistryAway
+from jobs.registry.names import Reference, parse_reference
+from jobs.registry.registry import Choice, Registry
+from jobs.spec import ScoreSpec
+
+_FRESH_SECONDS = 5.0
+"""How long an answer of the registry is used again."""
+
+_NUMBERED = re.compile(r"v[0-9]+")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Known:
+    choice: Choice
+    at: float
+
+
+class Resolver:
+    """Resolves ``NAME@ALIAS`` to versions. Safe to share between threads.
+
+    While the registry is away, an alias stands for what it last stood for, and ``v1``, ``v2``, … need no
+    registry: no alias is called so.
+
+    Parameters
+    ----------
+    url
+        The registry; ``None`` if there is none.
+    """
+
+    def __init__(self, url: str | None) -> None:
+        self._registry = Registry(url) if url else None
+        self._lock = threading.Lock()
+        self._known: dict[Reference, _Known] = {}
+
+    def choice(self, model: str) -> Choice | None:
+        """The versions that a name stands for; ``None`` if it names no model of a registry.
+
+        Raises
+        ------
+        ConfigError
+            It is an alias, and there is no registry.
+        InputError
+            The registry has no such version or alias.
+        RegistryError
+            The registry is damaged, or away and the alias not known yet.
+        """
+        reference = parse_reference(model)
+        if reference is None:
+            return None
+        with self._lock:
+            known = self._known.get(reference)
+            if known and time.monotonic() - known.at < _FRESH_SECONDS:
+                return known.choice
+            choice = self._ask(reference, known)
+            self._known[reference] = _Known(choice, time.monotonic())
+            return choice
+
+    def pin(self, model: str) -> str:
+        """`model`, or the version that it stands for now.
+
+        Raises
+        ------
+        InputError
+            It stands for several; otherwise as `choice` does.
+        """
+        choice = self.choice(model)
+        if choice is None:
+            return model
+        if choice.only is None:
+            shown = ", ".join([*choice.versions, *([choice.shadow] if choice.shadow else [])])
+            raise InputError(f"{model} stands for several versions ({shown}); name one, as {choice.first}")
+        return choice.only
+
+    def pinned(self, spec: ScoreSpec) -> ScoreSpec:
+        """`spec` with the version that its model stands for now; raises as `pin` does."""
+        return spec.model_copy(update={"model": self.pin(spec.model)})
+
+    def _ask(self, reference: Reference, known: _Known | None) -> Choice:
+        if self._registry is None:
+            if is_numbered(reference.tag):
+                return Choice(reference.name, {reference.tag: 1.0})
+            raise ConfigError(
+                f"{reference} names a model in a registry, and none is named: set RANKMILL_REGISTRY, or "
+                f"write ./{reference} for a folder of that name"
+            )
+        try:
+            return self._registry.resolve(reference)
+        except RegistryAway as error:
+            if known is not None:
+                logger.warning("%s; %s stays what it was", error, reference)
+                return known.choice
+            if is_numbered(reference.tag):
+                logger.info("%s; workers that have %s can score", error, reference)
+                return Choice(reference.name, {reference.tag: 1.0})
+            raise
+
+
+def is_numbered(tag: str) -> bool:
+    """Whether a tag can only be a version's: ``v1``, ``v2``, …"""
+    return bool(_NUMBERED.fullmatch(tag))

@@ -1,0 +1,1 @@
+"""Commands for the registry of models."""

@@ -1,0 +1,140 @@
+"""``rankmill models alias``, ``promote``, ``rollback`` and ``remove``: what a registry shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import redis
+
+from jobs.registry.names import Reference, check_name
+from jobs.runtime.connection import connect
+from jobs.runtime.settings import Settings, load_settings
+from rankmill.cli import options
+from rankmill.cluster.orders import Outcome
+from rankmill.registry.changes import remove_version, roll_back, set_alias, target
+from rankmill.registry.opening import one_version, open_registry, reference
+from rankmill.registry.promote import promote as promote_version
+
+_WAIT_SECONDS = 5
+_WARM_SECONDS = 600
+
+
+def _shares(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for each in given:
+        version, _, share = each.partition("=")
+        try:
+            found[version] = float(share)
+        except ValueError:
+            raise click.BadParameter(f"{each!r} is not of the form VERSION=SHARE, such as v4=0.1") from None
+        if not 0 < found[version] < 1:
+            raise click.BadParameter(f"{each!r}: a share is more than 0 and less than 1")
+    return found
+
+
+_split = click.option("--split", "others", multiple=True, metavar="VERSION=SHARE", callback=_shares,
+                      help="Share of the queries that another version scores, such as v4=0.1.")  # fmt: skip
+_shadow = click.option(
+    "--shadow", metavar="VERSION", help="A version that scores as well, and answers nothing."
+)
+
+
+@options.command("alias")
+@click.argument("model", metavar="NAME@VERSION")
+@click.argument("word", metavar="as", type=click.Choice(["as"]))
+@click.argument("alias", metavar="ALIAS")
+@_split
+@_shadow
+@options.settings("registry")
+def alias(
+    model: str,
+    word: str,
+    alias: str,
+    others: dict[str, float],
+    shadow: str | None,
+    config: str | None,
+    **flags: Any,
+) -> None:
+    """Let ALIAS stand for a version, from the next run on.
+
+    With --split it stands for several: which one scores a query follows from the query's text, so that it
+    is always the same.
+    """
+    registry = open_registry(load_settings(flags, config))
+    version = one_version(registry, reference(model))
+    called = Reference(version.name, check_name(alias, "an alias"))
+    found = set_alias(registry, called, target(registry, version, others, shadow))
+    click.echo(f"{called} stands for {found.now}")
+
+
+@options.command("promote")
+@click.argument("model", metavar="NAME@VERSION")
+@click.option("--alias", required=True, metavar="ALIAS", help="The alias that is to stand for it.")
+@_split
+@_shadow
+@click.option("--wait", "wait_seconds", type=click.FloatRange(min=1), default=_WARM_SECONDS,
+              metavar="SECONDS", help=f"Longest wait for workers.  [default: {_WARM_SECONDS}]")  # fmt: skip
+@options.settings("registry", "redis_url")
+def promote(
+    model: str,
+    alias: str,
+    others: dict[str, float],
+    shadow: str | None,
+    wait_seconds: float,
+    config: str | None,
+    **flags: Any,
+) -> None:
+    """Load a version on all live workers, then let ALIAS stand for it.
+
+    If a worker cannot load it, ALIAS stays as it is. Runs that have begun keep their version.
+    """
+    settings = load_settings(flags, config)
+    registry = open_registry(settings)
+    version = one_version(registry, reference(model))
+    called = Reference(version.name, check_name(alias, "an alias"))
+    wanted = target(registry, version, others, shadow)
+
+    def said(outcome: Outcome) -> None:
+        click.echo(f"{outcome.worker}: {outcome.text}", err=outcome.state != "done")
+
+    client = _client(settings, options.server(settings))
+    found = promote_version(registry, called, wanted, client, wait_seconds=wait_seconds, on_outcome=said)
+    click.echo(f"{called} stands for {found.now}")
+
+
+@options.command("rollback")
+@click.argument("alias", metavar="NAME@ALIAS")
+@options.settings("registry")
+def rollback(alias: str, config: str | None, **flags: Any) -> None:
+    """Let an alias stand for what it stood for before."""
+    registry = open_registry(load_settings(flags, config))
+    called = reference(alias, "ALIAS")
+    click.echo(f"{called} stands for {roll_back(registry, called).now}")
+
+
+@options.command("remove")
+@click.argument("model", metavar="NAME@VERSION")
+@options.settings("registry", "redis_url")
+def remove(model: str, config: str | None, **flags: Any) -> None:
+    """Remove a version, or an alias.
+
+    A version is not removed while an alias stands for it or a run of the server uses it. Its name is not
+    used again.
+    """
+    settings = load_settings(flags, config)
+    registry = open_registry(settings)
+    named = reference(model)
+    if registry.find_alias(named) is not None:
+        registry.remove_alias(named)
+        click.echo(f"removed alias {named}")
+        return
+    client = _client(settings, settings.redis_url) if settings.redis_url else None
+    removed = remove_version(registry, named, client)
+    click.echo(f"removed {removed}")
+    if client is None:
+        click.echo("warning: without --redis or REDIS_URL, runs that use it were not looked for", err=True)
+
+
+def _client(settings: Settings, url: str) -> redis.Redis:
+    return connect(url, min(settings.redis_wait_seconds, _WAIT_SECONDS))

@@ -1,0 +1,119 @@
+"""``rankmill models list`` and ``show``: what is in a registry."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+import click
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from jobs.registry.documents import Alias, Manifest
+from jobs.registry.names import Reference
+from jobs.registry.registry import Registry
+from jobs.runtime.settings import load_settings
+from rankmill.cli import options
+from rankmill.cli.watch import console
+from rankmill.registry.opening import one_version, open_registry, reference
+
+
+@options.command("list")
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@options.settings("registry")
+@options.as_json
+def list_models(names: tuple[str, ...], config: str | None, as_json: bool, **flags: Any) -> None:
+    """List the models of the registry, their versions and aliases."""
+    registry = open_registry(load_settings(flags, config))
+    found = {name: _versions(registry, name) for name in names or registry.models()}
+    aliases = {name: registry.aliases(name) for name in found}
+    if as_json:
+        click.echo(json.dumps([_as_json(each, aliases[name]) for name in found for each in found[name]]))
+        return
+    table = Table(box=SIMPLE_HEAD)
+    for heading in ("version", "aliases", "family", "size", "pushed", "by", "notes"):
+        table.add_column(heading)
+    for name, manifests in found.items():
+        for each in manifests:
+            notes = each.notes.partition("\n")[0]
+            called = ", ".join(_aliases(each, aliases[name]))
+            table.add_row(str(each), called, each.family, _megabytes(each), _when(each.at), each.by, notes)
+    console().print(table)
+
+
+@options.command("show")
+@click.argument("model", metavar="NAME@VERSION")
+@options.settings("registry")
+@options.as_json
+def show(model: str, config: str | None, as_json: bool, **flags: Any) -> None:
+    """Show a version, or what an alias stands for: its files, and who pushed it and when."""
+    registry = open_registry(load_settings(flags, config))
+    asked = reference(model)
+    alias = registry.find_alias(asked)
+    manifest = registry.manifest(
+        one_version(registry, asked) if alias is None or _is_one(alias) else _first(asked, alias)
+    )
+    aliases = registry.aliases(asked.name)
+    if as_json:
+        click.echo(json.dumps(_as_json(manifest, aliases)))
+        return
+    if alias is not None:
+        click.echo(f"{asked} stands for {alias.now}, since {_when(alias.now.at)}, by {alias.now.by}")
+        for before in alias.before:
+            click.echo(f"  before: {before}, since {_when(before.at)}, by {before.by}")
+    click.echo("\n".join(_lines(manifest, aliases)))
+
+
+def _is_one(alias: Alias) -> bool:
+    return len(alias.now.versions) == 1 and not alias.now.shadow
+
+
+def _first(asked: Reference, alias: Alias) -> Reference:
+    """The version with the largest share."""
+    shares = alias.now.versions
+    return Reference(asked.name, max(shares, key=lambda version: shares[version]))
+
+
+def _versions(registry: Registry, name: str) -> list[Manifest]:
+    return [registry.manifest(Reference(name, version)) for version in registry.versions(name)]
+
+
+def _aliases(manifest: Manifest, aliases: dict[str, Alias]) -> list[str]:
+    """The aliases that name a version, with its share."""
+    called = []
+    for name, alias in aliases.items():
+        share = alias.now.versions.get(manifest.version)
+        if share is not None:
+            called.append(name if share == 1 else f"{name} {share:.0%}")
+        elif manifest.version == alias.now.shadow:
+            called.append(f"{name} (shadow)")
+    return called
+
+
+def _as_json(manifest: Manifest, aliases: dict[str, Alias]) -> dict[str, Any]:
+    return {**manifest.model_dump(), "bytes": manifest.bytes, "aliases": _aliases(manifest, aliases)}
+
+
+def _lines(manifest: Manifest, aliases: dict[str, Alias]) -> list[str]:
+    lines = [
+        f"version  {manifest}",
+        f"aliases  {', '.join(_aliases(manifest, aliases)) or 'none'}",
+        f"family   {manifest.family}",
+        f"pushed   {_when(manifest.at)} by {manifest.by}",
+        f"content  {manifest.content}",
+    ]
+    lines += [f"notes    {line}" for line in manifest.notes.splitlines()]
+    for each in manifest.precision or ():
+        lines.append(f"checked  {each.get('precision')}: Spearman {each.get('spearman'):.5f}")
+    width = max(len(file.path) for file in manifest.files)
+    lines += [f"file     {file.path:<{width}}  {file.bytes:>14,}  {file.sha256}" for file in manifest.files]
+    return lines
+
+
+def _megabytes(manifest: Manifest) -> str:
+    return f"{manifest.bytes / 1e6:,.1f} MB"
+
+
+def _when(at: float) -> str:
+    return datetime.fromtimestamp(at).astimezone().strftime("%Y-%m-%d %H:%M")

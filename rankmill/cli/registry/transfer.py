@@ -1,0 +1,103 @@
+"""``rankmill models push`` and ``pull``: versions into a registry and out of it."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from jobs.errors import InputError
+from jobs.runtime.settings import load_settings
+from rankmill.cli import options
+from rankmill.registry.opening import one_version, open_registry, reference
+from rankmill.registry.pull import pull as pull_version
+from rankmill.registry.push import push as push_version
+from rankmill.registry.steps import Steps
+from rankmill.registry.trial import try_model
+
+_PUSHES = "the version is not in the registry; the same command continues"
+_PULLS = "the folder was not made; the same command continues"
+
+
+@options.command("push", interrupted=_PUSHES)
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("name", metavar="NAME[@VERSION]")
+@click.option("--notes", default="", metavar="TEXT", help="What is to be known of this version.")
+@click.option("--precision-report", metavar="FILE", type=click.Path(path_type=Path),
+              help="What rankmill check-precision --json printed for this model; kept with it.")  # fmt: skip
+@options.settings("registry", "max_length", "activation", "instruction", "prompt_template", "label")
+@options.as_json
+@options.quiet
+def push(
+    folder: Path,
+    name: str,
+    notes: str,
+    precision_report: Path | None,
+    config: str | None,
+    as_json: bool,
+    quiet: bool,
+    **flags: Any,
+) -> None:
+    """Put the model in DIR into the registry.
+
+    The model is loaded and scores the shipped pairs first; its weights must be *.safetensors, and its folder
+    must hold no code. Without VERSION, it gets the next number: v1, v2, ... A version never changes. It
+    becomes visible when all of its files are there; an interrupted push continues with the same command.
+    """
+    settings = load_settings(flags, config)
+    registry = open_registry(settings)
+    model, _, version = name.partition("@")
+    if "@" in name and not version:
+        raise InputError(f"{name}: there is no version after the @")
+    pushed = push_version(
+        registry,
+        folder,
+        model,
+        version or None,
+        partial(try_model, settings=settings),
+        Steps(quiet=quiet),
+        notes=notes,
+        precision=_precision(precision_report),
+    )
+    manifest = pushed.manifest
+    if as_json:
+        click.echo(json.dumps({**manifest.model_dump(), "before": pushed.before}))
+    elif not quiet:
+        what = "was in the registry before" if pushed.before else "is in the registry"
+        click.echo(f"{manifest} {what}: {len(manifest.files)} files, {manifest.bytes / 1e6:,.1f} MB")
+
+
+def _precision(path: Path | None) -> list[dict[str, Any]] | None:
+    if path is None:
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    if not isinstance(found, list) or not all(
+        isinstance(each, dict) and "spearman" in each for each in found
+    ):
+        raise InputError(f"{path} is not what rankmill check-precision --json prints")
+    return found
+
+
+@options.command("pull", interrupted=_PULLS)
+@click.argument("model", metavar="NAME@VERSION")
+@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
+@options.settings("registry")
+@options.quiet
+def pull(model: str, folder: Path | None, config: str | None, quiet: bool, **flags: Any) -> None:
+    """Make a folder of a version, or of what an alias stands for.
+
+    DIR must not exist yet; the default is NAME-VERSION here. Each file is verified. DIR appears when it is
+    complete; an interrupted pull continues with the same command.
+    """
+    registry = open_registry(load_settings(flags, config))
+    version = one_version(registry, reference(model))
+    target = folder or Path(f"{version.name}-{version.tag}")
+    pull_version(registry, registry.manifest(version), target, Steps(quiet=quiet))
+    if not quiet:
+        click.echo(f"{version} is in {target}")

@@ -1,0 +1,99 @@
+"""Where a model's files are: in a folder of this host, on the hub, or in a registry."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.errors import InputError, SpecError, WorkerError
+from jobs.registry.names import Reference, parse_reference
+from jobs.spec import ScoreSpec
+from workers.backends.model_file import commit_of
+from workers.versions.store import VersionStore
+
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo-model"
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of a model.
+
+    Attributes
+    ----------
+    files
+        Their folder on this host, or the hub id.
+    revision
+        Commit on the hub; for a version in a registry, the digest of its content.
+    held
+        Keeps a registry's version on this host while it exists.
+    """
+
+    files: str | Path
+    revision: str | None
+    held: object = None
+
+
+def find_source(spec: ScoreSpec, versions: VersionStore | None) -> Source:
+    """Find the files of a model; a version of a registry is fetched if it is not on this host.
+
+    Raises
+    ------
+    WorkerError
+        They are not on this host.
+    SpecError
+        They are no model.
+    """
+    reference = _reference(spec.model)
+    if reference is None:
+        files = locate(spec.model)
+        return Source(files, commit_of(files, spec.revision))
+    if versions is None:
+        raise SpecError(
+            f"{reference} is in a registry; rankmill models pull {reference} DIR makes a folder of it"
+        )
+    version = versions.get(reference, spec.revision)
+    return Source(_checked(version.folder, spec.model), version.content, version.held)
+
+
+def _reference(model: str) -> Reference | None:
+    try:
+        return parse_reference(model)
+    except InputError as error:
+        raise SpecError(str(error)) from None
+
+
+def locate(name: str) -> str | Path:
+    """The directory of a model, or its hub id.
+
+    Raises
+    ------
+    WorkerError
+        `name` is a path, and this host has no such directory.
+    SpecError
+        The directory does not contain a model.
+    """
+    if name == "demo":
+        return DEMO_MODEL
+    path = Path(name).expanduser()
+    if not path.is_dir():
+        if not _is_path(name):
+            return name
+        raise WorkerError(
+            f"model {name}: no such directory on worker host {socket.gethostname()}; "
+            "put the model at this path on every worker host, or name a model on the hub or in a registry"
+        )
+    return _checked(path, name)
+
+
+def _checked(path: Path, name: str) -> Path:
+    if not (path / "config.json").is_file():
+        raise SpecError(f"{name} is not a model: there is no config.json in it")
+    if not any(path.glob("*.safetensors")):
+        raise SpecError(f"{name} has no *.safetensors: save the model with safe_serialization=True")
+    return path
+
+
+def _is_path(name: str) -> bool:
+    """Whether a model's name can only be a path: a hub id has one slash and starts with a letter or digit."""
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1

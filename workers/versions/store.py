@@ -1,0 +1,159 @@
+"""Versions of a registry's models, fetched into this host's cache once, however many workers want them."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import socket
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.errors import InputError, RegistryAway, RegistryError, WorkerError
+from jobs.registry.documents import Manifest
+from jobs.registry.fetch import fetch_files
+from jobs.registry.names import Reference
+from jobs.registry.registry import Registry
+from workers.disk_cache import Locked, lock
+from workers.versions.room import make_room, version_folder, version_lock
+
+_MANIFEST = "manifest.json"
+_MODEL = "model"
+_FETCHING = ".fetching"
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version on this host: its folder and the digest of its content. It stays while ``held`` is open."""
+
+    folder: Path
+    content: str
+    held: Locked
+
+
+class VersionStore:
+    """The versions in a cache folder.
+
+    Parameters
+    ----------
+    cache
+        The folder.
+    registry
+        Where versions come from: URL of a registry; ``None`` if there is none.
+    limit
+        Most bytes in the folder; ``None`` is no limit.
+    """
+
+    def __init__(self, cache: Path, registry: str | None, limit: int | None) -> None:
+        self._cache = cache
+        self._registry = registry
+        self._limit = limit
+
+    def get(self, reference: Reference, content: str | None) -> Version:
+        """A version, fetched now if it is not here; `content` is the digest that it must have, if known.
+
+        Raises
+        ------
+        WorkerError
+            It is not here and cannot be fetched, or has other content. Another worker may have it.
+        """
+        name, version = reference
+        folder, file = version_folder(self._cache, name, version), version_lock(self._cache, name, version)
+        try:
+            held = lock(file, shared=True)  # nobody removes it now
+            assert held
+            manifest = _whole(folder)
+            if manifest is None:
+                fetching = lock(file.with_name(f"{file.name}.fetching"))
+                assert fetching
+                with closing(fetching):
+                    manifest = _whole(folder) or self._fetch(reference, folder)
+            os.utime(folder)
+        except OSError as error:
+            if error.errno in _FULL:
+                shutil.rmtree(folder / _FETCHING, ignore_errors=True)
+            raise WorkerError(self._cannot_keep(reference, error)) from error
+        if content not in {None, manifest.content}:
+            raise WorkerError(
+                f"{reference} on worker host {socket.gethostname()} has content {manifest.content:.12}, and "
+                f"the run wants {content:.12}: is RANKMILL_REGISTRY the same everywhere?"
+            )
+        return Version(folder / _MODEL, manifest.content, held)
+
+    def trim(self) -> None:
+        """Remove what is over the limit."""
+        make_room(self._cache, self._limit)
+
+    def _fetch(self, reference: Reference, folder: Path) -> Manifest:
+        """Fetch and verify; the manifest is written last, so that a folder with one is whole."""
+        if self._registry is None:
+            raise WorkerError(
+                f"model {reference} is a version in a registry, and worker host {socket.gethostname()} "
+                "has no RANKMILL_REGISTRY"
+            )
+        registry = Registry(self._registry)
+        started = time.monotonic()
+        try:
+            manifest = registry.manifest(reference)
+            self._reserve(manifest, folder)
+            fetch_files(registry, manifest, folder / _MODEL, folder / _FETCHING)
+        except RegistryAway as error:
+            raise WorkerError(f"{reference} is not in this host's cache, and {error}") from error
+        except (InputError, RegistryError) as error:
+            raise WorkerError(str(error)) from error
+        _write(folder / _FETCHING / _MANIFEST, manifest.written())
+        (folder / _FETCHING / _MANIFEST).replace(folder / _MANIFEST)
+        shutil.rmtree(folder / _FETCHING, ignore_errors=True)
+        logger.info("fetched %s in %.1f s", reference, time.monotonic() - started)
+        return manifest
+
+    def _reserve(self, manifest: Manifest, folder: Path) -> None:
+        if self._limit is not None and manifest.bytes > self._limit:
+            lacking = manifest.bytes - self._limit
+        else:
+            lacking = make_room(self._cache, self._limit, needed=manifest.bytes, keep=folder)
+        if lacking:
+            raise WorkerError(
+                f"{manifest} has {_gib(manifest.bytes)} and cache_gib leaves "
+                f"{_gib(manifest.bytes - lacking)} for it on host {socket.gethostname()}; raise cache_gib"
+            )
+
+    def _cannot_keep(self, reference: Reference, error: OSError) -> str:
+        why = "is full" if error.errno in _FULL else f"cannot be used ({error.strerror or error})"
+        return (
+            f"{reference} cannot be kept on worker host {socket.gethostname()}: {self._cache} {why}; free "
+            "some space, lower cache_gib, or set another cache_dir"
+        )
+
+
+def _whole(folder: Path) -> Manifest | None:
+    """The manifest of a version that is here with all its files; they were verified when they came."""
+    try:
+        manifest = Manifest.read((folder / _MANIFEST).read_bytes(), "a manifest")
+        sizes = [(folder / _MODEL / file.path).stat().st_size for file in manifest.files]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except RegistryError as error:
+        logger.warning("%s is fetched again: %s", folder, error)
+        return None
+    if sizes != [file.bytes for file in manifest.files]:
+        logger.warning("%s is fetched again: a file has another size than it had", folder)
+        return None
+    return manifest
+
+
+def _write(path: Path, value: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(value)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
