@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,9 @@ PIECE = 8 << 20
 
 _S3 = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 60, "retries": {"max_attempts": 2}}}
 """botocore would wait for minutes for a server that is away."""
+
+_UNFINISHED_SECONDS = 3600
+"""Nobody writes to an unfinished file that has not changed for so long."""
 
 _HIDDEN = "."
 """Files whose names begin so are not finished."""
@@ -133,6 +137,14 @@ class Folder:
                     copy.flush()
                     os.fsync(copy.fileno())
                 new.replace(target)
+
+    def tidy(self, *path: str) -> None:
+        """Remove unfinished files that killed processes have left in a folder of this host."""
+        with self._at_work() as (_, root, is_local):
+            for file in Path(root, *path).glob(f"{_HIDDEN}*") if is_local else ():
+                with suppress(FileNotFoundError):
+                    if file.stat().st_mtime < time.time() - _UNFINISHED_SECONDS:
+                        file.unlink()
 
     def remove(self, *path: str) -> None:
         """Remove a file, or a folder with all that is in it; nothing if it is not there."""

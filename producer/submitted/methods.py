@@ -56,7 +56,9 @@ class SubmittedRuns:
         self, request: FileRequest, *, webhook: str | None = None, **spec: Any
     ) -> SubmittedFile:
         """`submit_file`, for a request that is made already."""
-        return submit_file(self.files, request, self._resolver.pinned(run_spec(self.settings, spec)), self.settings, webhook)
+        return submit_file(
+            self.files, request, self._resolver.pinned(run_spec(self.settings, spec)), self.settings, webhook
+        )
 
     def submitted_file(self, run_id: str) -> SubmittedFile:
         """The submitted run of files whose id is `run_id`, or begins so.

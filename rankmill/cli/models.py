@@ -14,7 +14,7 @@ from rankmill.model_report import ModelReport, model_report
 
 @click.group(context_settings=options.CONTEXT)
 def models() -> None:
-    """Look at models; push them into a registry, and say which version is used."""
+    """Look at models, and keep them in a registry."""
 
 
 @options.command("describe")

@@ -117,7 +117,7 @@ def _free_version(registry: Registry, name: str, content: str) -> str:
             if found.content == content:
                 return version
             break
-        if registry.folder.sizes(name, version, files_folder(content)):
+        if files_folder(content) in registry.folder.names(name, version):
             return version
     return next_version([*taken, *registry.aliases(name)])
 
@@ -133,6 +133,7 @@ def _same(there: Manifest, wanted: Manifest) -> Manifest:
 
 def _upload(registry: Registry, manifest: Manifest, local: Sequence[LocalFile], on_bytes: Any) -> None:
     path = (manifest.name, manifest.version, files_folder(manifest.content))
+    registry.folder.tidy(*path)
     there = registry.folder.sizes(*path)
     for file in local:
         if there.get(file.path) == file.bytes:  # from a push that was interrupted

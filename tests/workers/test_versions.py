@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from jobs.errors import WorkerError
-from jobs.registry import fetch
+from jobs.registry.fetch import fetch_files
 from jobs.registry.names import Reference
-from jobs.registry.registry import files_folder
+from jobs.registry.registry import Registry, files_folder
 from tests.harness.environ import ENVIRON
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.registries import put_version
@@ -24,6 +24,7 @@ from workers.versions.store import VersionStore
 
 V1, V2 = Reference("reranker", "v1"), Reference("reranker", "v2")
 SIZE = 100_000
+FILES = {"config.json", "model.safetensors"}
 
 DIES = """
 import os, signal, sys
@@ -165,7 +166,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_there(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(fetch.os, "fsync", fsync)
+        full.setattr(os, "fsync", fsync)
         with pytest.raises(
             WorkerError, match=r"reranker@v1 cannot be kept .* is full; free some space"
         ) as found:
@@ -204,9 +205,14 @@ def test_killed_while_it_pushes_the_next_goes_on(tmp_path: Path, model: Path) ->
     assert kills >= 3  # what is there is not pushed again, so it syncs less each time
     pushed = put_version(url, model, "reranker")
     assert pushed.version == "v1"
-    fetch.fetch_files(fetch.Registry(str(url)), pushed, tmp_path / "whole", tmp_path / "parts")
-    names = {path.name for path in (url / "reranker" / "v1" / files_folder(pushed.content)).iterdir()}
-    assert {name for name in names if not name.startswith(".")} == {"config.json", "model.safetensors"}
+    fetch_files(Registry(str(url)), pushed, tmp_path / "whole", tmp_path / "parts")
+    files = url / "reranker" / "v1" / files_folder(pushed.content)
+    left = [path for path in files.iterdir() if path.name.startswith(".")]
+    assert {path.name for path in files.iterdir()} - {path.name for path in left} == FILES
+    for path in left:
+        os.utime(path, (1, 1))
+    Registry(str(url)).folder.tidy("reranker", "v1", files.name)
+    assert {path.name for path in files.iterdir()} == FILES
 
 
 def test_killed_while_it_pulls_the_next_goes_on(registry: Path, tmp_path: Path) -> None:

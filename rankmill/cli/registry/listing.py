@@ -47,7 +47,7 @@ def list_models(names: tuple[str, ...], config: str | None, as_json: bool, **fla
 @options.settings("registry")
 @options.as_json
 def show(model: str, config: str | None, as_json: bool, **flags: Any) -> None:
-    """Show a version, or what an alias stands for: its files, and who pushed it and when."""
+    """Show a version, or an alias: files, by whom and when."""
     registry = open_registry(load_settings(flags, config))
     asked = reference(model)
     alias = registry.find_alias(asked)
