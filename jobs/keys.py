@@ -140,6 +140,11 @@ def webhooks(queue: str) -> str:
     return f"{PREFIX}:queue:{queue}:webhooks"
 
 
+def reader_bell(reader: str) -> str:
+    """Stream: rung by a producer that reads many runs at once, to read one more."""
+    return f"{PREFIX}:reader:{reader}:bell"
+
+
 def job_id(run_id: str, chunk: int) -> str:
     """RQ's id of the job that scores a chunk."""
     return f"{run_id}-{chunk}"

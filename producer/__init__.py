@@ -4,12 +4,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from producer.aio.client import AsyncClient, AsyncScoringRun
     from producer.client import Client
     from producer.cross_encoder import CrossEncoder
     from producer.runs.scores import Ranked, RunStats, Scores
     from producer.runs.scoring_run import ScoringRun
 
 _HOMES = {
+    "AsyncClient": "producer.aio.client",
+    "AsyncScoringRun": "producer.aio.client",
     "Client": "producer.client",
     "CrossEncoder": "producer.cross_encoder",
     "Ranked": "producer.runs.scores",
@@ -18,7 +21,16 @@ _HOMES = {
     "ScoringRun": "producer.runs.scoring_run",
 }
 
-__all__ = ["Client", "CrossEncoder", "Ranked", "RunStats", "Scores", "ScoringRun"]
+__all__ = [
+    "AsyncClient",
+    "AsyncScoringRun",
+    "Client",
+    "CrossEncoder",
+    "Ranked",
+    "RunStats",
+    "Scores",
+    "ScoringRun",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -86,13 +86,16 @@ class Client(SubmittedRuns):
             raise ConfigError("no Redis server is named: give redis_url or set REDIS_URL")
         if "," in self.settings.queue:
             raise ConfigError(f"queue: {self.settings.queue!r:.80} are several; a run goes to one queue")
-        self.store = RunStore(connect(url, self.settings.redis_wait_seconds))
+        self.store = self._connect(url)
         self._resolver = Resolver(self.settings.registry)
         self._leftovers = Leftovers(self.store)
         self._chunk_rows: dict[str, int] = {}
         self._listeners: Listeners | None = None
         if no_workers_seconds is not None:
             self._listeners = Listeners(self.store, url, self.settings.queue, no_workers_seconds)
+
+    def _connect(self, url: str) -> RunStore:
+        return RunStore(connect(url, self.settings.redis_wait_seconds))
 
     def submit(
         self,

@@ -48,7 +48,7 @@ class Leftovers:
         """
         left = list(chunks)
         try:
-            with redis_errors(), waiting(most=_AT_ONCE_SECONDS):
+            with redis_errors(), waiting(most=_AT_ONCE_SECONDS, until=time.monotonic() + _AT_ONCE_SECONDS):
                 self._store.delete(run, left)
         except RedisUnavailable as error:
             with about(run=run.id):
@@ -62,7 +62,7 @@ class Leftovers:
             self._left.append((run, chunks, time.monotonic() + run.ttl))
             if not self._busy:
                 self._busy = True
-                threading.Thread(target=self._remove_all, name="leftovers", daemon=True).start()
+                self._store.later(self._remove_all)
 
     def _remove_all(self) -> None:
         while True:

@@ -27,12 +27,6 @@ from producer.sizing import Sizes
 from producer.splitting import ScoredTable, Unit
 from producer.window import Window
 
-_POLL_SECONDS = 0.25
-"""Longest wait for a result before the deadline and the caller's `on_wait` are checked again."""
-
-_LOOK_SECONDS = 0.2
-"""Least time between two looks at what the workers do."""
-
 _SWEEP_SECONDS = 10
 """After waiting so long for a chunk, check that the jobs of all chunks in Redis still exist."""
 
@@ -159,9 +153,9 @@ class Submission:
         """Collect results, waiting a little for the first; a fatal failure ends the run."""
         self._look_around()
         with self._at_redis():
-            if self.listeners and time.monotonic() - self._heard > _LOOK_SECONDS:
+            if self.listeners and time.monotonic() - self._heard > self._store.patrol_seconds:
                 self.listeners.check(self._heard)
-            self._collect(0 if self._window.wants_chunks() else _POLL_SECONDS)
+            self._collect(0 if self._window.wants_chunks() else self._store.patrol_seconds)
             self._look_at_workers()
             if time.monotonic() - self._waits_since > _SWEEP_SECONDS:
                 self._sweep()
@@ -172,7 +166,7 @@ class Submission:
 
     def _keep_up(self) -> None:
         """Collect what is there now and then, while finished chunks are handed to the caller."""
-        if self._window.units and time.monotonic() - self._collected > _POLL_SECONDS:
+        if self._window.units and time.monotonic() - self._collected > self._store.patrol_seconds:
             with self._at_redis():
                 self._collect(0)
                 self._look_at_workers()
@@ -180,7 +174,7 @@ class Submission:
     def _look_at_workers(self) -> None:
         """Note now and then what workers have scored of their chunks, and what they claim ahead."""
         now, window = time.monotonic(), self._window
-        if now - self._looked < _LOOK_SECONDS:
+        if now - self._looked < self._store.patrol_seconds:
             return
         self._looked = now
         with suppress(RedisUnavailable), waiting(most=0):  # other commands wait for the server
@@ -250,7 +244,7 @@ class Submission:
     def _sweep(self) -> None:
         """Submit chunks again whose jobs are missing in Redis; give up those without an attempt left."""
         lost = self._store.missing(self.run, list(self._window.units))
-        self._collect(_POLL_SECONDS)  # a missing job may have finished meanwhile
+        self._collect(self._store.patrol_seconds)  # a missing job may have finished meanwhile
         if lost := [number for number in lost if number in self._window.units]:
             logger.warning("Redis has lost %d chunks", len(lost))
         self._submit_again(dict.fromkeys(lost, "it was lost"))
@@ -270,7 +264,8 @@ class Submission:
             self._store.settle(self.run, self._precision)
 
     def _send(self, units: dict[int, Unit]) -> None:
-        payloads = self._encoder.encode(units)
+        rows = sum(len(unit.table) for unit in units.values())
+        payloads = self._store.compute(lambda: self._encoder.encode(units), rows)
         self._window.sent(units)
         try:
             self._store.enqueue(self.run, payloads)

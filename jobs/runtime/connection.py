@@ -72,14 +72,19 @@ def connect(url: str, wait_seconds: float) -> redis.Redis:
     try:
         probe.ping()
     except (redis.RedisError, OSError) as error:
-        if not (cannot_serve(error) and _is_a_reply(error)):  # else it will serve later (loading)
-            reason = mask_passwords(" ".join(str(error).split()))
-            raise ConnectionFailed(
-                f"no usable Redis at {mask_url(url)}: {reason} (check --redis or REDIS_URL)"
-            ) from None
+        if failed := connection_failed(url, error):
+            raise failed from None
     finally:
         probe.close()
     return client
+
+
+def connection_failed(url: str, error: Exception) -> ConnectionFailed | None:
+    """What a first command's error means; ``None`` if the server will serve later (it is loading, say)."""
+    if cannot_serve(error) and _is_a_reply(error):
+        return None
+    reason = mask_passwords(" ".join(str(error).split())) or "no answer"
+    return ConnectionFailed(f"no usable Redis at {mask_url(url)}: {reason} (check --redis or REDIS_URL)")
 
 
 def client_for(url: str, wait_seconds: float) -> redis.Redis:

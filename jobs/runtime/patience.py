@@ -36,6 +36,8 @@ _CUT_OFF_SECONDS = 0.1
 _LOOK_SECONDS = 0.5
 """Seconds between two calls of the caller's `look` during a wait."""
 
+_LEAST_SECONDS = 0.01
+
 _AUTH = frozenset({"WRONGPASS", "NOAUTH"})
 
 _CODES = _AUTH | {
@@ -122,6 +124,11 @@ def waiting(
         _WAIT.reset(token)
 
 
+def time_left() -> float:
+    """Seconds that a command may take until the `until` of `waiting`; a little, if that is over."""
+    return max(_WAIT.get().until - time.monotonic(), _LEAST_SECONDS)
+
+
 @contextmanager
 def redis_errors() -> Iterator[None]:
     """Turn redis-py's errors within the ``with`` block into rankmill's.
@@ -178,6 +185,14 @@ class Patience(Retry):
         """Return the same object: redis-py copies the retry policy for every connection."""
         return self
 
+    def sleep(self, seconds: float) -> None:
+        """Pause the caller of a command."""
+        time.sleep(seconds)
+
+    def caller(self) -> int:
+        """Who calls: a number that no other caller has at the same time."""
+        return threading.get_ident()
+
     @property
     def trouble(self) -> str | None:
         """Why commands currently wait; ``None`` if none waits."""
@@ -195,7 +210,7 @@ class Patience(Retry):
         if os.getpid() != self._process:  # a fork: other threads of the parent wait, and may hold the lock
             self._begin()
         failures, since, served = 0, 0.0, False
-        inner = threading.get_ident() in self._waiting  # this call connects on behalf of a waiting command
+        inner = self.caller() in self._waiting  # this call connects on behalf of a waiting command
         try:
             while True:
                 began = time.monotonic()
@@ -237,8 +252,8 @@ class Patience(Retry):
             now = time.monotonic()
             if now >= end:
                 return
-            until = max(wait.until - now, 0.001)
-            time.sleep(min(end - now, _LOOK_SECONDS, until))
+            until = wait.until - now
+            self.sleep(min(end - now, _LOOK_SECONDS, until if until > 0 else _LOOK_SECONDS))
 
     def _over(self, reason: str, seconds: float, *, bounded: bool) -> None:
         waited = f" (waited {seconds:.0f} s; redis_wait_seconds is the limit)" if seconds >= 1 else ""
@@ -252,7 +267,7 @@ class Patience(Retry):
         now = time.monotonic()
         with self._lock:
             first = not self._waiting
-            self._waiting[threading.get_ident()] = reason
+            self._waiting[self.caller()] = reason
             if first:
                 self._since = now
             if not first and now - self._reminded < _REMIND_SECONDS:
@@ -266,7 +281,7 @@ class Patience(Retry):
 
     def _end_of_wait(self, served: bool) -> None:
         with self._lock:
-            last = self._waiting.pop(threading.get_ident(), None) and not self._waiting
+            last = self._waiting.pop(self.caller(), None) and not self._waiting
             waited = time.monotonic() - self._since
         if last and served:
             logger.info("Redis serves again, after %.1f s", waited)

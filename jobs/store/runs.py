@@ -7,9 +7,10 @@ them, so Redis holds no more than the chunks in flight.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 import redis
 from redis.client import Pipeline
@@ -29,6 +30,8 @@ _UNDER_WAY = frozenset(
     status.value.encode() for status in (JobStatus.QUEUED, JobStatus.STARTED, JobStatus.SCHEDULED)
 )
 
+T = TypeVar("T")
+
 _INDEX_SECONDS = 7 * 86400
 """Expiry of the list of runs; it counts from the latest change to any run."""
 
@@ -45,6 +48,19 @@ class RunStore:
     def __init__(self, client: redis.Redis) -> None:
         # redis-py types one client for sync and async use; every reply would need a cast.
         self.redis: Any = client
+
+    @property
+    def patrol_seconds(self) -> float:
+        """How long a producer waits for results until it looks after its run and its workers."""
+        return 0.2
+
+    def compute(self, do: Callable[[], T], rows: int) -> T:
+        """Compute something for so many rows."""
+        return do()
+
+    def later(self, do: Callable[[], None]) -> None:
+        """Call `do`, which uses this store, while the caller goes on."""
+        threading.Thread(target=do, name="later", daemon=True).start()
 
     def restore(self, run: Run) -> None:
         """Write the run to the server if it is not there, or not there any more.

@@ -1,0 +1,48 @@
+"""Runs plain code in an event loop: each of its waits is an ``await`` of the task that has started it.
+
+The code runs in a greenlet, a call stack of its own in the same thread. Where it waits, it switches to the
+task, which awaits and then switches back; so the client's protocol is written once, without ``await``.
+SQLAlchemy's asyncio engine works in the same way.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+from greenlet import getcurrent, greenlet
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _Bridge(greenlet):
+    """A call stack that belongs to a task; it sees the task's context variables."""
+
+    def __init__(self, do: Callable[..., Any]) -> None:
+        task = getcurrent()
+        super().__init__(do, task)
+        self.gr_context = task.gr_context
+        self.task = task
+
+
+async def run(do: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Call `do`, whose waits are this task's; it meets the task's cancellation where it waits."""
+    stack = _Bridge(do)
+    found = stack.switch(*args, **options)
+    while not stack.dead:
+        try:
+            reply = await cast("Awaitable[Any]", found)
+        except BaseException:
+            found = stack.throw(*sys.exc_info())
+        else:
+            found = stack.switch(reply)
+    return cast("T", found)
+
+
+def wait(what: Awaitable[T]) -> T:
+    """Wait for `what`, in code that `run` has called."""
+    stack = getcurrent()
+    assert isinstance(stack, _Bridge), "waits of this kind need the event loop"
+    return cast("T", stack.task.switch(what))

@@ -1,0 +1,210 @@
+"""Scoring from asyncio: the calls of `Client`, awaited.
+
+>>> async with AsyncClient("redis://localhost:6379/0") as client:                        # doctest: +SKIP
+...     best = await client.rank("how far is the moon", ["Cheese.", "About 384,000 km."])
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import redis
+
+from jobs.errors import ConfigError
+from jobs.runtime.connection import connection_failed
+from jobs.store.runs import RunStore
+from producer.aio import bridge
+from producer.aio.connection import LoopRedis
+from producer.client import Client
+
+if TYPE_CHECKING:
+    from jobs.run import Progress
+    from jobs.runtime.settings import Settings
+    from producer.pairs import Pairs
+    from producer.runs.scores import Ranked, RunStats, Scores
+    from producer.runs.scoring_run import ScoringRun
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_PROBE_SECONDS = 5
+_PATROL_SECONDS = 0.2
+_PATROL_SECONDS_PER_RUN = 0.002
+"""How often each run looks at the server while it waits; many runs look less often, each."""
+
+_SMALL_ROWS = 256
+"""Rows that are encoded where they are; more are encoded in a thread."""
+
+
+class LoopStore(RunStore):
+    """Runs on one server, for code that `bridge.run` calls."""
+
+    def __init__(self, client: LoopRedis) -> None:
+        super().__init__(client)
+        self._streams = client.streams
+        self._background: set[asyncio.Task[None]] = set()
+
+    @property
+    def patrol_seconds(self) -> float:
+        return max(_PATROL_SECONDS, _PATROL_SECONDS_PER_RUN * len(self._streams))
+
+    def compute(self, do: Callable[[], T], rows: int) -> T:
+        return do() if rows <= _SMALL_ROWS else bridge.wait(asyncio.to_thread(do))
+
+    def later(self, do: Callable[[], None]) -> None:
+        task = asyncio.create_task(bridge.run(do))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+class _LoopClient(Client):
+    """A client whose methods `bridge.run` calls."""
+
+    def _connect(self, url: str) -> RunStore:
+        self.url = url
+        self.redis = LoopRedis(url, self.settings.redis_wait_seconds)
+        return LoopStore(self.redis)
+
+
+class AsyncClient:
+    """The calls of `Client` for asyncio; any number of runs at the same time share a few connections.
+
+    A call whose task is cancelled cancels its run. A client belongs to the event loop that uses it first. Use
+    it as a context manager, or `close` it.
+
+    Parameters are those of `Client`; nothing is connected before the first call.
+
+    Raises
+    ------
+    ConfigError
+        As `Client`; also, from any call, in another event loop.
+    ConnectionFailed
+        From the first call: no server answers at the URL.
+    """
+
+    def __init__(
+        self,
+        redis_url: str | None = None,
+        *,
+        no_workers_seconds: float | None = 60.0,
+        settings: Settings | None = None,
+        **options: Any,
+    ) -> None:
+        self._client = _LoopClient(
+            redis_url, no_workers_seconds=no_workers_seconds, settings=settings, **options
+        )
+        self._opening: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> AsyncClient:
+        await self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def submit(
+        self,
+        pairs: Pairs,
+        **options: Any,
+    ) -> AsyncScoringRun:
+        """Start a run as `Client.submit` does, with its parameters."""
+        await self._open()
+        return AsyncScoringRun(await bridge.run(self._client.submit, pairs, **options))
+
+    async def score(self, pairs: Pairs, *, timeout: float | None = None, **options: Any) -> Scores:
+        """Score pairs as `Client.score` does, with its parameters."""
+        await self._open()
+        return await bridge.run(self._client.score, pairs, timeout=timeout, **options)
+
+    async def rank(
+        self,
+        query: str,
+        passages: Sequence[str],
+        *,
+        top_k: int | None = None,
+        timeout: float | None = None,
+        **spec: Any,
+    ) -> list[Ranked]:
+        """Rank passages as `Client.rank` does, with its parameters."""
+        await self._open()
+        return await bridge.run(self._client.rank, query, passages, top_k=top_k, timeout=timeout, **spec)
+
+    async def close(self) -> None:
+        """Close the connections; runs that are not finished stay on the server until they expire."""
+        await self._client.redis.streams.close()
+        await self._client.redis.loop_client.aclose()
+
+    async def _open(self) -> None:
+        """See once whether a server answers."""
+        loop = asyncio.get_running_loop()
+        if self._opening is None or (self._opening.done() and _failed(self._opening)):
+            self._opening = loop.create_task(self._probe())
+        if self._opening.get_loop() is not loop:
+            raise ConfigError("an AsyncClient belongs to one event loop: make one in each")
+        await asyncio.shield(self._opening)
+
+    async def _probe(self) -> None:
+        try:
+            async with asyncio.timeout(_PROBE_SECONDS):
+                probe: Any = self._client.redis.loop_client
+                await probe.execute_command("PING")
+        except (redis.RedisError, OSError) as error:  # a TimeoutError is an OSError
+            if failed := connection_failed(self._client.url, error):
+                raise failed from None
+
+
+class AsyncScoringRun:
+    """A submitted run, as `ScoringRun`. If the task that reads it is cancelled, the run is cancelled too."""
+
+    def __init__(self, run: ScoringRun) -> None:
+        self._run = run
+
+    @property
+    def id(self) -> str:
+        """The run's id, as it appears in logs and Redis keys."""
+        return self._run.id
+
+    @property
+    def progress(self) -> Progress:
+        """The rows done so far, those of unfinished chunks included, and the speed."""
+        return self._run.progress
+
+    @property
+    def stats(self) -> RunStats:
+        """How the rows read so far were scored."""
+        return self._run.stats
+
+    @property
+    def errors(self) -> Mapping[int, str]:
+        """Reasons by row number (from 0) for the rows read so far that have no score."""
+        return self._run.errors
+
+    async def scores(self, timeout: float | None = None) -> Scores:
+        """Wait for all scores as `ScoringRun.scores` does."""
+        return await self._read(self._run.scores, timeout)
+
+    async def __aiter__(self) -> AsyncIterator[float]:
+        """Yield the scores in input order, each as soon as it is available; NaN for rows in `errors`."""
+        scores = iter(self._run)
+        while (score := await self._read(next, scores, None)) is not None:
+            yield score
+
+    async def cancel(self) -> None:
+        """Cancel the run: its waiting chunks leave the queue, and its keys are deleted."""
+        await bridge.run(self._run.cancel)
+
+    async def _read(self, do: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        try:
+            return await bridge.run(do, *args, **options)
+        except asyncio.CancelledError:
+            await self.cancel()
+            raise
+
+
+def _failed(task: asyncio.Task[None]) -> bool:
+    return task.cancelled() or task.exception() is not None

