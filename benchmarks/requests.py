@@ -3,13 +3,15 @@
     python -m benchmarks.requests --model MODEL --pairs PAIRS.parquet
 
 Compares, in turn and several times: the pairs as one bulk run; the same pairs as requests of 20 that
-arrive together. Then, in turn again, a lone request of 100 pairs on an idle worker and the same pairs
-in process, tokenized and scored, which no queue can be faster than.
+arrive together, from one thread and from one asyncio client. Then, in turn again, a lone request of 100
+pairs on an idle worker and the same pairs in process, tokenized and scored, which no queue can be faster
+than.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import statistics
 import time
@@ -21,7 +23,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.cluster import cluster
 from jobs.spec import ScoreSpec
-from producer import Client
+from producer import AsyncClient, Client
 from producer.runs.scoring_run import ScoringRun
 from workers.device import resolve_device, resolve_token_budget, use_threads
 from workers.engine.engine import Engine
@@ -35,7 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--model", required=True)
     parser.add_argument("--pairs", type=Path, required=True, help="parquet: query, passage")
-    parser.add_argument("--requests", type=int, default=500)
+    parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--size", type=int, default=20, help="pairs in a request")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--lone", type=int, default=31, help="lone requests")
@@ -48,9 +50,12 @@ def main() -> None:
         client = Client(place.url, model=args.model, window=10_000)
         client.score(pairs[:200])  # the model is loaded
         for _ in range(args.repeats):
-            rounds.append({**bulk(client, pairs), **together(client, pairs, args.size)})
+            asked = at_once(place.url, args.model, pairs, args.size)
+            rounds.append({**bulk(client, pairs), **together(client, pairs, args.size), **asked})
         result: dict[str, Any] = {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
-        result["requests_over_bulk"] = result["requests_pairs_per_second"] / result["bulk_pairs_per_second"]
+        for kind in ("requests", "asyncio"):
+            shares = [r[f"{kind}_pairs_per_second"] / r["bulk_pairs_per_second"] for r in rounds]
+            result[f"{kind}_over_bulk"] = statistics.median(shares)
         result |= alone(client, engine_of(args.model, args.threads), pairs[:100], args.lone)
     print(json.dumps({key: round(value, 4) for key, value in result.items()}, indent=2))
 
@@ -70,6 +75,25 @@ def together(client: Client, pairs: Pairs, size: int) -> dict[str, float]:
     share = real_share(runs)
     seconds = time.perf_counter() - started
     return {"requests_pairs_per_second": len(pairs) / seconds, "requests_real_tokens": share}
+
+
+def at_once(url: str, model: str, pairs: Pairs, size: int) -> dict[str, float]:
+    """All pairs as requests of one asyncio client, each awaited by a task of its own."""
+
+    async def main() -> dict[str, float]:
+        async with AsyncClient(url, model=model) as client:
+            await client.score(pairs[:size])
+            before = time.process_time()
+            started = time.perf_counter()
+            requests = [pairs[start : start + size] for start in range(0, len(pairs), size)]
+            scores = await asyncio.gather(*(client.score(each) for each in requests))
+            seconds = time.perf_counter() - started
+            assert all(len(each) == len(asked) for each, asked in zip(scores, requests, strict=True))
+            assert not any(each.errors for each in scores)
+            cpu = 1000 * (time.process_time() - before) / len(requests)
+            return {"asyncio_pairs_per_second": len(pairs) / seconds, "asyncio_cpu_ms_per_request": cpu}
+
+    return asyncio.run(main())
 
 
 def alone(client: Client, engine: Engine, pairs: Pairs, times: int) -> dict[str, float]:

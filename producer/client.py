@@ -13,8 +13,9 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence, Sized
+from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
@@ -29,6 +30,7 @@ from jobs.runtime.specs import run_spec
 from jobs.store.runs import RunStore
 from producer.journal import Journal
 from producer.leftovers import Leftovers
+from producer.local.embedded import EmbeddedCluster
 from producer.pairs import RowsAt, cut_pairs
 from producer.runs.listeners import Listeners
 from producer.runs.scores import Ranked, Scores, ranked
@@ -90,9 +92,43 @@ class Client(SubmittedRuns):
         self._resolver = Resolver(self.settings.registry)
         self._leftovers = Leftovers(self.store)
         self._chunk_rows: dict[str, int] = {}
+        self._cluster: EmbeddedCluster | None = None
+        self._ends = ExitStack()
         self._listeners: Listeners | None = None
         if no_workers_seconds is not None:
             self._listeners = Listeners(self.store, url, self.settings.queue, no_workers_seconds)
+
+    @classmethod
+    def embedded(cls, *, settings: Settings | None = None, **options: Any) -> Client:
+        """A client with a server and workers of its own on this host, for a notebook or a script.
+
+        They end with `close`, the ``with`` block, or this process, even if it is killed. It needs
+        ``rankmill[worker]``. Parameters are the constructor's; also settings of workers, such as ``device``.
+
+        Raises
+        ------
+        ConfigError
+            A package is missing, or a setting is unknown or invalid.
+        EmbeddedError
+            The server does not start; also from all waits for scores: server or workers cannot be kept alive.
+        """
+        cluster = EmbeddedCluster(settings or load_settings(options))
+        with ExitStack() as started:
+            started.enter_context(cluster)
+            client = cls(cluster.url(), no_workers_seconds=None, settings=cluster.settings)
+            client._cluster, client._ends = cluster, started.pop_all()
+        return client
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections, and end the embedded server and workers, if any."""
+        self.store.redis.close()
+        self._ends.close()
 
     def _connect(self, url: str) -> RunStore:
         return RunStore(connect(url, self.settings.redis_wait_seconds))
@@ -179,7 +215,14 @@ class Client(SubmittedRuns):
         chunks = ChunkSize(chunk_size or settings.chunk_size, run.spec.model, journal, self._chunk_rows)
         sizes, tables = Sizes(window, chunks), cut(chunks.at)
         submission = Submission(self.store, run, self._leftovers, tables, columns, sizes, journal)
-        submission.on_wait, submission.deadline = on_wait, deadline
+        submission.deadline = deadline
+
+        def look() -> None:
+            if self._cluster:
+                self._cluster.check()
+            on_wait()
+
+        submission.on_wait = look
         submission.listeners = self._listeners
         try:
             if journal:

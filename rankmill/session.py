@@ -19,10 +19,10 @@ from jobs.registry.resolver import Resolver
 from jobs.results import ChunkStats
 from jobs.runtime.settings import Settings
 from producer.client import Client
+from producer.local.embedded import EmbeddedCluster
+from producer.local.worker_watch import WorkerWatch
 from producer.pairs import RowsAt, cut_pairs
 from producer.runs.scoring_run import ScoringRun
-from rankmill.local.embedded import EmbeddedCluster
-from rankmill.local.worker_watch import WorkerWatch
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from jobs.runtime.hosts import require_worker_packages
 from jobs.runtime.logs import about, set_up
 from jobs.runtime.patience import redis_errors, waiting
 from jobs.runtime.settings import load_settings
+from producer.local.embedded import worker_environs
+from producer.local.processes import Worker, WorkerProcesses, WorkersFailed, worker_names
 from rankmill.cli import options
-from rankmill.local.embedded import worker_environs
-from rankmill.local.processes import Worker, WorkerProcesses, WorkersFailed, worker_names
 
 _LOOK_SECONDS = 0.2
 

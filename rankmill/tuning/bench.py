@@ -18,7 +18,7 @@ from jobs.errors import RankmillError
 from jobs.runtime.settings import Settings
 from jobs.store.worker_report import STAGES, queue_workers, worker_reports
 from producer.client import COLUMNS
-from rankmill.local.embedded import worker_environs
+from producer.local.embedded import worker_environs
 from rankmill.session import RunScores, Session
 
 _LOOK_SECONDS = 0.1

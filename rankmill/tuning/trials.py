@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from jobs.errors import EmbeddedError, RunFailed
 from jobs.runtime.settings import Settings
-from rankmill.local.embedded import worker_environs
+from producer.local.embedded import worker_environs
 from rankmill.session import RunScores
 from rankmill.tuning.agreement import Agreement, agreement
 from rankmill.tuning.bench import Bench, BenchFailed, split_requests

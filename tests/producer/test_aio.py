@@ -73,7 +73,7 @@ def test_its_calls_answer_as_the_plain_clients(
         plain = Client(shared_queue.url, **options).rank("the big cat", passages, top_k=5, timeout=60)
         assert [each.index for each in ranked] == [each.index for each in plain]
         with pytest.raises(InputError, match="pair 0 is 'ab', not a query and a passage"):
-            await client.submit(["ab"])  # type: ignore[list-item]
+            await client.submit(["ab"])
         with pytest.raises(RunFailed, match="no such directory"):
             await client.score(PAIRS, model="/gone/model", timeout=60)
         run = await client.submit(PAIRS)
@@ -93,15 +93,15 @@ def test_many_requests_at_once_share_a_few_connections(
     async def work(client: AsyncClient) -> None:
         nonlocal most
         requests = [
-            asyncio.create_task(client.score(PAIRS[at : at + 3], timeout=120)) for at in range(80)
-        ] * 2
+            asyncio.create_task(client.score(PAIRS[at : at + 3], timeout=120)) for at in [*range(80)] * 2
+        ]
         while not all(task.done() for task in requests):
-            most = max(most, int(shared_queue.client.info("clients")["connected_clients"]))  # type: ignore[index]
+            most = max(most, int(shared_queue.client.info("clients")["connected_clients"]))
             await asyncio.sleep(0.02)
         for at, task in enumerate(requests):
             np.testing.assert_allclose(await task, expected[at % 80 : at % 80 + 3], atol=1e-5)
 
-    before = int(shared_queue.client.info("clients")["connected_clients"])  # type: ignore[index]
+    before = int(shared_queue.client.info("clients")["connected_clients"])
     in_a_loop(shared_queue.url, work, **options)
     assert most <= before + 17
 
@@ -140,7 +140,7 @@ def test_waits_end_in_time_and_say_what_becomes_of_the_run(shared_server: Server
 
 
 def test_a_server_that_is_silent_costs_no_more_than_the_time_left(server: Server) -> None:
-    process = int(server.client.info("server")["process_id"])  # type: ignore[index]
+    process = int(server.client.info("server")["process_id"])
     asked = 0
 
     async def work(client: AsyncClient) -> None:

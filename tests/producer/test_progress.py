@@ -27,7 +27,7 @@ from tests.harness.queue_by_hand import QueueByHand, pairs
 
 @pytest.fixture
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("producer.submission._LOOK_SECONDS", 0)
+    monkeypatch.setattr("jobs.store.runs.RunStore.patrol_seconds", 0)
 
 
 @pytest.mark.usefixtures("_look_often")

@@ -112,7 +112,7 @@ def scored(
 def sweep_at_once(patch: pytest.MonkeyPatch) -> None:
     """It may not be known whose result was bad; then its chunk is one that was lost."""
     patch.setattr("producer.submission._SWEEP_SECONDS", 0)
-    patch.setattr("producer.submission._POLL_SECONDS", 0.01)
+    patch.setattr("jobs.store.runs.RunStore.patrol_seconds", 0.01)
 
 
 @pytest.mark.parametrize("change", BAD.values(), ids=BAD)

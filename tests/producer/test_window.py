@@ -48,7 +48,7 @@ def test_the_window_follows_the_workers() -> None:
             queue.score(chunk)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("producer.submission._LOOK_SECONDS", 0)
+        patch.setattr("jobs.store.runs.RunStore.patrol_seconds", 0)
         assert queue.scores(workers_come_and_go) == list(range(1800))
     # At first nobody is there; then 4 workers claim 100 pairs, and each up to a chunk of 3 more; then nobody.
     assert (seen[0], seen[1]) == (32, -(-2 * (100 + 4 * 3) // 3))

@@ -20,10 +20,10 @@ import redis
 
 from jobs.job import worker_command as command_for_people
 from jobs.runtime.settings import WorkerSettings, load_settings
+from producer.local import supervisor
+from producer.local.embedded import worker_environs
+from producer.local.processes import worker_command
 from rankmill.cluster.snapshot import read_cluster
-from rankmill.local import supervisor
-from rankmill.local.embedded import worker_environs
-from rankmill.local.processes import worker_command
 from tests.conftest import score_file, start_command, wait_for
 
 
@@ -129,7 +129,7 @@ def test_a_supervisor_that_is_killed_takes_nothing_with_it_but_the_run(
     long_run: subprocess.Popen[str], tmp_path: Path, private_tmp: Path
 ) -> None:
     cluster = cluster_of(long_run)
-    next(process for process in cluster if "rankmill.local.supervisor" in process.cmdline()).kill()
+    next(process for process in cluster if "producer.local.supervisor" in process.cmdline()).kill()
     _, err = long_run.communicate(timeout=30)
     assert long_run.returncode == 1
     assert "the embedded server has stopped unexpectedly" in err

@@ -124,7 +124,7 @@ def test_nothing_touches_a_device_before_a_worker_does() -> None:
 import sys
 import jobs, producer, workers
 from workers import ScoringWorker
-import rankmill.cli.score, rankmill.cli.workers, rankmill.local.supervisor
+import rankmill.cli.score, rankmill.cli.workers, producer.local.supervisor
 print(sorted({"torch", "mlx", "mlx.core", "openvino", "onnxruntime", "transformers"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

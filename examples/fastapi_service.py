@@ -1,0 +1,57 @@
+"""A reranking service with FastAPI: each request is a run, and all of them share batches in the workers.
+
+pip install fastapi uvicorn
+REDIS_URL=redis://queue-host:6379/0 uvicorn examples.fastapi_service:app
+curl localhost:8000/rerank --json '{"query": "how far is the moon", "passages": ["384,400 km.", "Cheese."]}'
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+
+from jobs import RankmillError
+from producer import AsyncClient
+
+TIMEOUT = 30
+
+
+class Query(BaseModel):
+    """What a caller sends."""
+
+    query: str
+    passages: list[str] = Field(max_length=1000)
+    top_k: int | None = None
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """One client for all requests, for as long as the service runs."""
+    async with AsyncClient(model=os.environ.get("MODEL", "demo")) as app.state.client:
+        yield
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+@app.post("/rerank")
+async def rerank(asked: Query, request: Request) -> list[dict[str, Any]]:
+    """Passages by their numbers, the best first."""
+    client: AsyncClient = request.app.state.client
+    ranked = await client.rank(asked.query, asked.passages, top_k=asked.top_k, timeout=TIMEOUT)
+    return [
+        {"index": each.index, "score": None if each.error else each.score, "error": each.error}
+        for each in ranked
+    ]
+
+
+@app.exception_handler(RankmillError)
+async def unavailable(request: Request, error: RankmillError) -> JSONResponse:
+    """No workers, no server, no time: one line says which."""
+    return JSONResponse({"error": str(error)}, status_code=503)

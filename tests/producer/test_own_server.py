@@ -1,0 +1,30 @@
+"""`Client.embedded`: a server and workers of one's own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from jobs.errors import EmbeddedError
+from producer import Client
+from tests.conftest import wait_for
+from tests.producer.test_client import PAIRS
+
+
+def test_it_scores_and_ends_with_its_block_and_says_so_when_its_server_dies(tiny_model: Path) -> None:
+    with Client.embedded(model=str(tiny_model), device="cpu", threads=1) as client:
+        assert np.isfinite(client.score(PAIRS, timeout=120)).all()
+        assert client._cluster
+        supervisor = psutil.Process(client._cluster.pid)
+        processes = supervisor.children(recursive=True)
+        server = int(client.store.redis.info("server")["process_id"])
+        run = client.submit((pair for _ in range(1000) for pair in PAIRS), priority="bulk")
+        os.kill(server, signal.SIGKILL)
+        with pytest.raises(EmbeddedError):
+            run.scores(timeout=120)
+    wait_for(lambda: not any(each.is_running() for each in processes))
