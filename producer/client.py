@@ -35,6 +35,7 @@ from producer.pairs import RowsAt, cut_pairs
 from producer.runs.listeners import Listeners
 from producer.runs.scores import Ranked, Scores, ranked
 from producer.runs.scoring_run import ScoringRun
+from producer.runs.split import SplitRun, SplitScorer
 from producer.sizing import ChunkSize, Sizes, WindowSize
 from producer.submission import Submission
 from producer.submitted.methods import SubmittedRuns
@@ -90,6 +91,7 @@ class Client(SubmittedRuns):
             raise ConfigError(f"queue: {self.settings.queue!r:.80} are several; a run goes to one queue")
         self.store = self._connect(url)
         self._resolver = Resolver(self.settings.registry)
+        self._split = SplitScorer(self)
         self._leftovers = Leftovers(self.store)
         self._chunk_rows: dict[str, int] = {}
         self._cluster: EmbeddedCluster | None = None
@@ -163,7 +165,7 @@ class Client(SubmittedRuns):
         ConfigError
             The priority or a part of the spec is unknown or invalid.
         """
-        return self._submit(pairs, columns, priority=priority, **spec)
+        return self.run_of(pairs, columns, priority=priority, **spec)
 
     def start(
         self,
@@ -245,6 +247,8 @@ class Client(SubmittedRuns):
     ) -> Scores:
         """Score pairs and wait at most `timeout` seconds: `submit`, then `ScoringRun.scores`.
 
+        If the model is an alias for several versions, the query decides which of them scores a pair.
+
         Whatever keeps the scores from coming, the run is cancelled then; one that is to go on is started with
         `submit`.
 
@@ -255,7 +259,8 @@ class Client(SubmittedRuns):
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         try:
-            run = self._submit(pairs, columns, priority=priority, deadline=deadline, **spec)
+            begin = self._beginner(spec)
+            run = begin(pairs, columns, priority=priority, deadline=deadline, **spec)
             try:
                 return run.scores(None if timeout is None else deadline - time.monotonic())
             except BaseException:
@@ -280,7 +285,15 @@ class Client(SubmittedRuns):
         scores = self.score([(query, passage) for passage in passages], timeout=timeout, **spec)
         return ranked(scores, top_k)
 
-    def _submit(self, pairs: Pairs, columns: tuple[str, str], **options: Any) -> ScoringRun:
+    def _beginner(self, spec: dict[str, Any]) -> Callable[..., ScoringRun | SplitRun]:
+        """What begins a run with the model of `spec`, or runs with the versions that it stands for."""
+        choice = self._resolver.choice(str(spec.get("model", self.settings.model)))
+        if choice is None or choice.only:
+            return self.run_of
+        return partial(self._split.start, choice)
+
+    def run_of(self, pairs: Pairs, columns: tuple[str, str], **options: Any) -> ScoringRun:
+        """Start a run of `pairs`; `options` as of `start`."""
         rows = len(pairs) if isinstance(pairs, Sized) else None
         cut = partial(cut_pairs, pairs, columns)
         return self.start(cut, columns, rows=rows, **options)
