@@ -45,7 +45,7 @@ def version_of(name: str, versions: Mapping[str, float], query: str | None) -> s
         at -= share
         if at < 0:
             return version
-    return next(reversed(versions))  # the shares add up to a little less than 1
+    return list(versions)[-1]  # the shares add up to a little less than 1
 
 
 def rows_by_version(
