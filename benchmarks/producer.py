@@ -3,6 +3,7 @@
     python -m benchmarks.producer                                   # shipped pairs, filled up, repeated
     python -m benchmarks.producer --pairs FILE --rows 200000 --format csv --runs 3 --profile producer.prof
     python -m benchmarks.producer --format run --rows 1000000 --texts 1000000
+    python -m benchmarks.producer --store --runs 3                  # each run also from and to an S3 server
 
 The input is made of the pairs, repeated. score-file scores it over the queue as always; the workers do
 everything but the forward pass. A run has 1,000 passages of each query, from a corpus of that many texts; its
@@ -16,8 +17,11 @@ import argparse
 import cProfile
 import json
 import multiprocessing
+import os
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,20 +47,32 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=100_000, help="size of the corpus of a run")
     parser.add_argument("--chunk-size", type=int, default=1024)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument(
+        "--store", action="store_true", help="measure also from and to an S3 server on this host, in turn"
+    )
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--profile", type=Path, help="also write a profile of the last run's Python code")
     args = parser.parse_args()
     with (
         tempfile.TemporaryDirectory() as name,
         cluster(args.workers, 1, "benchmarks.queue.IdleWorker") as place,
+        ExitStack() as stack,
     ):
         if args.format == "run":
             source = write_run(Path(name), args.pairs, args.rows, args.texts)
         else:
             source = write_input(Path(name), args.pairs, args.rows, args.format)
+        sources = [str(source)]
+        if args.store:
+            sources.append(stack.enter_context(in_store(source)))
         for run in range(args.runs):
             profile = args.profile if run == args.runs - 1 else None
-            print(json.dumps(measure(source, place.url, args, profile)), flush=True)
+            for each in sources:
+                found = measure(each, place.url, args, profile)
+                print(
+                    json.dumps({"from": each.partition(":")[0] if "://" in each else "disk", **found}),
+                    flush=True,
+                )
 
 
 def write_input(folder: Path, pairs: str, rows: int, kind: str) -> Path:
@@ -108,7 +124,30 @@ def write_run(folder: Path, pairs: str, rows: int, texts: int) -> Path:
     return folder / "run.trec"
 
 
-def measure(source: Path, url: str, args: argparse.Namespace, profile: Path | None) -> dict[str, Any]:
+@contextmanager
+def in_store(source: Path) -> Iterator[str]:
+    """Start an S3 server (moto's), and upload a file; yields its URL."""
+    import s3fs
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    os.environ.update(
+        AWS_ENDPOINT_URL=f"http://{host}:{port}",
+        AWS_ACCESS_KEY_ID="measured",
+        AWS_SECRET_ACCESS_KEY="measured",
+        AWS_DEFAULT_REGION="us-east-1",
+        XDG_STATE_HOME=str(source.parent / "state"),
+    )
+    store = s3fs.S3FileSystem()
+    store.mkdir("measured")
+    store.put_file(str(source), f"measured/{source.name}")
+    yield f"s3://measured/{source.name}"
+    server.stop()
+
+
+def measure(source: str, url: str, args: argparse.Namespace, profile: Path | None) -> dict[str, Any]:
     """One run in a process of its own."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
@@ -127,12 +166,14 @@ def measure(source: Path, url: str, args: argparse.Namespace, profile: Path | No
     }
 
 
-def _score(out: Any, source: Path, url: str, chunk_size: int, profile: Path | None) -> None:
+def _score(out: Any, name: str, url: str, chunk_size: int, profile: Path | None) -> None:
     from jobs.runtime.settings import load_settings
     from producer.files.readers import TextColumns
+    from producer.files.stores.paths import as_path
     from rankmill.score_file import score_file
     from rankmill.scoring.request import Request, RunRequest
 
+    source = as_path(name)
     settings = load_settings({"redis_url": url, "model": "demo", "chunk_size": chunk_size})
     run = None
     if source.suffix == ".trec":

@@ -27,6 +27,7 @@ from jobs.wire import decode_pairs
 from producer import Client
 from workers.queue.claim import Claim
 from workers.queue.refusals import Refusals
+from workers.sources import source_of
 from workers.worker import ScoringWorker
 
 PASSAGE = "The moon is about 384,400 kilometres from the earth on average. " * 6
@@ -42,7 +43,8 @@ class NoScorer:
         self.refusals = Refusals()
 
     def find_run(self, claim: Claim) -> None:
-        claim.run = self._store.load(claim.job.chunk[0])
+        claim.source = source_of(claim.job, self._store)
+        claim.run = claim.source.load()
 
     def evicts(self, _: Run) -> bool:
         return False

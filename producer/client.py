@@ -32,6 +32,7 @@ from producer.journal import Journal
 from producer.leftovers import Leftovers
 from producer.local.embedded import EmbeddedCluster
 from producer.pairs import RowsAt, cut_pairs
+from producer.reuse.earlier import EarlierScores
 from producer.runs.listeners import Listeners
 from producer.runs.scores import Ranked, Scores, ranked
 from producer.runs.scoring_run import ScoringRun
@@ -177,6 +178,7 @@ class Client(SubmittedRuns):
         priority: Priority | None = None,
         on_wait: Callable[[], None] = lambda: None,
         journal: Journal | None = None,
+        reuse: EarlierScores | None = None,
         deadline: float = math.inf,
         **spec: Any,
     ) -> ScoringRun:
@@ -196,6 +198,8 @@ class Client(SubmittedRuns):
             Called at least every second while the producer waits for results.
         journal
             Stores the results. A chunk whose result it already holds is not scored again.
+        reuse
+            Scores of an earlier output. Its pairs are not scored again, nor pairs that a chunk repeats.
         deadline
             When to stop waiting for the server, in `time.monotonic` seconds.
         spec
@@ -216,7 +220,7 @@ class Client(SubmittedRuns):
         window = WindowSize(settings.window, settings.window_mib << 20)
         chunks = ChunkSize(chunk_size or settings.chunk_size, run.spec.model, journal, self._chunk_rows)
         sizes, tables = Sizes(window, chunks), cut(chunks.at)
-        submission = Submission(self.store, run, self._leftovers, tables, columns, sizes, journal)
+        submission = Submission(self.store, run, self._leftovers, tables, columns, sizes, journal, reuse)
         submission.deadline = deadline
 
         def look() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from jobs.results import ChunkResult, ChunkScores
 from jobs.run import MAX_ERROR_CHARS, MAX_ROW_ERRORS, Progress, RowError
-from producer.splitting import scores_and_errors
+from producer.splitting import ScoredTable
 
 _SPEED_SECONDS = 60
 """The speed is that of the later half of the last minute: a run's first seconds, in which its workers get
@@ -48,16 +47,14 @@ class Notes:
             rows=self._rows, row_errors=self._row_errors, since=since, since_rows=since_rows, at=at
         )
 
-    def add(self, start: int, rows: int, result: ChunkResult, *, fresh: bool = True) -> None:
-        """Count the result of `rows` rows that begin at row `start` of the input.
+    def add(self, start: int, part: ScoredTable, *, fresh: bool = True) -> None:
+        """Count the rows of a chunk that begins at row `start` of the input.
 
-        Without `fresh` its rows are among the known ones.
+        Without `fresh` they are among the known ones.
         """
         if fresh:
-            self._fresh_rows += rows
-        attempts = result.stats.attempt if isinstance(result, ChunkScores) else result.attempts
-        worker = result.stats.worker if isinstance(result, ChunkScores) else result.worker
-        _, errors = scores_and_errors(result, rows)
+            self._fresh_rows += len(part.table)
+        errors, attempts, worker = part.errors, part.attempts, part.worker
         failed = len(errors) - errors.null_count
         room = MAX_ROW_ERRORS - self._row_errors
         self._row_errors += failed

@@ -15,7 +15,7 @@ class ScoredTable:
     """A part of the input with its scores; ``stats`` is ``None`` if no worker could score it.
 
     In each row exactly one of score and error is null. ``attempts`` is the number of attempts;
-    ``worker`` made the last one (empty if it is not known).
+    ``worker`` made the last one (empty if it is not known). ``reused`` rows have their score from elsewhere.
     """
 
     table: pa.Table
@@ -24,6 +24,7 @@ class ScoredTable:
     stats: ChunkStats | None
     attempts: int
     worker: str
+    reused: int = 0
 
 
 @dataclass

@@ -115,6 +115,7 @@ class Spool:
                 "stats": part.stats and part.stats.model_dump_json(),
                 "attempts": part.attempts,
                 "worker": part.worker,
+                "reused": part.reused,
             }
         ).encode()
         rows = _to_bytes(part)
@@ -170,7 +171,9 @@ def _from_bytes(rows: bytes, about: dict[str, object]) -> ScoredTable:
     scores, errors = (table.column(at).combine_chunks() for at in (-2, -1))
     columns = table.num_columns - 2
     stats, attempts, worker = about["stats"], about["attempts"], about["worker"]
+    reused = about["reused"]
     assert isinstance(attempts, int)
+    assert isinstance(reused, int)
     return ScoredTable(
         table=table.select(range(columns)),
         scores=scores,
@@ -178,4 +181,5 @@ def _from_bytes(rows: bytes, about: dict[str, object]) -> ScoredTable:
         stats=None if stats is None else ChunkStats.read_json(str(stats), "the statistics of a chunk"),
         attempts=attempts,
         worker=str(worker),
+        reused=reused,
     )

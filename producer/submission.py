@@ -22,6 +22,7 @@ from jobs.store.scored_rows import read_scored_rows
 from producer.journal import Journal
 from producer.leftovers import Leftovers
 from producer.payloads import Encoder
+from producer.reuse.earlier import EarlierScores
 from producer.runs.listeners import Listeners
 from producer.sizing import Sizes
 from producer.splitting import ScoredTable, Unit
@@ -45,15 +46,14 @@ class Submission:
         The server, and the run that `begin` stores there.
     leftovers
         Removes the run from Redis when it has ended.
-    source
-        Tables to score, one chunk each.
-    columns
-        Names of the query and passage columns in them.
+    source, columns
+        Tables to score, one chunk each, and the names of their query and passage columns.
     sizes
         How many chunks may be in Redis without a result, and how large the source cuts them.
     journal
-        Stores each result before Redis deletes it. A chunk whose result is already in the journal is
-        not submitted.
+        Stores each result before Redis deletes it. Chunks whose result it has are not submitted.
+    reuse
+        As of `Window`.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Submission:
         columns: tuple[str, str],
         sizes: Sizes,
         journal: Journal | None = None,
+        reuse: EarlierScores | None = None,
     ) -> None:
         self.run = run
         self.on_wait: Callable[[], None] = lambda: None
@@ -78,7 +79,7 @@ class Submission:
         self._journal, self._sizes = journal, sizes
         self._looked = -math.inf
         self._scored_rows: dict[int, int] = {}  # of units without a result, by number, as last seen
-        self._window = Window(run, source, sizes.window, journal, self._span)
+        self._window = Window(run, source, sizes.window, journal, self._span, reuse)
         self._waits_since = self._collected = self._heard = time.monotonic()
         self._entries: list[str] = []  # ids of what was collected of the stream and is still in Redis
         self._cancelled, self._last_entry = False, "0"

@@ -17,6 +17,8 @@ from jobs.runtime import tracing
 from jobs.runtime.logs import about
 from producer.journal import Journal
 from producer.notes import Notes
+from producer.reuse.earlier import EarlierScores
+from producer.reuse.rows import RowsToScore, rows_to_score
 from producer.sizing import Load, WindowSize
 from producer.splitting import ScoredTable, Unit, join, scored_table
 from producer.spool import Spool
@@ -36,7 +38,14 @@ class InFlight:
 
     table: pa.Table
     span: Span
+    asked: RowsToScore | None = None
+    """The rows to score; ``None``: all of them."""
     parts: list[tuple[Unit, ChunkResult]] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """How many rows are scored."""
+        return len(self.asked.rows if self.asked else self.table)
 
 
 class Window:
@@ -60,11 +69,20 @@ class Window:
         Stores the results. A chunk whose result is already in the journal gets it from there.
     span
         The run's span, the parent of the chunks' spans.
+    reuse
+        The scores that are known; rows with these pairs are not sent, nor repeated pairs of a chunk.
     """
 
     def __init__(
-        self, run: Run, source: Iterator[pa.Table], size: WindowSize, journal: Journal | None, span: Span
+        self,
+        run: Run,
+        source: Iterator[pa.Table],
+        size: WindowSize,
+        journal: Journal | None,
+        span: Span,
+        reuse: EarlierScores | None = None,
     ) -> None:
+        self._reuse = reuse
         self._run = run
         self._source = source
         self._size = size
@@ -120,16 +138,30 @@ class Window:
                 break
             known = self._known(len(table))
             if known:
-                self.notes.add(self._cut, len(table), known, fresh=False)
-                self._finished.put(self._cut, scored_table(table, known))
-            else:
-                span = tracing.begin("chunk", self._span, chunk=self._cut, rows=len(table))
-                self._in_flight[self._cut] = InFlight(table, span)
-                fresh[self._cut] = Unit(self._cut, table)
-                load = load.plus(len(table), int(table.nbytes * self._payload_share))
+                self._finish(self._cut, scored_table(table, known), fresh=False)
+            elif (unit := self._begin(table)) is not None:
+                fresh[self._cut if unit.table is table else next(self._piece_numbers)] = unit
+                load = load.plus(len(unit.table), int(unit.table.nbytes * self._payload_share))
             self.chunk_rows = max(self.chunk_rows, len(table))
             self._cut += len(table)
         return fresh
+
+    def _begin(self, table: pa.Table) -> Unit | None:
+        """Begin a chunk, and return what is to be scored of it; ``None`` if all scores are known."""
+        reuse = self._reuse
+        asked = None if reuse is None else rows_to_score(table, reuse.columns, reuse.known(table))
+        if asked and len(asked.rows) == len(table):
+            asked = None
+        if asked and not len(asked.rows):
+            self._finish(self._cut, asked.table(table, None))
+            return None
+        span = tracing.begin("chunk", self._span, chunk=self._cut, rows=len(table))
+        self._in_flight[self._cut] = InFlight(table, span, asked)
+        return Unit(self._cut, asked.select(table) if asked else table)
+
+    def _finish(self, chunk: int, part: ScoredTable, *, fresh: bool = True) -> None:
+        self.notes.add(chunk, part, fresh=fresh)
+        self._finished.put(chunk, part)
 
     def sent(self, units: Mapping[int, Unit]) -> None:
         """Take note of units that are submitted, with the sizes of their payloads."""
@@ -185,12 +217,16 @@ class Window:
                 continue
             chunk = self._in_flight[unit.chunk]
             chunk.parts.append((unit, result))
-            if sum(len(part.table) for part, _ in chunk.parts) == len(chunk.table):
+            if sum(len(part.table) for part, _ in chunk.parts) == chunk.rows:
                 del self._in_flight[unit.chunk]
                 whole = join(unit.chunk, chunk.parts)
-                self.notes.add(unit.chunk, len(chunk.table), whole)
-                finished[unit.chunk] = len(chunk.table), whole
-                self._finished.put(unit.chunk, scored_table(chunk.table, whole))
+                if chunk.asked is None:
+                    finished[unit.chunk] = len(chunk.table), whole
+                    self._finish(unit.chunk, scored_table(chunk.table, whole))
+                else:
+                    if isinstance(whole, ChunkScores):  # a failure is that of some rows: it is tried again
+                        finished[unit.chunk] = len(chunk.table), chunk.asked.whole(unit.chunk, whole)
+                    self._finish(unit.chunk, chunk.asked.table(chunk.table, whole))
                 chunk.span.end()
         self.units |= halves
         if self._journal:

@@ -27,11 +27,13 @@ from producer.files.source import PairSource
 from producer.files.workspace import Workspace
 from producer.journal import OLD_CHUNK_SIZE
 from producer.pairs import RowsAt
+from producer.reuse.earlier import EarlierScores
 from producer.runs.scoring_run import ScoringRun
 from producer.window import FIRST_PIECE
 from rankmill.progress import MakeView, ProgressView, progress_view
 from rankmill.scoring.opening import find_input
 from rankmill.scoring.request import TEXTS, Request
+from rankmill.scoring.reuse import earlier_scores
 from rankmill.scoring.summary import Summary, Tally, metadata, summarize
 from rankmill.session import Session
 
@@ -75,6 +77,7 @@ def score_file(
     request.check(target)
     if target.resolve() in {file.path.resolve() for file in found.files}:
         raise InputError(f"{target} is the input itself; name another output with -o")
+    settings, earlier = earlier_scores(request, settings)
     with ExitStack() as stack:
         place = request.place(target)
         work = stack.enter_context(Workspace(place, restart=request.restart, force=request.force))
@@ -106,7 +109,7 @@ def score_file(
         startup = 0.0
         if source.rows:
             with view(source.rows, quiet=request.quiet) as shown:
-                _score(session, request, source, output, work, shown, tally)
+                _score(session, request, source, output, work, shown, tally, earlier)
             startup = session.watch.since(started)
         output.finish(about())
         source.check_unchanged()
@@ -133,6 +136,7 @@ def _score(
     work: Workspace,
     view: ProgressView,
     tally: Tally,
+    earlier: EarlierScores | None,
 ) -> None:
     client, watch = session.client, session.watch
     _settle_last_run(client.store, work)
@@ -155,6 +159,7 @@ def _score(
         "rows": source.rows,
         "priority": "bulk",
         "journal": journal,
+        "reuse": earlier,
         "revision": revision,
     }
 

@@ -46,6 +46,7 @@ class FileRequest(WireModel):
     limit: Positive | None = None
     shard: tuple[Positive, Positive] | None = None
     rows_per_part: Positive | None = None
+    reuse: Name | None = None
     on_null: Literal["error", "fail"] = "error"
     force: bool = False
     restart: bool = False
@@ -62,7 +63,9 @@ class FileRequest(WireModel):
     @property
     def relative_path(self) -> str | None:
         """A path that is not absolute, if there is one."""
-        given = [*self.inputs, *self.queries, *self.corpus, self.run, self.qrels, self.output]
+        given = [
+            *self.inputs, *self.queries, *self.corpus, self.run, self.qrels, self.reuse, self.output
+        ]  # fmt: skip
         return next((path for path in given if path and not _is_absolute(path)), None)
 
     def at_home(self) -> FileRequest:
@@ -82,7 +85,7 @@ class FileRequest(WireModel):
         changes: dict[str, object] = {"output": _absolute(self.output)}
         for name in ("inputs", "queries", "corpus"):
             changes[name] = tuple(_absolute(path) for path in getattr(self, name))
-        for name in ("run", "qrels"):
+        for name in ("run", "qrels", "reuse"):
             given = getattr(self, name)
             changes[name] = given and _absolute(given)
         return self.model_copy(update=changes)

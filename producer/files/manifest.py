@@ -58,10 +58,22 @@ def manifest(inputs: Mapping[str, str], model: str, options: Mapping[str, object
     texts = {name: str(value) for name, value in options.items()}
     texts |= {name: _in_a_line(texts[name]) for name in _PROMPTS & texts.keys()}
     found |= {f"--{name.replace('_', '-')}": text for name, text in texts.items()}
-    folders = ("*", "[0-9]*_*/*")  # the second: modules of sentence-transformers
-    weights = sorted(path for each in folders for path in Path(model).glob(each) if path.is_file())
-    found |= {f"model file {path.resolve()}": fingerprint(path) for path in weights}
+    found |= {f"model file {path.resolve()}": fingerprint(path) for path in _model_files(model)}
     return {**found, **inputs}
+
+
+def model_digest(model: str) -> str:
+    """A digest of the files of a model's directory, wherever that is; empty if it is no directory here."""
+    digest = hashlib.sha256()
+    for path in _model_files(model):
+        about, ends = _look(path)
+        digest.update(f"{path.relative_to(model)} {about.st_size} {ends}\n".encode())
+    return digest.hexdigest()[:32] if _model_files(model) else ""
+
+
+def _model_files(model: str) -> list[Path]:
+    folders = ("*", "[0-9]*_*/*")  # the second: modules of sentence-transformers
+    return sorted(path for each in folders for path in Path(model).glob(each) if path.is_file())
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:
@@ -89,6 +101,14 @@ def fingerprint(path: Path) -> str:
     """Identify a file and its state; raises `InputError` if it cannot be read."""
     if isinstance(path, ObjectPath):
         return path.fingerprint()
+    about, digest = _look(path)
+    changed = dt.datetime.fromtimestamp(about.st_mtime_ns // 10**9).isoformat(sep=" ")
+    nanoseconds = about.st_mtime_ns % 10**9
+    return f"{about.st_size:,} bytes of {changed}.{nanoseconds:09} (digest {digest[:12]})"
+
+
+def _look(path: Path) -> tuple[os.stat_result, str]:
+    """What the system says about a file, and a digest of its ends."""
     try:
         with path.open("rb") as file:
             about = os.fstat(file.fileno())
@@ -97,6 +117,4 @@ def fingerprint(path: Path) -> str:
             digest.update(file.read(_DIGESTED_BYTES))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from None
-    changed = dt.datetime.fromtimestamp(about.st_mtime_ns // 10**9).isoformat(sep=" ")
-    nanoseconds = about.st_mtime_ns % 10**9
-    return f"{about.st_size:,} bytes of {changed}.{nanoseconds:09} (digest {digest.hexdigest()[:12]})"
+    return about, digest.hexdigest()

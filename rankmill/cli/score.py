@@ -85,6 +85,8 @@ def describe(summary: Summary, request: Request) -> str:
     ]
     if summary.windows:
         lines.append(f"passages over the limit were cut into {summary.windows:,} windows; the best counts")
+    if summary.reused_rows:
+        lines.insert(1, f"{summary.reused_rows:,} of them have their score from {request.reuse}")
     if summary.resumed_rows:
         lines.insert(1, f"{summary.resumed_rows:,} of them had been scored by earlier, interrupted runs")
     if summary.row_errors:

@@ -11,6 +11,7 @@ from jobs.files.request import STANDARD_INPUT, FileRequest
 from jobs.runtime.settings import Settings
 from producer.files.corpus.run_files import RunFiles
 from producer.files.inputs import InputFile, find_files, stem
+from producer.files.manifest import fingerprint
 from producer.files.outputs import OutputFormat, check_target, default_ending
 from producer.files.parts.names import Part, check_folder, part_name
 from producer.files.parts.sink import PartsFolder
@@ -71,6 +72,7 @@ class Request:
     run: RunRequest | None = None
     shard: Shard | None = None
     rows_per_part: int | None = None
+    reuse: str | None = None
 
     @classmethod
     def of(cls, asked: FileRequest, *, quiet: bool = False) -> Request:
@@ -103,6 +105,7 @@ class Request:
             run=run or None,
             shard=asked.shard,
             rows_per_part=asked.rows_per_part,
+            reuse=asked.reuse,
         )
 
     @property
@@ -193,9 +196,16 @@ class Request:
             **_given("limit", self.limit, None),
             **_given("shard", self.shard and "{}/{}".format(*self.shard), None),
             **_given("rows_per_part", self.rows_per_part, None),
+            **_given("reuse", self.reuse and _state(self.reuse), None),
             **_given("depth", self.run and self.run.depth, None),
             **_given("with_texts", bool(self.run and self.run.with_texts), False),
         }
+
+
+def _state(name: str) -> str:
+    """A file, and a text that changes when it does."""
+    path = as_path(name)
+    return f"{path.resolve()}, {fingerprint(path)}"
 
 
 def _given(name: str, value: object, usual: object) -> dict[str, object]:

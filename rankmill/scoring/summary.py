@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 from jobs.errors import InputError
 from jobs.runtime.settings import Settings
 from jobs.spec import ADDED
+from producer.files.manifest import model_digest
 from producer.files.parts.sink import ScoredParts
 from producer.files.sink import ScoredFile
 from producer.splitting import ScoredTable
@@ -25,7 +26,7 @@ class Summary:
     first worker was ready; ``pairs_per_second`` excludes it. ``real_token_share`` is the share of the
     computed tokens that were not padding. ``int8_gain`` is the speed of int8 divided by the speed of
     the precision used, if workers have measured it. ``windows`` is how many windows the passages that were
-    too long have been cut into.
+    too long have been cut into. ``reused_rows`` have their score from an earlier output.
     """
 
     output: str
@@ -45,6 +46,7 @@ class Summary:
     precision: str
     int8_gain: float | None
     windows: int
+    reused_rows: int
 
 
 @dataclass
@@ -58,6 +60,7 @@ class Tally:
     windows: int = 0
     how: set[tuple[str, str, str]] = field(default_factory=set)
     revisions: set[str] = field(default_factory=set)
+    reused_rows: int = 0
     int8_gain: float | None = None
     """The smallest gain that any worker has measured."""
 
@@ -75,6 +78,7 @@ class Tally:
 
     def add(self, part: ScoredTable) -> None:
         stats = part.stats
+        self.reused_rows += part.reused
         if stats is None:
             return
         self.tokens += stats.tokens
@@ -105,6 +109,7 @@ def metadata(settings: Settings, tally: Tally) -> dict[str, str]:
     return {
         "rankmill.version": version("rankmill"),
         "rankmill.model": settings.model,
+        **({"rankmill.model_files": files} if (files := model_digest(settings.model)) else {}),
         "rankmill.revision": tally.revision or settings.revision or "",
         "rankmill.precision": tally.named(2) or settings.precision,
         "rankmill.backend": tally.named(0),
@@ -139,4 +144,5 @@ def summarize(
         precision=tally.named(2),
         int8_gain=None if tally.int8_gain is None else round(tally.int8_gain, 2),
         windows=tally.windows,
+        reused_rows=tally.reused_rows,
     )

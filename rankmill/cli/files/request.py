@@ -147,6 +147,11 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         help="Write a folder of files of N rows each, which appear whole, one by one.",
     ),
     click.option(
+        "--reuse",
+        metavar="FILE",
+        help="Take scores from an earlier output of the same model; score only other pairs.",
+    ),
+    click.option(
         "--on-null",
         type=click.Choice(["error", "fail"]),
         default="error",

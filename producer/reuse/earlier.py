@@ -1,0 +1,154 @@
+"""Scores of an earlier output, by pair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.errors import InputError
+
+_ROWS = 65_536
+
+Keys = npt.NDArray[np.uint64]
+Scores = npt.NDArray[np.float32]
+
+
+class EarlierScores:
+    """The scores of an earlier output. A pair is known by a digest of 128 bits: 20 bytes of memory for each.
+
+    Parameters
+    ----------
+    columns
+        The columns of query and passage.
+    keys
+        The digests of the pairs, ``[n, 2]``.
+    scores
+        Their scores, ``[n]``.
+    """
+
+    def __init__(self, columns: tuple[str, str], keys: Keys, scores: Scores) -> None:
+        order = np.argsort(keys[:, 0], kind="stable")
+        self.columns = columns
+        self._keys, self._scores = keys[order], scores[order]
+
+    def __len__(self) -> int:
+        return len(self._scores)
+
+    def known(self, table: pa.Table) -> pa.Array:
+        """The score of each row's pair; null where there is none."""
+        if not len(self):
+            return pa.nulls(len(table), pa.float32())
+        keys = _digests([table[name] for name in self.columns])
+        places = np.minimum(np.searchsorted(self._keys[:, 0], keys[:, 0]), len(self) - 1)
+        missing = (self._keys[places] != keys).any(axis=1)
+        return pa.array(self._scores[places], mask=missing)
+
+
+def open_earlier(
+    file: pa.NativeFile | Path, name: str, columns: tuple[str, str], score: str
+) -> EarlierScores:
+    """Read the pairs and scores of an output; rows without a score are left out.
+
+    Parameters
+    ----------
+    file, name
+        The Parquet file, and what it is called in messages.
+    columns, score
+        The columns of query and passage, and of the scores.
+
+    Raises
+    ------
+    InputError
+        The file is damaged or lacks a column.
+    """
+    keys, scores = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.float32)]
+    try:
+        with pq.ParquetFile(file) as opened:
+            missing = [each for each in (*columns, score) if each not in opened.schema_arrow.names]
+            if missing:
+                raise InputError(
+                    f"{name}: no column {missing[0]!r}, which --reuse needs; the output of a run has texts "
+                    "with --with-texts"
+                )
+            for batch in opened.iter_batches(_ROWS, columns=[*columns, score]):
+                kept = batch.filter(batch[score].is_valid())
+                keys.append(_digests([pa.chunked_array([kept[each]]) for each in columns]))
+                scores.append(np.asarray(kept[score]).astype(np.float32))
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{name}: cannot be read: {' '.join(str(error).split())}") from None
+    return EarlierScores(columns, np.concatenate(keys), np.concatenate(scores))
+
+
+def check_same(found: Mapping[str, str], wanted: Mapping[str, str], name: str) -> None:
+    """Check that an output was made as this run would make it.
+
+    Parameters
+    ----------
+    found
+        The output's metadata.
+    wanted
+        The metadata of the run's output; where one of `OPEN` is empty, the run takes what it finds.
+    name
+        The output, for messages.
+
+    Raises
+    ------
+    InputError
+        The metadata says something else, or nothing.
+    """
+    if "rankmill.version" not in found:
+        raise InputError(f"{name}: --reuse needs an output of score-file, which says how it was made")
+    known = {"rankmill.model_files", "rankmill.revision"} & {key for key, value in found.items() if value}
+    if not known and found.get("rankmill.model") != "demo":
+        raise InputError(
+            f"{name}: its scores cannot be used, it does not say which commit or which files the model had"
+        )
+    for key in sorted(OF_SCORES):
+        given, asked = found.get(key, ""), wanted.get(key, "")
+        if key == "rankmill.model" and "rankmill.model_files" in known:
+            continue  # the same files may be in another directory
+        if given != asked and (asked or key not in OPEN):
+            what = key.removeprefix("rankmill.").replace("_", " ")
+            raise InputError(
+                f"{name}: its scores cannot be used, they are of another {what}: "
+                f"{given or 'none'}, not {asked or 'none'}"
+            )
+
+
+OF_SCORES = {
+    f"rankmill.{name}"
+    for name in (
+        "model", "model_files", "revision", "precision", "max_length", "activation", "instruction",
+        "prompt_template", "label", "long", "long_stride",
+    )
+}  # fmt: skip
+"""Metadata on which scores depend."""
+
+OPEN = {"rankmill.revision", "rankmill.precision"}
+"""Metadata that a run need not name: it takes what the earlier output has."""
+
+
+def _digests(columns: list[pa.ChunkedArray]) -> Keys:
+    """A digest of each pair, ``[n, 2]``."""
+    texts = [_plain(column).to_pylist() for column in columns]
+    queries = {text: blake2b(_bytes(text), digest_size=16).digest() for text in set(texts[0])}
+    joined = b"".join(
+        blake2b(_bytes(passage), digest_size=16, key=queries[query]).digest()
+        for query, passage in zip(*texts, strict=True)
+    )
+    return np.frombuffer(joined, np.uint64).reshape(-1, 2)
+
+
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kind = column.type
+    return (column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column).cast(pa.binary())
+
+
+def _bytes(text: bytes | None) -> bytes:
+    return b"\0" if text is None else b"\1" + text
