@@ -192,18 +192,14 @@ class Client(SubmittedRuns):
             Most rows in a chunk; default: the setting.
         rows
             Number of rows in all tables, if it is known.
-        priority
+        priority, spec
             As for `submit`.
         on_wait
             Called at least every second while the producer waits for results.
-        journal
-            Stores the results. A chunk whose result it already holds is not scored again.
-        reuse
-            Scores of an earlier output. Its pairs are not scored again, nor pairs that a chunk repeats.
+        journal, reuse
+            Stores the results; scores of an earlier output. Chunks and pairs that they have are not scored.
         deadline
             When to stop waiting for the server, in `time.monotonic` seconds.
-        spec
-            As for `submit`.
         """
         settings = self.settings
         run = new_run(
