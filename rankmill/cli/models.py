@@ -9,6 +9,7 @@ import click
 from jobs.runtime.settings import load_settings
 from rankmill.cli import options
 from rankmill.cli.registry import aliases, listing, transfer
+from rankmill.cli.registry.compare import compare
 from rankmill.model_report import ModelReport, model_report
 
 
@@ -43,6 +44,7 @@ for _command in (
     aliases.promote,
     aliases.rollback,
     aliases.remove,
+    compare,
 ):
     models.add_command(_command)
 

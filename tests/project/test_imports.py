@@ -25,6 +25,7 @@ INSIDE: dict[str, set[str]] = {
     "rankmill.session": set(),
     "rankmill.tuning": {"rankmill.session"},
     "rankmill.quantization": {"rankmill.session", "rankmill.tuning"},
+    "rankmill.registry": {"rankmill.cluster", "rankmill.session", "rankmill.tuning"},
     "rankmill.scoring": set(),
     "rankmill.evaluation": set(),
     "rankmill.mining": set(),

@@ -282,3 +282,37 @@ def test_a_version_that_a_worker_cannot_load_is_not_promoted(
     assert found.exit_code == 1
     assert "reranker@production stands for what it stood for: 1 of 1 workers" in found.stderr
     assert Registry(str(registry)).resolve(Reference("reranker", "production")).only == "reranker@v1"
+
+
+def test_two_versions_are_compared_on_a_file(
+    models: dict[str, Path], shared_queue: Server, registry: Path, tmp_path: Path
+) -> None:
+    rows = [(f"cat {n % 6}", f"moon river {n}", n % 3) for n in range(90)]
+    names = ("query", "passage", "label")
+    pq.write_table(
+        pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))), tmp_path / "a.parquet"
+    )
+    ways = ["--redis", shared_queue.url, "--precision", "fp32", "--label-column", "label"]
+    one, two = models.values()
+    found = json.loads(
+        done("compare", one, two, tmp_path / "a.parquet", *ways, "--json", "--report", tmp_path / "report")
+    )
+    same, other = found["models"]
+    assert (same["spearman"], same["top_overlap"], same["rows"]) == (1.0, 1.0, 90)
+    assert other["spearman"] < 1
+    assert 0 < other["ndcg"] <= 1
+    assert other["pairs_per_second"] > 0
+    worst = [each["spearman"] for each in found["differences"]]
+    assert len(worst) == 6
+    assert worst == sorted(worst)
+    report = (tmp_path / "report" / "report.md").read_text()
+    assert f"# {two} beside {one}" in report
+    assert found["differences"][0]["first"] in report
+    assert "<svg" in (tmp_path / "report" / "scores.svg").read_text()
+    assert "Spearman with the first" in done("compare", one, two, tmp_path / "a.parquet", *ways)
+    for model in models.values():
+        put_version(registry, model, "reranker")
+    done("alias", "reranker@v1", "as", "live", "--split", "v2=0.5")
+    assert "stands for several versions" in refused(
+        "compare", "reranker@live", two, tmp_path / "a.parquet", *ways
+    )

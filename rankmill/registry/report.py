@@ -1,0 +1,88 @@
+"""The report of a comparison: a page in Markdown with a plot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from rankmill.registry.compare import Comparison, Side
+from rankmill.tuning.agreement import TOP
+from rankmill.tuning.reports.plots import save_chart
+
+_COLOURS = ("#0f766e", "#c2410c")
+_LONGEST = 120
+
+
+def write_report(found: Comparison, folder: Path) -> Path:
+    """Write ``report.md`` and ``scores.svg`` into a folder; returns the report's path. Raises `OSError`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_chart(_figure(found), folder / "scores.svg")
+    one, two = found.sides
+    ranks = two.measured.agreement
+    lines = [
+        f"# {two.model} beside {one.model}",
+        "",
+        f"{ranks.rows:,} rows of {ranks.queries:,} queries.",
+        "",
+        "| model | runs on | pairs/s | Spearman within queries (95% interval) | same top "
+        f"{TOP} | top {TOP} shared | nDCG@10 | rows lost |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        *(f"| {' | '.join(cells(side))} |" for side in found.sides),
+        "",
+        "The speeds are those of one run after the other, with whatever else the workers did.",
+        "",
+        "![Scores of both, and the rank correlation of each query](scores.svg)",
+        "",
+        "## Queries that differ most",
+        "",
+        f"| query | Spearman | best of {one.model} | best of {two.model} |",
+        "| --- | --- | --- | --- |",
+    ]
+    for each in found.differences:
+        texts = [_cell(text) for text in (each.query, each.first, each.second)]
+        lines.append(f"| {texts[0]} | {each.spearman:.3f} | {texts[1]} | {texts[2]} |")
+    path = folder / "report.md"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def cells(side: Side) -> list[str]:
+    """The figures of a model, as text."""
+    measured, ranks = side.measured, side.measured.agreement
+    return [
+        side.model,
+        f"{measured.backend}, {measured.device}, {measured.precision}",
+        f"{side.pairs_per_second:,.0f}",
+        str(ranks),
+        "" if ranks.same_top is None else f"{ranks.same_top:.1%}",
+        "" if ranks.top_overlap is None else f"{ranks.top_overlap:.1%}",
+        "" if measured.ndcg is None else f"{measured.ndcg:.4f}",
+        f"{measured.lost:,}",
+    ]
+
+
+def _figure(found: Comparison) -> Figure:
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    spread, both, queries = figure.subplots(1, 3)
+    finite = [side.scores[np.isfinite(side.scores)] for side in found.sides]
+    bins = np.histogram_bin_edges(np.concatenate(finite), 40).tolist()
+    for side, scores, colour in zip(found.sides, finite, _COLOURS, strict=True):
+        spread.hist(scores, bins=bins, histtype="step", color=colour, label=side.model)
+    spread.set_xlabel("score")
+    spread.set_ylabel("rows")
+    spread.legend()
+    one, two = found.sides
+    both.scatter(one.scores, two.scores, s=4, color=_COLOURS[0], alpha=0.4, linewidths=0)
+    both.set_xlabel(f"score of {one.model}")
+    both.set_ylabel(f"score of {two.model}")
+    queries.hist(found.spearman, bins=np.linspace(-1, 1, 41).tolist(), color=_COLOURS[1])
+    queries.set_xlabel("rank correlation within a query")
+    queries.set_ylabel("queries")
+    return figure
+
+
+def _cell(text: str) -> str:
+    line = " ".join(text.split()).replace("|", "\\|")
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
