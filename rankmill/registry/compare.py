@@ -119,6 +119,6 @@ def _by_query(
     for query, theirs in rows.groupby("query", sort=False):
         ranks = theirs[["one", "two"]].rank()
         if len(theirs) > 1 and (ranks.std() > 0).all():
-            best = [str(theirs.loc[theirs[side].idxmax(), "passage"]) for side in ("one", "two")]
+            best = [str(theirs["passage"].iloc[int(theirs[side].argmax())]) for side in ("one", "two")]
             found.append(Difference(str(query), float(ranks["one"].corr(ranks["two"])), *best))
     return sorted(found, key=lambda each: each.spearman)
