@@ -55,7 +55,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         figures = SCENARIOS[options.scenario](Path(name), options.rows, options.kills, options.seed)
     for what, figure in figures.items():
-        print(f"{what:<28} {figure:>12,.6g}" if isinstance(figure, float) else f"{what:<28} {figure:>12,}")
+        shown = f"{figure:,}" if isinstance(figure, int) else figure
+        print(f"{what:<28} {figure:>12,.6g}" if isinstance(figure, float) else f"{what:<28} {shown:>12}")
     harmed = ("lost", "doubled", "different", "moved", "scored again")
     if any(figures.get(f"rows {what}") for what in harmed):
         sys.exit("rows were harmed")
@@ -264,7 +265,7 @@ def _redis(directory: Path, rows: int, kills: int, seed: int, how: str) -> Figur
             wait_until(lambda: queue_workers(client, "rankmill").scoring, scorer)
             command = [source, *OPTIONS, "--model", model, "--redis", url, "--json"]
             calm, _ = timed(lambda: score_file(*command, "-o", undisturbed))
-            before = client.dbsize()
+            before = set(client.scan_iter(count=1000))
             rng = random.Random(seed)
 
             def hit(_: int) -> bool:
@@ -290,7 +291,7 @@ def _redis(directory: Path, rows: int, kills: int, seed: int, how: str) -> Figur
                 "seconds undisturbed": calm,
                 "seconds lost a kill": (end.seconds - calm) / max(end.hits, 1),
                 "Redis peak, MiB": peak(client),
-                "keys more than before": client.dbsize() - before,
+                "new keys": b" ".join(sorted(set(client.scan_iter(count=1000)) - before)).decode(),
             }
         finally:
             scorer.kill()

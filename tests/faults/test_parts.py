@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -15,15 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.kills import finished_jobs, folder_of, stop
-from jobs.store.worker_report import queue_workers
 from tests.conftest import (
     Outcome,
     Server,
     run_command,
     score_file,
-    serve,
     start_command,
-    start_worker,
     wait_for,
 )
 
@@ -33,17 +28,6 @@ NULLS = {0, 199, 200, 1099}
 ENVIRON = {"RANKMILL_WINDOW": "4"}
 
 start = partial(start_command, "score-file")
-
-
-@pytest.fixture(scope="module")
-def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server and a worker, apart from other tests': what is killed here leaves its remains there."""
-    with contextmanager(serve)() as server:
-        worker = start_worker(server, "rankmill", tmp_path_factory.mktemp("worker"))
-        wait_for(lambda: queue_workers(server.client, "rankmill").scoring, worker)
-        yield server
-        worker.terminate()
-        worker.wait(timeout=60)
 
 
 @pytest.fixture(scope="module")

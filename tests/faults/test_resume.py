@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.kills import Damage, damage, finished_jobs, folder_of, run_under_kills, stop
-from jobs.store.worker_report import queue_workers
 from tests.conftest import (
     Outcome,
     Server,
     run_command,
     score_file,
-    serve,
     start_command,
-    start_worker,
     wait_for,
 )
 from tests.harness.models import make_bert
@@ -39,17 +35,6 @@ UNHARMED = Damage(lost=0, doubled=0, different=0, moved=0)
 ENVIRON_WINDOW = {"RANKMILL_WINDOW": str(WINDOW)}
 
 start = partial(start_command, "score-file")
-
-
-@pytest.fixture(scope="module")
-def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server and a worker, apart from other tests': what is killed here leaves its remains there."""
-    with contextmanager(serve)() as server:
-        worker = start_worker(server, "rankmill", tmp_path_factory.mktemp("worker"))
-        wait_for(lambda: queue_workers(server.client, "rankmill").scoring, worker)
-        yield server
-        worker.terminate()
-        worker.wait(timeout=60)
 
 
 def write_pairs(path: Path, nulls: set[int] | None = None) -> Path:

@@ -6,8 +6,8 @@ import json
 import signal
 import sqlite3
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from rq.serializers import JSONSerializer
 from benchmarks.kills import Damage, damage, finished_jobs, folder_of
 from benchmarks.submitted import everybody_dies
 from jobs.errors import RunCancelled, RunExpired, RunFailed
-from jobs.store.worker_report import queue_workers
 from producer import Client
 from tests.conftest import (
     ENVIRON,
@@ -28,8 +27,6 @@ from tests.conftest import (
     Server,
     StartRunner,
     run_command,
-    serve,
-    start_worker,
     wait_for,
 )
 from tests.harness.preloaded import PreloadedProcess
@@ -37,17 +34,6 @@ from tests.harness.preloaded import PreloadedProcess
 ROWS, CHUNK, WINDOW = 3000, 16, 4
 UNHARMED = Damage(lost=0, doubled=0, different=0, moved=0)
 SMALL = {"RANKMILL_WINDOW": str(WINDOW)}
-
-
-@pytest.fixture(scope="module")
-def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server and a worker, apart from other tests'."""
-    with contextmanager(serve)() as server:
-        worker = start_worker(server, "rankmill", tmp_path_factory.mktemp("worker"))
-        wait_for(lambda: queue_workers(server.client, "rankmill").scoring, worker)
-        yield server
-        worker.terminate()
-        worker.wait(timeout=60)
 
 
 @pytest.fixture
