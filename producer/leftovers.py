@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -15,8 +16,7 @@ from jobs.runtime.logs import about
 from jobs.runtime.patience import redis_errors, waiting
 from jobs.store.runs import RunStore
 
-_AT_ONCE_SECONDS = 0.1
-"""How long the caller waits, at most; its own time may be over."""
+_AT_ONCE_SECONDS = 1
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +38,8 @@ class Leftovers:
         self._left: deque[tuple[Run, list[int], float]] = deque()
         self._busy = False
 
-    def remove(self, run: Run, chunks: Iterable[int]) -> None:
-        """Delete a run and the waiting jobs of its `chunks`.
+    def remove(self, run: Run, chunks: Iterable[int], *, hurry: bool = False) -> None:
+        """Delete a run and the waiting jobs of its `chunks`; do not try twice if the caller is in a `hurry`.
 
         Raises
         ------
@@ -47,8 +47,9 @@ class Leftovers:
             The server refuses the command.
         """
         left = list(chunks)
+        until = time.monotonic() + _AT_ONCE_SECONDS if hurry else math.inf
         try:
-            with redis_errors(), waiting(most=_AT_ONCE_SECONDS, until=time.monotonic() + _AT_ONCE_SECONDS):
+            with redis_errors(), waiting(most=0 if hurry else _AT_ONCE_SECONDS, until=until):
                 self._store.delete(run, left)
         except RedisUnavailable as error:
             with about(run=run.id):

@@ -83,6 +83,7 @@ class Submission:
         self._waits_since = self._collected = self._heard = time.monotonic()
         self._entries: list[str] = []  # ids of what was collected of the stream and is still in Redis
         self._cancelled, self._last_entry = False, "0"
+        self._late = False  # whether the caller's time was over, when it was last looked at
         self._encoder = Encoder(columns, self._window.trace)
         self._precision: str | None = None  # of the run; known after the first scored chunk
 
@@ -148,7 +149,7 @@ class Submission:
             self._span.add_event("cancelled")
             self._span.end()
         self._cancelled = True
-        self._leftovers.remove(self.run, {*self._window.units, *self._window.answered})
+        self._leftovers.remove(self.run, {*self._window.units, *self._window.answered}, hurry=self._late)
 
     def _wait(self) -> None:
         """Collect results, waiting a little for the first; a fatal failure ends the run."""
@@ -284,7 +285,8 @@ class Submission:
     def _look_around(self) -> None:
         self.on_wait()
         self._check_cancelled()
-        if time.monotonic() > self.deadline:
+        self._late = time.monotonic() > self.deadline
+        if self._late:
             raise RunTimeout(f"run {self.run.id}: {self.progress.rows} rows were done when the time was over")
 
     @contextmanager

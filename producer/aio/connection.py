@@ -78,11 +78,15 @@ class LoopRedis(redis.Redis):
             except TimeoutError as error:
                 raise redis.TimeoutError("it does not answer in time") from error
 
-        return self._patience.call_with_retry(lambda: wait(in_time()), lambda _: self._reconnect())
+        return self._patience.call_with_retry(lambda: wait(in_time()), self._reconnect)
 
-    def _reconnect(self) -> None:
-        """Close idle connections: a server that cannot serve may be the wrong one after a failover."""
-        wait(self.loop_client.connection_pool.disconnect(inuse_connections=False))
+    def _reconnect(self, error: redis.RedisError) -> None:
+        """Close idle connections if a server refuses to serve: it may be the wrong one after a failover.
+
+        A connection that breaks is closed by redis-py.
+        """
+        if isinstance(error, redis.ResponseError):
+            wait(self.loop_client.connection_pool.disconnect(inuse_connections=False))
 
 
 class LoopPipeline(Pipeline):
