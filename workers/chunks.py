@@ -16,6 +16,7 @@ from jobs.results import ChunkFailure, ChunkScores, ChunkStats
 from jobs.run import Run
 from jobs.spec import ScoreSpec, settled, weights_key
 from jobs.store.runs import RunStore
+from jobs.store.set_aside import DamagedJob
 from workers import metrics
 from workers.backends.base import OutOfMemory
 from workers.engine.cache import EngineCache
@@ -86,6 +87,8 @@ class ChunkScorer:
         ------
         WorkerError
             This worker cannot score the chunk, but another may.
+        DamagedJob
+            The payload is damaged; the producer can submit it again.
         """
         claim.started, run, source = time.monotonic(), claim.run, claim.source
         if run is None or source is None:
@@ -98,7 +101,7 @@ class ChunkScorer:
         except FormatError as error:
             raise self._refusal(("run", run.id), error) from None
         except WireError as error:
-            return ChunkFailure(chunk=claim.chunk, message=str(error), fatal=True)
+            raise DamagedJob(str(error)) from None
         try:
             claim.engine = self._engine(run, source)
         except (MemoryError, OutOfMemory):

@@ -75,20 +75,28 @@ def test_what_stands_in_the_list_of_workers_ends_nobody(
     assert worker.poll() is None
 
 
-def test_a_damaged_payload_is_no_reason_to_refuse_its_model(
-    one_worker: tuple[Server, subprocess.Popen[bytes]], tiny_model: Path
+@pytest.mark.parametrize("what", ["bomb", "no header"])
+def test_a_damaged_payload_is_submitted_again(
+    what: str,
+    one_worker: tuple[Server, subprocess.Popen[bytes]],
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("producer.submission._SWEEP_SECONDS", 1)
     server, worker = one_worker
     client = Client(server.url, model=str(tiny_model), chunk_size=10)
     bomb = b"RKML" + FORMAT.to_bytes(4, "big") + (100).to_bytes(8, "big")
     bomb += pa.compress(bytes(1 << 20), codec="zstd", asbytes=True)
     worker.send_signal(signal.SIGSTOP)
     run = client.submit(PAIRS)
-    server.client.set(keys.pairs(run.id, 10), bomb, ex=60)
+    server.client.set(keys.pairs(run.id, 10), bomb if what == "bomb" else b"not arrow", ex=60)
     worker.send_signal(signal.SIGCONT)
-    with pytest.raises(RunFailed, match="a payload is damaged"):
-        run.scores(timeout=60)
-    assert np.isfinite(client.score(PAIRS, timeout=60)).all()
+    assert np.isfinite(run.scores(timeout=60)).all()
+    set_aside = {each.job: each.reason for each in jobs_set_aside(server.client)}
+    reason = "a payload is damaged" if what == "bomb" else "a payload does not have rankmill's header"
+    assert reason in set_aside[keys.job_id(run.id, 10)]
+    leases = server.client.zrange("rq:wip:rankmill", 0, -1)
+    assert not [lease for lease in leases if run.id in str(lease)]
     (report,) = worker_reports(server.client, queue_workers(server.client, "rankmill").scoring).values()
     assert not [reason for reason in report.refusals if str(tiny_model) in reason]
 

@@ -253,16 +253,6 @@ def test_a_plain_worker_tells_the_run_what_is_wrong(
     wait_for(lambda: "WrongWorkerError" in (tmp_path / "worker.log").read_text())
 
 
-def test_a_payload_of_another_release_is_refused_clearly(
-    server: Server, workers: StartWorker, client: Client
-) -> None:
-    run = client.submit(PAIRS)
-    server.client.set(keys.pairs(run.id, 0), b"not arrow", ex=60)
-    workers()
-    with pytest.raises(RunFailed, match="a payload does not have rankmill's header"):
-        run.scores(timeout=60)
-
-
 def test_a_run_of_another_release_fails_with_the_reason(
     server: Server, workers: StartWorker, client: Client
 ) -> None:

@@ -190,6 +190,8 @@ class Claims:
             result = step()
         except WorkerError as error:
             self._refuse(claim, error)
+        except DamagedJob:
+            raise
         except Exception as error:
             self._fail(claim, error)
         else:
@@ -240,14 +242,16 @@ class Claims:
 
     @contextmanager
     def _set_aside_if_damaged(self, job: Job, queue: Queue) -> Iterator[None]:
-        """Set aside a job that RQ cannot even mark as failed, because its keys are damaged."""
+        """Set aside a job with damaged keys, which RQ may not even be able to mark as failed."""
         try:
             yield
         except (redis.RedisError, DamagedJob) as error:
             if cannot_serve(error):
                 raise
             self.held.pop(job.id, None)
-            executions = self._worker.executions
-            for execution in [each for each in executions.values() if each.job_id == job.id]:
-                executions.pop(execution.id, None)
+            executions = [each for each in self._worker.executions.values() if each.job_id == job.id]
+            with self._worker.connection.pipeline() as pipe:
+                for execution in executions:
+                    self._worker.cleanup_execution(job, pipe, execution)
+                pipe.execute(raise_on_error=False)  # one of these keys may itself be damaged
             set_job_aside(queue, job.id.encode(), f"{type(error).__name__}: {error}")
