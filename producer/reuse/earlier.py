@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from jobs.errors import InputError
 
@@ -67,6 +66,8 @@ def open_earlier(
     InputError
         The file is damaged or lacks a column.
     """
+    import pyarrow.parquet as pq  # slow to import, and clients do not need it
+
     keys, scores = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.float32)]
     try:
         with pq.ParquetFile(file) as opened:
