@@ -23,7 +23,7 @@ from benchmarks.cluster import BIN, wait_until
 from benchmarks.kills import environment, folder_of
 from benchmarks.simulated import SECONDS, simulated_score
 from jobs.store.worker_report import queue_workers
-from producer import Client
+from producer import Client, SubmittedFile
 
 CHUNK = 128
 
@@ -121,7 +121,7 @@ def everybody_dies(
         try:
             cast.begin_worker()
             run_id = cast.submit(source, output)
-            run = Client(keeper.url).submitted_file(run_id)
+            run = SubmittedFile(Client(keeper.url).files, run_id)
             before: list[tuple[int, int]] = []
             for number in range(kills + 1):
                 runner, log = cast.begin_runner(number)

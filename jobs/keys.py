@@ -45,6 +45,11 @@ def cancelled(run_id: str) -> str:
     return f"{PREFIX}:run:{run_id}:cancelled"
 
 
+def detached(run_id: str) -> str:
+    """String: the chunks of a run whose results any process may collect, as JSON."""
+    return f"{PREFIX}:run:{run_id}:detached"
+
+
 def precision(run_id: str) -> str:
     """String: the precision that ``auto`` means for the run; set by the first worker that scores it."""
     return f"{PREFIX}:run:{run_id}:precision"

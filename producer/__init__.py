@@ -7,18 +7,22 @@ if TYPE_CHECKING:
     from producer.aio.client import AsyncClient, AsyncScoringRun
     from producer.client import Client
     from producer.cross_encoder import CrossEncoder
+    from producer.runs.detached import DetachedRun
     from producer.runs.scores import Ranked, RunStats, Scores
     from producer.runs.scoring_run import ScoringRun
+    from producer.submitted.file import SubmittedFile
 
 _HOMES = {
     "AsyncClient": "producer.aio.client",
     "AsyncScoringRun": "producer.aio.client",
     "Client": "producer.client",
     "CrossEncoder": "producer.cross_encoder",
+    "DetachedRun": "producer.runs.detached",
     "Ranked": "producer.runs.scores",
     "RunStats": "producer.runs.scores",
     "Scores": "producer.runs.scores",
     "ScoringRun": "producer.runs.scoring_run",
+    "SubmittedFile": "producer.submitted.file",
 }
 
 __all__ = [
@@ -26,10 +30,12 @@ __all__ = [
     "AsyncScoringRun",
     "Client",
     "CrossEncoder",
+    "DetachedRun",
     "Ranked",
     "RunStats",
     "Scores",
     "ScoringRun",
+    "SubmittedFile",
 ]
 
 

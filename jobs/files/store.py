@@ -93,16 +93,15 @@ class FileRunStore:
         ------
         RunExpired
             There is none: it has expired, or never was.
-        WireError
+        WireError, DamagedJob
             It is damaged, or of another release.
         """
-        raw = cast("bytes | None", self.redis.get(keys.file_run(run_id)))
-        if raw is None:
+        run = self._read(run_id.encode(errors="replace"), run_id)
+        if run is None:
             raise RunExpired(
                 f"there is no submitted run {run_id}: it ended more than {self.ttl:,} s ago (file_run_ttl), "
                 "the server has lost its data, or there never was one"
             )
-        run = FileRun.read_json(raw, f"submitted run {run_id}")
         if not run.is_ended and self._is_gone(run_id):
             return run.end("failed", "a worker that is no runner took its job; submit the file again")
         return run
@@ -153,7 +152,7 @@ class FileRunStore:
             return None
         run_id = cast("bytes", raw).decode(errors="replace")
         try:
-            run = self._claimed(raw, run_id)
+            run = self._read(raw, run_id)
         except FormatError:
             self._leave_to_other_release(raw, token)
             return None
@@ -166,6 +165,7 @@ class FileRunStore:
             if run is None:
                 set_aside(self.queue, raw, reason)
             return None
+        self._list(self.redis, run_id)
         return Claim(run, f"{run_id}:{token}")
 
     def renew(self, claim: Claim, lease_seconds: int) -> Held:
@@ -259,7 +259,13 @@ class FileRunStore:
                 pipe.zadd(key, {run.id: time.time() + after})
             pipe.execute()
 
-    def _claimed(self, raw: bytes, run_id: str) -> FileRun | None:
+    def has(self, run_id: str) -> bool:
+        """Whether there is a submitted run with this id."""
+        return bool(self.redis.exists(keys.file_run(run_id))) or bool(
+            self.redis.hget(Job.key_for(run_id), "origin") == self.queue.name.encode()
+        )
+
+    def _read(self, raw: bytes, run_id: str) -> FileRun | None:
         """The record of a run, or a new one for a job that somebody has enqueued by its name."""
         written = self.redis.get(keys.file_run(run_id))
         if written is not None:
@@ -270,7 +276,6 @@ class FileRunStore:
         if job.func_name != JOB_FUNCTION or len(job.args) != 1 or job.kwargs:
             raise WireError(f"job {run_id}: a runner runs nothing but {JOB_FUNCTION}, with one argument")
         order = FileOrder.read_json(json.dumps(job.args[0]), f"job {run_id}")
-        self._list(self.redis, run_id)
         return new_file_run(order, run_id)
 
     def _leave_to_other_release(self, raw: bytes, token: str) -> None:

@@ -244,7 +244,7 @@ class RunStore:
             for job in jobs:
                 pipe.expire(Job.key_for(job), run.ttl)  # RQ removes the expiry of a claimed job
             pipe.unlink(keys.run(run.id), keys.results(run.id), keys.progress(run.id), keys.errors(run.id))
-            pipe.unlink(keys.precision(run.id), keys.scored_rows(run.id))
+            pipe.unlink(keys.precision(run.id), keys.scored_rows(run.id), keys.detached(run.id))
             pipe.unlink(keys.refusals(run.id), keys.refused_until(run.id))
             pipe.zrem(keys.runs(), run.id)
             for chunk in waiting:

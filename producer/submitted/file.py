@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from jobs.errors import ConfigError, RunCancelled, RunFailed
+from jobs.errors import ConfigError, InputError, RunCancelled, RunFailed
 from jobs.files.record import FileRun
 from jobs.files.request import FileOrder, FileRequest
 from jobs.files.store import FileRunStore
@@ -69,6 +69,23 @@ class SubmittedFile:
         with redis_errors():
             run = self._store.load(self.id)
             return run if run.is_ended else self._store.cancel(run, _CANCEL_SECONDS)
+
+
+def find_submitted(store: FileRunStore, prefix: str) -> SubmittedFile | None:
+    """The submitted run whose id is `prefix`, or begins so; ``None`` if none does.
+
+    Raises
+    ------
+    InputError
+        Several do.
+    """
+    with redis_errors():
+        found = [prefix] if store.has(prefix) else store.find(prefix)
+    if len(found) > 1:
+        raise InputError(
+            f"{len(found)} submitted runs begin with {prefix}: {', '.join(found[:5])}; say more of the id"
+        )
+    return SubmittedFile(store, found[0]) if found else None
 
 
 def submitted_files(client: Any, settings: Settings) -> FileRunStore:

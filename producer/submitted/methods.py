@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
-from jobs.errors import InputError
+from jobs.run import new_run
+from jobs.runtime.patience import redis_errors
 from jobs.runtime.specs import run_spec
 from jobs.spec import ScoreSpec
+from producer.pairs import cut_pairs
+from producer.runs.detached import DetachedRun, attach_detached, submit_detached
 from producer.submitted.file import SubmittedFile, file_request, submit_file, submitted_files
 
 if TYPE_CHECKING:
     from jobs.files.request import FileRequest
     from jobs.files.store import FileRunStore
+    from jobs.priority import Priority
     from jobs.registry.resolver import Resolver
     from jobs.runtime.settings import Settings
     from jobs.store.runs import RunStore
+    from producer.pairs import Pairs
+    from producer.runs.listeners import Listeners
+
+
+_DETACHED_ROWS = 256
+"""Rows in a chunk of a detached run with ``chunk_size: auto``: nobody sees the workers' speed."""
 
 
 class SubmittedRuns:
@@ -24,6 +34,7 @@ class SubmittedRuns:
     settings: Settings
     store: RunStore
     _resolver: Resolver
+    _listeners: Listeners | None
 
     @property
     def files(self) -> FileRunStore:
@@ -60,18 +71,54 @@ class SubmittedRuns:
             self.files, request, self._resolver.pinned(run_spec(self.settings, spec)), self.settings, webhook
         )
 
-    def submitted_file(self, run_id: str) -> SubmittedFile:
-        """The submitted run of files whose id is `run_id`, or begins so.
+    def attach(self, run_id: str) -> SubmittedFile | DetachedRun:
+        """A run that any process has submitted: of files, or of pairs by `submit_detached`.
+
+        Raises
+        ------
+        RunExpired
+            There is none with this id, or not any more.
+        """
+        files = self.files
+        with redis_errors():
+            if files.has(run_id):
+                return SubmittedFile(files, run_id)
+        return attach_detached(self.store, run_id, self.settings.run_ttl, self._listeners)
+
+    def submit_detached(
+        self,
+        pairs: Pairs,
+        *,
+        columns: tuple[str, str] = ("query", "passage"),
+        priority: Priority | None = None,
+        **spec: Any,
+    ) -> DetachedRun:
+        """Put all pairs into Redis; the run needs this process no more.
+
+        Any process fetches the scores with `attach`, until `run_ttl` seconds after this call.
+
+        Parameters
+        ----------
+        pairs, columns, priority, spec
+            As of `Client.submit`.
 
         Raises
         ------
         InputError
-            Several do.
+            There are no pairs, they need more than `window_mib`, or they are none.
+        ConfigError
+            The priority or a part of the spec is unknown or invalid.
         """
-        store = self.files
-        found = store.find(run_id)
-        if len(found) > 1:
-            raise InputError(
-                f"{len(found)} submitted runs begin with {run_id}: {', '.join(found[:5])}; say more of the id"
-            )
-        return SubmittedFile(store, found[0] if found else run_id)
+        settings = self.settings
+        run = new_run(
+            self._resolver.pinned(run_spec(settings, spec)),
+            queue=settings.queue,
+            ttl=settings.run_ttl,
+            max_retries=settings.max_retries,
+            rows=len(pairs) if isinstance(pairs, Sized) else None,
+            priority=priority,
+        )
+        size = _DETACHED_ROWS if settings.chunk_size == "auto" else settings.chunk_size
+        tables = cut_pairs(pairs, columns, lambda start: size)
+        chunks = submit_detached(self.store, run, tables, columns, settings.window_mib << 20)
+        return DetachedRun(self.store, run, chunks, self._listeners)

@@ -8,11 +8,12 @@ import click
 
 from jobs import keys
 from jobs.errors import InputError
+from jobs.files.store import FileRunStore
 from jobs.run import MAX_ROW_ERRORS, Run
 from jobs.runtime.connection import connect
 from jobs.runtime.settings import load_settings
 from jobs.store.runs import RunStore
-from producer import Client
+from producer.submitted.file import SubmittedFile, find_submitted, submitted_files
 from rankmill.cli import options, watch
 from rankmill.cli.submitted.lines import describe
 from rankmill.cli.watch import View, console
@@ -36,7 +37,8 @@ def status(
     RUN is the id of a submitted run, or the beginning of it.
     """
     if run_id:
-        run = _submitted(redis_url, file_queue, config).submitted_file(run_id).status()
+        files = _submitted(redis_url, file_queue, config)
+        run = (find_submitted(files, run_id) or SubmittedFile(files, run_id)).status()
         click.echo(run.model_dump_json() if how["as_json"] else describe(run))
         return
     view = View(
@@ -58,7 +60,7 @@ def runs(redis_url: str | None, file_queue: str | None, config: str | None, page
     runner works on it, its pairs are a run as well.
     """
     cluster = read_cluster(_store(redis_url, config).redis, page=page - 1)
-    files = _submitted(redis_url, file_queue, config).files
+    files = _submitted(redis_url, file_queue, config)
     submitted = files.latest()
     if as_json:
         found = [run.model_dump() for run in cluster.runs]
@@ -88,8 +90,9 @@ def cancel(run_id: str, redis_url: str | None, file_queue: str | None, config: s
     """
     store = _store(redis_url, config)
     files = _submitted(redis_url, file_queue, config)
-    if files.files.find(run_id) and not store.find(run_id):
-        ended = files.submitted_file(run_id).cancel()
+    submitted = None if store.find(run_id) else find_submitted(files, run_id)
+    if submitted:
+        ended = submitted.cancel()
         what = f"{ended.state} already" if ended.state in {"done", "failed"} else "cancelled"
         click.echo(f"submitted run {ended.id} is {what}")
         return
@@ -132,11 +135,10 @@ def _store(redis_url: str | None, config: str | None) -> RunStore:
     return RunStore(connect(options.server(load_settings({"redis_url": redis_url}, config)), _WAIT_SECONDS))
 
 
-def _submitted(redis_url: str | None, file_queue: str | None, config: str | None) -> Client:
-    """A client of the submitted runs on the server that the options name."""
+def _submitted(redis_url: str | None, file_queue: str | None, config: str | None) -> FileRunStore:
+    """The submitted runs on the server that the options name."""
     settings = load_settings({"redis_url": redis_url, "file_queue": file_queue}, config)
-    options.server(settings)
-    return Client(settings=settings.model_copy(update={"redis_wait_seconds": _WAIT_SECONDS}))
+    return submitted_files(connect(options.server(settings), _WAIT_SECONDS), settings)
 
 
 def _find(store: RunStore, prefix: str) -> Run:

@@ -20,7 +20,7 @@ from rq.serializers import JSONSerializer
 from benchmarks.kills import Damage, damage, finished_jobs, folder_of
 from benchmarks.submitted import everybody_dies
 from jobs.errors import RunCancelled, RunExpired, RunFailed
-from producer import Client
+from producer import Client, SubmittedFile
 from tests.conftest import (
     ENVIRON,
     QUICK_LEASE,
@@ -227,8 +227,8 @@ def test_what_no_runner_can_do_is_told_in_one_line(
             client.submit_file(str(source), str(output), **options).wait(60)
         assert "\n" not in str(failed.value)
     assert not output.exists()
-    with pytest.raises(RunExpired, match="there is no submitted run szz: it ended more than 604,800 s ago"):
-        client.submitted_file("szz").wait()
+    with pytest.raises(RunExpired, match="there are no results of run szz"):
+        client.attach("szz")
 
 
 def test_by_its_name_from_plain_rq_and_never_by_a_plain_worker(
@@ -246,7 +246,7 @@ def test_by_its_name_from_plain_rq_and_never_by_a_plain_worker(
     strange = files.enqueue("jobs.score_file", {**order, "surprise": 1})
     runners(queue)
     wait_for(output.exists)
-    done = client.submitted_file(job.id).wait(60)
+    done = SubmittedFile(client.files, job.id).wait(60)
     assert done.outcome
     assert done.outcome.rows == 20
     wait_for(lambda: queue.client.hget(f"rq:job:{strange.id}", "status") == b"failed")

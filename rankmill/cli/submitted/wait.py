@@ -12,6 +12,7 @@ from jobs.files.record import FileRun
 from jobs.runtime.logs import set_up
 from jobs.runtime.settings import load_settings
 from producer import Client
+from producer.submitted.file import SubmittedFile, find_submitted
 from rankmill.cli import options
 from rankmill.cli.submitted.lines import describe
 from rankmill.progress import ProgressView, progress_view
@@ -41,7 +42,8 @@ def wait(
     settings = load_settings({**flags, "log_level": "error" if quiet else None}, config)
     set_up(settings.log_level, settings.log_format)
     options.server(settings)
-    submitted = Client(settings=settings).submitted_file(run_id)
+    files = Client(settings=settings).files
+    submitted = find_submitted(files, run_id) or SubmittedFile(files, run_id)
     shown: list[ProgressView] = []
 
     def look(run: FileRun) -> None:

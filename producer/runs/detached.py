@@ -1,0 +1,280 @@
+"""Runs whose results any process can fetch by the run's id, as often as it likes, until they expire."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from jobs.errors import InputError, RunCancelled, RunExpired, RunFailed, RunTimeout
+from jobs.job import Payload
+from jobs.results import BadResult, ChunkFailure, ChunkResult, ChunkScores
+from jobs.run import Progress, Run
+from jobs.runtime.logs import about
+from jobs.runtime.patience import redis_errors, waiting
+from jobs.store.detached import DetachedChunks, read_chunks, write_chunks
+from jobs.store.runs import RunStore
+from jobs.wire import decode_pairs, encode_pairs
+from producer.runs.listeners import Listeners
+from producer.runs.scores import Scores
+from producer.splitting import scores_and_errors
+from producer.window import FIRST_PIECE
+
+_POLL_SECONDS = 0.5
+
+_SWEEP_SECONDS = 10
+"""After so long without a result, check that the jobs of all chunks still exist."""
+
+_AT_ONCE = 64
+"""Chunks that are put into Redis at once."""
+
+logger = logging.getLogger(__name__)
+
+
+class DetachedRun:
+    """A run whose pairs and results are in Redis until ``run_ttl`` seconds after its submission.
+
+    Any process that knows the id may fetch the scores. One thread at a time uses an object.
+
+    Parameters
+    ----------
+    store, run
+        The server, and the run there.
+    chunks
+        First row and number of rows of each of its chunks.
+    listeners
+        Looks whether there are workers; ``None``: nobody does.
+    """
+
+    def __init__(
+        self, store: RunStore, run: Run, chunks: DetachedChunks, listeners: Listeners | None = None
+    ) -> None:
+        self._store = store
+        self._run = run
+        self._listeners = listeners
+        self._chunks = dict(chunks.chunks)
+        self._units = {start: (start, rows) for start, rows in chunks.chunks}
+        """First row and number of rows of each chunk, or piece of one, without a result, by its number."""
+        self._results: dict[int, tuple[int, ChunkResult]] = {}
+        """Rows and result by first row."""
+        self._submits: dict[int, int] = {}
+        self._last = "0"
+        self._deadline = math.inf
+        self._heard = time.monotonic()
+
+    @property
+    def id(self) -> str:
+        """The run's id, with which any process can fetch its scores."""
+        return self._run.id
+
+    @property
+    def progress(self) -> Progress:
+        """The rows that are done now."""
+        with self._at_redis():
+            self._collect(0)
+        return self._progress()
+
+    def scores(self, timeout: float | None = None) -> Scores:
+        """Wait for all scores: float32 of shape ``[n]``, NaN for the rows in its ``errors``.
+
+        Parameters
+        ----------
+        timeout
+            Longest time to wait, in seconds.
+
+        Raises
+        ------
+        RunTimeout, NoWorkers
+            Some scores are still missing. The run goes on.
+        RunExpired
+            The results are no longer kept.
+        RunFailed, RunCancelled
+            The run has ended without all of its scores.
+        """
+        self._deadline = math.inf if timeout is None else time.monotonic() + timeout
+        swept = self._heard = time.monotonic()
+        with self._at_redis():
+            while True:
+                split = self._collect(_POLL_SECONDS)
+                if not self._units:
+                    return self._whole()
+                self._look()
+                now = time.monotonic()
+                if split or now - max(swept, self._heard) > _SWEEP_SECONDS:
+                    swept = now
+                    self._sweep()
+                if self._listeners:
+                    self._listeners.check(self._heard)
+
+    def cancel(self) -> None:
+        """Delete the run with its results: its waiting chunks leave the queue."""
+        with redis_errors():
+            self._store.delete(self._run, [*self._chunks, *self._units], tell=True)
+
+    def _collect(self, seconds: float) -> bool:
+        """Read new results, which stay in Redis; return whether chunks have to be split."""
+        block = math.ceil(1000 * max(min(seconds, self._deadline - time.monotonic()), 0))
+        entries = self._store.results(self._run, after=self._last, block_ms=block)
+        if not entries:
+            if self._store.was_cancelled(self._run):
+                raise RunCancelled(f"run {self.id} was cancelled")
+            if self._units and not self._store.exists(self.id):
+                raise expired(self.id, self._run.ttl)
+            return False
+        self._last = entries[-1][0]
+        self._heard = time.monotonic()
+        split = [self._accept(result) for _, result in entries]
+        self._store.note(self._run, self._progress())
+        return any(split)
+
+    def _accept(self, result: ChunkResult | BadResult) -> bool:
+        """Take in a result; return whether its rows must be submitted (again)."""
+        if result.chunk not in self._units:
+            return False
+        start, rows = self._units[result.chunk]
+        if isinstance(result, BadResult) or (isinstance(result, ChunkScores) and len(result.scores) != rows):
+            return True
+        if isinstance(result, ChunkFailure) and result.fatal:
+            raise RunFailed(result.message)
+        del self._units[result.chunk]
+        if isinstance(result, ChunkFailure) and result.died and rows > 1:
+            depth, half = result.chunk // FIRST_PIECE + 1, rows // 2
+            for first, size in ((start, half), (start + half, rows - half)):
+                self._units[depth * FIRST_PIECE + first] = (first, size)  # the same numbers in every process
+            return True
+        self._results[start] = (rows, result)
+        return False
+
+    def _sweep(self) -> None:
+        """Submit chunks and pieces that have no job, and no result either."""
+        lost = self._store.missing(self._run, list(self._units))
+        self._collect(0)  # a missing job may have finished meanwhile
+        again: dict[int, Payload] = {}
+        for number in lost:
+            if number not in self._units:
+                continue
+            start, rows = self._units[number]
+            submits = self._submits[number] = self._submits.get(number, 0) + 1
+            if submits > self._run.max_retries + 1:
+                del self._units[number]
+                message = (
+                    f"given up after {submits - 1} submissions: it was lost, or its result cannot be used"
+                )
+                self._results[start] = (rows, ChunkFailure(chunk=start, message=message, fatal=False))
+                continue
+            again[number] = Payload(self._pairs(start, rows), rows, suspect=number >= FIRST_PIECE)
+        if again:
+            logger.warning("submitting %d chunks", len(again))
+            self._store.enqueue(self._run, again)
+
+    def _pairs(self, start: int, rows: int) -> bytes:
+        """The payload of some rows, from that of their chunk."""
+        chunk = max(first for first in self._chunks if first <= start)
+        payload = self._store.payload(self._run, chunk)
+        if payload is None:
+            raise expired(self.id, self._run.ttl)
+        if rows == self._chunks[chunk]:
+            return payload
+        queries, passages = (side[start - chunk : start - chunk + rows] for side in decode_pairs(payload))
+        return encode_pairs(pa.array(queries, pa.string()), pa.array(passages, pa.string()))
+
+    def _progress(self) -> Progress:
+        found = [(rows, *scores_and_errors(result, rows)) for rows, result in self._results.values()]
+        without = sum(scores.null_count for _, scores, _ in found)
+        return Progress(rows=sum(rows for rows, _, _ in found), row_errors=without, at=time.time())
+
+    def _whole(self) -> Scores:
+        parts: list[npt.NDArray[np.float32]] = []
+        errors: dict[int, str] = {}
+        for start, (rows, result) in sorted(self._results.items()):
+            scores, reasons = scores_and_errors(result, rows)
+            parts.append(scores.to_numpy(zero_copy_only=False).astype(np.float32))
+            errors |= {start + row: why for row, why in enumerate(reasons.to_pylist()) if why is not None}
+        return Scores.of(parts, errors)
+
+    def _look(self) -> None:
+        if time.monotonic() > self._deadline:
+            done = sum(rows for rows, _ in self._results.values())
+            raise RunTimeout(f"run {self.id}: {done} rows were done when the time was over")
+
+    @contextmanager
+    def _at_redis(self) -> Iterator[None]:
+        with about(run=self.id), redis_errors(), waiting(look=self._look):
+            yield
+
+
+def submit_detached(
+    store: RunStore, run: Run, tables: Iterator[pa.Table], columns: tuple[str, str], most_bytes: int
+) -> DetachedChunks:
+    """Put all pairs of a run into Redis, `most_bytes` of payload at most.
+
+    Raises
+    ------
+    InputError
+        There are none, or too many.
+    """
+    chunks: list[tuple[int, int]] = []
+    size, waiting_payloads = 0, dict[int, Payload]()
+    start = 0
+    with redis_errors():
+        try:
+            for table in tables:
+                payload = encode_pairs(*(table[name] for name in columns))
+                size += len(payload)
+                if size > most_bytes:
+                    raise InputError(
+                        f"the pairs need more than {most_bytes >> 20} MiB in Redis (window_mib): write them "
+                        "to a file, and hand it to runners with submit_file"
+                    )
+                if not chunks:
+                    store.restore(run)
+                chunks.append((start, len(table)))
+                waiting_payloads[start] = Payload(payload, len(table))
+                start += len(table)
+                if len(waiting_payloads) == _AT_ONCE:
+                    _enqueue(store, run, waiting_payloads)
+            if not chunks:
+                raise InputError("there are no pairs to score")
+            _enqueue(store, run, waiting_payloads)
+            found = DetachedChunks(chunks=tuple(chunks))
+            write_chunks(store.redis, run, found)
+        except BaseException:
+            if chunks:
+                store.delete(run, [first for first, _ in chunks])
+            raise
+    return found
+
+
+def _enqueue(store: RunStore, run: Run, payloads: dict[int, Payload]) -> None:
+    sent: Mapping[int, Payload] = dict(payloads)
+    payloads.clear()
+    store.enqueue(run, sent)
+
+
+def attach_detached(store: RunStore, run_id: str, ttl: int, listeners: Listeners | None) -> DetachedRun:
+    """The detached run with this id.
+
+    Raises
+    ------
+    RunExpired
+        There is none, or not any more.
+    """
+    with redis_errors():
+        run, chunks = store.load(run_id), read_chunks(store.redis, run_id)
+    if run is None or chunks is None:
+        raise expired(run_id, ttl)
+    return DetachedRun(store, run, chunks, listeners)
+
+
+def expired(run_id: str, ttl: int) -> RunExpired:
+    """The error for results that are not there (any more)."""
+    return RunExpired(
+        f"there are no results of run {run_id}: they are kept for {ttl:,} s (run_ttl) after submit_detached, "
+        "unless the run is cancelled or the server loses its data"
+    )

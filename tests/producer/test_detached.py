@@ -1,0 +1,145 @@
+"""Runs whose scores any process fetches by their id, until they expire."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from jobs import keys
+from jobs.errors import InputError, RunCancelled, RunExpired, RunFailed, RunTimeout
+from jobs.results import ChunkFailure, ChunkScores, ChunkStats
+from producer import Client, DetachedRun
+from producer.runs import detached
+from tests.conftest import Server, run_command
+
+STATS = ChunkStats(
+    worker="w", device="cpu", backend="torch", precision="fp32", revision=None, attempt=1, tokens=1,
+    padded_tokens=1, batches=1, seconds=0.1,
+)  # fmt: skip
+PAIRS = [("big cat", f"moon river {number}") for number in range(40)]
+
+
+@pytest.fixture
+def alone(shared_server: Server, request: pytest.FixtureRequest) -> Client:
+    """A client of a queue without workers."""
+    return Client(
+        shared_server.url, model="m", queue=request.node.name, chunk_size=10, no_workers_seconds=None
+    )
+
+
+def attached(client: Client, run_id: str) -> DetachedRun:
+    found = client.attach(run_id)
+    assert isinstance(found, DetachedRun)
+    return found
+
+
+def write(client: Client, run: DetachedRun, number: int, scores: list[float]) -> None:
+    found = client.store.load(run.id)
+    assert found is not None
+    errors = pa.nulls(len(scores), pa.string())
+    client.store.write_result(found, ChunkScores(number, pa.array(scores, pa.float32()), errors, STATS))
+
+
+def queued(client: Client) -> list[str]:
+    return [job.decode() for job in client.store.redis.lrange(f"rq:queue:{client.settings.queue}", 0, -1)]
+
+
+def test_another_process_fetches_the_scores_though_the_submitter_was_killed(
+    shared_queue: Server, tiny_model: Path
+) -> None:
+    code = (
+        "import os; from producer import Client; "
+        "pairs = [('big cat', f'moon river {n}') for n in range(40)]; "
+        f"client = Client({shared_queue.url!r}, model={str(tiny_model)!r}, precision='fp32', chunk_size=7); "
+        "print(client.submit_detached([*pairs, ('cat', None)]).id, flush=True); os.kill(os.getpid(), 9)"
+    )
+    died = run_command("python", "-c", code)
+    assert died.code == -signal.SIGKILL, died.err
+    client = Client(shared_queue.url, model=str(tiny_model), precision="fp32")
+    run = attached(client, died.out.strip())
+    scores = run.scores(60)
+    expected = client.score(PAIRS, timeout=60)
+    assert np.allclose(scores[:-1], expected, atol=1e-5)
+    assert dict(scores.errors) == {40: "passage is null"}
+    assert (run.progress.rows, run.progress.row_errors) == (41, 1)
+    assert np.array_equal(attached(client, run.id).scores(60), scores, equal_nan=True)
+    run.cancel()
+    with pytest.raises(RunExpired, match=f"there are no results of run {run.id}: they are kept for 86,400 s"):
+        client.attach(run.id)
+
+
+def test_chunks_that_are_lost_and_rows_that_kill_their_worker(
+    alone: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes that wait for the same run agree on the pieces of a chunk."""
+    monkeypatch.setattr(detached, "_SWEEP_SECONDS", 0.1)
+    run = alone.submit_detached(PAIRS)
+    stored = alone.store.load(run.id)
+    assert stored is not None
+    assert queued(alone) == [keys.job_id(run.id, start) for start in (0, 10, 20, 30)]
+    alone.store.redis.delete(f"rq:queue:{alone.settings.queue}")
+    for start in (0, 20):  # the first one kills its worker, the second one is lost
+        alone.store.redis.delete(f"rq:job:{keys.job_id(run.id, start)}")
+    alone.store.write_result(stored, ChunkFailure(chunk=0, message="died", fatal=False, died=True))
+    with pytest.raises(RunTimeout, match="0 rows were done when the time was over"):
+        run.scores(1)
+    pieces = [1 << 40, (1 << 40) + 5]
+    assert queued(alone) == [keys.job_id(run.id, number) for number in (20, *pieces)]
+    other = attached(alone, run.id)
+    with pytest.raises(RunTimeout):
+        other.scores(1)
+    assert len(queued(alone)) == 3  # nothing twice
+    write(alone, run, pieces[1], [5.0] * 5)
+    alone.store.write_result(
+        stored, ChunkFailure(chunk=pieces[0], message="ValueError: bad", fatal=False, attempts=4)
+    )
+    for start in (10, 20, 30):
+        write(alone, run, start, [float(start)] * 10)
+    for each in (run, other, attached(alone, run.id)):
+        scores = each.scores(60)
+        assert scores[5:].tolist() == [5.0] * 5 + [10.0] * 10 + [20.0] * 10 + [30.0] * 10
+        assert dict(scores.errors) == dict.fromkeys(range(5), "ValueError: bad")
+    run.cancel()
+
+
+def test_how_a_run_ends_without_scores(alone: Client) -> None:
+    run = alone.submit_detached(PAIRS)
+    stored = alone.store.load(run.id)
+    assert stored is not None
+    alone.store.write_result(stored, ChunkFailure(chunk=10, message="no such model", fatal=True))
+    with pytest.raises(RunFailed, match="no such model"):
+        run.scores(60)
+    run.cancel()
+    assert not queued(alone)
+    cancelled = alone.submit_detached(PAIRS)
+    alone.store.cancel(stored.model_copy(update={"id": cancelled.id}))
+    with pytest.raises(RunCancelled):
+        cancelled.scores(60)
+    gone = alone.submit_detached(PAIRS)
+    for key in alone.store.redis.scan_iter(f"rankmill:run:{gone.id}:*"):
+        alone.store.redis.delete(key)
+    with pytest.raises(RunExpired, match="unless the run is cancelled or the server loses its data"):
+        gone.scores(60)
+
+
+def test_what_cannot_be_detached_leaves_nothing(alone: Client) -> None:
+    small = Client(
+        settings=alone.settings.model_copy(update={"window_mib": 1, "redis_url": alone_url(alone)})
+    )
+    noise = np.random.default_rng(1).integers(0x4E00, 0x9000, (300, 4000))
+    pairs = [("q", "".join(map(chr, row))) for row in noise]
+    with pytest.raises(InputError, match=r"need more than 1 MiB in Redis \(window_mib\): .* submit_file"):
+        small.submit_detached(pairs)
+    with pytest.raises(InputError, match="there are no pairs"):
+        alone.submit_detached([])
+    with pytest.raises(InputError, match="pair 1 is"):
+        alone.submit_detached([("a", "b"), "c"])
+    assert not queued(alone)
+
+
+def alone_url(client: Client) -> str:
+    return "unix://" + str(client.store.redis.connection_pool.connection_kwargs["path"])
