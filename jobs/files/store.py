@@ -30,9 +30,6 @@ Held = Literal["held", "cancelled", "lost", "forgotten"]
 _LOOK_AT = 128
 """Waiting runs among which a runner finds one that it does not leave to others."""
 
-_WEBHOOK_SECONDS = 120
-"""Seconds after which another runner takes a webhook from one that may have died."""
-
 _OTHER_RELEASE_SECONDS = 5
 
 MOST_LISTED = 100
@@ -235,29 +232,6 @@ class FileRunStore:
         live = self.runners()
         found = {name.decode(errors="replace"): why.decode(errors="replace") for name, why in said.items()}
         return {name: why for name, why in found.items() if name in live}
-
-    def take_webhook(self) -> FileRun | None:
-        """An ended run whose webhook is due; no other process has it for two minutes."""
-        key = keys.webhooks(self.queue.name)
-        raw = self.redis.eval(scripts.TAKE_WEBHOOK, 1, key, _WEBHOOK_SECONDS)
-        if raw is None:
-            return None
-        try:
-            return self.load(raw.decode(errors="replace"))
-        except (WireError, RunExpired):
-            self.redis.zrem(key, raw)
-            return None
-
-    def note_webhook(self, run: FileRun, after: float | None) -> None:
-        """Write what became of an attempt at a webhook, and try again `after` so many seconds, if at all."""
-        key = keys.webhooks(self.queue.name)
-        with self.redis.pipeline() as pipe:
-            pipe.set(keys.file_run(run.id), run.written(), ex=self.ttl)
-            if after is None:
-                pipe.zrem(key, run.id)
-            else:
-                pipe.zadd(key, {run.id: time.time() + after})
-            pipe.execute()
 
     def has(self, run_id: str) -> bool:
         """Whether there is a submitted run with this id."""

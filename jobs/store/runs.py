@@ -211,6 +211,10 @@ class RunStore:
         found = self.redis.zscan_iter(keys.runs(), match=f"{prefix}*", count=1000)
         return sorted({run_id.decode() for run_id, _ in found if run_id.isalnum()})  # skip foreign entries
 
+    def unlist(self, run: Run) -> None:
+        """Take a run off the list of runs: it has no producer that says how far it is, or takes it off."""
+        self.redis.zrem(keys.runs(), run.id)
+
     def missing(self, run: Run, chunks: Iterable[int]) -> list[int]:
         """Chunks in flight that will get no result, as their job failed or is not in Redis any more."""
         waiting = list(chunks)

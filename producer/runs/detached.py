@@ -244,6 +244,7 @@ def submit_detached(
             _enqueue(store, run, waiting_payloads)
             found = DetachedChunks(chunks=tuple(chunks))
             write_chunks(store.redis, run, found)
+            store.unlist(run)
         except BaseException:
             if chunks:
                 store.delete(run, [first for first, _ in chunks])

@@ -148,7 +148,8 @@ def _find(store: RunStore, prefix: str) -> Run:
         raise InputError(
             f"{len(found)} runs begin with {prefix}: {', '.join(found[:5])}; give more characters of the id"
         )
-    run = store.load(found[0]) if found else None
+    exact = [prefix] if prefix.isalnum() else []  # detached runs are not listed
+    run = store.load(*(found or exact)) if found or exact else None
     if run is None:
         raise InputError(
             f"there is no run {prefix}: it has finished, was cancelled or has expired; score-file lists the "

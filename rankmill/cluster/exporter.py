@@ -175,6 +175,11 @@ def _fill(families: dict[str, GaugeMetricFamily | CounterMetricFamily], cluster:
         families["rankmill_queue_drained_workers"].add_metric([queue.name], queue.drained)
         families["rankmill_queue_lost_workers"].add_metric([queue.name], lost[queue.name])
         families["rankmill_queue_heartbeat_age_seconds"].add_metric([queue.name], beats.get(queue.name, 0))
+    for files in cluster.file_queues:
+        for state, runs in (("waiting", files.waiting), ("running", files.running)):
+            families["rankmill_submitted_runs"].add_metric([files.name, state], runs)
+        families["rankmill_runners"].add_metric([files.name], files.runners)
+        families["rankmill_webhooks_due"].add_metric([files.name], files.webhooks)
     states = Counter[str](worker.state for worker in cluster.workers)
     for state in _STATES:
         families["rankmill_workers"].add_metric([state], states[state])
@@ -221,6 +226,9 @@ def _families() -> dict[str, GaugeMetricFamily | CounterMetricFamily]:
             "ScoringWorker without a heartbeat for its lease), foreign (an RQ worker that cannot score).",
             ("state",),
         ),
+        "rankmill_submitted_runs": ("Submitted runs that are not finished.", ("queue", "state")),
+        "rankmill_runners": ("Live runners of a queue of submitted runs.", ("queue",)),
+        "rankmill_webhooks_due": ("Webhooks of ended runs that are not delivered yet.", ("queue",)),
         "rankmill_runs_active": ("Runs that are not finished.", ()),
         "rankmill_redis_writable": (
             "1 if Redis takes writes, else 0 (for example full, or a replica); all processes wait for it.",

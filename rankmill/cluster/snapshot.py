@@ -21,6 +21,7 @@ from jobs.store.set_aside import SetAside, jobs_set_aside
 from jobs.store.worker_report import SCORING_FIELD, WorkerReport
 from rankmill.cluster.damage import Damage, Damaged
 from rankmill.cluster.queues import QueueState, read_queues
+from rankmill.cluster.runners import FileQueueState, read_file_queues
 
 PAGE_RUNS = 50
 """Runs on a page."""
@@ -73,7 +74,7 @@ class Snapshot(_Frozen):
 
     ``at`` is in seconds since 1970; ``page`` counts from 0; ``damaged`` lists the keys that cannot be read.
     ``trouble`` is the reason why the server takes no writes now, if it takes none; ``set_aside`` lists the
-    jobs that no worker could read.
+    jobs that no worker could read. ``file_queues`` are those of submitted runs, which runners take.
     """
 
     at: float
@@ -86,6 +87,7 @@ class Snapshot(_Frozen):
     page: int
     page_size: int
     damaged: tuple[Damaged, ...] = ()
+    file_queues: tuple[FileQueueState, ...] = ()
 
 
 def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RUNS) -> Snapshot:
@@ -139,6 +141,7 @@ def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RU
         runs_total=total,
         page=page,
         page_size=page_size,
+        file_queues=read_file_queues(client, of_files, now, damage),
         damaged=damage.found(),
     )
 

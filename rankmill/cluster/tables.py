@@ -64,6 +64,12 @@ def overview(cluster: Snapshot, most_runs: int) -> RenderableType:
         for queue in cluster.queues
         if queue.waiting and not queue.workers
     ]
+    for files in cluster.file_queues:
+        counts = f"{files.waiting:,} waiting, {files.running:,} running; runners: {files.runners:,}"
+        line = f"Submitted runs in queue {plain(files.name)}: {counts}"
+        nobody = files.waiting and not files.runners
+        start = "; start some with rankmill runner" if nobody else ""
+        parts.append(Text(f"{line}{start}.", style="bold red" if nobody else ""))
     if cluster.damaged:
         parts += [
             Text("\nThese keys in Redis are damaged:", style="bold red"),

@@ -41,6 +41,7 @@ class Heartbeat:
         self._interrupt = interrupt
         self._claim: Claim | None = None
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
         self._wake = threading.Event()
         self._last = time.monotonic()
         self._recover_from = 0.0
@@ -86,11 +87,14 @@ class Heartbeat:
 
     def write(self) -> Held:
         """Write the run's record now, and return whether the runner still holds the run."""
-        claim = self.claim
-        held = self._store.renew(claim, self._lease)
-        with self._lock:
-            if self._claim and self._claim.entry == claim.entry:
-                self.held = "held" if held == "forgotten" else held
+        with self._writing:  # else an older record could be written after a newer one
+            claim = self._claim
+            if claim is None:  # released meanwhile, by the other thread
+                return "held"
+            held = self._store.renew(claim, self._lease)
+            with self._lock:
+                if self._claim and self._claim.entry == claim.entry:
+                    self.held = "held" if held == "forgotten" else held
         return self.held
 
     def release(self) -> Claim:

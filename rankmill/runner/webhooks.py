@@ -17,6 +17,7 @@ from email.message import Message
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+from jobs.files.due_webhooks import note_webhook, take_webhook
 from jobs.files.record import FileRun, Notice
 from jobs.files.store import FileRunStore
 from jobs.runtime.logs import about
@@ -73,7 +74,7 @@ class WebhookSender:
     def _run(self) -> None:
         while not self._stopped:
             try:
-                while not self._stopped and (run := self._store.take_webhook()):
+                while not self._stopped and (run := take_webhook(self._store)):
                     with about(submitted=run.id):
                         self._deliver(run)
             except Exception:
@@ -96,7 +97,7 @@ class WebhookSender:
         else:
             logger.info("webhook not delivered, next attempt in %.0f s: %s", pause, problem)
             notice, after = Notice(state="due", attempts=attempts, reason=problem), pause
-        self._store.note_webhook(run.changed(notice=notice), after)
+        note_webhook(self._store, run.changed(notice=notice), after)
 
     def _problem(self, run: FileRun) -> str | None:
         """Send a webhook; returns why it was not delivered."""

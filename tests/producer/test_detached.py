@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 from jobs import keys
 from jobs.errors import InputError, RunCancelled, RunExpired, RunFailed, RunTimeout
 from jobs.results import ChunkFailure, ChunkScores, ChunkStats
 from producer import Client, DetachedRun
 from producer.runs import detached
+from rankmill.cli.main import rankmill
 from tests.conftest import Server, run_command
 
 STATS = ChunkStats(
@@ -81,6 +83,7 @@ def test_chunks_that_are_lost_and_rows_that_kill_their_worker(
     stored = alone.store.load(run.id)
     assert stored is not None
     assert queued(alone) == [keys.job_id(run.id, start) for start in (0, 10, 20, 30)]
+    assert not alone.store.find(run.id)  # it would be listed as unfinished until it expires
     alone.store.redis.delete(f"rq:queue:{alone.settings.queue}")
     for start in (0, 20):  # the first one kills its worker, the second one is lost
         alone.store.redis.delete(f"rq:job:{keys.job_id(run.id, start)}")
@@ -116,7 +119,8 @@ def test_how_a_run_ends_without_scores(alone: Client) -> None:
     run.cancel()
     assert not queued(alone)
     cancelled = alone.submit_detached(PAIRS)
-    alone.store.cancel(stored.model_copy(update={"id": cancelled.id}))
+    told = CliRunner().invoke(rankmill, ["cancel", cancelled.id, "--redis", alone_url(alone)])
+    assert "4 waiting chunks have left queue" in told.output
     with pytest.raises(RunCancelled):
         cancelled.scores(60)
     gone = alone.submit_detached(PAIRS)
