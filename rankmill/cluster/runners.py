@@ -31,6 +31,8 @@ def read_file_queues(
 ) -> tuple[FileQueueState, ...]:
     """The state of each of the queues `names`."""
     known = sorted(names)
+    if not known:
+        return ()
     expected: list[tuple[str, Any]] = []
     with client.pipeline(transaction=False) as pipe:
         for name in known:
