@@ -130,6 +130,7 @@ def everybody_dies(
                     share = (number + rng.uniform(0.3, 0.9)) / kills
                     wait_until(lambda: run.status().progress.rows >= share * rows, runner)  # noqa: B023
                     runner.kill()
+                    cast.kill_worker()  # at once, in the middle of its chunks
                     runner.wait()
                 else:
                     run.wait(600)
@@ -139,7 +140,6 @@ def everybody_dies(
                 if not last:
                     before = list(_journalled(output))
                     toll.journalled.append(sum(size for _, size in before))
-                    cast.kill_worker()
                     keeper.kill()
                     keeper.start()
                     cast.begin_worker()
