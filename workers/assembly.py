@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from jobs.runtime.settings import WorkerSettings
+from jobs.spec import ScoreSpec
 from jobs.store.runs import RunStore
 from workers.backends.registry import choose_device
 from workers.chunks import ChunkScorer
@@ -21,18 +22,23 @@ from workers.engine.engine import Engine
 from workers.engine.headroom import Headroom, memory_of
 from workers.engine.pipeline import Pipeline
 from workers.models.loading import Model, load
+from workers.versions.aliases import Aliases
 from workers.versions.store import VersionStore
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a worker: its device and the objects that score on it; ``claim_ahead`` is in pairs."""
+    """The parts of a worker: its device and the objects that score on it; ``claim_ahead`` is in pairs.
+
+    ``spec`` gives the score spec with which a model is loaded before chunks need it.
+    """
 
     device: str
     claim_ahead: int
     engines: EngineCache
     scorer: ChunkScorer
     pipeline: Pipeline
+    spec: Callable[[str], ScoreSpec]
 
 
 def prepare_device(settings: WorkerSettings) -> str:
@@ -60,6 +66,7 @@ def assemble(
         Waits until no engine is in use.
     """
     versions = VersionStore(cache_folder(settings.cache_dir), settings.registry, settings.cache_bytes)
+    aliases = Aliases(settings.registry)
     engines = EngineCache(
         partial(
             load, device=device, backend=settings.backend, cache_dir=settings.cache_dir, versions=versions
@@ -73,7 +80,8 @@ def assemble(
         device=device,
         claim_ahead=resolve_claim_ahead(settings.claim_ahead, device),
         engines=engines,
-        scorer=ChunkScorer(store, engines, worker),
+        scorer=ChunkScorer(store, engines, worker, aliases),
+        spec=lambda model: aliases.pinned(settings.spec(model)),
         pipeline=Pipeline(settings.batch_wait_ms / 1000),
     )
 

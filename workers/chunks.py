@@ -24,6 +24,7 @@ from workers.engine.engine import Engine
 from workers.queue.claim import Claim
 from workers.queue.refusals import Refusals, RefusedRuns
 from workers.sources import Source, source_of
+from workers.versions.aliases import Aliases
 
 logger = logging.getLogger(__name__)
 
@@ -42,9 +43,12 @@ class ChunkScorer:
         The process's loaded models.
     worker
         Name of the RQ worker, for the record.
+    aliases
+        Finds out which versions aliases stand for.
     """
 
-    def __init__(self, store: RunStore, engines: EngineCache, worker: str) -> None:
+    def __init__(self, store: RunStore, engines: EngineCache, worker: str, aliases: Aliases) -> None:
+        self._aliases = aliases
         self._store = store
         self._engines = engines
         self._worker = worker
@@ -69,9 +73,18 @@ class ChunkScorer:
             raise self._refusal(("run", run_id), error) from None
         except WireError as error:
             return ChunkFailure(chunk=chunk, message=str(error), fatal=True)
+        if claim.run and not claim.source.in_redis:
+            claim.run = self._with_version(claim.run)
         if claim.run:
             self._check(weights_key(self._spec(claim.run)))
         return None
+
+    def _with_version(self, run: Run) -> Run:
+        """A run that no producer began, with the version that its model stands for."""
+        try:
+            return run.model_copy(update={"spec": self._aliases.pinned(run.spec)})
+        except WorkerError as error:
+            raise self._refusal(("run", run.id), error) from None
 
     def evicts(self, run: Run) -> bool:
         """Whether loading the run's model would evict another model."""

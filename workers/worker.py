@@ -224,7 +224,7 @@ class ScoringWorker(LeasedWorker):
         self._orders = Orders(
             started,
             parts.engines,
-            settings.spec,
+            parts.spec,
             lambda: len(self._claims.held),
             lambda spec: parts.scorer.refusals.close(weights_key(spec)),
         )

@@ -13,6 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
+from rq import Queue
+from rq.serializers import JSONSerializer
 
 from benchmarks.kills import stop
 from jobs.registry.names import Reference
@@ -316,3 +318,18 @@ def test_two_versions_are_compared_on_a_file(
     assert "stands for several versions" in refused(
         "compare", "reranker@live", two, tmp_path / "a.parquet", *ways
     )
+
+
+def test_workers_know_the_aliases_of_orders_and_of_jobs_enqueued_by_name(
+    models: dict[str, Path], server: Server, workers: StartWorker, registry: Path, tmp_path: Path
+) -> None:
+    put_version(registry, models["trained"], "reranker")
+    done("alias", "reranker@v1", "as", "production")
+    workers(environ={**environ(registry, tmp_path / "cache"), "RANKMILL_WARM": "reranker@production"})
+    queue = Queue("rankmill", connection=server.client, serializer=JSONSerializer)
+    job = queue.enqueue("jobs.score_pairs", PAIRS, model="reranker@production", precision="fp32")
+    wait_for(lambda: job.return_value(refresh=True))
+    found = job.return_value()
+    assert found["stats"]["revision"] == Registry(str(registry)).manifest(Reference("reranker", "v1")).content
+    log = (tmp_path / "worker.log").read_text()
+    assert log.count("loaded reranker@v1 ") == 1
