@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -329,7 +330,7 @@ def test_workers_know_the_aliases_of_orders_and_of_jobs_enqueued_by_name(
     queue = Queue("rankmill", connection=server.client, serializer=JSONSerializer)
     job = queue.enqueue("jobs.score_pairs", PAIRS, model="reranker@production", precision="fp32")
     wait_for(lambda: job.return_value(refresh=True))
-    found = job.return_value()
+    found: Any = job.return_value()
     assert found["stats"]["revision"] == Registry(str(registry)).manifest(Reference("reranker", "v1")).content
     log = (tmp_path / "worker.log").read_text()
     assert log.count("loaded reranker@v1 ") == 1
