@@ -79,7 +79,7 @@ class Fuzz:
     ends: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.expected = self.client.score(PAIRS, timeout=60)
+        self.expected = self.client.score(PAIRS, timeout=300)
         self.sizes = {name: self._memory(name) for name in self.processes}
         self.threads = {name: psutil.Process(each.pid).num_threads() for name, each in self.processes.items()}
         with self.stopped(*WORKERS):
@@ -151,11 +151,11 @@ class Fuzz:
         names = ", ".join(each.__name__ for each in done)
         try:
             scores = run.scores(timeout=90)
+        except TimeoutError:
+            self.findings.append(f"a producer waits for ever after: {names}")
         except RankmillError as error:
             self._check_message(str(error))
             self.ends[type(error).__name__] += 1
-        except TimeoutError:
-            self.findings.append(f"a producer waits for ever after: {names}")
         else:
             self.ends["scores"] += 1
             self._check_scores(scores, run.errors, damages.altered, names)
