@@ -100,3 +100,21 @@ print(seen)
     )
     assert done.stdout.strip() == "[]"
     assert not list(home.glob("intel"))
+
+
+def test_a_signal_after_models_have_come_and_gone_ends_nobody(tmp_path: Path) -> None:
+    code = """
+import os, signal, sys
+from jobs.spec import ScoreSpec
+from workers.models.loading import load_model
+spec = ScoreSpec(model=sys.argv[1], precision="fp32")
+first, second = (load_model(spec, "cpu", "openvino", sys.argv[2]) for _ in range(2))
+del first
+del second
+signal.signal(signal.SIGTERM, lambda *_: print("handled"))
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    model = make_bert(tmp_path / "model")
+    command = [sys.executable, "-c", code, str(model), str(tmp_path / "cache")]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRON, check=False)
+    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr

@@ -39,9 +39,9 @@ def _lacks(device: str, precision: str) -> str | None:
 
 @cache
 def _has_bf16() -> bool:
-    from workers.backends.openvino.silent import openvino
+    from workers.backends.openvino.core import core
 
-    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 
 
 KIND = BackendKind(

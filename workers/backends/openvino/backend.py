@@ -8,7 +8,7 @@ from typing import Any
 
 from workers.backends.base import Logits, OutOfMemory
 from workers.backends.inputs import INPUTS, inputs_of
-from workers.backends.openvino.silent import openvino
+from workers.backends.openvino.core import core
 from workers.device import threads
 from workers.models.tokens import Batch
 
@@ -88,7 +88,7 @@ def compile_graph(graph: Any, precision: str, options: Mapping[str, Any] | None 
         "INFERENCE_NUM_THREADS": threads(),
         "ENABLE_CPU_PINNING": False,  # otherwise all workers of a host use the same cores
     }
-    return openvino.Core().compile_model(graph, "CPU", {**defaults, **(options or {})})
+    return core().compile_model(graph, "CPU", {**defaults, **(options or {})})
 
 
 def _explained(error: RuntimeError) -> Exception:

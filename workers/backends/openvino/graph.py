@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workers.backends.base import ModelFiles
+from workers.backends.openvino.core import core
 from workers.backends.openvino.recipe import read_recipe
 from workers.backends.openvino.silent import openvino
 from workers.disk_cache import build_once, cache_name, used_now
@@ -46,7 +47,7 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
     if folder.is_dir():
         used_now(folder)
         try:
-            return openvino.Core().read_model(folder / _FILE)
+            return core().read_model(folder / _FILE)
         except RuntimeError as error:
             logger.warning("%s is damaged and will be made again: %s", folder, error)
             shutil.rmtree(folder, ignore_errors=True)
@@ -68,7 +69,7 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
 
 def _save(graph: Any, folder: Path) -> None:
     openvino.save_model(graph, folder / _FILE, compress_to_fp16=False)
-    openvino.Core().read_model(folder / _FILE)  # which sees what a full disk has left out
+    core().read_model(folder / _FILE)  # which sees what a full disk has left out
 
 
 def graph_of(classifier: Any, precision: str) -> Any:
