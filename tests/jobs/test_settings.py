@@ -170,13 +170,13 @@ def test_show_prints_a_config_file_that_says_where_values_come_from(tmp_path: Pa
     environ = {"RANKMILL_QUEUE": "q", "REDIS_URL": "redis://me:secret@host/0"}
     shown = CliRunner().invoke(config, ["show", "--config", str(child)], env=environ)
     assert shown.exit_code == 0
-    sources = dict(line.split("  # ") for line in shown.output.splitlines())
+    sources = dict(line.split("  # ") for line in shown.stdout.splitlines())
     sources = {key.strip(): Path(source).name for key, source in sources.items()}
     assert sources["window: 9"] == "child.yaml"
     assert sources["token_budget: 1024"] == "low-memory.yaml"
     assert sources["max_retries: 3"] == "base.yaml"
     assert sources["queue: q"] == sources["redis_url: redis://me:***@host/0"] == "the environment"
-    settings = yaml.safe_load(shown.output)
+    settings = yaml.safe_load(shown.stdout)
     assert settings["batch_wait_ms"] == 2
     assert list(settings) == list(yaml.safe_load(BASE.read_text()))
     assert settings.keys() == Settings.model_fields.keys()
