@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,3 +62,16 @@ def shared_queue(shared_server: Server, tmp_path_factory: pytest.TempPathFactory
     yield shared_server
     worker.terminate()
     worker.wait(timeout=60)
+
+
+@contextmanager
+def nothing_left(server: Server) -> Iterator[None]:
+    """Within the ``with`` block, no run or job stays in Redis that was not there before."""
+    from tests.harness.processes import wait_for
+
+    def found() -> set[bytes]:
+        return {*server.client.scan_iter("rankmill:run:*"), *server.client.scan_iter("rq:job:*")}
+
+    before = found()
+    yield
+    wait_for(lambda: found() <= before)

@@ -167,7 +167,7 @@ def test_a_name_that_is_not_shipped_is_told_with_those_that_are() -> None:
 def test_show_prints_a_config_file_that_says_where_values_come_from(tmp_path: Path) -> None:
     child = tmp_path / "child.yaml"
     child.write_text(f"extends: {BASE.with_name('low-memory.yaml')}\nwindow: 9\n")
-    environ = {"RANKMILL_QUEUE": "q", "REDIS_URL": "redis://me:secret@host/0"}
+    environ = {"RANKMILL_QUEUE": "q", "REDIS_URL": "redis://me:hunter2@host/0"}
     shown = CliRunner().invoke(config, ["show", "--config", str(child)], env=environ)
     assert shown.exit_code == 0
     sources = dict(line.split("  # ") for line in shown.stdout.splitlines())

@@ -16,6 +16,7 @@ import pytest
 from jobs.store.worker_report import queue_workers
 from tests.conftest import Server, score_file
 from tests.harness.models import cross_encoder
+from tests.harness.servers import nothing_left
 from tests.workers.test_engine import some_pairs
 
 
@@ -85,9 +86,8 @@ def test_all_columns_keep_their_types(tmp_path: Path, shared_queue: Server, tiny
 
 
 def test_nothing_stays_behind_in_redis(source: Path, shared_queue: Server, tiny_model: Path) -> None:
-    score_file(source, *options(shared_queue, tiny_model))
-    assert not list(shared_queue.client.scan_iter("rankmill:run:*"))
-    assert not list(shared_queue.client.scan_iter("rq:job:*"))
+    with nothing_left(shared_queue):
+        score_file(source, *options(shared_queue, tiny_model))
 
 
 def test_rows_without_a_score_are_listed(tmp_path: Path, shared_queue: Server, tiny_model: Path) -> None:
@@ -275,9 +275,9 @@ def test_a_model_that_is_none_is_one_line(
     model: str, message: str, source: Path, shared_queue: Server
 ) -> None:
     (source.parent / "empty").mkdir()
-    done = score_file(source, "--redis", shared_queue.url, "--model", model, cwd=source.parent)
+    with nothing_left(shared_queue):
+        done = score_file(source, "--redis", shared_queue.url, "--model", model, cwd=source.parent)
     assert (done.code, done.out) == (2, "")
     assert message in done.err
     assert len(done.complaints) == 1
     assert not source.with_name("pairs.scored.parquet").exists()
-    assert not list(shared_queue.client.scan_iter("rankmill:run:*"))
