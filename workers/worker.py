@@ -149,7 +149,11 @@ class ScoringWorker(LeasedWorker):
         """Wait until there is room for another claim, then for a job; ``None`` when it is time to stop."""
         idle_since, refused = time.monotonic(), RefusedCommands(self._patience.seconds)
         while not self._stop_requested:
-            self._claims.begin_put_aside()
+            try:
+                self._claims.begin_put_aside()
+            except redis.ResponseError as error:
+                refused.wait(error)
+                continue
             self._orders.carry_out()
             if self._orders.drained:
                 if seconds is None and not self._claims.waiting:
