@@ -9,8 +9,9 @@ _SECONDS = 3.5
 """Chunks whose rows take about so long share batches. The oldest are finished first: what is lost when all
 processes die at once, scored rows of unfinished chunks, is less than 5 s of work."""
 
-_FEWEST = 8
-"""Fewest batches that are cut together: rows in fewer batches are padded too much."""
+_FEWEST = 4
+"""Fewest batches that are cut together, and as many until it is known how long one takes: rows in fewer
+batches are padded too much."""
 
 _LATEST = 20
 """Batches whose time counts."""
@@ -27,8 +28,8 @@ class Mixing:
         self._seconds.append(seconds)
 
     @property
-    def batches(self) -> int | None:
-        """Batches that are cut together; ``None`` (all that wait) until it is known how long one takes."""
+    def batches(self) -> int:
+        """Batches that are cut together."""
         if not self._seconds:
-            return None
+            return _FEWEST
         return max(round(_SECONDS / max(median(self._seconds), 1e-6)), _FEWEST)
