@@ -27,8 +27,9 @@ def test_every_row_is_taken_once_and_batches_keep_the_budget(
 
     for number, lengths in enumerate(works):
         waiting.add(number, lengths, budget, mixed_batches=mixed)
-        for _ in range(min(taken_between, waiting.batches)):
-            take()
+        for _ in range(taken_between):
+            if waiting.batches:  # works that are cut together may make fewer batches than before
+                take()
     while waiting.batches:
         take()
     assert sorted(seen) == [(number, row) for number, ls in enumerate(works) for row in range(len(ls))]
