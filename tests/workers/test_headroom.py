@@ -132,7 +132,7 @@ def test_the_memory_of_this_process() -> None:
     memory = HostMemory()
     memory.begin()
     before = memory.used()
-    block = np.ones(50 << 20, np.uint8)
+    block = np.ones(200 << 20, np.uint8)
     assert memory.used() - before > 100 << 20
     del block
     assert memory.peak() - before > 100 << 20
