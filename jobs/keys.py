@@ -145,6 +145,26 @@ def webhooks(queue: str) -> str:
     return f"{PREFIX}:queue:{queue}:webhooks"
 
 
+def api_key(key_id: str) -> str:
+    """String: what an API key of the gateway allows, as JSON."""
+    return f"{PREFIX}:api-key:{key_id}"
+
+
+def api_keys() -> str:
+    """Sorted set: ids of the API keys, by the time of their expiry (seconds since 1970)."""
+    return f"{PREFIX}:api-keys"
+
+
+def api_key_requests(name: str) -> str:
+    """Sorted set: requests in progress with the API keys of a name, by the time at which each expires."""
+    return f"{PREFIX}:api-key-requests:{name}"
+
+
+def limits() -> str:
+    """Prefix of the counters of pairs by API key name, which the package ``limits`` keeps."""
+    return f"{PREFIX}:limits"
+
+
 def reader_bell(reader: str) -> str:
     """Stream: rung by a producer that reads many runs at once, to read one more."""
     return f"{PREFIX}:reader:{reader}:bell"

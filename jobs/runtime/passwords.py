@@ -1,4 +1,4 @@
-"""Masks the passwords of server URLs in all text that is printed, logged or raised."""
+"""Masks the passwords of server URLs and API keys in all text that is printed, logged or raised."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from urllib.parse import parse_qs, quote, quote_plus, unquote, unquote_plus, url
 _MASK = "***"
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://\S*", re.IGNORECASE)
 _OPTION = re.compile(r"[?&]([^=&?]*)=")
+
+API_KEY_PREFIX = "rankmill"
+API_KEY = re.compile(API_KEY_PREFIX + r"_([0-9a-f]{12})_[0-9a-f]{48}")
+"""The text of an API key of the gateway; the group is its id."""
 
 _SHORT = 6
 """A known password with fewer characters is replaced only as a whole word: it may be part of other words."""
@@ -71,7 +75,7 @@ def mask_url(url: str) -> str:
 
 
 def mask_passwords(text: str) -> str:
-    """Replace the passwords of all URLs in `text`, and all remembered passwords, with ``***``.
+    """Replace API keys, the passwords of all URLs in `text`, and all remembered passwords, with ``***``.
 
     >>> mask_passwords("no redis://me:p@ss@host:6379/0, nor redis://host?password=secret&db=1 there")
     'no redis://me:***@host:6379/0, nor redis://host?password=***&db=1 there'
@@ -79,6 +83,7 @@ def mask_passwords(text: str) -> str:
     for password in sorted(_known, key=len, reverse=True):
         whole = re.escape(password)
         text = re.sub(whole if len(password) >= _SHORT else rf"(?<!\w){whole}(?!\w)", _MASK, text)
+    text = API_KEY.sub(rf"{API_KEY_PREFIX}_\1_{_MASK}", text)
     return _URL.sub(lambda found: mask_url(found[0]), text)
 
 

@@ -26,6 +26,7 @@ _COMMANDS = {
     "check-precision": "quality.check_precision.check_precision",
     "quantize": "quality.quantize.quantize",
     "models": "models.models",
+    "keys": "gateway.keys.keys",
     "exporter": "exporter.exporter",
     "config": "config.config",
 }

@@ -1,0 +1,1 @@
+"""The gateway: scores for services in any language, by the protocols that their clients speak."""

@@ -1,0 +1,137 @@
+"""The one place where requests are let in: by HTTP, by gRPC and in batches."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Literal
+
+import redis
+
+from jobs.runtime.patience import redis_errors, waiting
+from producer.aio import bridge
+from rankmill.gateway.access.keys import ApiKey, KeyStore
+from rankmill.gateway.access.limits import Lease, Limits
+from rankmill.gateway.access.refusals import NoKey, NotAllowed
+
+KeysNeeded = Literal["always", "if there are any", "never"]
+
+_MOST_WAIT = 5.0
+"""Longest wait (s) for the server before a request is let in."""
+
+logger = logging.getLogger(__name__)
+
+
+class Admission:
+    """Lets requests in. It belongs to one event loop; `close` it.
+
+    Every method may raise `RedisUnavailable`: the server does not answer within a few seconds.
+
+    Parameters
+    ----------
+    client
+        A client whose commands wait in the event loop (`LoopRedis`).
+    lease_seconds
+        Seconds after which the requests of a gateway that dies count no longer.
+    needed
+        Whether a request must have a key. A key that is known counts in any case.
+    """
+
+    def __init__(self, client: redis.Redis, *, lease_seconds: int, needed: KeysNeeded) -> None:
+        self._keys = KeyStore(client)
+        self._limits = Limits(client, lease_seconds)
+        self._seconds = lease_seconds / 3
+        self._needed = needed
+        self._renewing: asyncio.Task[None] | None = None
+
+    async def identify(self, text: str | None) -> ApiKey | None:
+        """The API key with this text; ``None`` if requests need none.
+
+        Raises
+        ------
+        NoKey
+            It is unknown, or not given, and requests need one.
+        """
+        return await bridge.run(self._identify, text)
+
+    @asynccontextmanager
+    async def admitted(self, key: ApiKey | None, model: str, pairs: int) -> AsyncIterator[None]:
+        """Let a request in that scores `pairs` with `model`; it counts as one in progress within the block.
+
+        Raises
+        ------
+        NotAllowed
+            The key may not use the model.
+        OverLimit, TooManyPairs
+            A limit of the key is reached.
+        """
+        if key is None:
+            yield
+            return
+        check_model(key, model)
+        lease = await bridge.run(self._begin, key, pairs)
+        try:
+            yield
+        finally:
+            await asyncio.shield(bridge.run(self._end, lease))
+
+    async def close(self) -> None:
+        """Renew no leases any more."""
+        if self._renewing:
+            self._renewing.cancel()
+            await asyncio.wait([self._renewing])
+
+    def _identify(self, text: str | None) -> ApiKey | None:
+        with redis_errors(), waiting(most=_MOST_WAIT):
+            key = self._keys.find(text) if text else None
+            if key or self._needed == "never" or (self._needed != "always" and not self._keys.any()):
+                return key
+        if text:
+            raise NoKey("the API key is unknown, revoked or expired")
+        raise NoKey("give an API key: Authorization: Bearer KEY, or x-api-key: KEY")
+
+    def _begin(self, key: ApiKey, pairs: int) -> Lease | None:
+        with redis_errors(), waiting(most=_MOST_WAIT):
+            lease = self._limits.begin(key)
+            try:
+                self._limits.take_pairs(key, pairs)
+            except BaseException:
+                self._limits.end(lease)
+                raise
+        if lease and (self._renewing is None or self._renewing.done()):
+            self._renewing = asyncio.create_task(self._renew())
+        return lease
+
+    def _end(self, lease: Lease | None) -> None:
+        try:
+            with redis_errors(), waiting(most=_MOST_WAIT):
+                self._limits.end(lease)
+        except Exception as error:  # the lease expires
+            logger.warning("a request of key %s counts for a while longer: %s", lease and lease.name, error)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._seconds)
+            try:
+                await bridge.run(self._limits.renew)
+            except Exception as error:
+                logger.warning("the leases of requests are not renewed: %s", error)
+
+
+def check_model(key: ApiKey | None, model: str) -> None:
+    """Raise `NotAllowed` if the key may not use the model."""
+    if key and not key.may_use(model):
+        allowed = ", ".join(key.models or ())
+        raise NotAllowed(f"API key {key.name!r} may not use the model {model!r:.100}; it may use {allowed}")
+
+
+def key_text(headers: Mapping[str, str]) -> str | None:
+    """The API key in a request's headers, whose names are in lower case.
+
+    ``Bearer`` may be missing: some clients send the key alone.
+    """
+    given = headers.get("x-api-key") or headers.get("authorization", "")
+    scheme, _, rest = given.strip().partition(" ")
+    return (rest.strip() if scheme.lower() == "bearer" else given.strip()) or None

@@ -1,0 +1,160 @@
+"""API keys in Redis: who may use the gateway, for which models, and how much.
+
+A key's text is shown once, when it is made. Redis has its SHA-256: the text has 192 random bits, so nobody
+finds it by trying.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import secrets
+import time
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import redis
+from pydantic import Field, ValidationError
+
+from jobs import keys
+from jobs.errors import ConfigError, InputError, WireError
+from jobs.priority import Priority
+from jobs.runtime.passwords import API_KEY, API_KEY_PREFIX
+from jobs.schema import FORMAT, Seconds, WireModel
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+logger = logging.getLogger(__name__)
+
+Limit = Annotated[int, Field(ge=1, lt=1 << 31)]
+
+
+class ApiKey(WireModel):
+    """What a key allows. Keys of one name share their limits and their files, so that one replaces another.
+
+    Attributes
+    ----------
+    digest
+        SHA-256 of its text, in hexadecimal digits.
+    models
+        Models that it may use; a name includes all its versions and aliases in the registry. ``None``: all.
+    pairs_per_minute, requests_at_once
+        ``None``: no limit.
+    priority
+        Priority of its requests; ``None``: requests of up to 256 pairs come before bulk work.
+    admin
+        Whether it may load and unload models, and see everybody's batches.
+    """
+
+    id: str = Field(pattern=r"^[0-9a-f]{12}$")
+    name: Name
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    created: Seconds
+    expires: Seconds
+    models: tuple[str, ...] | None = None
+    pairs_per_minute: Limit | None = None
+    requests_at_once: Limit | None = None
+    priority: Priority | None = None
+    admin: bool = False
+
+    def may_use(self, model: str) -> bool:
+        """Whether it may use a model, named as in a request: ``NAME``, ``NAME@VERSION`` or ``NAME@ALIAS``."""
+        return self.models is None or bool({model, model.partition("@")[0]} & set(self.models))
+
+
+class KeyStore:
+    """The API keys on a server."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self.redis: Any = client
+
+    def create(self, name: str, *, days: float, **allowed: Any) -> tuple[str, ApiKey]:
+        """Make a key that expires after `days`; returns its text, which is kept nowhere, and the key.
+
+        Raises
+        ------
+        ConfigError
+            The name, or one of the fields of `ApiKey` in `allowed`, is not valid.
+        """
+        key_id, now = secrets.token_hex(6), time.time()
+        text = f"{API_KEY_PREFIX}_{key_id}_{secrets.token_hex(24)}"
+        known = {"id": key_id, "name": name, "digest": _digest(text)}
+        try:
+            key = ApiKey(**known, created=now, expires=now + days * 86400, **allowed)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = str(first["loc"][0])
+            raise ConfigError(f"{field}: {first['msg']}, got {allowed.get(field, name)!r:.80}") from None
+        with self.redis.pipeline() as pipe:
+            pipe.set(keys.api_key(key_id), _written(key), exat=int(key.expires) + 1)
+            pipe.zadd(keys.api_keys(), {key_id: key.expires})
+            pipe.expireat(keys.api_keys(), int(key.expires) + 1, nx=True)
+            pipe.expireat(keys.api_keys(), int(key.expires) + 1, gt=True)
+            pipe.execute()
+        return text, key
+
+    def find(self, text: str) -> ApiKey | None:
+        """The key with this text; ``None`` if there is none, or not any more.
+
+        Raises
+        ------
+        WireError
+            Its record is damaged, or of another release.
+        """
+        found = API_KEY.fullmatch(text)
+        key = self._load(found[1]) if found else None
+        known = key is not None and hmac.compare_digest(key.digest, _digest(text))
+        return key if known and key is not None and key.expires > time.time() else None
+
+    def all(self) -> list[ApiKey]:
+        """All keys that are valid now, by name and age; one that cannot be read is logged, and left out."""
+        self.redis.zremrangebyscore(keys.api_keys(), 0, time.time())
+        ids = [key_id.decode(errors="replace") for key_id in self.redis.zrange(keys.api_keys(), 0, -1)]
+        found = []
+        for key_id, raw in zip(
+            ids, self.redis.mget([keys.api_key(each) for each in ids] or [""]), strict=False
+        ):
+            try:
+                found += [ApiKey.read_json(raw, f"API key {key_id}")] if raw else []
+            except WireError as error:
+                logger.warning("%s; nobody can use it, and rankmill keys revoke deletes it", error)
+        return sorted(found, key=lambda key: (key.name, key.created))
+
+    def revoke(self, wanted: Iterable[str]) -> list[str]:
+        """Delete keys by id, or all keys of a name; what they began goes on. Returns their ids.
+
+        Raises
+        ------
+        InputError
+            There is no such key; nothing was deleted.
+        """
+        every = self.all()
+        chosen: dict[str, None] = {}
+        for name in wanted:
+            found = [key.id for key in every if key.name == name]
+            found += [name] if self.redis.zscore(keys.api_keys(), name) is not None else []
+            if not found:
+                raise InputError(f"there is no API key with id or name {name}; rankmill keys list shows them")
+            chosen |= dict.fromkeys(found)
+        with self.redis.pipeline() as pipe:
+            for key_id in chosen:
+                pipe.delete(keys.api_key(key_id))
+                pipe.zrem(keys.api_keys(), key_id)
+            pipe.execute()
+        return list(chosen)
+
+    def any(self) -> bool:
+        """Whether there is a key."""
+        return bool(self.redis.zcount(keys.api_keys(), time.time(), "+inf"))
+
+    def _load(self, key_id: str) -> ApiKey | None:
+        raw = self.redis.get(keys.api_key(key_id))
+        return ApiKey.read_json(raw, f"API key {key_id}") if raw else None
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _written(key: ApiKey) -> str:
+    return f'{{"format": {FORMAT}, {key.model_dump_json()[1:]}'

@@ -1,0 +1,226 @@
+"""API keys: made and revoked by commands, known by their text, and held to their limits by all gateways."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.errors import ConfigError
+from jobs.runtime.passwords import mask_passwords
+from producer.aio.connection import LoopRedis
+from rankmill.cli.main import rankmill
+from rankmill.gateway.access.admission import Admission, KeysNeeded, key_text
+from rankmill.gateway.access.keys import ApiKey, KeyStore
+from rankmill.gateway.access.limits import Limits, seconds_until
+from rankmill.gateway.access.refusals import NoKey, NotAllowed, OverLimit, TooManyPairs
+from tests.conftest import Server, serve, wait_for
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[Server]:
+    with contextmanager(serve)() as server:
+        yield server
+
+
+@pytest.fixture
+def redis_server(own_server: Server) -> Server:
+    own_server.client.flushall()
+    return own_server
+
+
+@pytest.fixture
+def store(redis_server: Server) -> KeyStore:
+    return KeyStore(redis_server.client)
+
+
+def command(server: Server, *words: str, code: int = 0) -> str:
+    done = CliRunner().invoke(rankmill, ["keys", *words, "--redis", server.url])
+    assert done.exit_code == code, done.output
+    return done.output.strip()
+
+
+def everything_in(client: redis.Redis) -> str:
+    return "".join(f"{key!r} {client.dump(key)!r}" for key in client.scan_iter())
+
+
+def test_a_key_is_shown_once_and_works_until_it_is_revoked(redis_server: Server, store: KeyStore) -> None:
+    text = command(redis_server, "create", "shop", "--model", "reranker", "--pairs-per-minute", "500")
+    other = json.loads(command(redis_server, "create", "shop", "--json"))
+    found = store.find(text)
+    assert found
+    assert (found.name, found.models, found.pairs_per_minute) == ("shop", ("reranker",), 500)
+    assert (found.may_use("reranker@production"), found.may_use("rerankers")) == (True, False)
+    assert store.find(text[:-1] + ("0" if text[-1] != "0" else "1")) is None
+    secret = text.rpartition("_")[2]
+    listed = command(redis_server, "list") + command(redis_server, "list", "--json")
+    for shown in (everything_in(redis_server.client), listed, mask_passwords(f"what is {text}?")):
+        assert secret not in shown
+    assert "shop: models reranker, 500 pairs a minute, expires in 365 d" in listed
+    assert found.digest not in listed
+    assert found.id in command(redis_server, "revoke", found.id)
+    assert store.find(text) is None
+    assert store.find(other["key"])
+    command(redis_server, "revoke", "shop")
+    assert store.find(other["key"]) is None
+    assert "no API key with id or name shop" in command(redis_server, "revoke", "shop", code=2)
+    assert not list(redis_server.client.scan_iter())
+
+
+def test_every_key_expires(store: KeyStore) -> None:
+    text, _ = store.create("brief", days=1 / 86400)
+    kept, _ = store.create("kept", days=1)
+    client = store.redis
+    assert all(client.ttl(key) > 0 for key in client.scan_iter())
+    wait_for(lambda: store.find(text) is None)
+    assert [key.name for key in store.all()] == ["kept"]
+    assert store.find(kept)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 65, "é"])
+def test_names_are_plain(store: KeyStore, name: str) -> None:
+    with pytest.raises(ConfigError, match="name: "):
+        store.create(name, days=1)
+
+
+def test_a_damaged_key_lets_nobody_in_and_can_be_revoked(redis_server: Server, store: KeyStore) -> None:
+    _, key = store.create("shop", days=1)
+    store.create("other", days=1)
+    store.redis.set(f"rankmill:api-key:{key.id}", b'{"id": 1}')
+    assert [each.name for each in store.all()] == ["other"]
+    assert key.id in command(redis_server, "revoke", key.id)
+
+
+def test_pairs_of_all_gateways_count_together(store: KeyStore) -> None:
+    _, key = store.create("shop", days=1, pairs_per_minute=100)
+    first, second = (Limits(store.redis, 5) for _ in range(2))
+    first.take_pairs(key, 60)
+    second.take_pairs(key, 40)
+    with pytest.raises(OverLimit, match="100 pairs a minute") as refused:
+        first.take_pairs(key, 50)
+    assert 30 <= refused.value.retry_after <= 120
+    with pytest.raises(TooManyPairs, match="send it in parts"):
+        first.take_pairs(key, 101)
+    _, free = store.create("free", days=1)
+    first.take_pairs(free, 10**9)
+    assert all(store.redis.ttl(name) > 0 for name in store.redis.scan_iter())
+
+
+@given(
+    limit=st.integers(1, 1000),
+    share=st.floats(0, 1),
+    before=st.integers(0, 1000),
+    now=st.integers(0, 1000),
+    ends=st.floats(0.001, 60),
+)
+def test_what_is_tried_again_when_it_is_told_is_let_in(
+    limit: int, share: float, before: int, now: int, ends: float
+) -> None:
+    room = math.floor(limit * share)
+    seconds = seconds_until(room, before, ends if before else 0, now, ends)
+    later_before, later_now, left = before, now, ends - seconds
+    if left <= 0:  # the minute is over, and the next one has begun
+        later_before, later_now, left = now, 0, left + 60
+    counted = math.floor(later_before * max(left, 0) / 60) + later_now
+    assert counted <= room
+    assert 1 <= seconds <= 121
+
+
+def test_requests_at_once_are_those_of_live_gateways(store: KeyStore) -> None:
+    _, key = store.create("shop", days=1, requests_at_once=2)
+    alive, dies = (Limits(store.redis, 1) for _ in range(2))
+    held = alive.begin(key)
+    dies.begin(key)
+
+    def is_refused() -> bool:
+        alive.renew()
+        try:
+            lease = alive.begin(key)
+        except OverLimit:
+            return True
+        alive.end(lease)
+        return False
+
+    assert is_refused()
+    wait_for(lambda: not is_refused())  # the lease of the gateway that died is over
+    other = alive.begin(key)
+    until = time.monotonic() + 1.2
+    while time.monotonic() < until:
+        assert is_refused()
+    alive.end(held)
+    assert not is_refused()
+    alive.end(other)
+    assert not store.redis.exists("rankmill:api-key-requests:shop")
+
+
+def admission(server: Server, needed: KeysNeeded) -> Admission:
+    return Admission(LoopRedis(server.url, 5), lease_seconds=3, needed=needed)
+
+
+def test_a_key_is_demanded_where_it_must_be(redis_server: Server, store: KeyStore) -> None:
+    async def known(needed: KeysNeeded, text: str | None) -> ApiKey | None:
+        return await admission(redis_server, needed).identify(text)
+
+    for needed in ("if there are any", "never"):
+        for text in (None, "a-client's-own"):
+            assert asyncio.run(known(needed, text)) is None
+    with pytest.raises(NoKey, match="x-api-key"):
+        asyncio.run(known("always", None))
+    text, key = store.create("shop", days=1)
+    for needed in ("always", "if there are any", "never"):
+        assert asyncio.run(known(needed, text)) == key
+    with pytest.raises(NoKey, match="unknown, revoked or expired"):
+        asyncio.run(known("if there are any", "a-client's-own"))
+
+
+def test_a_request_counts_until_it_ends_however_it_ends(redis_server: Server, store: KeyStore) -> None:
+    _, key = store.create("shop", days=1, requests_at_once=1, pairs_per_minute=10, models=("demo",))
+
+    async def requests() -> None:
+        gate = admission(redis_server, "always")
+
+        async def begin(pairs: int = 1, model: str = "demo") -> None:
+            async with gate.admitted(key, model, pairs):
+                await asyncio.sleep(60)
+
+        with pytest.raises(NotAllowed, match="may not use the model 'big'"):
+            await begin(model="big")
+        with pytest.raises(TooManyPairs):
+            await begin(11)
+        first = asyncio.create_task(begin())
+        while not redis_server.client.exists("rankmill:api-key-requests:shop"):
+            await asyncio.sleep(0.01)
+        with pytest.raises(OverLimit, match="1 requests at once"):
+            await begin()
+        first.cancel()
+        await asyncio.wait([first])
+        async with gate.admitted(key, "demo@production", 1):
+            pass
+        await gate.close()
+
+    asyncio.run(requests())
+    assert not redis_server.client.exists("rankmill:api-key-requests:shop")
+
+
+@pytest.mark.parametrize(
+    ("headers", "text"),
+    [
+        ({}, None),
+        ({"authorization": "Bearer abc"}, "abc"),
+        ({"authorization": "bearer  abc "}, "abc"),
+        ({"authorization": "abc"}, "abc"),
+        ({"authorization": "Bearer "}, None),
+        ({"x-api-key": "abc", "authorization": "Bearer else"}, "abc"),
+    ],
+)
+def test_the_key_in_the_headers(headers: dict[str, str], text: str | None) -> None:
+    assert key_text(headers) == text
