@@ -25,7 +25,7 @@ from tests.conftest import BIN, ENVIRON, Server, run_command
 FAMILY = [
     "score", "submit", "wait", "runner", "merge", "evaluate", "mine", "workers", "status", "runs", "errors",
     "cancel", "tune",
-    "experiment", "check-precision", "quantize", "models", "exporter", "config",
+    "experiment", "check-precision", "quantize", "models", "keys", "exporter", "config",
 ]  # fmt: skip
 
 

@@ -78,7 +78,7 @@ class KeyStore:
         """
         key_id, now = secrets.token_hex(6), time.time()
         text = f"{API_KEY_PREFIX}_{key_id}_{secrets.token_hex(24)}"
-        known = {"id": key_id, "name": name, "digest": _digest(text)}
+        known: dict[str, Any] = {"id": key_id, "name": name, "digest": _digest(text)}
         try:
             key = ApiKey(**known, created=now, expires=now + days * 86400, **allowed)
         except ValidationError as error:

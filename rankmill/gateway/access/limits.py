@@ -6,7 +6,7 @@ import math
 import uuid
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import redis
 from limits import RateLimitItemPerMinute
@@ -140,7 +140,7 @@ class _Counters(RedisStorage):
         super().__init__("redis://", connection_pool=client.connection_pool, key_prefix=keys.limits())
 
     def get_connection(self, readonly: bool = False) -> RedisClient:
-        return self._client
+        return cast("RedisClient", self._client)
 
 
 def seconds_until(room: int, before: int, before_ends: float, now: int, now_ends: float) -> int:
