@@ -13,7 +13,7 @@ from jobs.runtime.connection import connect
 from jobs.runtime.settings import load_settings
 from rankmill.cli import options
 from rankmill.cluster.tables import duration
-from rankmill.gateway.access.keys import ApiKey, KeyStore
+from rankmill.gateway.keys.api_keys import ApiKey, KeyStore
 
 _WAIT_SECONDS = 5
 

@@ -20,10 +20,10 @@ from jobs.errors import ConfigError
 from jobs.runtime.passwords import mask_passwords
 from producer.aio.connection import LoopRedis
 from rankmill.cli.main import rankmill
-from rankmill.gateway.access.admission import Admission, KeysNeeded, key_text
-from rankmill.gateway.access.keys import ApiKey, KeyStore
-from rankmill.gateway.access.limits import Limits, seconds_until
-from rankmill.gateway.access.refusals import NoKey, NotAllowed, OverLimit, TooManyPairs
+from rankmill.gateway.keys.admission import Admission, KeysNeeded, key_text
+from rankmill.gateway.keys.api_keys import ApiKey, KeyStore
+from rankmill.gateway.keys.limits import Limits, seconds_until
+from rankmill.gateway.keys.refusals import NoKey, NotAllowed, OverLimit, TooManyPairs
 from tests.conftest import Server, serve, wait_for
 
 

@@ -15,8 +15,8 @@ from limits.strategies import SlidingWindowCounterRateLimiter
 from limits.typing import RedisClient
 
 from jobs import keys
-from rankmill.gateway.access.keys import ApiKey
-from rankmill.gateway.access.refusals import OverLimit, TooManyPairs
+from rankmill.gateway.keys.api_keys import ApiKey
+from rankmill.gateway.keys.refusals import OverLimit, TooManyPairs
 
 _MINUTE = 60
 

@@ -12,9 +12,9 @@ import redis
 
 from jobs.runtime.patience import redis_errors, waiting
 from producer.aio import bridge
-from rankmill.gateway.access.keys import ApiKey, KeyStore
-from rankmill.gateway.access.limits import Lease, Limits
-from rankmill.gateway.access.refusals import NoKey, NotAllowed
+from rankmill.gateway.keys.api_keys import ApiKey, KeyStore
+from rankmill.gateway.keys.limits import Lease, Limits
+from rankmill.gateway.keys.refusals import NoKey, NotAllowed
 
 KeysNeeded = Literal["always", "if there are any", "never"]
 
