@@ -22,13 +22,18 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
+import pyarrow as pa
 import pyarrow.parquet as pq
 import redis
 from prometheus_client import generate_latest
 
 from benchmarks.cluster import cluster
+from jobs.results import ChunkScores, ChunkStats
+from jobs.run import new_run
 from jobs.runtime.settings import WorkerSettings
+from jobs.spec import ScoreSpec
 from jobs.store.worker_report import STAGES, WorkerReport, queue_workers, worker_reports
 from producer import Client
 from workers.worker import ScoringWorker
@@ -50,6 +55,7 @@ class UncountedWorker(ScoringWorker):
             (metrics, "stage"): lambda _: nullcontext(),
             (metrics, "count_batch"): lambda *_: None,
             (metrics, "count_chunk"): lambda *_: None,
+            (metrics, "count_scored"): lambda *_: None,
             (metrics, "report"): lambda refusals, **known: WorkerReport(beat=time.time(), **known),
         }
         for (place, name), instead in nothing.items():
@@ -150,12 +156,18 @@ def by_itself(batches_per_second: float) -> dict[str, Any]:
     """
     from workers import metrics
 
+    run = new_run(ScoreSpec(model="demo"), queue="rankmill", ttl=60, max_retries=1)
+    stats = ChunkStats(worker="w", device="cpu", backend="torch", precision="fp32", revision=None, attempt=1,
+                       tokens=1900, padded_tokens=2000, batches=1, seconds=0.1)  # fmt: skip
+    scores = pa.array(np.linspace(0, 1, 20, dtype=np.float32))
+    result = ChunkScores(chunk=0, scores=scores, errors=pa.nulls(20, pa.string()), stats=stats)
+
     def count() -> None:
         metrics.count_batch(20, 1900, 2000, 2048)
         for stage in STAGES:
             with metrics.stage(stage):
                 pass
-        metrics.count_chunk("scored", datetime.now(UTC))
+        metrics.count_scored(run, result, datetime.now(UTC))
 
     batch = cpu_seconds(count, 5000)
     report = cpu_seconds(

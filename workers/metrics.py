@@ -16,10 +16,14 @@ from itertools import pairwise
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 
+from jobs.priority import priority_of
+from jobs.results import ChunkScores
+from jobs.run import Run
 from jobs.runtime.tracing import step
 from jobs.store.orders import Answer
 from jobs.store.worker_report import LATENCY_BUCKETS, STAGES, GpuReport, WorkerReport
 from workers.gpu import Gpu
+from workers.model_figures import ModelFigures
 
 REGISTRY = CollectorRegistry()
 """Registry of all metrics below; not the library's default one, to which other libraries may add."""
@@ -155,7 +159,9 @@ ProcessCollector(registry=REGISTRY)
 
 
 gpu = Gpu()
-REGISTRY.register(gpu)
+by_model = ModelFigures()
+for _collector in (gpu, by_model):
+    REGISTRY.register(_collector)
 
 
 @contextmanager
@@ -175,11 +181,19 @@ def count_batch(rows: int, real: int, padded: int, budget: int) -> None:
     batch_fill.observe(padded / budget)
 
 
-def count_chunk(outcome: str, submitted: datetime | None = None) -> None:
-    """Count a claimed chunk by one of `OUTCOMES`; for a scored chunk, `submitted` gives its latency."""
+def count_chunk(outcome: str) -> None:
+    """Count a claimed chunk by one of `OUTCOMES`."""
     chunks.labels(outcome).inc()
-    if submitted is not None:
-        latency.observe(max(time.time() - submitted.timestamp(), 0.0))
+
+
+def count_scored(run: Run, result: ChunkScores, submitted: datetime | None) -> None:
+    """Count a scored chunk; `submitted` gives its latency."""
+    count_chunk("scored")
+    seconds = None if submitted is None else max(time.time() - submitted.timestamp(), 0.0)
+    if seconds is not None:
+        latency.observe(seconds)
+    model = (run.spec.model, result.stats.revision or "")
+    by_model.count(model, priority_of(run.id), result.scores.to_numpy(zero_copy_only=False), seconds)
 
 
 class _CpuUse:

@@ -13,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import OutputError
+from jobs.registry.documents import Manifest
+from jobs.registry.fetch import fetch_files
+from jobs.registry.names import parse_reference
 from jobs.runtime.settings import Settings
 from jobs.spec import RECIPE, RECIPE_FORMAT
 from rankmill.quantization.calibration import Calibrated, calibrate
 from rankmill.quantization.pairs import Pairs
 from rankmill.quantization.search import Search, Trial
+from rankmill.registry.opening import one_version, open_registry
 from rankmill.session import RunScores, Session
 from rankmill.tuning.pairs import fingerprint
 from rankmill.tuning.precision_check import REFERENCE, Measured, compare, score_in
@@ -84,13 +88,32 @@ def quantize(
     check_output(output, force)
     with _made_whole(output) as (whole, scratch):
         ours = {"backend": "openvino", "device": "cpu", "redis_url": None, "cache_dir": str(scratch)}
-        settings = settings.model_copy(update=ours)
-        say(f"calibrating {settings.model} on {len(pairs.calibrated):,} pairs")
+        settings, version = _fetched(settings.model_copy(update=ours), scratch, say)
+        name = str(version or settings.model)
+        say(f"calibrating {name} on {len(pairs.calibrated):,} pairs")
         found = calibrate(settings, pairs.calibrated, pairs.columns.names, whole)
         with Session(settings) as session:
             quantized = _measure(session, found, pairs, whole, threshold, trials, say)
-        _write_recipe(whole, quantized.best.left_out, _report(settings, found, pairs, threshold, quantized))
+        made_from = {
+            "name": name, "revision": version.content if version else found.revision, "digest": found.digest
+        }  # fmt: skip
+        report = {"model": made_from, **_report(settings, pairs, threshold, quantized)}
+        _write_recipe(whole, quantized.best.left_out, report)
     return quantized
+
+
+def _fetched(
+    settings: Settings, scratch: Path, say: Callable[[str], None]
+) -> tuple[Settings, Manifest | None]:
+    """The settings with a folder as their model where they name one of a registry, and its manifest."""
+    reference = parse_reference(settings.model)
+    if reference is None:
+        return settings, None
+    registry = open_registry(settings)
+    manifest = registry.manifest(one_version(registry, reference))
+    say(f"fetching {manifest}")
+    fetch_files(registry, manifest, scratch / "model", scratch / "parts")
+    return settings.model_copy(update={"model": str(scratch / "model")}), manifest
 
 
 def check_output(output: Path, force: bool) -> None:
@@ -143,13 +166,10 @@ def _write_recipe(whole: Path, left_out: tuple[str, ...], report: dict[str, Any]
     new.replace(whole / RECIPE)
 
 
-def _report(
-    settings: Settings, found: Calibrated, pairs: Pairs, threshold: float, quantized: Quantized
-) -> dict[str, Any]:
+def _report(settings: Settings, pairs: Pairs, threshold: float, quantized: Quantized) -> dict[str, Any]:
     """The report in the recipe; it has no times, so that the same input makes the same file."""
     best = quantized.best
     return {
-        "model": {"name": settings.model, "revision": found.revision, "digest": found.digest},
         "max_length": settings.max_length,
         "versions": {name: version(name) for name in _PACKAGES},
         "pairs": {

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sqlite3
-import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -27,6 +26,7 @@ from tests.conftest import (
     start_command,
     wait_for,
 )
+from tests.harness.disks import resize, small_disk
 from tests.harness.models import make_bert
 
 ROWS, CHUNK, WINDOW = 3000, 16, 4
@@ -318,18 +318,9 @@ def test_an_output_inside_the_inputs_folder_is_taken_up_again(
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    directory = tmp_path / "disk"
-    directory.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(directory)],
-        capture_output=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip("needs the right to mount a tmpfs")
-    yield directory
-    subprocess.run(["umount", str(directory)], check=True)
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", "128k") as folder:
+        yield folder
 
 
 @pytest.mark.parametrize(
@@ -341,27 +332,23 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
     kept: bool,
     command: list[object],
     source: Path,
-    small_disk: Path,
+    disk: Path,
     undisturbed: Path,
 ) -> None:
     """Too small for the journal's beginnings, for its growth, for the output."""
     command = [*command, "--chunk-size", chunk]
-    output = small_disk / "out.parquet"
+    output = disk / "out.parquet"
     texts = [os.urandom(500).hex() for _ in range(ROWS)]  # 1.5 MB however it is compressed
     pq.write_table(pq.read_table(source).append_column("ballast", pa.array(texts)), source)
-    resize(small_disk, kilobytes)
+    resize(disk, f"{kilobytes}k")
     full = score_file(*command, "-o", output)
     assert (full.code, len(full.complaints)) == (1, 1), full.err
     reason = "No space left on device" if chunk == 250 else "database or disk is full"
-    assert f"cannot write {small_disk}" in full.err
+    assert f"cannot write {disk}" in full.err
     assert reason in full.err
-    assert [path.name for path in small_disk.iterdir()] == (["out.parquet.rankmill"] if kept else [])
-    resize(small_disk, 16_000)
+    assert [path.name for path in disk.iterdir()] == (["out.parquet.rankmill"] if kept else [])
+    resize(disk, "16m")
     done = score_file(*command, "-o", output, "--json")
     assert (done.code, done.summary["resumed_rows"] > 0) == (0, kept), done.err
     assert damage(output, undisturbed) == UNHARMED
-    assert [path.name for path in small_disk.iterdir()] == ["out.parquet"]
-
-
-def resize(disk: Path, kilobytes: int) -> None:
-    subprocess.run(["mount", "-o", f"remount,size={kilobytes}k", str(disk)], check=True)
+    assert [path.name for path in disk.iterdir()] == ["out.parquet"]

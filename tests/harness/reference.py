@@ -37,8 +37,8 @@ def _of_a_worker() -> list[Metric]:
     metrics.worker.info({"worker": "", "device": ""})
     found = {metric.name: metric for metric in metrics.REGISTRY.collect()}
     metrics.models.clear()
-    gpu = {metric.name: metric for metric in metrics.gpu.describe()}
-    return list({**found, **gpu}.values())
+    others = [metric for each in (metrics.gpu, metrics.by_model) for metric in each.describe()]
+    return list({**found, **{metric.name: metric for metric in others}}.values())
 
 
 def _of_the_cluster() -> Iterable[Metric]:

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jobs.registry.names import Reference
+from jobs.registry.registry import Registry
 from jobs.runtime.settings import load_settings
 from jobs.spec import RECIPE, ScoreSpec
 from producer.files.readers import TextColumns
@@ -27,6 +29,7 @@ from rankmill.tuning.pairs import fingerprint
 from rankmill.tuning.precision_check import Measured
 from tests.conftest import BIN, ENVIRON, Outcome, run_command, wait_for
 from tests.harness.models import make_bert
+from tests.harness.registries import put_version
 from tests.harness.tools import needs_package
 from tests.workers.test_backends import EXAMPLES
 from workers.engine.engine import Engine
@@ -40,7 +43,7 @@ QUERIES = ["how far"] * 20 + ["why moon"] * 20
 PASSAGES = [f"{n} cats and the {word}" for n in range(10) for word in ("moon", "king", "river", "tea")]
 
 
-def run(model: Path, output: Path, *options: str) -> Outcome:
+def run(model: object, output: Path, *options: object) -> Outcome:
     return run_command("rankmill", "quantize", model, "-o", output, *options, timeout=200)
 
 
@@ -53,11 +56,13 @@ class Made:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """A tiny model, quantized by the command."""
+    """A tiny model of a registry, quantized by the command."""
     folder = tmp_path_factory.mktemp("quantize")
     model = make_bert(folder / "model")
-    options = ("--pairs", str(EXAMPLES), "--label-column", "relevant", "--trials", "3", "--json", "-q")
-    done = run(model, folder / "made", *options)
+    (folder / "registry").mkdir()
+    put_version(folder / "registry", model, "reranker")
+    options = ("--pairs", EXAMPLES, "--label-column", "relevant", "--trials", 3, "--json", "-q")
+    done = run("reranker@v1", folder / "made", *options, "--registry", folder / "registry")
     assert (done.code, done.err) == (0, "")
     return Made(model, folder / "made", json.loads(done.out))
 
@@ -79,7 +84,7 @@ def test_outside_8_bits_it_scores_as_its_model(made: Made, backend: str, tmp_pat
 def test_the_report_says_how_it_was_made_and_what_it_costs(made: Made) -> None:
     report = made.report
     assert report == json.loads((made.output / RECIPE).read_text())
-    assert report["model"]["name"] == str(made.model)
+    assert report["model"]["name"] == "reranker@v1"
     assert report["pairs"]["calibrated_on"] + report["pairs"]["measured_on"] == 250
     assert set(report["versions"]) == {"rankmill", "torch", "transformers", "openvino", "nncf"}
     for name in ("fp32", "as_it_comes", "quantized"):
@@ -102,8 +107,10 @@ def test_the_same_pairs_make_the_same_files(made: Made, tmp_path: Path) -> None:
     for name in (FACTORS, "model.safetensors", "config.json", "tokenizer.json"):
         assert (tmp_path / name).read_bytes() == (made.output / name).read_bytes(), name
     assert fingerprint(pairs.calibrated.select(list(names))) == made.report["pairs"]["fingerprint"]
-    model = {"name": str(made.model), "revision": found.revision, "digest": found.digest}
-    assert model == made.report["model"]
+    version = Registry(str(made.model.with_name("registry"))).manifest(Reference("reranker", "v1"))
+    assert made.report["model"] == {
+        "name": "reranker@v1", "revision": version.content, "digest": found.digest
+    }  # fmt: skip
 
 
 def weights_in_8_bits(cache: Path) -> set[str]:

@@ -280,11 +280,16 @@ def test_a_version_that_a_worker_cannot_load_is_not_promoted(
     assert "there is no live worker" in refused(
         "promote", "reranker@v2", "--alias", "production", "--redis", server.url
     )
-    workers(environ=environ(registry, tmp_path / "cache"))
+    workers(environ={**environ(registry, tmp_path / "cache"), "RANKMILL_MODEL_CACHE_SIZE": "1"})
     found = invoke("promote", "reranker@v2", "--alias", "production", "--redis", server.url)
     assert found.exit_code == 1
     assert "reranker@production stands for what it stood for: 1 of 1 workers" in found.stderr
     assert Registry(str(registry)).resolve(Reference("reranker", "production")).only == "reranker@v1"
+    put_version(registry, models["retrained"], "reranker")
+    two = ("promote", "reranker@v3", "--split", "v1=0.1", "--alias", "production", "--redis", server.url)
+    said = done(*two)
+    assert "; unloaded reranker@v3 to make room (model_cache_size, model_cache_gib): they take turns" in said
+    assert "reranker@production stands for v3 90%, v1 10%" in said
 
 
 def test_two_versions_are_compared_on_a_file(

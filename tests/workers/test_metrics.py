@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import struct
 import subprocess
@@ -15,8 +16,12 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import Histogram
 from rq.worker import SimpleWorker
 
 from jobs import keys
@@ -32,6 +37,7 @@ from tests.harness.tools import tool
 from tests.workers.test_engine import misbehaving
 from workers import metrics
 from workers.gpu import Gpu
+from workers.model_figures import SCORE_BUCKETS, ModelFigures
 from workers.queue.heartbeat import Heartbeat
 
 PAIRS: list[tuple[str, str | None]] = [("big cat", f"moon river {number}") for number in range(99)]
@@ -89,6 +95,7 @@ def test_a_worker_serves_its_metrics(server: Server, workers: StartWorker, tiny_
     Client(server.url, model=str(tiny_model), chunk_size=10).score(PAIRS, timeout=60)
     wait_for(lambda: 'rankmill_chunks_total{outcome="scored"} 10.0' in page(server, "metrics")[1])
     _, text = page(server, "metrics")
+    model, rest = f'model="{tiny_model}"', 'priority="request",revision=""'
     for line in (
         "rankmill_pairs_total 99.0",
         'rankmill_row_errors_total{kind="null"} 1.0',
@@ -97,9 +104,47 @@ def test_a_worker_serves_its_metrics(server: Server, workers: StartWorker, tiny_
         'rankmill_model_loads_total{outcome="loaded"} 1.0',
         'rankmill_worker_info{device="cpu",worker="one"} 1.0',
         "rankmill_claimed_jobs 0.0",
+        f"rankmill_model_pairs_total{{{model},{rest}}} 99.0",
+        f"rankmill_model_latency_seconds_count{{{model},{rest}}} 10.0",
+        f'rankmill_model_score_bucket{{le="1.0",{model},revision=""}} 99.0',
     ):
         assert f"\n{line}\n" in text, line
     check_metrics(text)
+
+
+@given(
+    st.lists(st.floats(-20, 20, width=32) | st.just(math.nan) | st.sampled_from(SCORE_BUCKETS), max_size=40),
+    st.integers(1, 5),
+)
+def test_scores_are_counted_by_model_as_prometheus_own_histogram_does(scores: list[float], cut: int) -> None:
+    figures, reference = ModelFigures(), Histogram("reference", "", buckets=SCORE_BUCKETS, registry=None)
+    for start in range(0, len(scores), cut):
+        figures.count(
+            ("reranker@v1", "abc"), "request", np.array(scores[start : start + cut], np.float32), seconds=None
+        )
+    known = [float(np.float32(score)) for score in scores if not math.isnan(score)]
+    for score in known:
+        reference.observe(score)
+    found = {sample.labels["le"]: sample.value for family in figures.collect() for sample in family.samples
+             if sample.name == "rankmill_model_score_bucket"}  # fmt: skip
+    expected = {sample.labels["le"]: sample.value for family in reference.collect()
+                for sample in family.samples if sample.name == "reference_bucket"}  # fmt: skip
+    assert found == (expected if scores else {})
+
+
+def test_figures_of_models_are_bounded() -> None:
+    figures = ModelFigures()
+    for number in range(150):
+        figures.count((f"reranker@v{number}", ""), "bulk", np.ones(3, np.float32), seconds=1.0)
+        figures.count(("reranker@v0", ""), "bulk", np.ones(3, np.float32), seconds=-1.0)
+    pairs, latency, _ = figures.collect()
+    counts = {sample.labels["model"]: sample.value for sample in pairs.samples if sample.name[-5:] == "total"}
+    assert len(counts) == 100
+    assert counts["reranker@v0"] == 453
+    assert "reranker@v1" not in counts
+    (seconds,) = [each.value for each in latency.samples if each.labels["model"] == "reranker@v149"
+                  and each.name.endswith("_sum")]  # fmt: skip
+    assert seconds == 1.0
 
 
 def test_what_goes_wrong_is_counted(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import signal
@@ -16,6 +15,7 @@ from jobs.errors import WorkerError
 from jobs.registry.fetch import fetch_files
 from jobs.registry.names import Reference
 from jobs.registry.registry import Registry, files_folder
+from tests.harness.disks import resize, small_disk
 from tests.harness.environ import ENVIRON
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.registries import put_version
@@ -159,21 +159,18 @@ def test_conversions_are_bounded_too(cache: Path) -> None:
     assert [path.name for path in cache.rglob("*") if path.is_file()] == ["a.json"]
 
 
-def test_a_full_disk_is_one_line_and_leaves_nothing_half_there(
-    registry: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fsync(file: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as full:
-        full.setattr(os, "fsync", fsync)
+def test_a_full_disk_is_one_line_and_leaves_nothing_half_there(registry: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "64k") as cache:
         with pytest.raises(
             WorkerError, match=r"reranker@v1 cannot be kept .* is full; free some space"
         ) as found:
             store(cache, registry).get(V1, None)
-    assert "\n" not in str(found.value)
-    assert [path for path in cache.rglob("*") if path.is_file() and path.parent.name != ".locks"] == []
-    assert store(cache, registry).get(V1, None).content
+        assert "\n" not in str(found.value)
+        assert [path for path in cache.rglob("*") if path.is_file() and path.parent.name != ".locks"] == []
+        resize(cache, "1m")
+        version = store(cache, registry).get(V1, None)
+        assert (version.folder / "model.safetensors").read_bytes() == b"a" * SIZE
+        version.held.close()
 
 
 def test_killed_while_it_fetches_the_next_goes_on(registry: Path, cache: Path) -> None:

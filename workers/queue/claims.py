@@ -231,7 +231,8 @@ class Claims:
                 claim.source.finish(self._worker, claim, result)
             claim.span.end()
             if isinstance(result, ChunkScores):
-                metrics.count_chunk("scored", claim.job.created_at)
+                assert claim.run
+                metrics.count_scored(claim.run, result, claim.job.created_at)
                 logger.debug("scored %d rows in %.2f s", len(result.scores), result.stats.seconds)
             elif result is None:
                 metrics.count_chunk("dropped")

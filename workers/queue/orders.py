@@ -151,16 +151,19 @@ class Orders:
             self._answer(order.id, "done", text)
 
     def _load(self, order: str, model: str) -> None:
-        began, there = time.monotonic(), model in self._engines.models
+        began, before = time.monotonic(), self._engines.models
         self._answer(order, "begun", "loading")
         self.news.set()
         spec = self._spec(model)
         self._engines.warm(spec)
         self._accept(spec)
         seconds = time.monotonic() - began
-        self._answer(
-            order, "done", f"has {model}, as before" if there else f"has loaded {model} in {seconds:.1f} s"
-        )
+        gone = [each for each in dict.fromkeys(before) if each not in self._engines.models]
+        text = f"has {model}, as before" if model in before else f"has loaded {model} in {seconds:.1f} s"
+        if gone:  # work for these would unload the new one again
+            limits = "model_cache_size, model_cache_gib"
+            text += f"; unloaded {', '.join(gone)} to make room ({limits}): they take turns"
+        self._answer(order, "done", text)
 
     def _unload(self, order: str, model: str) -> None:
         held = self._held()

@@ -8,7 +8,8 @@ import os
 import shutil
 import socket
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,25 +66,26 @@ class VersionStore:
         """
         name, version = reference
         folder, file = version_folder(self._cache, name, version), version_lock(self._cache, name, version)
-        try:
-            held = lock(file, shared=True)  # nobody removes it now
-            assert held
-            manifest = _whole(folder)
-            if manifest is None:
-                fetching = lock(file.with_name(f"{file.name}.fetching"))
-                assert fetching
-                with closing(fetching):
-                    manifest = _whole(folder) or self._fetch(reference, folder)
-            os.utime(folder)
-        except OSError as error:
-            if error.errno in _FULL:
-                shutil.rmtree(folder / _FETCHING, ignore_errors=True)
-            raise WorkerError(self._cannot_keep(reference, error)) from error
-        if content not in {None, manifest.content}:
-            raise WorkerError(
-                f"{reference} on worker host {socket.gethostname()} has content {manifest.content:.12}, and "
-                f"the run wants {content:.12}: is RANKMILL_REGISTRY the same everywhere?"
-            )
+        with ExitStack() as stack:
+            try:
+                held = lock(file, shared=True)  # nobody removes it now
+                assert held
+                stack.callback(held.close)
+                manifest = _whole(folder)
+                if manifest is None:
+                    fetching = lock(file.with_name(f"{file.name}.fetching"))
+                    assert fetching
+                    with closing(fetching), _removed_if_full(folder):
+                        manifest = _whole(folder) or self._fetch(reference, folder)
+                os.utime(folder)
+            except OSError as error:
+                raise WorkerError(self._cannot_keep(reference, error)) from error
+            if content not in {None, manifest.content}:
+                raise WorkerError(
+                    f"{reference} on worker host {socket.gethostname()} has content {manifest.content:.12}, "
+                    f"and the run wants {content:.12}: is RANKMILL_REGISTRY the same everywhere?"
+                )
+            stack.pop_all()
         return Version(folder / _MODEL, manifest.content, held)
 
     def trim(self) -> None:
@@ -130,6 +132,17 @@ class VersionStore:
             f"{reference} cannot be kept on worker host {socket.gethostname()}: {self._cache} {why}; free "
             "some space, lower cache_gib, or set another cache_dir"
         )
+
+
+@contextmanager
+def _removed_if_full(folder: Path) -> Iterator[None]:
+    """Remove what is there of a version where the disk is full: it is in the way of others."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def _whole(folder: Path) -> Manifest | None:

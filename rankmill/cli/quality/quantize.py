@@ -37,7 +37,7 @@ from rankmill.tuning.precision_check import REFERENCE, Measured
 @click.option("--trials", type=click.IntRange(min=1), default=16, show_default=True,
               help="Models to measure, at most: each with other layers left out of 8 bits.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace DIR if quantize has made it.")
-@options.settings("revision", "max_length", "threads")
+@options.settings("registry", "revision", "max_length", "threads")
 @options.quiet
 @options.as_json
 def quantize(
@@ -60,7 +60,8 @@ def quantize(
 
     Calibrates MODEL on some of the pairs, measures on others how int8 ranks beside fp32, and leaves layers
     out of 8 bits where that keeps the threshold. Score with it as with any model: --model DIR --precision
-    int8. Its other precisions are MODEL's.
+    int8. Its other precisions are MODEL's. MODEL may be NAME@VERSION or NAME@ALIAS in the registry, and
+    rankmill models push takes DIR.
     """
     settings = load_settings({"model": model, **flags}, config)
     require_packages()

@@ -1,0 +1,32 @@
+"""Small disks, which are full soon: a tmpfs."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """Mount a disk of this size, such as ``128k``, at `folder`, which is made; skips without the right to."""
+    folder.mkdir()
+    if _mount(f"size={size}", folder):
+        pytest.skip("needs the right to mount a tmpfs")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def resize(folder: Path, size: str) -> None:
+    """Give the disk at `folder` another size."""
+    assert _mount(f"remount,size={size}", folder) == 0
+
+
+def _mount(options: str, folder: Path) -> int:
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    return subprocess.run(command, capture_output=True, check=False).returncode

@@ -1,0 +1,111 @@
+"""Metrics by model: pairs, time to the result and distribution of the scores, for versions side by side."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from jobs.priority import Priority
+from jobs.store.worker_report import LATENCY_BUCKETS
+
+_MODELS = 100
+"""Models with figures; of more, those without a chunk for longest are forgotten."""
+
+SCORE_BUCKETS = (
+    -10, -5, -3, -2, -1, -0.5, 0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99,
+    1, 2, 3, 5, 10,
+)  # fmt: skip
+"""Upper bounds that tell probabilities apart, and logits."""
+
+Name = tuple[str, str]
+"""Model and revision."""
+
+
+class _Distribution:
+    """Counts of values by bucket, and their sum."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = np.array(bounds, np.float64)
+        self._counts = np.zeros(len(bounds) + 1, np.int64)
+        self._sum = 0.0
+
+    def add(self, values: npt.NDArray[np.floating]) -> None:
+        places = np.searchsorted(self._bounds, values)
+        self._counts += np.bincount(places, minlength=len(self._counts))
+        self._sum += float(values.sum(dtype=np.float64))
+
+    def write(self, family: HistogramMetricFamily, labels: list[str]) -> None:
+        bounds = [*map(str, map(float, self._bounds)), "+Inf"]
+        counts = map(float, np.cumsum(self._counts))
+        family.add_metric(labels, list(zip(bounds, counts, strict=True)), self._sum)
+
+
+@dataclass
+class _Figures:
+    """Of one model: pairs and latencies by priority, and its scores."""
+
+    pairs: dict[Priority, int] = field(default_factory=dict)
+    latency: dict[Priority, _Distribution] = field(default_factory=dict)
+    scores: _Distribution = field(default_factory=lambda: _Distribution(SCORE_BUCKETS))
+
+
+class ModelFigures(Collector):
+    """The metrics of this process's models. Safe to share between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._models: OrderedDict[Name, _Figures] = OrderedDict()
+
+    def count(
+        self, name: Name, priority: Priority, scores: npt.NDArray[np.floating], seconds: float | None
+    ) -> None:
+        """Count a chunk's scores (NaN for none) and the seconds from its submission to its result."""
+        known = scores[~np.isnan(scores)]
+        with self._lock:
+            figures = self._models.setdefault(name, _Figures())
+            self._models.move_to_end(name)
+            if len(self._models) > _MODELS:
+                self._models.popitem(last=False)
+            figures.pairs[priority] = figures.pairs.get(priority, 0) + len(known)
+            figures.scores.add(known)
+            if seconds is not None:
+                latency = figures.latency.setdefault(priority, _Distribution(LATENCY_BUCKETS))
+                latency.add(np.array([max(seconds, 0.0)]))
+
+    def describe(self) -> Iterable[Metric]:
+        """The metrics' names."""
+        return _families()
+
+    def collect(self) -> Iterable[Metric]:
+        """The figures so far."""
+        pairs, latency, scores = families = _families()
+        with self._lock:
+            for name, figures in self._models.items():
+                for priority, count in figures.pairs.items():
+                    pairs.add_metric([*name, priority], count)
+                for priority, found in figures.latency.items():
+                    found.write(latency, [*name, priority])
+                figures.scores.write(scores, list(name))
+        return families
+
+
+def _families() -> tuple[CounterMetricFamily, HistogramMetricFamily, HistogramMetricFamily]:
+    labels = ["model", "revision"]
+    return (
+        CounterMetricFamily(
+            "rankmill_model_pairs", "Pairs with a score, by model.", labels=[*labels, "priority"]
+        ),
+        HistogramMetricFamily(
+            "rankmill_model_latency_seconds",
+            "Time from a chunk's submission to its result, by model.",
+            labels=[*labels, "priority"],
+        ),
+        HistogramMetricFamily("rankmill_model_score", "Scores, by model: their distribution.", labels=labels),
+    )
