@@ -21,6 +21,7 @@ from pydantic_core.core_schema import ValidationInfo
 from jobs.errors import ConfigError
 from jobs.prompts import read_template
 from jobs.runtime.passwords import mask_passwords, read_secret
+from jobs.runtime.sections.gateway import GatewaySettings, Names
 from jobs.runtime.yaml_files import read_yaml, shown
 from jobs.spec import Activation, Long, Precision, ScoreSpec
 from jobs.wire import MAX_CHUNK_ROWS
@@ -44,14 +45,6 @@ _NOT_SETTINGS = re.compile(
 """rankmill's variables that are not settings, and Kubernetes' variables for a service named rankmill-…"""
 
 BASE = Path(__file__).resolve().parents[2] / "configs" / "base.yaml"
-
-
-def _names(value: Any) -> Any:
-    """Split names that are separated by commas, as in an environment variable."""
-    return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
-
-
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 
 
 WebhookSecret = Annotated[str | None, BeforeValidator(read_secret)]
@@ -129,7 +122,7 @@ class WorkerSettings(BaseModel):
         return None if self.cache_gib is None else int(self.cache_gib * 2**30)
 
 
-class Settings(WorkerSettings):
+class Settings(GatewaySettings, WorkerSettings):
     """All settings, validated; see ``configs/base.yaml`` for what each one means."""
 
     redis_url: str | None

@@ -13,6 +13,7 @@ _COMMANDS = {
     "submit": "submitted.submit.submit",
     "wait": "submitted.wait.wait",
     "runner": "submitted.runner.runner",
+    "serve": "gateway.serve.serve",
     "merge": "files.merge.merge_shards",
     "evaluate": "files.evaluate.evaluate",
     "mine": "files.mine.mine_negatives",

@@ -30,6 +30,7 @@ from tests.harness.environ import ENVIRON
 
 _LIBRARIES = (
     "rq.cli.cli",
+    "fastapi",
     "redis",
     "numpy",
     "pyarrow",
@@ -52,6 +53,7 @@ _LIBRARIES = (
     "transformers.models.auto.tokenization_auto",
     "transformers.models.bert.modeling_bert",
     "transformers.models.bert.tokenization_bert",
+    "uvicorn",
 )
 """None of rankmill's own modules: every process imports those anew."""
 

@@ -26,6 +26,7 @@ INSIDE: dict[str, set[str]] = {
     "rankmill.tuning": {"rankmill.session"},
     "rankmill.quantization": {"rankmill.registry", "rankmill.session", "rankmill.tuning"},
     "rankmill.registry": {"rankmill.cluster", "rankmill.session", "rankmill.tuning"},
+    "rankmill.gateway": {"rankmill.cluster"},
     "rankmill.scoring": set(),
     "rankmill.evaluation": set(),
     "rankmill.mining": set(),

@@ -1,0 +1,96 @@
+"""``rankmill serve``: the gateway."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import click
+
+from jobs.errors import ConfigError
+from jobs.runtime.connection import connect
+from jobs.runtime.logs import set_up
+from jobs.runtime.settings import load_settings
+from producer.local.embedded import EmbeddedCluster
+from rankmill.cli import options
+
+
+@options.command("serve")
+@click.option("--embedded", is_flag=True, help="Start a server and workers on this host, too.")
+@click.option(
+    "--model",
+    "models",
+    multiple=True,
+    metavar="TEXT",
+    help="Model to serve; several: the first is that of requests that name none.  [default: the setting]",
+)
+@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0: any free one.")
+@click.option(
+    "--open", "is_open", is_flag=True, help="Serve everybody who reaches the address, without a key."
+)
+@options.settings(
+    "gateway_address",
+    "redis_url",
+    "queue",
+    "registry",
+    "workers",
+    "device",
+    "backend",
+    "precision",
+    "log_level",
+)
+def serve(
+    config: str | None, embedded: bool, models: tuple[str, ...], port: int | None, is_open: bool, **flags: Any
+) -> None:
+    """Serve scores to clients of other rerank services, over HTTP.
+
+    POST /rerank, /score and the paths of TEI, Cohere, Jina, vLLM, infinity and Voyage; /docs lists them.
+    The gateway holds no model: workers score, those of the server, or with --embedded of its
+    own. Runs until SIGTERM or Ctrl-C, and then finishes what it has.
+
+    It listens on loopback. Where other hosts reach it, it needs keys (rankmill keys create) or --open.
+    """
+    flags["gateway_open"] = is_open or None
+    if models:
+        flags |= {"model": models[0], "gateway_models": ",".join(models)}
+    settings = load_settings(flags, config)
+    set_up(settings.log_level, settings.log_format)
+    _require_packages()
+    from rankmill.gateway.app import make_app
+    from rankmill.gateway.keys.api_keys import KeyStore
+    from rankmill.gateway.serve import keys_needed, listen_at
+    from rankmill.gateway.serve import serve as run
+
+    host, port = listen_at(settings.gateway_address, port)
+    with ExitStack() as stack:
+        url = settings.redis_url
+        if embedded:
+            url = stack.enter_context(EmbeddedCluster(settings)).url()
+        if not url:
+            raise ConfigError("no Redis server is named: give --redis, set REDIS_URL, or add --embedded")
+        server = url
+
+        def has_keys() -> bool:
+            return KeyStore(connect(server, settings.redis_wait_seconds)).any()
+
+        needed = keys_needed(host, is_open=settings.gateway_open, has_keys=has_keys)
+        run(
+            make_app(settings, server, needed),
+            settings,
+            host,
+            port,
+            lambda at: click.echo(
+                f"rankmill serve: {', '.join(models or [settings.model])} at {at}", err=True
+            ),
+        )
+
+
+def _require_packages() -> None:
+    """Raise `ConfigError` if a package of the extra is missing."""
+    try:
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            f"serving needs packages ({error.name} missing): pip install 'rankmill[serve]'"
+        ) from None

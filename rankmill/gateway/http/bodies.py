@@ -1,0 +1,120 @@
+"""Reading the body of a request within limits, before anything is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect, Request
+
+from rankmill.gateway.dialects.base import Body, JsonObject
+from rankmill.gateway.refusals import Refusal
+
+_BODIES = 8
+"""How many bodies of the largest size may be in memory at a time."""
+
+
+class Bodies:
+    """Reads bodies; knows how many bytes those that are worked on have.
+
+    Parameters
+    ----------
+    most
+        Most bytes of one body.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._held = 0
+
+    @contextmanager
+    def hold(self) -> Iterator[Held]:
+        """What is read within the ``with`` block counts until its end."""
+        held = Held(self)
+        try:
+            yield held
+        finally:
+            self._held -= held.size
+
+    def take(self, size: int, held: int) -> None:
+        """Count `size` bytes more of a body that has `held`; raises `Refusal` if they are too many."""
+        if size + held > self._most:
+            raise Refusal(
+                "too_large", f"the body is larger than {self._most >> 20} MiB, the most that is read"
+            )
+        if self._held + size > _BODIES * self._most:
+            raise Refusal("overloaded", "too many large requests are in progress", retry_after=1)
+        self._held += size
+
+
+class Held:
+    """The bodies of one request."""
+
+    def __init__(self, bodies: Bodies) -> None:
+        self._bodies = bodies
+        self.size = 0
+
+    async def read(self, request: Request) -> bytes:
+        """The body, read no further than allowed.
+
+        Raises
+        ------
+        Refusal
+            It is too large, or not JSON by its type.
+        """
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json" and not kind.endswith("+json"):
+            raise Refusal("media_type", "send JSON, with the header Content-Type: application/json")
+        stated = request.headers.get("content-length", "")
+        expected = int(stated) if stated.isdecimal() and len(stated) < 19 else 0
+        self._count(expected)
+        parts, size = [], 0
+        try:
+            async for part in request.stream():
+                size += len(part)
+                if size > self.size:
+                    self._count(size - self.size)
+                parts.append(part)
+        except ClientDisconnect:
+            raise Refusal("invalid", "the connection was closed before the whole body was there") from None
+        return b"".join(parts)
+
+    def _count(self, size: int) -> None:
+        self._bodies.take(size, self.size)
+        self.size += size
+
+
+def parse(raw: bytes) -> JsonObject:
+    """The object in a JSON text; depth and numbers are limited by the parser.
+
+    Raises
+    ------
+    Refusal
+        It is not JSON, too deep, or no object.
+    """
+    try:
+        found: Any = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise Refusal("invalid", f"the body is not JSON that can be read: {error!s:.200}") from None
+    if not isinstance(found, dict):
+        raise Refusal("invalid", "the body is not a JSON object")
+    return found
+
+
+def read_as(kind: type[Body], found: JsonObject) -> Body:
+    """Read an object as the body of a dialect.
+
+    Raises
+    ------
+    Refusal
+        A field is missing or wrong; the message names it.
+    """
+    try:
+        return kind.model_validate(found)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the body"
+        raise Refusal("invalid", f"{place[:200]}: {first['msg']}", param=place[:200]) from None

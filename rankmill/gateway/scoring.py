@@ -1,0 +1,172 @@
+"""Requests as the gateway understands them, whatever dialect or protocol they come in, and their scores."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from jobs.errors import RankmillError
+from jobs.runtime.settings import Settings
+from producer.aio.client import AsyncClient, AsyncScoringRun
+from rankmill.gateway.keys.admission import Admission
+from rankmill.gateway.keys.api_keys import ApiKey
+from rankmill.gateway.refusals import Refusal, refusal_of
+
+_NO_WORKERS_SECONDS = 15.0
+
+ANY_MODEL = "*"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request asks for.
+
+    ``queries`` is one text for all passages, or one for each. ``model`` is ``None`` for the gateway's own.
+    ``spec`` has other fields of `ScoreSpec` for this request.
+    """
+
+    queries: str | Sequence[str]
+    passages: Sequence[str]
+    model: str | None = None
+    spec: Mapping[str, str | int | None] = field(default_factory=dict)
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """The pairs to score, in order."""
+        if isinstance(self.queries, str):
+            return [(self.queries, passage) for passage in self.passages]
+        return list(zip(self.queries, self.passages, strict=True))
+
+
+@dataclass(frozen=True)
+class Scored:
+    """Scores of a request, in input order.
+
+    ``tokens`` are those that were computed, without padding. ``created`` is in seconds since 1970,
+    ``seconds`` is the time that the scores took.
+    """
+
+    scores: Sequence[float]
+    model: str
+    tokens: int = 0
+    seconds: float = 0.0
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+class Scoring:
+    """Scores requests with the workers of a queue. It belongs to the event loop that uses it first.
+
+    Parameters
+    ----------
+    settings, redis_url
+        The server, the queue, and what every request asks for unless it says otherwise.
+    admission
+        Lets requests in, and holds callers to the limits of their keys.
+    """
+
+    def __init__(self, settings: Settings, redis_url: str, admission: Admission) -> None:
+        self.settings = settings
+        self.admission = admission
+        self.client = AsyncClient(redis_url, no_workers_seconds=_NO_WORKERS_SECONDS, settings=settings)
+
+    @property
+    def models(self) -> list[str]:
+        """Names of the models that requests may ask for, the default first."""
+        known = dict.fromkeys([self.settings.model, *self.settings.gateway_models])
+        return [model for model in known if model != ANY_MODEL]
+
+    def model(self, asked: str | None) -> str:
+        """The model for a request that names one, or none.
+
+        Raises
+        ------
+        Refusal
+            The gateway does not serve it.
+        """
+        model = asked or self.settings.model
+        if model not in self.models and ANY_MODEL not in self.settings.gateway_models:
+            raise Refusal(
+                "no_model",
+                f"there is no model {model!r:.200}; this gateway serves {', '.join(self.models)}",
+                param="model",
+            )
+        return model
+
+    async def score(self, asked: Asked, key: ApiKey | None) -> Scored:
+        """Score a request; if its task is cancelled, its run is too.
+
+        Raises
+        ------
+        Refusal
+            The request cannot be scored, or the caller is over a limit.
+        """
+        async with self.begin(asked, key) as run:
+            return await run.scores()
+
+    @asynccontextmanager
+    async def begin(self, asked: Asked, key: ApiKey | None) -> AsyncIterator[Run]:
+        """Admit a request and submit its pairs; raises as `score`, also from the ``with`` block."""
+        model = self.model(asked.model)
+        pairs = asked.pairs()
+        self._check(asked, pairs)
+        try:
+            async with self.admission.admitted(key, model, len(pairs)):
+                priority = key.priority if key else None
+                run = await self.client.submit(pairs, priority=priority, model=model, **asked.spec)
+                try:
+                    yield Run(run, model, self.settings.gateway_request_seconds)
+                except BaseException:
+                    await run.cancel()
+                    raise
+        except RankmillError as error:
+            raise refusal_of(error) from None
+
+    def _check(self, asked: Asked, pairs: Sequence[tuple[str, str]]) -> None:
+        most = self.settings.gateway_pairs
+        if not pairs:
+            raise Refusal("empty", "there is nothing to score: the list of texts is empty")
+        if len(pairs) > most:
+            raise Refusal("too_large", f"{len(pairs):,} pairs are more than the {most:,} of one request")
+        length = sum(len(query) + len(passage) for query, passage in pairs)
+        if length > (limit := 8 * self.settings.gateway_body_mib << 20):
+            raise Refusal(
+                "too_large",
+                f"the pairs have {length:,} characters, the query counted once for each text, and {limit:,} "
+                "are allowed: send fewer texts at a time, or a shorter query",
+            )
+
+
+class Run:
+    """A request that was submitted."""
+
+    def __init__(self, run: AsyncScoringRun, model: str, seconds: float) -> None:
+        self._run = run
+        self._model = model
+        self._seconds = seconds
+        self._began = time.perf_counter()
+
+    async def scores(self) -> Scored:
+        """Wait for all scores.
+
+        Raises
+        ------
+        Refusal
+            A row has no score.
+        """
+        found = await self._run.scores(timeout=self._seconds)
+        for row, reason in found.errors.items():
+            raise Refusal("unscorable", f"text {row} cannot be scored: {reason}")
+        return self._scored(found.tolist())
+
+    def _scored(self, scores: list[float]) -> Scored:
+        seconds = time.perf_counter() - self._began
+        return Scored(scores, self._model, self._run.stats.tokens, seconds, self._run.id)
+
+
+def ranked(scores: Sequence[float], top: int | None = None) -> Iterator[tuple[int, float]]:
+    """Places in the input and scores, best first; equal scores in input order; the first `top` of them."""
+    order = sorted(range(len(scores)), key=lambda place: (-scores[place], place))
+    return ((place, scores[place]) for place in order[:top])

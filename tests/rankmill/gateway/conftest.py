@@ -1,0 +1,17 @@
+"""One gateway for the tests of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness.gateways import Running, running_gateway
+from tests.harness.servers import Server
+
+
+@pytest.fixture(scope="module")
+def gateway(shared_queue: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A gateway with a real worker, which serves the shipped model."""
+    with running_gateway(shared_queue.url, tmp_path_factory.mktemp("gateway"), "--model", "demo") as running:
+        yield running

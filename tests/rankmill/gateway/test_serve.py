@@ -1,0 +1,32 @@
+"""The gateway as a service: where it listens, and how it ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import run_command
+from tests.harness.gateways import PAIR, Running
+from tests.harness.servers import Server
+
+
+def test_it_ranks_texts(gateway: Running) -> None:
+    query, texts = PAIR
+    reply = gateway.post("/rerank", {"query": query, "texts": texts, "return_text": True})
+    assert reply.status == 200
+    best, other = reply.json
+    assert (best["index"], best["text"], other["index"]) == (1, texts[1], 0)
+    assert 0 < other["score"] < best["score"] < 1
+
+
+def test_it_says_that_it_is_alive(gateway: Running) -> None:
+    assert gateway.get("/health").status == 200
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.1:80"])
+def test_an_address_that_others_reach_needs_keys_or_open(address: str, shared_server: Server) -> None:
+    shown = f"[{address}]" if address == "::" else address
+    ended = run_command("rankmill", "serve", "--redis", shared_server.url, "--address", shown)
+    assert ended.code == 2
+    (line,) = ended.err.splitlines()
+    assert "there are no keys" in line
+    assert "--open" in line
