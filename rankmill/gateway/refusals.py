@@ -81,6 +81,7 @@ _KINDS: tuple[tuple[tuple[type[RankmillError], ...], Kind], ...] = (
 
 def refusal_of(error: RankmillError) -> Refusal:
     """The refusal for an error of the producer, or of the place that lets requests in."""
-    kind = next((kind for kinds, kind in _KINDS if isinstance(error, kinds)), "unavailable")
+    found = [kind for kinds, kind in _KINDS if isinstance(error, kinds)]
+    kind: Kind = found[0] if found else "unavailable"
     message = " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())
     return Refusal(kind, message, retry_after=error.retry_after if isinstance(error, OverLimit) else None)
