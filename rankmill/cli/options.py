@@ -42,6 +42,7 @@ _HELP = {
     "warm": "Models to load at the start, separated by commas.",
     "log_level": "Least severe messages to show; debug: a line for each chunk.",
     "exporter_address": "HOST:PORT to listen on; if the port is in use, the next free one.",
+    "gateway_grpc_address": "HOST or HOST:PORT to listen on for gRPC; none: no gRPC.",
     "gateway_address": "HOST or HOST:PORT to listen on.",
     "exporter_hosts": "Host names to answer to, separated by commas, besides localhost and IP addresses.",
 }
@@ -64,6 +65,7 @@ _FLAGS = {
     "exporter_address": "--address",
     "exporter_hosts": "--hosts",
     "gateway_address": "--address",
+    "gateway_grpc_address": "--grpc-address",
 }
 
 _DEFAULTS = {name: found.value for name, found in merge_settings(environ={}).items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from starlette.requests import Request
 
 from jobs.errors import RankmillError
@@ -12,6 +14,9 @@ from rankmill.gateway.keys.admission import Admission, KeysNeeded, key_text
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.refusals import refusal_of
 from rankmill.gateway.scoring import Scoring
+
+if TYPE_CHECKING:
+    from rankmill.gateway.grpc.server import GrpcServer
 
 
 class Gateway:
@@ -31,6 +36,7 @@ class Gateway:
         self.admission = Admission(self.redis, lease_seconds=settings.lease_seconds, needed=needed)
         self.scoring = Scoring(settings, redis_url, self.admission)
         self.bodies = Bodies(settings.gateway_body_mib << 20)
+        self.grpc: GrpcServer | None = None
 
     async def key(self, request: Request) -> ApiKey | None:
         """The key of a request; raises `Refusal` if it needs one and has none."""
@@ -40,7 +46,9 @@ class Gateway:
             raise refusal_of(error) from None
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Wait for the last gRPC calls, and close the connections."""
+        if self.grpc:
+            await self.grpc.stop()
         await self.admission.close()
         await self.scoring.client.close()
         await self.redis.loop_client.aclose()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ipaddress import ip_address
 from urllib.parse import urlsplit
@@ -14,14 +14,18 @@ from fastapi import FastAPI
 
 from jobs.errors import ConfigError
 from jobs.runtime.settings import Settings
+from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.keys.admission import KeysNeeded
 
 PORT = 9809
-"""The port for an address that names none."""
+GRPC_PORT = 9810
+"""The ports for an address that names none."""
 
 
-def listen_at(address: str, port: int | None = None) -> tuple[str, int]:
-    """Host and port of `address`; `port` replaces its port.
+def listen_at(
+    address: str, port: int | None = None, *, setting: str = "gateway_address", usual: int = PORT
+) -> tuple[str, int]:
+    """Host and port of `address`, which `setting` has; `port` replaces its port, `usual` is that without one.
 
     Raises
     ------
@@ -35,10 +39,10 @@ def listen_at(address: str, port: int | None = None) -> tuple[str, int]:
         host, found = None, None
     if not host:
         raise ConfigError(
-            f"gateway_address: {address} is not an address to listen on; give HOST or HOST:PORT, such as "
-            f"127.0.0.1:{PORT}"
+            f"{setting}: {address} is not an address to listen on; give HOST or HOST:PORT, such as "
+            f"127.0.0.1:{usual}"
         )
-    return host, PORT if port is None and found is None else port if port is not None else found or 0
+    return host, usual if port is None and found is None else port if port is not None else found or 0
 
 
 def is_loopback(host: str) -> bool:
@@ -49,28 +53,45 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def keys_needed(host: str, *, is_open: bool, has_keys: Callable[[], bool]) -> KeysNeeded:
-    """Whether requests to this address need keys.
+def keys_needed(hosts: Sequence[str], *, is_open: bool, has_keys: Callable[[], bool]) -> KeysNeeded:
+    """Whether requests to these addresses need keys.
 
     Raises
     ------
     ConfigError
-        Other hosts reach it, and nothing says who of them may use it.
+        Other hosts reach one, and nothing says who of them may use it.
     """
     if is_open:
         return "never"
-    if is_loopback(host):
+    exposed = [host for host in hosts if not is_loopback(host)]
+    if not exposed:
         return "if there are any"
     if not has_keys():
         raise ConfigError(
-            f"gateway_address: other hosts reach {host}, and there are no keys: make one with rankmill keys "
-            "create, or add --open to serve everybody"
+            f"gateway_address: other hosts reach {exposed[0]}, and there are no keys: make one with rankmill "
+            "keys create, or add --open to serve everybody"
         )
     return "always"
 
 
 class _Server(uvicorn.Server):
-    """Ends well when it is told to: uvicorn's own raises the signal again afterwards."""
+    """Serves gRPC beside HTTP, and ends well when it is told to: uvicorn's own raises the signal again."""
+
+    def __init__(
+        self, config: uvicorn.Config, gateway: Gateway, begin: Callable[[], Awaitable[None]]
+    ) -> None:
+        super().__init__(config)
+        self._gateway = gateway
+        self._begin = begin
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._begin()
+        await super().serve(sockets)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._gateway.grpc:
+            self._gateway.grpc.stop()  # from now on, as HTTP; the gateway's parts are closed after both
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -82,23 +103,30 @@ class _Server(uvicorn.Server):
                 signal.signal(each, handler)
 
 
-def serve(app: FastAPI, settings: Settings, host: str, port: int, on_start: Callable[[str], None]) -> None:
+def serve(
+    app: FastAPI,
+    settings: Settings,
+    at: tuple[str, int],
+    grpc_at: tuple[str, int] | None,
+    on_start: Callable[[str], None],
+) -> None:
     """Serve until SIGTERM or SIGINT; then requests in progress have `gateway_stop_seconds`.
 
     Parameters
     ----------
     app, settings
         The application and its settings.
-    host, port
-        Where to listen; port 0 is any free one.
+    at, grpc_at
+        Hosts and ports to listen on, for HTTP and for gRPC if it is wanted; port 0 is any free one.
     on_start
-        Called with the URL as soon as connections are taken.
+        Called with each address as soon as connections are taken.
 
     Raises
     ------
     ConfigError
         The process cannot listen there.
     """
+    host, port = at
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=2048, reuse_port=False)
@@ -113,6 +141,18 @@ def serve(app: FastAPI, settings: Settings, host: str, port: int, on_start: Call
         timeout_keep_alive=75,
         h11_max_incomplete_event_size=64 << 10,
     )
-    shown = f"[{host}]" if ":" in host else host
-    on_start(f"http://{shown}:{listener.getsockname()[1]}")
-    _Server(config).run(sockets=[listener])
+    gateway: Gateway = app.state.gateway
+
+    async def begin() -> None:
+        if grpc_at:
+            from rankmill.gateway.grpc.server import GrpcServer  # its packages are needed for gRPC only
+
+            gateway.grpc = GrpcServer(gateway)
+            on_start(f"{_shown(grpc_at[0])}:{await gateway.grpc.start(*grpc_at)} (gRPC)")
+        on_start(f"http://{_shown(host)}:{listener.getsockname()[1]}")
+
+    _Server(config, gateway, begin).run(sockets=[listener])
+
+
+def _shown(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -19,6 +19,10 @@ class GatewaySettings(BaseModel):
     """Where the gateway listens, whom it serves, and what it takes on."""
 
     gateway_address: str = Field(min_length=1)
+    gateway_grpc_address: str = Field(min_length=1)
+    gateway_grpc_cert: str | None = Field(min_length=1)
+    gateway_grpc_key: str | None = Field(min_length=1)
+    gateway_grpc_client_ca: str | None = Field(min_length=1)
     gateway_open: bool
     gateway_models: Names
     gateway_hosts: Names

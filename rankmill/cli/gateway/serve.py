@@ -30,6 +30,7 @@ from rankmill.cli import options
 )
 @options.settings(
     "gateway_address",
+    "gateway_grpc_address",
     "redis_url",
     "queue",
     "registry",
@@ -42,7 +43,7 @@ from rankmill.cli import options
 def serve(
     config: str | None, embedded: bool, models: tuple[str, ...], port: int | None, is_open: bool, **flags: Any
 ) -> None:
-    """Serve scores to clients of other rerank services, over HTTP.
+    """Serve scores to clients of other rerank services, over HTTP and gRPC.
 
     POST /rerank, /score and the paths of TEI, Cohere, Jina, vLLM, infinity and Voyage; /docs lists them.
     The gateway holds no model: workers score, those of the server, or with --embedded of its
@@ -58,10 +59,13 @@ def serve(
     _require_packages()
     from rankmill.gateway.app import make_app
     from rankmill.gateway.keys.api_keys import KeyStore
-    from rankmill.gateway.serve import keys_needed, listen_at
+    from rankmill.gateway.serve import GRPC_PORT, keys_needed, listen_at
     from rankmill.gateway.serve import serve as run
 
-    host, port = listen_at(settings.gateway_address, port)
+    at = listen_at(settings.gateway_address, port)
+    grpc_at = None
+    if (wanted := settings.gateway_grpc_address) != "none":
+        grpc_at = listen_at(wanted, setting="gateway_grpc_address", usual=GRPC_PORT)
     with ExitStack() as stack:
         url = settings.redis_url
         if embedded:
@@ -73,12 +77,13 @@ def serve(
         def has_keys() -> bool:
             return KeyStore(connect(server, settings.redis_wait_seconds)).any()
 
-        needed = keys_needed(host, is_open=settings.gateway_open, has_keys=has_keys)
+        hosts = [address[0] for address in (at, grpc_at) if address]
+        needed = keys_needed(hosts, is_open=settings.gateway_open, has_keys=has_keys)
         run(
             make_app(settings, server, needed),
             settings,
-            host,
-            port,
+            at,
+            grpc_at,
             lambda at: click.echo(
                 f"rankmill serve: {', '.join(models or [settings.model])} at {at}", err=True
             ),
@@ -89,6 +94,8 @@ def _require_packages() -> None:
     """Raise `ConfigError` if a package of the extra is missing."""
     try:
         import fastapi  # noqa: F401
+        import grpc_health.v1  # noqa: F401
+        import grpc_reflection.v1alpha  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise ConfigError(

@@ -70,19 +70,20 @@ class Held:
             raise Refusal("media_type", "send JSON, with the header Content-Type: application/json")
         stated = request.headers.get("content-length", "")
         expected = int(stated) if stated.isdecimal() and len(stated) < 19 else 0
-        self._count(expected)
+        self.count(expected)
         parts, size = [], 0
         try:
             async for part in request.stream():
                 size += len(part)
                 if size > self.size:
-                    self._count(size - self.size)
+                    self.count(size - self.size)
                 parts.append(part)
         except ClientDisconnect:
             raise Refusal("invalid", "the connection was closed before the whole body was there") from None
         return b"".join(parts)
 
-    def _count(self, size: int) -> None:
+    def count(self, size: int) -> None:
+        """Count `size` bytes more; raises `Refusal` if they are too many."""
         self._bodies.take(size, self.size)
         self.size += size
 

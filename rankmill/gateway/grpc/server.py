@@ -1,0 +1,133 @@
+"""The gRPC server: services, health, reflection, and TLS."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from jobs.errors import ConfigError
+from rankmill.gateway.grpc.services import TeiServices
+from rankmill.gateway.grpc.tei_pb2 import DESCRIPTOR
+
+if TYPE_CHECKING:
+    from jobs.runtime.settings import Settings
+    from rankmill.gateway.gateway import Gateway
+
+_KINDS = {
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+"""By whether the client, and the server, sends a stream."""
+
+
+class GrpcServer:
+    """A server of one event loop. Calls in progress at its end have `gateway_stop_seconds`.
+
+    Parameters
+    ----------
+    gateway
+        What all its ways in share.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._settings = gateway.settings
+        self._services = TeiServices(gateway)
+        self._state = health.aio.HealthServicer()
+        self._stopping: asyncio.Task[None] | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Serve at `host`; returns the port, where `port` is 0 any free one.
+
+        Raises
+        ------
+        ConfigError
+            The process cannot listen there, or a certificate cannot be read.
+        """
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", self._settings.gateway_body_mib << 20),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),
+            ],
+            maximum_concurrent_rpcs=self._settings.gateway_requests,
+        )
+        names = self._add_services()
+        found = self._listen(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        for name in ("", *names):
+            await self._state.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await self._server.start()
+        return found
+
+    def stop(self) -> asyncio.Task[None]:
+        """Take no more calls; what is returned ends with the last of those in progress."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._stop())
+        return self._stopping
+
+    async def _stop(self) -> None:
+        await self._state.enter_graceful_shutdown()
+        await self._server.stop(self._settings.gateway_stop_seconds)
+
+    def _add_services(self) -> list[str]:
+        """Add all services; returns their names."""
+        names = [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
+        for service in DESCRIPTOR.services_by_name.values():
+            names.append(service.full_name)
+            handlers = {method.name: _handler(method, self._services) for method in service.methods}
+            generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
+            self._server.add_generic_rpc_handlers([generic])
+        health_pb2_grpc.add_HealthServicer_to_server(self._state, self._server)
+        reflection.enable_server_reflection(names, self._server)
+        return names
+
+    def _listen(self, address: str) -> int:
+        credentials = _credentials(self._settings)
+        try:
+            if credentials:
+                return self._server.add_secure_port(address, credentials)
+            return self._server.add_insecure_port(address)
+        except RuntimeError:
+            raise ConfigError(
+                f"gateway_grpc_address: cannot listen on {address}: it is in use, or no address of this host"
+            ) from None
+
+
+def _handler(method: MethodDescriptor, services: TeiServices) -> grpc.RpcMethodHandler[Any, Any]:
+    """The handler of a method: that of `services` with its name, as Python writes it."""
+    make = _KINDS[method.client_streaming, method.server_streaming]
+    return make(
+        getattr(services, re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()),
+        request_deserializer=GetMessageClass(method.input_type).FromString,
+        response_serializer=GetMessageClass(method.output_type).SerializeToString,
+    )
+
+
+def _credentials(settings: Settings) -> grpc.ServerCredentials | None:
+    """The server's certificate, and who signs those of its clients; ``None`` if it has none."""
+    files = (settings.gateway_grpc_key, settings.gateway_grpc_cert)
+    if not any((*files, settings.gateway_grpc_client_ca)):
+        return None
+    if not all(files):
+        raise ConfigError("gateway_grpc_cert and gateway_grpc_key belong together: give both")
+    key, cert = (_read(file) for file in files)
+    authorities = settings.gateway_grpc_client_ca and _read(settings.gateway_grpc_client_ca)
+    return grpc.ssl_server_credentials([(key, cert)], authorities or None, bool(authorities))
+
+
+def _read(file: str | None) -> bytes:
+    path = Path(file or "")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path}: the certificate or key cannot be read: {error.strerror}") from None

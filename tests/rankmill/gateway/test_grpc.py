@@ -1,0 +1,253 @@
+"""TEI's services over gRPC: the scores are those of HTTP, and who may not, may not here either."""
+
+from __future__ import annotations
+
+import json
+import queue
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+from google.protobuf.message import Message
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from rankmill.gateway.grpc import tei_pb2 as tei
+from rankmill.gateway.keys.api_keys import KeyStore
+from tests.conftest import run_command
+from tests.harness.gateways import PAIR, Running, running_gateway
+from tests.harness.servers import Server
+
+ROOT = Path(__file__).resolve().parents[3]
+QUERY, TEXTS = PAIR
+ANY_PORT = ("--grpc-address", "127.0.0.1:0", "--model", "demo")
+
+
+@pytest.fixture(scope="module")
+def gateway(shared_queue: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running_gateway(shared_queue.url, tmp_path_factory.mktemp("gateway"), *ANY_PORT) as running:
+        yield running
+
+
+@pytest.fixture
+def channel(gateway: Running) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(grpc_address(gateway)) as opened:
+        yield opened
+
+
+def grpc_address(gateway: Running) -> str:
+    found = re.search(r" at (\S+) \(gRPC\)", gateway.log.read_text())
+    assert found
+    return found[1]
+
+
+def call(channel: grpc.Channel, method: str, request: Any, **metadata: str) -> Any:
+    """Call a method of ``tei.v1``; what is given as an iterator is sent as a stream."""
+    service, name = method.split(".")
+    known = tei.DESCRIPTOR.services_by_name[service].methods_by_name[name]
+    kinds: dict[tuple[bool, bool], Any] = {
+        (False, False): channel.unary_unary,
+        (True, False): channel.stream_unary,
+        (True, True): channel.stream_stream,
+    }
+    stub = kinds[known.client_streaming, known.server_streaming](
+        f"/tei.v1.{service}/{name}",
+        request_serializer=Message.SerializeToString,
+        response_deserializer=getattr(tei, known.output_type.name).FromString,
+    )
+    headers = [(key.replace("_", "-"), value) for key, value in metadata.items()]
+    return stub(request, timeout=60, metadata=headers)
+
+
+def refusal(channel: grpc.Channel, method: str, request: Any, **metadata: str) -> Any:
+    try:
+        reply = call(channel, method, request, **metadata)
+        found = list(reply) if method.endswith("PairStream") else reply
+    except grpc.RpcError as error:
+        return error
+    pytest.fail(f"{method} answered {found}")
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_a_ranking_has_the_scores_of_http(gateway: Running, channel: grpc.Channel, raw: bool) -> None:
+    body = {"query": QUERY, "texts": TEXTS, "raw_scores": raw}
+    wanted = [(each["index"], pytest.approx(each["score"])) for each in gateway.post("/rerank", body).json]
+    whole = tei.RerankRequest(query=QUERY, texts=TEXTS, raw_scores=raw, return_text=True)
+    found = call(channel, "Rerank.Rerank", whole)
+    assert [(each.index, each.score) for each in found.ranks] == wanted
+    assert [each.text for each in found.ranks] == [TEXTS[place] for place, _ in wanted]
+    assert found.metadata.compute_tokens > 0
+    parts = [tei.RerankStreamRequest(query=QUERY, text=text, raw_scores=raw) for text in TEXTS]
+    streamed = call(channel, "Rerank.RerankStream", iter(parts))
+    assert [(each.index, each.score, each.HasField("text")) for each in streamed.ranks] == [
+        (*each, False) for each in wanted
+    ]
+    lone = call(
+        channel, "Predict.PredictPair", tei.PredictPairRequest(inputs=[QUERY, TEXTS[1]], raw_scores=raw)
+    )
+    assert [each.score for each in lone.predictions] == [dict(wanted)[1]]
+
+
+def test_a_stream_of_pairs_is_answered_in_its_order(channel: grpc.Channel) -> None:
+    texts = [f"{'moon ' * (number % 7)}{number}" for number in range(600)]
+    requests = [tei.PredictPairRequest(inputs=[QUERY, text], raw_scores=True) for text in texts]
+    replies = list(call(channel, "Predict.PredictPairStream", iter(requests)))
+    found = [reply.predictions[0].score for reply in replies]
+    together = call(channel, "Rerank.Rerank", tei.RerankRequest(query=QUERY, texts=texts, raw_scores=True))
+    wanted = [each.score for each in sorted(together.ranks, key=lambda each: each.index)]
+    assert found == pytest.approx(wanted, abs=1e-4)
+
+
+def test_each_pair_is_answered_when_it_comes(channel: grpc.Channel) -> None:
+    answered: queue.Queue[float] = queue.Queue()
+
+    def requests() -> Iterator[tei.PredictPairRequest]:
+        for number in range(3):
+            yield tei.PredictPairRequest(inputs=[QUERY, f"moon {number}"])
+            answered.get(timeout=60)  # the next one is sent when this one is answered
+
+    for reply in call(channel, "Predict.PredictPairStream", requests()):
+        answered.put(reply.predictions[0].score)
+    assert answered.empty()
+
+
+LEFT = tei.TRUNCATION_DIRECTION_LEFT
+PAIR_REQUEST = tei.PredictPairRequest(inputs=[QUERY, TEXTS[0]])
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "reason"),
+    [
+        ("Rerank.Rerank", tei.RerankRequest(query=QUERY), "the list of texts is empty"),
+        ("Rerank.Rerank", tei.RerankRequest(query=QUERY, texts=TEXTS, truncation_direction=LEFT), "Right"),
+        ("Rerank.RerankStream", [], "the list of texts is empty"),
+        ("Predict.Predict", tei.PredictRequest(inputs=QUERY), "call PredictPair"),
+        ("Predict.PredictPair", tei.PredictPairRequest(inputs=[QUERY]), "two texts, and this one 1"),
+        ("Predict.PredictPairStream", [PAIR_REQUEST, tei.PredictPairRequest()], "two texts, and this one 0"),
+    ],
+)
+def test_what_has_no_score_is_refused(channel: grpc.Channel, method: str, request_: Any, reason: str) -> None:
+    refused = refusal(channel, method, iter(request_) if isinstance(request_, list) else request_)
+    assert refused.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert reason in refused.details()
+
+
+def test_it_describes_itself(gateway: Running, channel: grpc.Channel) -> None:
+    found = call(channel, "Info.Info", tei.InfoRequest())
+    assert (found.model_id, found.model_type) == ("demo", tei.MODEL_TYPE_RERANKER)
+    health: Any = health_pb2_grpc.HealthStub(channel)
+    for name in ("", "tei.v1.Rerank"):
+        checked = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=60)
+        assert checked.status == health_pb2.HealthCheckResponse.SERVING
+    reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
+    asked = [
+        reflection_pb2.ServerReflectionRequest(list_services=""),
+        reflection_pb2.ServerReflectionRequest(file_containing_symbol="tei.v1.RerankRequest"),
+    ]
+    listed, file = reflection.ServerReflectionInfo(iter(asked), timeout=60)
+    names = {service.name for service in listed.list_services_response.service}
+    assert {"tei.v1.Info", "tei.v1.Predict", "tei.v1.Rerank", "grpc.health.v1.Health"} <= names
+    assert b"RerankRequest" in file.file_descriptor_response.file_descriptor_proto[0]
+
+
+def test_keys_and_their_limits_hold_here_too(
+    shared_queue: Server, gateway: Running, channel: grpc.Channel
+) -> None:
+    store = KeyStore(shared_queue.client)
+    rerank = tei.RerankRequest(query=QUERY, texts=TEXTS)
+    text, key = store.create("grpc-test", days=1, pairs_per_minute=2)
+    other, _ = store.create("grpc-test-2", days=1, models=("another",))
+    try:
+        for method, request in (("Rerank.Rerank", rerank), ("Info.Info", tei.InfoRequest())):
+            for metadata in ({}, {"authorization": "Bearer none"}):
+                refused = refusal(channel, method, request, **metadata)
+                assert refused.code() == grpc.StatusCode.UNAUTHENTICATED
+        refused = refusal(channel, "Rerank.Rerank", rerank, x_api_key=other)
+        assert refused.code() == grpc.StatusCode.PERMISSION_DENIED
+        assert call(channel, "Rerank.Rerank", rerank, authorization=f"Bearer {text}").ranks
+        refused = refusal(channel, "Rerank.Rerank", rerank, x_api_key=text)
+        assert refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        trailing = {each.key: str(each.value) for each in refused.trailing_metadata() or ()}
+        assert 1 <= int(trailing["retry-after"]) <= 120
+        assert int(trailing["grpc-retry-pushback-ms"]) == 1000 * int(trailing["retry-after"])
+        big = tei.RerankRequest(query=QUERY, texts=[*TEXTS, "more"])
+        assert "send it in parts" in refusal(channel, "Rerank.Rerank", big, x_api_key=text).details()
+    finally:
+        store.revoke([key.name, "grpc-test-2"])
+
+
+def test_tls_with_certificates_on_both_sides(shared_queue: Server, tmp_path: Path) -> None:
+    authority, stranger = trustme.CA(), trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    issued = authority.issue_cert("localhost", "127.0.0.1")
+    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    environ = {
+        "RANKMILL_GATEWAY_GRPC_CERT": "cert.pem",
+        "RANKMILL_GATEWAY_GRPC_KEY": "key.pem",
+        "RANKMILL_GATEWAY_GRPC_CLIENT_CA": "ca.pem",
+    }
+
+    def codes(running: Running, signer: trustme.CA | None) -> grpc.StatusCode:
+        mine = signer and signer.issue_cert("client")
+        chain = mine and (mine.private_key_pem.bytes(), mine.cert_chain_pems[0].bytes())
+        credentials = grpc.ssl_channel_credentials(authority.cert_pem.bytes(), *(chain or (None, None)))
+        with grpc.secure_channel(grpc_address(running), credentials) as opened:
+            try:
+                call(opened, "Info.Info", tei.InfoRequest())
+            except grpc.RpcError as error:
+                return error.code()
+        return grpc.StatusCode.OK
+
+    with running_gateway(shared_queue.url, tmp_path, *ANY_PORT, environ=environ) as running:
+        assert codes(running, authority) == grpc.StatusCode.OK
+        assert codes(running, stranger) == codes(running, None) == grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_port_that_cannot_be_is_named(gateway: Running, shared_queue: Server, tmp_path: Path) -> None:
+    command = ("rankmill", "serve", "--redis", shared_queue.url, "--port", "0", "--grpc-address")
+    taken = grpc_address(gateway)
+    half = {"RANKMILL_GATEWAY_GRPC_CERT": str(tmp_path / "none.pem")}
+    for address, environ, reason in (
+        (taken, {}, f"cannot listen on {taken}"),
+        ("127.0.0.1:0", half, "belong together"),
+        ("0.0.0.0:0", {}, "there are no keys"),
+    ):
+        ended = run_command(*command, address, environ=environ)
+        assert ended.code == 2, ended.err
+        assert reason in ended.err.splitlines()[-1]
+
+
+def test_the_generated_code_is_that_of_the_proto_file(tmp_path: Path) -> None:
+    folder = ROOT / "rankmill" / "gateway" / "grpc"
+    (line,) = re.findall(r"python -m (grpc_tools\.protoc .*)", (folder / "tei.proto").read_text())
+    words = [word.replace("out=.", f"out={tmp_path}") for word in line.split()]
+    subprocess.run([sys.executable, "-m", *words], cwd=ROOT, check=True)
+    for name in ("tei_pb2.py", "tei_pb2.pyi"):
+        made = tmp_path / folder.relative_to(ROOT) / name
+        assert made.read_text() == (folder / name).read_text(), f"run: python -m {line}"
+
+
+_TEI_CLIENT = """
+import json, sys
+from tei_client import GrpcClient
+client = GrpcClient(sys.argv[1])
+ranked = client.rerank(json.loads(sys.argv[2]), json.loads(sys.argv[3]), raw_scores=True, return_text=True)
+print(json.dumps([each.model_dump() for each in ranked.ranks]))
+"""
+
+
+def test_tei_client_gets_the_scores_of_http(gateway: Running) -> None:
+    """In a process of its own: it has a ``tei.v1`` of its own."""
+    words = [grpc_address(gateway), json.dumps(QUERY), json.dumps(TEXTS)]
+    done = run_command("python", "-c", _TEI_CLIENT, *words)
+    assert done.code == 0, done.err
+    body = {"query": QUERY, "texts": TEXTS, "raw_scores": True, "return_text": True}
+    wanted = gateway.post("/rerank", body).json
+    assert json.loads(done.out) == [{**each, "score": pytest.approx(each["score"])} for each in wanted]
