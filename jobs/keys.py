@@ -65,6 +65,12 @@ def refused_until(run_id: str) -> str:
     return f"{PREFIX}:run:{run_id}:refused-until"
 
 
+def of_run(run_id: str) -> list[str]:
+    """All keys of a run, but for those of its chunks and the note that it was cancelled."""
+    kinds = (run, results, progress, errors, detached, precision, scored_rows, refusals, refused_until)
+    return [kind(run_id) for kind in kinds]
+
+
 def runs() -> str:
     """Sorted set: ids of all runs, by the time of their expiry (seconds since 1970)."""
     return f"{PREFIX}:runs"

@@ -38,23 +38,27 @@ class Leftovers:
         self._left: deque[tuple[Run, list[int], float]] = deque()
         self._busy = False
 
-    def remove(self, run: Run, chunks: Iterable[int], *, hurry: bool = False) -> None:
+    def remove(
+        self, run: Run, chunks: Iterable[int], *, answered: Iterable[int] = (), hurry: bool = False
+    ) -> None:
         """Delete a run and the waiting jobs of its `chunks`; do not try twice if the caller is in a `hurry`.
+
+        `answered` chunks have no jobs any more, but pairs.
 
         Raises
         ------
         RedisFailed
             The server refuses the command.
         """
-        left = list(chunks)
+        left, done = list(chunks), list(answered)
         until = time.monotonic() + _AT_ONCE_SECONDS if hurry else math.inf
         try:
             with redis_errors(), waiting(most=0 if hurry else _AT_ONCE_SECONDS, until=until):
-                self._store.delete(run, left)
+                self._store.delete(run, left, answered=done)
         except RedisUnavailable as error:
             with about(run=run.id):
                 logger.warning("the run's keys in Redis will be removed later: %s", error)
-            self._later(run, left)
+            self._later(run, [*left, *done])
 
     def _later(self, run: Run, chunks: list[int]) -> None:
         if os.getpid() != self._process:  # a fork: the thread, and what it has to remove, are the parent's

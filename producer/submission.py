@@ -73,28 +73,28 @@ class Submission:
         self.deadline = math.inf
         """When to stop waiting, in `time.monotonic` seconds."""
         self.listeners: Listeners | None = None
-        self._store = store
-        self._leftovers = leftovers
+        self._store, self._leftovers, self._journal, self._sizes = store, leftovers, journal, sizes
         self._span = tracing.begin("run", run=run.id, model=run.spec.model, queue=run.queue)
-        self._journal, self._sizes = journal, sizes
-        self._looked = -math.inf
         self._scored_rows: dict[int, int] = {}  # of units without a result, by number, as last seen
         self._window = Window(run, source, sizes.window, journal, self._span, reuse)
         self._waits_since = self._collected = self._heard = time.monotonic()
+        self._is_request = run.priority == "request" and journal is None
+        self._new = self._is_request  # until the run is stored, together with its first chunks
+        self._looked = self._heard if self._is_request else -math.inf
         self._entries: list[str] = []  # ids of what was collected of the stream and is still in Redis
         self._cancelled, self._last_entry = False, "0"
         self._late = False  # whether the caller's time was over, when it was last looked at
         self._encoder = Encoder(columns, self._window.trace)
-        self._precision: str | None = None  # of the run; known after the first scored chunk
+        first = journal.first if journal else None
+        self._precision = first.precision if first else None  # of the run; known after the first scored chunk
 
     def begin(self) -> None:
-        """Store the run on the server."""
-        first = self._journal.first if self._journal else None
-        self._precision = first.precision if first else None
-        with self._at_redis():
-            self._restore()
-            self._store.note(self.run, self._window.notes.progress)
-            self._look_at_workers()
+        """Store the run on the server, unless it is a request."""
+        if not self._new:
+            with self._at_redis():
+                self._restore()
+                self._store.note(self.run, self._window.notes.progress)
+                self._look_at_workers()
 
     def tables(self) -> Iterator[ScoredTable]:
         """Yield every table of the source with its scores, in order.
@@ -124,7 +124,7 @@ class Submission:
             window.close()
             raise
         window.close()
-        self._leftovers.remove(self.run, window.answered)
+        self._leftovers.remove(self.run, [], answered=window.answered)
         self._span.end()
         with about(run=self.run.id):
             done = window.notes.progress
@@ -204,7 +204,8 @@ class Submission:
         self._entries += [entry for entry, _ in entries]
         self._last_entry = entries[-1][0]
         self._window.see(self._scored_rows)
-        self._forget()
+        if not (self._is_request and self._window.complete):  # else all of it is deleted now
+            self._forget()
         if halves:
             self._send(halves)
         if bad:
@@ -216,7 +217,9 @@ class Submission:
         if unit and isinstance(result, ChunkScores) and len(result.scores) != len(unit.table):
             return BadResult(result.chunk, f"it has {len(result.scores)} scores for {len(unit.table)} pairs")
         if unit and isinstance(result, ChunkScores) and self.run.spec.precision == "auto":
-            self._precision = self._precision or self._store.settle(self.run, result.stats.precision)
+            if self._precision is None:
+                alone, found = self._window.has_one_left, result.stats.precision
+                self._precision = found if alone else self._store.settle(self.run, found)
             if result.stats.precision != self._precision:
                 message = f"it is in {result.stats.precision}, and the run in {self._precision}"
                 return BadResult(result.chunk, message)
@@ -270,7 +273,8 @@ class Submission:
         payloads = self._store.compute(lambda: self._encoder.encode(units), rows)
         self._window.sent(units)
         try:
-            self._store.enqueue(self.run, payloads)
+            self._store.enqueue(self.run, payloads, new=self._new)
+            self._new = False
         finally:
             if self._cancelled:  # meanwhile, by another thread
                 self.cancel()

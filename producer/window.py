@@ -119,6 +119,16 @@ class Window:
         """Whether all chunks are taken."""
         return self._exhausted and self._taken == self._cut
 
+    @property
+    def complete(self) -> bool:
+        """Whether all chunks have their result; some may not be taken yet."""
+        return self._exhausted and not self.units
+
+    @property
+    def has_one_left(self) -> bool:
+        """Whether a single unit is without a result."""
+        return self._exhausted and len(self.units) == 1
+
     def wants_chunks(self) -> bool:
         """Whether to submit chunks now."""
         if self._exhausted or self._finished.full or (self.ready and self._finished.memory_is_full):

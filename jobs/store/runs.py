@@ -71,17 +71,22 @@ class RunStore:
         if self.redis.exists(meta, results) == 2:
             return
         with self.redis.pipeline() as pipe:
-            pipe.unlink(meta, results)
-            pipe.hset(meta, mapping=run.fields())
-            pipe.xadd(results, {"chunk": -1}, id="0-1")  # These two leave an empty stream: `add_result`
-            pipe.xdel(results, "0-1")  # never creates one, as its run may be gone.
-            pipe.expire(results, run.ttl)
-            pipe.set(keys.progress(run.id), Progress().model_dump_json(), ex=run.ttl)
-            pipe.zremrangebyscore(keys.runs(), 0, time.time())  # expired runs
-            pipe.zadd(keys.runs(), {run.id: 0})
-            use_queues(pipe, [run.queue])
-            self._touch(pipe, run)
+            self._write(pipe, run)
             pipe.execute()
+
+    def _write(self, pipe: Pipeline, run: Run) -> None:
+        """Write a run that is not there; again after a lost reply, even if it has results by then."""
+        meta, results = keys.run(run.id), keys.results(run.id)
+        pipe.unlink(meta, results)
+        pipe.hset(meta, mapping=cast("dict[Any, Any]", run.fields()))
+        pipe.xadd(results, {"chunk": -1}, id="0-1")  # These two leave an empty stream: `add_result`
+        pipe.xdel(results, "0-1")  # never creates one, as its run may be gone.
+        pipe.set(keys.progress(run.id), Progress().model_dump_json(), ex=run.ttl)
+        pipe.zremrangebyscore(keys.runs(), 0, time.time())  # expired runs
+        pipe.zadd(keys.runs(), {run.id: 0})
+        use_queues(pipe, [run.queue])
+        pipe.expire(results, run.ttl)
+        self._touch(pipe, run)
 
     def load(self, run_id: str) -> Run | None:
         """The run, or ``None`` when it was cancelled or has expired.
@@ -110,15 +115,18 @@ class RunStore:
         """Whether the run exists: it is not cancelled, finished or expired."""
         return bool(self.redis.exists(keys.run(run_id)))
 
-    def enqueue(self, run: Run, payloads: Mapping[int, Payload]) -> None:
-        """Put chunks, by their numbers, and their jobs into Redis, in one transaction."""
+    def enqueue(self, run: Run, payloads: Mapping[int, Payload], *, new: bool = False) -> None:
+        """Put chunks, by their numbers, and their jobs into Redis, in one transaction; also a `new` run."""
         queue = self.queue(run.queue)
         with self.redis.pipeline() as pipe:
+            if new:
+                self._write(pipe, run)
             for chunk, payload in payloads.items():
                 pipe.unlink(Job.key_for(keys.job_id(run.id, chunk)))  # a lost job may have left some fields
                 pipe.set(keys.pairs(run.id, chunk), payload.pairs, ex=run.ttl)
-            self._touch(pipe, run)
-            pipe.expire(keys.results(run.id), run.ttl)
+            if not new:
+                self._touch(pipe, run)
+                pipe.expire(keys.results(run.id), run.ttl)
             queue.enqueue_many(
                 [job_data(run, chunk, payload) for chunk, payload in payloads.items()],
                 pipeline=pipe,
@@ -232,11 +240,13 @@ class RunStore:
         """Whether `cancel` was called. If not, and the run is gone, the server has lost it."""
         return bool(self.redis.exists(keys.cancelled(run.id)))
 
-    def delete(self, run: Run, chunks: Iterable[int], *, tell: bool = False) -> int:
+    def delete(
+        self, run: Run, chunks: Iterable[int], *, answered: Iterable[int] = (), tell: bool = False
+    ) -> int:
         """Delete the run, and the waiting jobs of `chunks`; returns how many jobs were waiting.
 
-        Claimed jobs stay with their workers, which find the run gone and write no result.
-        `tell` leaves a note for the producer that the run was cancelled.
+        Claimed jobs stay with their workers, which find the run gone and write no result. `answered` chunks
+        have their result, so no job. `tell` leaves a note for the producer that the run was cancelled.
         """
         queue = self.queue(run.queue)
         waiting = list(chunks)
@@ -247,12 +257,9 @@ class RunStore:
                 pipe.zrem(queue.scheduled_job_registry.key, job)
             for job in jobs:
                 pipe.expire(Job.key_for(job), run.ttl)  # RQ removes the expiry of a claimed job
-            pipe.unlink(keys.run(run.id), keys.results(run.id), keys.progress(run.id), keys.errors(run.id))
-            pipe.unlink(keys.precision(run.id), keys.scored_rows(run.id), keys.detached(run.id))
-            pipe.unlink(keys.refusals(run.id), keys.refused_until(run.id))
+            payloads = [keys.pairs(run.id, chunk) for chunk in (*waiting, *answered)]
+            pipe.unlink(*keys.of_run(run.id), *payloads)
             pipe.zrem(keys.runs(), run.id)
-            for chunk in waiting:
-                pipe.unlink(keys.pairs(run.id, chunk))
             if tell:
                 pipe.set(keys.cancelled(run.id), 1, ex=run.ttl)
             else:

@@ -35,6 +35,10 @@ _PATROL_SECONDS = 0.2
 _PATROL_SECONDS_PER_RUN = 0.01
 """How often each run looks at the server while it waits; many runs look less often, each."""
 
+_BEGINNING = 32
+"""Most runs that are being begun at a time: of a thousand that come together, the first do not wait for the
+last to be encoded."""
+
 _SMALL_ROWS = 256
 """Rows that are encoded where they are; more are encoded in a thread."""
 
@@ -65,8 +69,16 @@ class _LoopClient(Client):
 
     def _connect(self, url: str) -> RunStore:
         self.url = url
+        self._beginning = asyncio.Semaphore(_BEGINNING)
         self.redis = LoopRedis(url, self.settings.redis_wait_seconds)
         return LoopStore(self.redis)
+
+    def start(self, *args: Any, **options: Any) -> ScoringRun:
+        bridge.wait(self._beginning.acquire())
+        try:
+            return super().start(*args, **options)
+        finally:
+            self._beginning.release()
 
 
 class AsyncClient:
@@ -137,6 +149,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Close the connections; runs that are not finished stay on the server until they expire."""
         await self._client.redis.streams.close()
+        await self._client.redis.line.close()
         await self._client.redis.loop_client.aclose()
 
     async def _open(self) -> None:

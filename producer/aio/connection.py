@@ -18,6 +18,7 @@ from jobs.runtime.connection import WaitingPool, pool_for
 from jobs.runtime.patience import Patience, time_left
 from jobs.runtime.sentinel import MasterConnection, MasterFinder, TlsMasterConnection
 from producer.aio.bridge import wait
+from producer.aio.line import Command, Line
 from producer.aio.streams import Streams
 
 T = TypeVar("T")
@@ -49,12 +50,26 @@ class LoopRedis(redis.Redis):
         self._patience = LoopPatience(wait_seconds)
         pool = pool_for(url, self._patience)  # makes no connection: it knows the options, and checks them
         super().__init__(connection_pool=pool)
-        self.loop_client = redis.asyncio.Redis.from_pool(loop_pool(pool))
+        connections = loop_pool(pool)
+        self.loop_client = redis.asyncio.Redis.from_pool(connections)
+        self.line = Line(connections, pool.connection_kwargs["socket_timeout"])
         self.streams = Streams(self.loop_client)
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        client: Any = self.loop_client
-        return self.patiently(lambda: client.execute_command(*args, **options))
+        (reply,) = self.patiently(lambda: self._send(args))
+        return self.read_reply(reply, args, options)
+
+    async def _send(self, command: Command) -> list[Any]:
+        (reply,) = replies = await self.line.send([command])
+        if isinstance(reply, Exception):
+            raise reply
+        return replies
+
+    def read_reply(self, reply: Any, command: Command, options: dict[str, Any]) -> Any:
+        """A reply as redis-py's plain client gives it."""
+        options.pop("keys", None)  # for a cache of redis-py
+        callbacks: Any = self.response_callbacks
+        return callbacks[command[0]](reply, **options) if command[0] in callbacks else reply
 
     def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
         return LoopPipeline(self, transaction)
@@ -99,15 +114,27 @@ class LoopPipeline(Pipeline):
     def execute(self, raise_on_error: bool = True) -> list[Any]:
         commands = list(self.command_stack)
         try:
+            if not commands:
+                return []
             return self._client.patiently(lambda: self._send(commands, raise_on_error))
         finally:
             self.reset()
 
     async def _send(self, commands: list[Any], raise_on_error: bool) -> list[Any]:
-        async with self._client.loop_client.pipeline(transaction=self._transaction) as pipe:
-            for args, options in commands:
-                pipe.execute_command(*args, **options)
-            return await pipe.execute(raise_on_error)
+        stack = [args for args, _ in commands]
+        if self._transaction:
+            *queued, replies = await self._client.line.send([("MULTI",), *stack, ("EXEC",)])
+            if isinstance(replies, Exception):
+                raise next((reply for reply in queued if isinstance(reply, Exception)), replies)
+        else:
+            replies = await self._client.line.send(stack)
+        failed = [reply for reply in replies if isinstance(reply, Exception)]
+        if failed and raise_on_error:
+            raise failed[0]
+        return [
+            reply if isinstance(reply, Exception) else self._client.read_reply(reply, args, options)
+            for reply, (args, options) in zip(replies, commands, strict=True)
+        ]
 
 
 class _LoopMaster(redis.asyncio.Connection):

@@ -183,8 +183,10 @@ def test_no_wait_at_the_server_is_longer_than_the_time_that_is_left(
         return results(run, after=after, block_ms=block_ms)
 
     monkeypatch.setattr(client.store, "results", noted)
+    run = client.submit(PAIRS)
     with pytest.raises(RunTimeout):
-        client.score(PAIRS, timeout=0.05)
+        run.scores(timeout=0.05)
+    run.cancel()
     assert waits
     assert max(waits) <= 50
 
