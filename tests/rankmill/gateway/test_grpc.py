@@ -14,7 +14,6 @@ from typing import Any
 import grpc
 import pytest
 import trustme
-from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
@@ -47,6 +46,10 @@ def grpc_address(gateway: Running) -> str:
     return found[1]
 
 
+def _written(message: Any) -> bytes:
+    return bytes(message.SerializeToString())
+
+
 def call(channel: grpc.Channel, method: str, request: Any, **metadata: str) -> Any:
     """Call a method of ``tei.v1``; what is given as an iterator is sent as a stream."""
     service, name = method.split(".")
@@ -58,7 +61,7 @@ def call(channel: grpc.Channel, method: str, request: Any, **metadata: str) -> A
     }
     stub = kinds[known.client_streaming, known.server_streaming](
         f"/tei.v1.{service}/{name}",
-        request_serializer=Message.SerializeToString,
+        request_serializer=_written,
         response_deserializer=getattr(tei, known.output_type.name).FromString,
     )
     headers = [(key.replace("_", "-"), value) for key, value in metadata.items()]
