@@ -4,6 +4,7 @@
     python -m benchmarks.producer --pairs FILE --rows 200000 --format csv --runs 3 --profile producer.prof
     python -m benchmarks.producer --format run --rows 1000000 --texts 1000000
     python -m benchmarks.producer --store --runs 3                  # each run also from and to an S3 server
+    python -m benchmarks.producer --store --speed 20000 --rows 400000 --runs 3    # workers of that speed
 
 The input is made of the pairs, repeated. score-file scores it over the queue as always; the workers do
 everything but the forward pass. A run has 1,000 passages of each query, from a corpus of that many texts; its
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import json
+import logging
 import multiprocessing
 import os
 import tempfile
@@ -34,6 +36,7 @@ import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
 from benchmarks.cluster import cluster
+from benchmarks.queue import SPEED
 from rankmill.tuning.pairs import sample
 
 
@@ -51,9 +54,12 @@ def main() -> None:
     parser.add_argument(
         "--store", action="store_true", help="measure also from and to an S3 server on this host, in turn"
     )
+    parser.add_argument("--speed", type=float, help="pairs a second of a worker, which sleeps")
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--profile", type=Path, help="also write a profile of the last run's Python code")
     args = parser.parse_args()
+    if args.speed:
+        os.environ[SPEED] = str(args.speed)
     with (
         tempfile.TemporaryDirectory() as name,
         cluster(args.workers, 1, "benchmarks.queue.IdleWorker") as place,
@@ -131,6 +137,7 @@ def in_store(source: Path) -> Iterator[str]:
     import s3fs
     from moto.server import ThreadedMotoServer
 
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()

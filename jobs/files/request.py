@@ -15,6 +15,9 @@ from jobs.wire import MAX_CHUNK_ROWS
 STANDARD_INPUT = "-"
 """The name that means standard input."""
 
+DATASET = "irds:"
+"""What names of ir_datasets' datasets begin with."""
+
 Name = Annotated[str, Field(min_length=1)]
 Names = tuple[Name, ...]
 Positive = Annotated[int, Field(ge=1)]
@@ -92,8 +95,8 @@ class FileRequest(WireModel):
 
 
 def _is_absolute(path: str) -> bool:
-    """Whether a path, which may be a glob or a URL, is the same in all folders."""
-    return "://" in path or os.path.isabs(path)  # noqa: PTH117
+    """Whether a path, which may be a glob, a URL or a dataset, is the same in all folders."""
+    return "://" in path or path.startswith(DATASET) or os.path.isabs(path)  # noqa: PTH117
 
 
 def _absolute(path: str) -> str:

@@ -7,19 +7,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Callable, Mapping, Sequence
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.errors import InputError, OutputError
+from jobs.errors import InputError
 from producer.files.outputs import OutputFormat
 from producer.files.parts.names import PART, PARTS, errors_name, whole
 from producer.files.source import Shard
-from producer.files.stores.writing import sync
+from producer.files.stores.reading import open_random, open_stream
+from producer.files.stores.whole import whole_file
 
 _NUMBER, _OF, _WHOLE = "rankmill.shard", "rankmill.shards", "rankmill.shard_of"
 _SAME = ("rankmill.revision", "rankmill.precision")
@@ -65,47 +68,31 @@ def merge(paths: Sequence[Path], target: Path) -> Merged:
     """
     ordered = _in_order(whole(paths))
     paths = [each.path for each in ordered]
-    schema = pq.read_schema(paths[0])
-    largest = max(paths, key=lambda path: pq.read_metadata(path).num_rows)
-    metadata = {
-        key.decode(): value.decode()
-        for key, value in (pq.read_metadata(largest).metadata or {}).items()
-        if key.startswith(b"rankmill.")
-    }
+    footers = [_footer(path) for path in paths]
+    largest = max(footers, key=lambda footer: footer.num_rows)
+    metadata = {key.decode(): value.decode() for key, value in (largest.metadata or {}).items()}
+    left_out = {_NUMBER, _OF, _WHOLE, PART, PARTS}
     kept = {
-        key: value
-        for key, value in metadata.items()
-        if key not in {_NUMBER, _OF, _WHOLE, PART, PARTS, "ARROW:schema"}
+        key: value for key, value in metadata.items() if key.startswith("rankmill.") and key not in left_out
     }
-    partial = target.with_name(f".{target.name}.partial")
     errors = target.with_name(f"{target.name}.errors.jsonl")
-    partial_errors = errors.with_name(f".{errors.name}.partial")
     rows = row_errors = first = 0
-    try:
-        writer = OutputFormat().writer(partial, target, schema, "score")
-        with partial_errors.open("w", encoding="utf-8") as listed:
-            for each in ordered:
-                first = rows if each.part == 1 else first  # row numbers in the lists are those of a shard
-                row_errors += _copy_errors(each.path, first, listed.write)
-                with pq.ParquetFile(each.path) as file:
-                    for batch in file.iter_batches(_ROWS):
-                        writer.write(pa.Table.from_batches([batch]))
-                        rows += len(batch)
+    with whole_file(target) as partial, tempfile.TemporaryFile("w+b") as listed:
+        writer = OutputFormat().writer(partial, target, footers[0].schema.to_arrow_schema(), "score")
+        for each in ordered:
+            first = rows if each.part == 1 else first  # row numbers in the lists are those of a shard
+            row_errors += _copy_errors(each.path, first, listed)
+            with pq.ParquetFile(open_random(each.path)) as file:
+                for batch in file.iter_batches(_ROWS):
+                    writer.write(pa.Table.from_batches([batch]))
+                    rows += len(batch)
         writer.close(kept)
-        sync(partial)
-        sync(partial_errors)
         if row_errors:
-            partial_errors.replace(errors)
+            with whole_file(errors) as partial_errors, partial_errors.open("wb") as out:
+                listed.seek(0)
+                shutil.copyfileobj(listed, out)
         else:
             errors.unlink(missing_ok=True)
-        partial.replace(target)
-        sync(target.parent)
-    except (OSError, pa.ArrowException) as error:
-        number = getattr(error, "errno", None)
-        raise OutputError(f"cannot write {target}: {os.strerror(number) if number else error}") from None
-    finally:
-        partial.unlink(missing_ok=True)
-        partial_errors.unlink(missing_ok=True)
     return Merged(rows, row_errors)
 
 
@@ -161,11 +148,8 @@ def _check_complete(pieces: Sequence[_Piece], shards: int) -> None:
 
 def _about(path: Path) -> tuple[dict[str, str], int]:
     """Metadata and number of rows of a shard; raises `InputError` if it is none."""
-    try:
-        footer = pq.read_metadata(path)
-        metadata = footer.metadata or {}
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path}: not a whole Parquet file: {' '.join(str(error).split())}") from None
+    footer = _footer(path)
+    metadata = footer.metadata or {}
     about = {key.decode(): value.decode("utf-8", "replace") for key, value in metadata.items()}
     if not all(about.get(name, "").isdecimal() for name in (_NUMBER, _OF)):
         raise InputError(f"{path} is no shard; make shards with score-file --shard 1/8, 2/8 and so on")
@@ -174,14 +158,22 @@ def _about(path: Path) -> tuple[dict[str, str], int]:
     return about, int(footer.num_rows)
 
 
-def _copy_errors(path: Path, first: int, write: Callable[[str], object]) -> int:
+def _footer(path: Path) -> pq.FileMetaData:
+    try:
+        return pq.read_metadata(open_random(path))
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: not a whole Parquet file: {' '.join(str(error).split())}") from None
+
+
+def _copy_errors(path: Path, first: int, out: IO[bytes]) -> int:
     """Copy the list of a shard's row errors, with row numbers of the whole; return their number."""
     listed = path.with_name(errors_name(path.name))
     if not listed.exists():
         return 0
-    count = 0
-    for line in listed.read_text(encoding="utf-8").splitlines():
+    with open_stream(listed) as stream:
+        lines = stream.read().decode("utf-8").splitlines()
+    for line in lines:
         record = json.loads(line)
-        write(json.dumps({**record, "row": record["row"] + first}, ensure_ascii=False) + "\n")
-        count += 1
-    return count
+        whole_record = {**record, "row": record["row"] + first}
+        out.write((json.dumps(whole_record, ensure_ascii=False) + "\n").encode())
+    return len(lines)

@@ -17,6 +17,7 @@ from jobs.errors import OutputError
 from producer.files.layout import Layout
 from producer.files.parts.names import errors_name
 from producer.files.stores.paths import ObjectPath
+from producer.files.stores.upload import Upload
 from producer.files.stores.writing import identity, put, sync
 from producer.files.writers.parquet import ROW_GROUP_ROWS
 from producer.journal import Journal
@@ -65,6 +66,7 @@ class ScoredFile:
         self._writing: Future[None] | None = None
         self._errors: TextIO | None = None
         self._ranking = layout.ranking(folder)
+        self._upload = Upload(self.partial, path) if isinstance(path, ObjectPath) else None
         with _as_output_error(path):
             self._writer = layout.form.writer(self.partial, path, layout.schema, layout.score)
 
@@ -109,7 +111,7 @@ class ScoredFile:
                 self.errors_path.unlink(missing_ok=True)  # from an earlier run with the same output
             else:
                 put(self._partial_errors, self.errors_path)
-            put(self.partial, self.path)
+            put(self.partial, self.path, self._upload)
 
     def __enter__(self) -> ScoredFile:
         return self
@@ -119,6 +121,8 @@ class ScoredFile:
     ) -> None:
         with self._thread, suppress(OSError, pa.ArrowException):
             self._wait()
+        if self._upload:
+            self._upload.abandon()
         with suppress(OSError, pa.ArrowException):
             self._writer.abandon()
         if self._ranking:
@@ -139,6 +143,8 @@ class ScoredFile:
     def _flush(self) -> None:
         """Write the pending rows as a row group in the background, after the previous group is written."""
         self._wait()
+        if self._upload:
+            self._upload.follow()
         if self._pending:
             group = pa.concat_tables(self._pending)
             self._writing = self._thread.submit(self._writer.write, group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import click
@@ -10,6 +11,7 @@ import click
 from jobs.errors import ConfigError
 from jobs.runtime.limits import cores
 from jobs.runtime.settings import Settings, merge_settings
+from producer.files.stores.paths import as_path, is_url
 from rankmill.cli.exits import clean_exit
 
 Function = Callable[..., None]
@@ -153,6 +155,18 @@ def columns(default: str | None = None) -> Option:
 
     return wrap
 
+
+class _FileOrObject(click.Path):
+    """A path, or the URL of an object."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return (
+            as_path(value) if isinstance(value, str) and is_url(value) else super().convert(value, param, ctx)
+        )
+
+
+PATH = _FileOrObject(path_type=Path)
+"""Type of an argument or option that names a file."""
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 quiet = click.option("-q", "--quiet", is_flag=True, help="No progress display; no messages except errors.")

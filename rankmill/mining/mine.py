@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.errors import InputError
+from producer.files.stores.reading import open_random
 
 FORMATS = ("triplet", "n-tuple", "labeled-pair", "labeled-list")
 
@@ -57,7 +58,7 @@ def read_ids(path: Path) -> pd.DataFrame:
         The file is none.
     """
     try:
-        schema = pq.read_schema(path)
+        schema = pq.read_schema(open_random(path))
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: not a Parquet file: {' '.join(str(error).split())}") from None
     missing = [name for name in _NEEDED if name not in schema.names]
@@ -66,7 +67,7 @@ def read_ids(path: Path) -> pd.DataFrame:
             f"{path}: no column {missing[0]!r}; make it with score-file --run RUN --queries QUERIES "
             "--corpus CORPUS --qrels QRELS --with-texts"
         )
-    found: pd.DataFrame = pq.read_table(path, columns=list(_NEEDED[:5])).to_pandas()
+    found: pd.DataFrame = pq.read_table(open_random(path), columns=list(_NEEDED[:5])).to_pandas()
     return found
 
 
@@ -112,7 +113,7 @@ def texts_of(path: Path, rows: npt.NDArray[np.int64]) -> tuple[dict[int, str], d
     queries: dict[int, str] = {}
     passages: dict[int, str] = {}
     start = 0
-    with pq.ParquetFile(path) as file:
+    with pq.ParquetFile(open_random(path)) as file:
         for batch in file.iter_batches(columns=["query", "passage"]):
             here = wanted[np.searchsorted(wanted, start) : np.searchsorted(wanted, start + len(batch))]
             part = batch.take(pa.array(here - start))

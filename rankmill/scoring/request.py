@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jobs.errors import InputError
-from jobs.files.request import STANDARD_INPUT, FileRequest
+from jobs.files.request import DATASET, STANDARD_INPUT, FileRequest
 from jobs.runtime.settings import Settings
+from producer.files.corpus.irds import DatasetPart, source_path
 from producer.files.corpus.run_files import RunFiles
 from producer.files.inputs import InputFile, find_files, stem
 from producer.files.manifest import fingerprint
@@ -44,12 +45,18 @@ class RunRequest:
         InputError
             One is not there.
         """
-        for option, name in (("--run", self.run), ("--qrels", self.qrels)):
-            if name and not as_path(name).is_file():
-                raise InputError(f"{name}: no such file ({option})")
-        qrels = InputFile(as_path(self.qrels)) if self.qrels else None
-        run = InputFile(as_path(self.run))
-        return RunFiles(run, find_files(self.queries), find_files(self.corpus), self.depth, qrels)
+        run = _one_file("--run", self.run, "scoreddocs")
+        qrels = _one_file("--qrels", self.qrels, "qrels") if self.qrels else None
+        queries = find_files([str(source_path(name, "queries")) for name in self.queries])
+        corpus = find_files([str(source_path(name, "docs")) for name in self.corpus])
+        return RunFiles(run, queries, corpus, self.depth, qrels)
+
+
+def _one_file(option: str, name: str, part: DatasetPart) -> InputFile:
+    path = source_path(name, part)
+    if not path.is_file():
+        raise InputError(f"{name}: no such file ({option})")
+    return InputFile(path)
 
 
 @dataclass(frozen=True)
@@ -131,6 +138,8 @@ class Request:
             return path.resolve() if self.rows_per_part else path
         if any(is_url(name) for name in (*self.inputs, *([self.run.run] if self.run else []))):
             raise InputError("the input is in an object store; name the output with -o")
+        if self.run and self.run.run.startswith(DATASET):
+            raise InputError("the run is a dataset's; name the output with -o")
         ending = "" if self.rows_per_part else default_ending(self.form.kind)
         if self.shard:
             raise InputError("--shard makes one output of several; name it with -o")

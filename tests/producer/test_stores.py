@@ -6,13 +6,16 @@ import gzip
 import io
 import json
 import logging
+import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import s3fs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,7 +24,7 @@ from producer.files.inputs import find_files
 from producer.files.manifest import fingerprint
 from producer.files.readers import TextColumns
 from producer.files.source import Source, open_source
-from producer.files.stores import patience, reading
+from producer.files.stores import patience, reading, upload
 from producer.files.stores.paths import ObjectPath, as_path, is_url, object_path
 from producer.files.stores.reading import ObjectReader
 from producer.files.stores.writing import identity, put
@@ -30,7 +33,7 @@ from tests.harness.buckets import Bucket
 ROWS = [{"query": "q", "passage": f"p {n}", "n": n} for n in range(20)]
 
 
-def upload(url: str, data: bytes) -> str:
+def store_object(url: str, data: bytes) -> str:
     with fsspec.open(url, "wb") as file:
         file.write(data)
     return url
@@ -65,13 +68,13 @@ def read(*names: str) -> list[dict[str, object]]:
     ],
 )
 def test_objects_are_read_like_files(bucket: Bucket, name: str, data: bytes) -> None:
-    assert read(upload(f"{bucket.url}/in/{name}", data)) == ROWS
+    assert read(store_object(f"{bucket.url}/in/{name}", data)) == ROWS
 
 
 def test_folders_and_globs_are_read_in_order_with_their_partitions(bucket: Bucket) -> None:
     for day in (2, 1):
-        upload(f"{bucket.url}/in/day={day}/a.jsonl", lines(ROWS[day : day + 1]))
-    upload(f"{bucket.url}/in/notes.txt", b"no pairs")
+        store_object(f"{bucket.url}/in/day={day}/a.jsonl", lines(ROWS[day : day + 1]))
+    store_object(f"{bucket.url}/in/notes.txt", b"no pairs")
     expected = [{**ROWS[day], "day": day} for day in (1, 2)]
     assert read(f"{bucket.url}/in") == expected
     assert read(f"{bucket.url}/in/**/*.jsonl") == expected
@@ -81,9 +84,9 @@ def test_folders_and_globs_are_read_in_order_with_their_partitions(bucket: Bucke
 
 
 def test_an_object_that_changes_while_it_is_read_is_noticed(bucket: Bucket) -> None:
-    url = upload(f"{bucket.url}/a.jsonl", lines(ROWS))
+    url = store_object(f"{bucket.url}/a.jsonl", lines(ROWS))
     source = opened(url)
-    upload(url, lines([{**row, "query": "r"} for row in ROWS]))  # of the same size
+    store_object(url, lines([{**row, "query": "r"} for row in ROWS]))  # of the same size
     with pytest.raises(InputChanged, match=r"a\.jsonl has changed while it was read"):
         list(source.tables(lambda _: 7))
 
@@ -101,13 +104,60 @@ def test_what_a_path_of_an_object_is(bucket: Bucket, tmp_path: Path) -> None:
     assert (list(path.parent.iterdir()), identity(path, in_store=True)) == ([path], before)
     first = fingerprint(path)
     assert first.startswith("5 bytes ETag ")
-    upload(str(path), b"54321")
+    store_object(str(path), b"54321")
     assert fingerprint(path) != first
     path.unlink()
     path.unlink(missing_ok=True)
     assert not path.exists()
     with pytest.raises(InputError, match=r"a\.csv\.gz: no such object"):
         fingerprint(path)
+
+
+def grow(file: Path, sending: upload.Upload) -> bytes:
+    """Write a file of three and a half pieces, and let it be sent meanwhile."""
+    for _ in range(7):
+        with file.open("ab") as out:
+            out.write(os.urandom(_PIECE // 2))
+        sending.follow()
+    return file.read_bytes()
+
+
+_PIECE = 5 << 20
+"""The smallest that S3 takes."""
+
+
+def test_a_file_is_sent_while_it_is_written_and_appears_at_the_end(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload, "_PIECE_BYTES", _PIECE)
+    store = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
+    name = bucket.url.removeprefix("s3://")
+
+    def unfinished() -> list[Any]:
+        return list(store.call_s3("list_multipart_uploads", Bucket=name).get("Uploads", ()))
+
+    target = object_path(f"{bucket.url}/out/a.bin")
+    sending = upload.Upload(tmp_path / "a", target)
+    data = grow(tmp_path / "a", sending)
+    sending._wait()
+    assert (len(unfinished()), target.exists()) == (1, False)
+    put(tmp_path / "a", target, sending)
+    assert (unfinished(), store.cat_file(str(target)) == data) == ([], True)
+
+    given_up = upload.Upload(tmp_path / "a", target)
+    grow(tmp_path / "a", given_up)
+    given_up.abandon()
+    assert (unfinished(), store.cat_file(str(target)) == data) == ([], True)
+
+    # What fails on the way is sent as a whole at the end, and nothing of it is left in the store.
+    failing = upload.Upload(tmp_path / "a", target)
+    again = grow(tmp_path / "a", failing)
+    failing._wait()
+    store.call_s3(
+        "abort_multipart_upload", Bucket=name, Key="out/a.bin", UploadId=unfinished()[0]["UploadId"]
+    )
+    put(tmp_path / "a", target, failing)
+    assert (unfinished(), store.cat_file(str(target)) == again) == ([], True)
 
 
 @pytest.mark.parametrize("url", ["s3://KEY:SECRET@bucket/a.csv", "https://host/a.csv?X-Amz-Signature=SECRET"])
@@ -140,7 +190,7 @@ def test_an_object_is_read_as_if_it_were_in_memory(
 ) -> None:
     monkeypatch.setattr(reading, "_BLOCK_BYTES", block)
     monkeypatch.setattr(reading, "_KEPT", 3)
-    reader, plain = ObjectReader(object_path(upload("memory://a/b", data))), io.BytesIO(data)
+    reader, plain = ObjectReader(object_path(store_object("memory://a/b", data))), io.BytesIO(data)
     for place, size in reads:
         assert reader.seek(place) == plain.seek(place)
         assert reader.read(size) == plain.read(size)
@@ -151,7 +201,7 @@ def test_a_store_that_fails_is_asked_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(patience, "_FIRST_PAUSE", 0.001)
-    path = object_path(upload("memory://a/c.jsonl", lines(ROWS)))
+    path = object_path(store_object("memory://a/c.jsonl", lines(ROWS)))
     system = path.store[0]
     real, calls = system.cat_file, []
 

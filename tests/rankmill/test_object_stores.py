@@ -13,7 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import s3fs
+from click.testing import CliRunner
 
+from rankmill.cli.main import rankmill
 from tests.conftest import Outcome, Server, run_command, score_file, start_command
 from tests.harness.buckets import Bucket
 from tests.harness.proxy import Proxy
@@ -189,3 +191,41 @@ def test_a_run_with_its_corpus_in_a_bucket(place: Place, tmp_path: Path) -> None
             ("moon", "t moon 2"), ("big cat", "t moon 0")
         ]  # fmt: skip
     assert len(list((tmp_path / "cache").rglob("about.json"))) == 1
+
+
+def told(*arguments: object) -> str:
+    done = CliRunner().invoke(rankmill, list(map(str, arguments)))
+    assert done.exit_code in {0, 3}, done.output
+    return done.stdout
+
+
+def test_shards_negatives_and_measures_in_a_bucket(place: Place, scored: pa.Table) -> None:
+    for number in (1, 2):
+        shard = [f"{place.url}/in/pairs.parquet", "-o", f"{place.url}/parts/{number}.parquet"]
+        assert place.score(*shard, "--shard", f"{number}/2").code == (0, 3)[number - 1]
+    merged = f"{place.url}/out/merged.parquet"
+    told("merge", f"{place.url}/parts/*.parquet", "-o", merged)
+    assert same(place.table("out/merged.parquet"), scored)
+    (record,) = place.store.cat(f"{merged}.errors.jsonl").decode().splitlines()
+    assert json.loads(record)["row"] == 205
+    refused = CliRunner().invoke(rankmill, ["merge", f"{place.url}/parts/2.parquet", "-o", merged])
+    assert (refused.exit_code, "exists already" in refused.stderr) == (2, True)
+
+    rows = pa.table(
+        {
+            "query_id": ["q"] * 4, "doc_id": list("abcd"), "score": [0.9, 0.5, 0.2, 0.1],
+            "relevance": [1, None, None, 0], "in_run": [True] * 4, "query": ["moon"] * 4,
+            "passage": [f"text {name}" for name in "abcd"], "run_rank": [4, 3, 2, 1],
+        }
+    )  # fmt: skip
+    with place.store.open(f"{place.url}/run.parquet", "wb") as file:
+        pq.write_table(rows, file)
+    with fsspec.open(f"{place.url}/qrels.txt", "w") as file:
+        file.write("q 0 a 1\n")
+    told("mine", f"{place.url}/run.parquet", "-o", f"{place.url}/out/negatives.parquet")
+    assert place.table("out/negatives.parquet")["negative"].to_pylist() == ["text b", "text c", "text d"]
+    qrels = ["--qrels", f"{place.url}/qrels.txt", "--json"]
+    measured = json.loads(told("evaluate", f"{place.url}/run.parquet", *qrels))
+    assert (measured[1]["measure"], measured[1]["before"], measured[1]["after"]) == ("RR@10", 0.25, 1.0)
+    names = ["merged.parquet", "merged.parquet.errors.jsonl", "negatives.parquet"]
+    assert place.there() == [f"out/{name}" for name in names]

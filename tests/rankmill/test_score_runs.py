@@ -13,7 +13,8 @@ from click.testing import CliRunner, Result
 
 from producer.files.corpus.index import SUFFIX
 from rankmill.cli.main import rankmill
-from tests.conftest import Server, score_file
+from rankmill.cli.score import score_file as score_file_command
+from tests.conftest import Outcome, Server, run_command, score_file
 
 QUERIES = {"q1": "how far is the moon", "q2": "big cat"}
 CORPUS = {f"d{n}": f"moon river {'big ' * (n % 5)}{n}" for n in range(30)}
@@ -152,9 +153,68 @@ def test_judged_passages_are_no_part_of_a_ranking(folder: Path, command: list[ob
         ),
         ([], "no INPUT: give files of pairs, or --run"),
         (["--run", "nowhere.trec", "--queries", "b", "--corpus", "c"], "nowhere.trec: no such file (--run)"),
+        (["--dataset", "tiny"], "'tiny' is no dataset of ir_datasets, such as irds:beir/scifact/test"),
+        (["--dataset", "irds:nothing", "-o", "a.trec"], "irds:nothing: ir_datasets has no such dataset"),
     ],
 )
 def test_files_that_do_not_belong_together(arguments: list[str], message: str) -> None:
-    done = score_file(*arguments)
-    assert done.code == 2
-    assert message in done.err
+    done = CliRunner().invoke(score_file_command, arguments)
+    assert done.exit_code == 2
+    assert message in done.stderr
+
+
+DATASET = """
+import sys, ir_datasets as d
+from ir_datasets.formats import BaseScoredDocs, GenericScoredDoc
+queries, corpus, qrels = sys.argv[1:4]
+plain = d.create_dataset(docs_tsv=corpus, queries_tsv=queries, qrels_trec=qrels)
+d.registry.register("tiny", plain)
+class Found(BaseScoredDocs):
+    def scoreddocs_iter(self):
+        return iter([GenericScoredDoc("q2", f"d{n}", 1.0 - n) for n in range(2)])
+d.registry.register("tiny/top2", d.datasets.base.Dataset(Found(), plain))
+sys.argv[1:4] = []
+"""
+"""Datasets that ir_datasets knows in this process: texts and judgements, and a run of two passages."""
+
+
+def test_a_dataset_has_queries_passages_judgements_and_perhaps_a_run(
+    folder: Path, command: list[object]
+) -> None:
+    files = [folder / name for name in ("queries.tsv", "corpus.tsv", "qrels.txt")]
+    for file, texts in zip(files, (QUERIES, CORPUS), strict=False):
+        file.write_text("".join(f"{key}\t{text}\n" for key, text in texts.items()))
+    files[2].write_text("q2 0 d1 1\n")
+    home = {"XDG_CACHE_HOME": str(folder / "cache"), "IR_DATASETS_HOME": str(folder / "irds")}
+
+    def run(code: str, *arguments: object) -> Outcome:
+        return run_command("python", "-c", f"{DATASET}{code}", *files, *arguments, environ=home)
+
+    def score(*arguments: object) -> Outcome:
+        return run("from rankmill.cli.score import score_file; score_file()", *arguments, *command[6:])
+
+    out = folder / "out.parquet"
+    tiny = ["--dataset", "irds:tiny", "--run", folder / "bm25.trec"]
+    done = score(*tiny, "--qrels", "irds:tiny", "--depth", 3, "--with-texts", "-o", out)
+    assert done.code == 0, done.err
+    rows = pq.read_table(out).to_pylist()
+    assert [(row["query"], row["passage"]) for row in rows] == [
+        (QUERIES[q], CORPUS[f"d{n}"]) for q in ("q1", "q2") for n in range(3)
+    ]
+    assert [row["relevance"] for row in rows] == [None, None, None, None, 1, None]
+
+    files[1].unlink()  # what was read of a dataset is kept, also for the parts of it
+    done = score("--dataset", "irds:tiny/top2", "-o", folder / "out.trec")
+    assert done.code == 0, done.err
+    assert {line.split()[2] for line in (folder / "out.trec").read_text().splitlines()} == {"d0", "d1"}
+    evaluated = run("from rankmill.cli.main import rankmill; rankmill()", "evaluate", folder / "out.trec",
+                    "--qrels", "irds:tiny", "--measures", "R@2", "--json")  # fmt: skip
+    assert json.loads(evaluated.out)[0]["after"] == 1.0
+
+    refused = score("--dataset", "irds:tiny", "-o", folder / "again.parquet")
+    assert (refused.code, "irds:tiny has no run; name one with --run" in refused.err) == (2, True)
+    (kept,) = (folder / "cache" / "rankmill" / "datasets").glob("*.docs.parquet")
+    kept.unlink()
+    refused = score(*tiny, "-o", folder / "again.parquet")
+    (line,) = refused.err.strip().splitlines()
+    assert (refused.code, "irds:tiny cannot be read by ir_datasets: " in line) == (2, True), line

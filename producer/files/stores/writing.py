@@ -9,6 +9,7 @@ from pathlib import Path
 from producer.files.stores.paths import ObjectPath
 from producer.files.stores.patience import WORK_SECONDS, patiently
 from producer.files.stores.reading import ObjectReader
+from producer.files.stores.upload import Upload
 
 _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss", "memory"}
 """Stores in which an object appears when its upload is complete."""
@@ -16,8 +17,15 @@ _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss", "memory"
 _READ_BYTES = 4 << 20
 
 
-def put(file: Path, target: Path) -> None:
+def put(file: Path, target: Path, upload: Upload | None = None) -> None:
     """Move a synced file to `target`, which is replaced; its folder is created if it is not there.
+
+    Parameters
+    ----------
+    file, target
+        The file, and where it is to be.
+    upload
+        What has sent the beginning of the file to a store.
 
     Raises
     ------
@@ -25,7 +33,7 @@ def put(file: Path, target: Path) -> None:
         It cannot be written.
     """
     if isinstance(target, ObjectPath):
-        patiently(f"cannot write {target}", lambda: _upload(file, target), WORK_SECONDS)
+        patiently(f"cannot write {target}", lambda: _send(file, target, upload), WORK_SECONDS)
         file.unlink()
         return
     if not target.parent.exists():  # of parts
@@ -57,9 +65,11 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _upload(file: Path, target: ObjectPath) -> None:
+def _send(file: Path, target: ObjectPath, upload: Upload | None) -> None:
     system, name = target.store
-    if target.protocol in _WHOLE:
+    if upload and upload.finish():
+        pass
+    elif target.protocol in _WHOLE:
         system.put_file(str(file), name)
     else:
         partial = target.with_name(f".{target.name}.partial").store[1]

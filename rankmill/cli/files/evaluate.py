@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 @options.command("evaluate")
-@click.argument("scored", type=click.Path(path_type=Path))
-@click.option("--qrels", required=True, type=click.Path(path_type=Path), metavar="FILE",
-              help="Judgements: TREC (query 0 document relevance), or BEIR's TSV.")  # fmt: skip
-@click.option("--run", "before", type=click.Path(path_type=Path), metavar="FILE",
+@click.argument("scored", type=options.PATH)
+@click.option("--qrels", required=True, metavar="FILE",
+              help="Judgements: TREC (query 0 document relevance), BEIR's TSV, or irds:NAME.")  # fmt: skip
+@click.option("--run", "before", type=options.PATH, metavar="FILE",
               help="The ranking to compare with.  [default: the run that was scored]")  # fmt: skip
 @click.option("--measures", default="nDCG@10,RR@10,R@100", show_default=True, metavar="NAME,...",
               help="Measures of ir-measures; RR is MRR, R is recall.")  # fmt: skip
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @options.as_json
 def evaluate(
     scored: Path,
-    qrels: Path,
+    qrels: str,
     before: Path | None,
     measures: str,
     score_column: str,
@@ -47,6 +47,7 @@ def evaluate(
 
     SCORED is an output of score-file or a TREC run. A judged query that it lacks counts as 0.
     """
+    from producer.files.corpus.irds import source_path
     from producer.files.corpus.tables import read_qrels
     from rankmill.evaluation import evaluate as evaluation
     from rankmill.evaluation.rankings import read_ranking, read_scored
@@ -57,7 +58,7 @@ def evaluate(
     after, own = read_scored(scored, score_column)
     ranking = read_ranking(before) if before else own
     names = [name.strip() for name in measures.split(",") if name.strip()]
-    results = evaluation.evaluate(after, ranking, read_qrels(qrels), names)
+    results = evaluation.evaluate(after, ranking, read_qrels(source_path(qrels, "qrels")), names)
     if picture:
         evaluation.plot(results, picture)
     if as_json:

@@ -10,12 +10,13 @@ import click
 from jobs.errors import ExitCode, InputError
 from producer.files.outputs import OutputFormat, check_target
 from producer.files.shards import merge
+from producer.files.stores.paths import ObjectPath
 from rankmill.cli import options
 
 
 @options.command("merge")
-@click.argument("shards", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="SHARD...")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE",
+@click.argument("shards", nargs=-1, required=True, type=options.PATH, metavar="SHARD...")
+@click.option("-o", "--output", required=True, type=options.PATH, metavar="FILE",
               help="File to write: .parquet, .csv, .tsv or .jsonl.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing output.")
 def merge_shards(shards: tuple[Path, ...], output: Path, force: bool) -> None:
@@ -29,8 +30,18 @@ def merge_shards(shards: tuple[Path, ...], output: Path, force: bool) -> None:
         raise InputError(f"{output}: shards are not ranked; name a .parquet, .csv, .tsv or .jsonl file")
     if output.exists() and not force:
         raise InputError(f"{output} exists already; replace it with --force or name another with -o")
-    merged = merge(shards, output)
-    click.echo(f"{merged.rows:,} rows of {len(shards)} shards are in {output}")
+    paths = [path for shard in shards for path in _there(shard)]
+    merged = merge(paths, output)
+    click.echo(f"{merged.rows:,} rows of {len(paths)} shards are in {output}")
     if merged.row_errors:
         click.echo(f"{merged.row_errors:,} rows have no score; {output}.errors.jsonl says which and why")
         sys.exit(ExitCode.ROW_ERRORS)
+
+
+def _there(shard: Path) -> list[Path]:
+    """The objects that fit a URL with a *, which no shell replaces; else the path itself."""
+    is_glob = isinstance(shard, ObjectPath) and "*" in str(shard)
+    found = shard.matches() if isinstance(shard, ObjectPath) and is_glob else [shard]
+    if not found:
+        raise InputError(f"{shard}: no such object")
+    return found

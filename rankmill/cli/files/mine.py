@@ -7,15 +7,16 @@ from typing import Any
 
 import click
 
-from jobs.errors import InputError, OutputError
+from jobs.errors import InputError
 from producer.files.outputs import OutputFormat, check_target
+from producer.files.stores.whole import whole_file
 from rankmill.cli import options
 from rankmill.mining.mine import FORMATS, Rules, mine, read_ids, training_rows
 
 
 @options.command("mine")
-@click.argument("scored", type=click.Path(path_type=Path))
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), metavar="FILE",
+@click.argument("scored", type=options.PATH)
+@click.option("-o", "--output", required=True, type=options.PATH, metavar="FILE",
               help="File to write: .parquet, .csv, .tsv or .jsonl.")  # fmt: skip
 @click.option("--format", "form", type=click.Choice(FORMATS), default="triplet", show_default=True,
               help="Rows to write.")  # fmt: skip
@@ -59,15 +60,9 @@ def mine_negatives(
     table = training_rows(found, ids, scored, form, chosen, with_scores=with_scores)
     if not len(table):
         raise InputError(f"{scored}: no negatives are left; are the margins or thresholds too strict?")
-    partial = output.with_name(f".{output.name}.partial")
-    try:
+    with whole_file(output) as partial:
         writer = target.writer(partial, output, table.schema, "score")
         writer.write(table)
         writer.close({})
-        partial.replace(output)
-    except OSError as error:
-        raise OutputError(f"cannot write {output}: {error.strerror}") from None
-    finally:
-        partial.unlink(missing_ok=True)
     queries = ids["query_id"].nunique()
     click.echo(f"{len(table):,} rows from {len(found):,} of {queries:,} queries are in {output}")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from jobs.files.request import FileRequest
+from jobs.files.request import DATASET, FileRequest
 from producer.files.outputs import FORMATS
 from producer.files.readers.delimited import DELIMITERS
 from rankmill.cli import options
@@ -19,6 +19,10 @@ Function = Callable[..., None]
 
 def file_request(given: dict[str, Any]) -> FileRequest:
     """Take the request out of the options `given`; raises `UsageError` if its parts do not fit."""
+    dataset = given.pop("dataset")
+    if dataset:
+        given["queries"], given["corpus"] = given["queries"] or (dataset,), given["corpus"] or (dataset,)
+        given["run"] = given["run"] or dataset
     asked = {name: given.pop(name) for name in list(given) if name in FileRequest.model_fields}
     try:
         return FileRequest(**asked)
@@ -26,6 +30,12 @@ def file_request(given: dict[str, Any]) -> FileRequest:
         first = error.errors()[0]
         where = "".join(f"{part}: " for part in first["loc"][:1])
         raise click.UsageError(f"{where}{first['msg'].removeprefix('Value error, ')}") from None
+
+
+def _dataset(context: click.Context, option: click.Parameter, given: str | None) -> str | None:
+    if given is None or given.startswith(DATASET):
+        return given
+    raise click.BadParameter(f"{given!r} is no dataset of ir_datasets, such as irds:beir/scifact/test")
 
 
 def _names(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
@@ -60,6 +70,12 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
     ),
     click.option(
         "--corpus", multiple=True, metavar="FILE", help="Texts of the run's passages: TSV, JSONL or Parquet."
+    ),
+    click.option(
+        "--dataset",
+        metavar="irds:NAME",
+        callback=_dataset,
+        help="A dataset of ir_datasets: its queries, its passages and, without --run, its run.",
     ),
     click.option(
         "--depth",

@@ -1,0 +1,100 @@
+"""Datasets of ir_datasets: texts, judgements and rankings, as Parquet files that are made once and kept."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import pyarrow as pa
+
+from jobs.errors import ConfigError, InputError, OutputError, RankmillError
+from jobs.files.request import DATASET
+from producer.files.stores.paths import as_path
+
+DatasetPart = Literal["queries", "docs", "qrels", "scoreddocs"]
+
+_TEXT, _NUMBER = pa.string(), pa.float64()
+_SCHEMAS: dict[DatasetPart, pa.Schema] = {
+    "queries": pa.schema({"query_id": _TEXT, "text": _TEXT}),
+    "docs": pa.schema({"doc_id": _TEXT, "text": _TEXT}),
+    "qrels": pa.schema({"query_id": _TEXT, "doc_id": _TEXT, "relevance": pa.int64()}),
+    "scoreddocs": pa.schema({"query_id": _TEXT, "doc_id": _TEXT, "score": _NUMBER}),
+}
+_ROWS = 16_384
+
+_T = TypeVar("_T")
+
+
+def source_path(name: str, part: DatasetPart) -> Path:
+    """The path of a file, of an object, or of the file with a part of a dataset (``irds:NAME``).
+
+    Raises
+    ------
+    InputError
+        ir_datasets has no such dataset, it lacks the part, or it cannot be had.
+    ConfigError
+        ir_datasets is not installed.
+    OutputError
+        The file cannot be written.
+    """
+    return _dataset_file(name.removeprefix(DATASET), part) if name.startswith(DATASET) else as_path(name)
+
+
+def _dataset_file(name: str, part: DatasetPart) -> Path:
+    try:
+        import ir_datasets
+    except ImportError:
+        raise ConfigError(f"{DATASET}{name} needs ir_datasets: pip install 'rankmill[irds]'") from None
+    what = f"{DATASET}{name}"
+    try:
+        dataset = ir_datasets.load(name)
+    except KeyError:
+        raise InputError(f"{what}: ir_datasets has no such dataset") from None
+    if not dataset.has(part):
+        lacks = {"docs": "passages", "scoreddocs": "run; name one with --run"}.get(part, part)
+        raise InputError(f"{what} has no {lacks}")
+    whole = _asked(what, lambda: ir_datasets.parent_id(name, ir_datasets.EntityType(part)))
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    file = home / "rankmill" / "datasets" / f"{whole.replace('/', '--')}.{part}.parquet"
+    if not file.exists():
+        _write(file, what, part, _asked(what, getattr(dataset, f"{part}_iter")))
+    return file
+
+
+def _write(file: Path, what: str, part: DatasetPart, items: Iterator[Any]) -> None:
+    """Write the rows; the file appears as a whole, as another process may make it too."""
+    import pyarrow.parquet as pq
+
+    schema = _SCHEMAS[part]
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=file.parent, prefix=".making-") as making:
+            new = Path(making) / file.name
+            with pq.ParquetWriter(new, schema, compression="zstd") as writer:
+                while rows := _asked(what, lambda: [_row(part, each) for each in islice(items, _ROWS)]):
+                    writer.write_batch(pa.RecordBatch.from_pylist(rows, schema))
+            new.replace(file)
+    except OSError as error:
+        raise OutputError(f"cannot write {file}: {error.strerror or error}") from None
+
+
+def _row(part: DatasetPart, item: Any) -> dict[str, object]:
+    """A row of the file; a text is what the dataset says: with BEIR, ``title + " " + text``."""
+    if part in {"queries", "docs"}:
+        return {_SCHEMAS[part].names[0]: item[0], "text": item.default_text()}
+    return {name: getattr(item, name) for name in _SCHEMAS[part].names}
+
+
+def _asked(what: str, ask: Callable[[], _T]) -> _T:
+    """What ir_datasets answers; whatever it raises, such as a download that fails, is one line."""
+    try:
+        return ask()
+    except RankmillError:
+        raise
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise InputError(f"{what} cannot be read by ir_datasets: {reason}") from None
