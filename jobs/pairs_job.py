@@ -16,6 +16,7 @@ from jobs.priority import run_id_of_request
 from jobs.results import ChunkScores
 from jobs.run import Run
 from jobs.spec import ScoreSpec
+from jobs.wire import outputs
 
 PAIRS_FUNCTION = "jobs.score_pairs"
 
@@ -106,17 +107,16 @@ def survives(job: Job) -> None:
 def return_value(result: ChunkScores) -> Mapping[str, object]:
     """The job's result as JSON: its scores, its rows without one, and how it was scored.
 
-    A score is the shortest number that is the same float32.
+    A score is the shortest number that is the same float32; with ``all_labels`` it is a list of them.
     """
-    scores = result.scores.to_numpy(zero_copy_only=False)
-    reasons = result.errors.to_pylist()
+    labels, reasons = outputs(result.scores), result.errors.to_pylist()
+    known = result.scores.drop_null()
+    flat = [float(str(number)) for number in (known.flatten() if labels else known).to_numpy()]
+    numbers = iter([flat[at : at + labels] for at in range(0, len(flat), labels)] if labels else flat)
     return {
-        "scores": [
-            None if reason is not None else float(str(score))
-            for score, reason in zip(scores, reasons, strict=True)
-        ],
+        "scores": [None if reason is not None else next(numbers) for reason in reasons],
         "errors": [{"row": row, "error": reason} for row, reason in enumerate(reasons) if reason is not None],
-        "stats": result.stats.model_dump(exclude={"attempt"}),
+        "stats": result.stats.model_dump(exclude={"attempt", *([] if labels else ["labels"])}),
     }
 
 

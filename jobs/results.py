@@ -11,7 +11,7 @@ from pydantic import Field
 
 from jobs.errors import WireError
 from jobs.schema import Count, Seconds, WireModel
-from jobs.wire import decode_scores, encode_scores
+from jobs.wire import decode_scores, encode_scores, outputs
 
 
 class ChunkStats(WireModel):
@@ -20,11 +20,11 @@ class ChunkStats(WireModel):
     ``tokens`` counts real tokens, ``padded_tokens`` real tokens and padding; ``attempt`` counts from 1;
     ``seconds`` is the time from fetching the payload to having the scores. ``int8_gain`` is the speed of
     int8 on this worker as a multiple of this precision's speed, if it was measured. ``windows`` counts the
-    windows of passages that were cut; it is written only where there are any, as older releases do not
-    know it.
+    windows of passages that were cut; ``labels`` names the outputs, where each row has several scores. Both
+    are written only where there are any, as older releases do not know them.
     """
 
-    added: ClassVar[frozenset[str]] = frozenset({"int8_gain", "windows"})
+    added: ClassVar[frozenset[str]] = frozenset({"int8_gain", "windows", "labels"})
 
     worker: str
     device: str
@@ -38,15 +38,21 @@ class ChunkStats(WireModel):
     seconds: Seconds
     int8_gain: Annotated[float, Field(gt=0)] | None = None
     windows: Count = 0
+    labels: tuple[str, ...] = ()
 
     def written(self) -> str:
         """As JSON."""
-        return self.model_dump_json(exclude=None if self.windows else {"windows"})
+        return self.model_dump_json(
+            exclude={name for name in ("windows", "labels") if not getattr(self, name)}
+        )
 
 
 @dataclass(frozen=True)
 class ChunkScores:
-    """A scored chunk: float32 ``scores`` and text ``errors``, both ``[n]``; each row has one of them."""
+    """A scored chunk: float32 ``scores`` and text ``errors``, both ``[n]``; each row has one of them.
+
+    Where the statistics have labels, a row's score is a list with one for each.
+    """
 
     chunk: int
     scores: pa.Array
@@ -117,7 +123,10 @@ def from_entry(entry: Mapping[bytes, bytes]) -> ChunkResult:
     if entry.keys() != {b"chunk", b"scores", b"stats"}:
         raise WireError(f"{what} is damaged: it is neither scores nor a failure")
     scores, errors = decode_scores(entry[b"scores"])
-    return ChunkScores(chunk, scores, errors, ChunkStats.read_json(entry[b"stats"], what))
+    stats = ChunkStats.read_json(entry[b"stats"], what)
+    if len(stats.labels) != outputs(scores):
+        raise WireError(f"{what} is damaged: its scores are not those of its {len(stats.labels)} labels")
+    return ChunkScores(chunk, scores, errors, stats)
 
 
 def read_entry(entry: Mapping[bytes, bytes]) -> ChunkResult | BadResult:

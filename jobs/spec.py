@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from jobs.errors import WireError
 from jobs.prompts import MAX_TEMPLATE_CHARS, answers_of
@@ -14,7 +15,7 @@ Activation = Literal["default", "identity", "sigmoid", "softmax"]
 
 Long = Literal["truncate", "split"]
 
-ADDED = frozenset({"instruction", "prompt_template", "label", "long", "long_stride"})
+ADDED = frozenset({"instruction", "prompt_template", "label", "long", "long_stride", "all_labels"})
 """Fields that release 0.1 does not know; they are written only where they are set."""
 
 RECIPE = "rankmill_quantization.json"
@@ -22,6 +23,15 @@ RECIPE = "rankmill_quantization.json"
 
 RECIPE_FORMAT = 1
 """Version of this file; workers refuse any other."""
+
+
+def all_labels_fit(asked: bool, info: ValidationInfo) -> bool:
+    """Check ``all_labels`` with the fields before it; `ScoreSpec` and the settings have them."""
+    if asked and info.data.get("label") is not None:
+        raise PydanticCustomError("one_label", "label names one output: leave out one of the two")
+    if asked and info.data.get("long") == "split":
+        raise PydanticCustomError("windows", "the best window is that of one label: name it")
+    return asked
 
 
 class ScoreSpec(BaseModel):
@@ -54,6 +64,8 @@ class ScoreSpec(BaseModel):
         overlapping windows, of which the best counts.
     long_stride
         Tokens from the start of a window to the start of the next; ``None`` is half of a window.
+    all_labels
+        Whether each output of a model with several is a score: a row has as many scores then.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -68,6 +80,9 @@ class ScoreSpec(BaseModel):
     label: str | None = Field(default=None, min_length=1, max_length=1000)
     long: Long = "truncate"
     long_stride: int | None = Field(default=None, ge=1)
+    all_labels: bool = False
+
+    _alone = field_validator("all_labels")(all_labels_fit)
 
     def written(self) -> dict[str, str | int | None]:
         """The fields, without those of `ADDED` that are not set."""

@@ -45,7 +45,8 @@ class CrossEncoder:
     device
         Without effect.
     options
-        Further settings by name, such as ``queue`` or ``precision``.
+        Further settings by name, such as ``queue`` or ``precision``; for a model with several outputs
+        ``all_labels=True``, or the ``label`` that is the score.
 
     Raises
     ------
@@ -115,12 +116,14 @@ class CrossEncoder:
             Function from logits to scores; default: that of the constructor.
         convert_to_numpy, convert_to_tensor
             Whether the result is an array (the default), a tensor, or a list of tensors.
-        batch_size, apply_softmax, device, pool, chunk_size
-            Without effect; a softmax needs several labels, and rankmill's models have one.
+        apply_softmax
+            With ``all_labels``: whether a pair's scores are made to add up to 1.
+        batch_size, device, pool, chunk_size
+            Without effect.
 
         Returns
         -------
-        float32 scores of shape ``[n]``, or one score for one pair.
+        float32 scores of shape ``[n]``, or ``[n, labels]`` with ``all_labels``; of one pair without ``n``.
 
         Raises
         ------
@@ -132,6 +135,9 @@ class CrossEncoder:
         is_one = _is_pair(inputs)
         pairs = [inputs] if is_one else list(inputs)
         scores = self._scores(pairs, self._prompt(prompt, prompt_name), activation_fn, show_progress_bar)
+        if apply_softmax and scores.ndim > 1:
+            powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+            scores = powers / powers.sum(axis=1, keepdims=True)
         if convert_to_tensor:
             found: Any = _torch().from_numpy(scores)
         elif convert_to_numpy:
@@ -173,6 +179,8 @@ class CrossEncoder:
             show_progress_bar=show_progress_bar,
             activation_fn=activation_fn,
         )
+        if scores.ndim > 1:
+            raise ConfigError("all_labels: documents are ranked by one score; name its label instead")
         found = []
         for index in np.argsort(-scores, kind="stable")[:top_k]:
             each: dict[str, Any] = {"corpus_id": int(index), "score": scores[index]}
@@ -194,7 +202,7 @@ class CrossEncoder:
         run = self.client.submit(_prompted(pairs, prompt), **spec)
         try:
             shown = _shown(iter(run), len(pairs), show_progress_bar)
-            scores = np.fromiter(shown, np.float32)  # to the end, where the run is removed from the server
+            found = list(shown)  # to the end, where the run is removed from the server
         except BaseException:
             run.cancel()
             raise
@@ -203,9 +211,10 @@ class CrossEncoder:
             raise RunFailed(
                 f"{len(run.errors):,} of {len(pairs):,} pairs have no score; pair {row}: {reason}"
             )
+        scores = np.asarray(found, np.float32)
         if function and not known:
-            logits = _torch().from_numpy(scores)[:, None]
-            scores = np.asarray(function(logits), np.float32).reshape(-1)
+            logits = _torch().from_numpy(scores.reshape(len(scores), -1))
+            scores = np.asarray(function(logits), np.float32).reshape(scores.shape)
         return scores
 
     def _prompt(self, prompt: str | None, name: str | None) -> str:

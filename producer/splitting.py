@@ -14,7 +14,8 @@ from jobs.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
 class ScoredTable:
     """A part of the input with its scores; ``stats`` is ``None`` if no worker could score it.
 
-    In each row exactly one of score and error is null. ``attempts`` is the number of attempts;
+    In each row exactly one of score and error is null. A score is a float32, or a list of a fixed number of
+    them; the type says nothing where no row has one. ``attempts`` is the number of attempts;
     ``worker`` made the last one (empty if it is not known). ``reused`` rows have their score from elsewhere.
     """
 
@@ -68,16 +69,22 @@ def join(chunk: int, parts: Sequence[tuple[Unit, ChunkResult]]) -> ChunkResult:
         "seconds": sum(part.stats.seconds for part in scored),
     }
     stats = scored[-1].stats.model_copy(update=totals)
-    columns = [scores_and_errors(result, len(unit.table)) for unit, result in ordered]
+    kind = scored[0].scores.type
+    columns = [scores_and_errors(result, len(unit.table), kind) for unit, result in ordered]
     scores, errors = (pa.concat_arrays([pair[side] for pair in columns]) for side in (0, 1))
     return ChunkScores(chunk, scores, errors, stats)
 
 
-def scores_and_errors(result: ChunkResult, rows: int) -> tuple[pa.Array, pa.Array]:
-    """Return ``(scores, errors)`` of shape ``[rows]``; in each row exactly one of them is null."""
+def scores_and_errors(
+    result: ChunkResult, rows: int, kind: pa.DataType | None = None
+) -> tuple[pa.Array, pa.Array]:
+    """Return ``(scores, errors)`` of shape ``[rows]``; in each row exactly one of them is null.
+
+    `kind` is the type of the scores where there are none; default: float32.
+    """
     if isinstance(result, ChunkScores):
         return result.scores, result.errors
-    return pa.nulls(rows, pa.float32()), pa.array([result.message] * rows, pa.string())
+    return pa.nulls(rows, kind or pa.float32()), pa.array([result.message] * rows, pa.string())
 
 
 def scored_table(table: pa.Table, result: ChunkResult) -> ScoredTable:

@@ -85,8 +85,8 @@ class Submission:
         self._cancelled, self._last_entry = False, "0"
         self._late = False  # whether the caller's time was over, when it was last looked at
         self._encoder = Encoder(columns, self._window.trace)
-        first = journal.first if journal else None
-        self._precision = first.precision if first else None  # of the run; known after the first scored chunk
+        first = journal.first if journal else None  # what is of the run is known after the first scored chunk
+        self._precision, self._labels = (first.precision, first.labels) if first else (None, None)
 
     def begin(self) -> None:
         """Store the run on the server, unless it is a request."""
@@ -138,8 +138,7 @@ class Submission:
     def fill(self) -> None:
         """Submit some chunks if the window has room; between two such steps, results are collected."""
         self._check_cancelled()
-        fresh = self._window.fill() if self._window.wants_chunks() else {}
-        if fresh:
+        if self._window.wants_chunks() and (fresh := self._window.fill()):
             with self._at_redis():
                 self._send(fresh)
 
@@ -214,17 +213,22 @@ class Submission:
     def _vetted(self, result: ChunkResult | BadResult) -> ChunkResult | BadResult:
         """Return the result if it fits its chunk and the run's precision, or else a `BadResult`."""
         unit = None if result.chunk is None else self._window.units.get(result.chunk)
-        if unit and isinstance(result, ChunkScores) and len(result.scores) != len(unit.table):
+        if unit is None or not isinstance(result, ChunkScores):
+            return result
+        stats = result.stats
+        if len(result.scores) != len(unit.table):
             return BadResult(result.chunk, f"it has {len(result.scores)} scores for {len(unit.table)} pairs")
-        if unit and isinstance(result, ChunkScores) and self.run.spec.precision == "auto":
+        if self.run.spec.precision == "auto":
             if self._precision is None:
-                alone, found = self._window.has_one_left, result.stats.precision
+                alone, found = self._window.has_one_left, stats.precision
                 self._precision = found if alone else self._store.settle(self.run, found)
-            if result.stats.precision != self._precision:
-                message = f"it is in {result.stats.precision}, and the run in {self._precision}"
-                return BadResult(result.chunk, message)
-        if unit and isinstance(result, ChunkScores):
-            self._sizes.chunks.see(result.stats.worker, len(result.scores))
+            if stats.precision != self._precision:
+                return BadResult(result.chunk, f"it is in {stats.precision}, the run in {self._precision}")
+        if self._labels is None:
+            self._labels = stats.labels if self.run.spec.all_labels else ()
+        if stats.labels != self._labels:
+            return BadResult(result.chunk, f"its labels are {stats.labels}, and the run's {self._labels}")
+        self._sizes.chunks.see(stats.worker, len(result.scores))
         return result
 
     def _forget(self) -> None:
@@ -256,8 +260,7 @@ class Submission:
 
     def _submit_again(self, reasons: Mapping[int, str]) -> None:
         """Submit units again, by number. A unit without an attempt left fails with its reason."""
-        again = self._window.again(reasons)
-        if again:
+        if again := self._window.again(reasons):
             logger.warning("submitting %d chunks again", len(again))
             self._restore()
             self._send(again)

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -25,12 +26,13 @@ from producer.files.shards import shard_metadata
 from producer.files.sink import ScoredFile
 from producer.files.source import PairSource
 from producer.files.workspace import Workspace
-from producer.journal import OLD_CHUNK_SIZE
+from producer.journal import OLD_CHUNK_SIZE, Journal
 from producer.pairs import RowsAt
 from producer.reuse.earlier import EarlierScores
 from producer.runs.scoring_run import ScoringRun
 from producer.window import FIRST_PIECE
 from rankmill.progress import MakeView, ProgressView, progress_view
+from rankmill.scoring.columns import score_columns
 from rankmill.scoring.opening import find_input
 from rankmill.scoring.request import TEXTS, Request
 from rankmill.scoring.reuse import earlier_scores
@@ -75,6 +77,7 @@ def score_file(
     found = find_input(request)
     target = request.target(found.files)
     request.check(target)
+    request.check_scores(target, settings)
     if target.resolve() in {file.path.resolve() for file in found.files}:
         raise InputError(f"{target} is the input itself; name another output with -o")
     settings, earlier = earlier_scores(request, settings)
@@ -90,7 +93,9 @@ def score_file(
         logger.debug("%s rows in %d files", f"{source.rows:,}", len(found.files))
         left_out = TEXTS if request.run and not request.run.with_texts else ()
         file = request.file_at(target)
-        layout = plan_layout(source, file, request.form, request.score_column, left_out)
+        revision = _revision(work.journal, settings)
+        columns = score_columns(request, settings, partial(session.labels, revision=revision))
+        layout = plan_layout(source, file, request.form, columns, left_out)
         tally = Tally.read(work.journal.finished.tally)
 
         def about() -> dict[str, str]:
@@ -153,14 +158,12 @@ def _score(
     def look() -> None:
         view.update(begun[0].progress if begun else Progress(rows=tally.resumed_rows), watch.workers)
 
-    # The branch may have a new commit by now: score the rest with the commit that scored the first chunk.
-    revision = (journal.first and journal.first.revision) or client.settings.revision
     options: dict[str, Any] = {
         "rows": source.rows,
         "priority": "bulk",
         "journal": journal,
         "reuse": earlier,
-        "revision": revision,
+        "revision": _revision(journal, client.settings),
     }
 
     def cut(rows_at: RowsAt) -> Iterator[pa.Table]:
@@ -180,6 +183,11 @@ def _score(
         if output.rows:
             raise
         raise InputError(str(error)) from None  # no chunk was scored: most likely the model is wrong
+
+
+def _revision(journal: Journal, settings: Settings) -> str | None:
+    """The commit to score with: of a branch that may have a new one by now, that of the first chunk."""
+    return (journal.first and journal.first.revision) or settings.revision
 
 
 def _settle_last_run(store: RunStore, work: Workspace) -> None:

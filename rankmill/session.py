@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from jobs.errors import ConnectionFailed, RankmillError
+from jobs.errors import ConnectionFailed, InputError, RankmillError
 from jobs.registry.resolver import Resolver
 from jobs.results import ChunkStats
 from jobs.runtime.settings import Settings
@@ -22,6 +22,7 @@ from producer.client import Client
 from producer.local.embedded import EmbeddedCluster
 from producer.local.worker_watch import WorkerWatch
 from producer.pairs import RowsAt, cut_pairs
+from producer.runs.scores import Scores, as_array
 from producer.runs.scoring_run import ScoringRun
 
 
@@ -129,6 +130,20 @@ class Session:
                 run.cancel()
             raise
 
+    def labels(self, **options: Any) -> tuple[str, ...]:
+        """Names of a model's outputs, if it has several, as a worker has it; `options` as of `run`.
+
+        Raises
+        ------
+        InputError
+            No worker can say.
+        """
+        pair = pa.table({"query": ["a"], "passage": ["b"]})
+        found = self.score(pair, ("query", "passage"), all_labels=True, **options)
+        if not found.stats:
+            raise InputError("no worker could score a pair to say which labels the model has")
+        return found.stats[0].labels
+
     def score(
         self, table: pa.Table, columns: tuple[str, str], *, chunk_size: int | None = None, **options: Any
     ) -> RunScores:
@@ -150,12 +165,12 @@ class Session:
         """
         started = time.perf_counter()
         cut = partial(cut_pairs, table, columns)
+        options.setdefault("all_labels", False)  # rankings are of one score
         with self.run(cut, columns, rows=len(table), chunk_size=chunk_size, **options) as run:
             parts = list(run.tables())
         seconds = time.perf_counter() - started
-        scores = [part.scores.to_numpy(zero_copy_only=False) for part in parts]
         return RunScores(
-            np.concatenate(scores).astype(np.float32) if scores else np.zeros(0, np.float32),
+            Scores.of([as_array(part.scores) for part in parts], {}),
             seconds,
             tuple(part.stats for part in parts if part.stats),
             frozenset(part.worker for part in parts),

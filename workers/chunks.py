@@ -18,7 +18,7 @@ from jobs.spec import ScoreSpec, settled, weights_key
 from jobs.store.runs import RunStore
 from jobs.store.set_aside import DamagedJob
 from workers import metrics
-from workers.backends.base import OutOfMemory
+from workers.backends.base import Logits, OutOfMemory
 from workers.engine.cache import EngineCache
 from workers.engine.engine import Engine
 from workers.queue.claim import Claim
@@ -179,7 +179,7 @@ class ChunkScorer:
         model = claim.engine.model
         return ChunkScores(
             chunk=claim.chunk,
-            scores=pa.array(scored.scores, mask=np.isnan(scored.scores)),
+            scores=_as_arrow(scored.scores),
             errors=pa.array([scored.errors.get(row) for row in range(len(scored.scores))], pa.string()),
             stats=ChunkStats(
                 worker=self._worker,
@@ -194,8 +194,17 @@ class ChunkScorer:
                 seconds=time.monotonic() - claim.started,
                 int8_gain=model.int8_gain,
                 windows=scored.windows,
+                labels=model.labels,
             ),
         )
+
+
+def _as_arrow(scores: Logits) -> pa.Array:
+    """Scores ``[n]``, or of labels ``[n, labels]`` as lists; NaN becomes null."""
+    if scores.ndim == 1:
+        return pa.array(scores, mask=np.isnan(scores))
+    missing = pa.array(np.isnan(scores[:, 0]))
+    return pa.FixedSizeListArray.from_arrays(pa.array(scores.ravel()), scores.shape[1], mask=missing)
 
 
 def _is_the_workers(error: Exception) -> bool:

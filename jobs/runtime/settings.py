@@ -23,7 +23,7 @@ from jobs.prompts import read_template
 from jobs.runtime.passwords import mask_passwords, read_secret
 from jobs.runtime.sections.gateway import GatewaySettings, Names
 from jobs.runtime.yaml_files import read_yaml, shown
-from jobs.spec import Activation, Long, Precision, ScoreSpec
+from jobs.spec import Activation, Long, Precision, ScoreSpec, all_labels_fit
 from jobs.wire import MAX_CHUNK_ROWS
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -56,7 +56,7 @@ def _text(value: Any) -> Any:
 
 
 class WorkerSettings(BaseModel):
-    """Settings of a worker; ``model`` to ``long_stride`` are the spec to warm up with."""
+    """Settings of a worker; ``model`` to ``all_labels`` are the spec to warm up with."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -70,6 +70,7 @@ class WorkerSettings(BaseModel):
     label: Annotated[str | None, BeforeValidator(_text)]
     long: Long
     long_stride: int | None = Field(ge=1)
+    all_labels: bool
     redis_wait_seconds: float = Field(gt=0)
     device: Device
     backend: BackendName
@@ -91,6 +92,8 @@ class WorkerSettings(BaseModel):
     log_level: LogLevel
     log_format: LogFormat
     metrics_address: str = Field(min_length=1)
+
+    _labels = field_validator("all_labels")(all_labels_fit)
 
     @field_validator("lease_seconds")
     @classmethod

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs.errors import InputError
+from jobs.wire import outputs
 from producer.files.outputs import OutputFormat
 from producer.files.ranking import Ranking
 from producer.files.source import PairSource
@@ -20,15 +21,15 @@ from producer.files.source import PairSource
 class Layout:
     """Columns and order of the rows of an output.
 
-    ``kept`` are the input's columns in it, ``schema`` is that of the whole file, ``score`` the name of the
-    float32 column of scores, null where a row has an error. ``group`` is the column that tells queries apart
-    if the rows are ranked, and ``is_grouped`` says whether the rows of every query follow each other.
+    ``kept`` are the input's columns in it, ``schema`` is that of the whole file, ``scores`` are the names of
+    the float32 columns of scores, null where a row has an error. ``group`` is the column that tells queries
+    apart if the rows are ranked, and ``is_grouped`` says whether the rows of every query follow each other.
     """
 
     form: OutputFormat
     kept: Sequence[str]
     schema: pa.Schema
-    score: str
+    scores: Sequence[str]
     group: str | None = None
     is_grouped: bool = False
 
@@ -41,13 +42,30 @@ class Layout:
             folder, self.group, self.score, form.rank_column, form.top_k, is_grouped=self.is_grouped
         )
 
+    @property
+    def score(self) -> str:
+        """The column of scores by which rows are ranked."""
+        return self.scores[-1]
+
+    def columns(self, scores: pa.Array) -> list[pa.Array]:
+        """The columns of scores; `scores` are those of a `ScoredTable`."""
+        if outputs(scores) == len(self.scores):
+            return [pc.list_element(scores, at) for at in range(len(self.scores))]
+        if len(self.scores) > 1:  # no row of the table has one
+            return [pa.nulls(len(scores), pa.float32()) for _ in self.scores]
+        return [scores]
+
 
 def plan_layout(
-    source: PairSource, target: Path, form: OutputFormat, score: str, left_out: Collection[str] = ()
+    source: PairSource,
+    target: Path,
+    form: OutputFormat,
+    scores: Sequence[str],
+    left_out: Collection[str] = (),
 ) -> Layout:
     """Plan the output of `source` at `target`. Where rows are to be ranked, the ids are read once.
 
-    `left_out` are columns of the input that are not in the output.
+    `scores` are the columns of scores; `left_out` are columns of the input that are not in the output.
 
     Raises
     ------
@@ -58,19 +76,20 @@ def plan_layout(
     kept = [name for name in source.schema.names if name not in left_out]
     if is_trec:
         kept = list(dict.fromkeys(form.ids(source.schema)))
-    added = [pa.field(score, pa.float32())]
+    added = [pa.field(score, pa.float32()) for score in scores]
     if not form.ranks(target):
-        return Layout(form, kept, _with(source.schema, kept, added), score)
+        return Layout(form, kept, _with(source.schema, kept, added), scores)
     added.append(pa.field(form.rank_column, pa.int32()))
     group = form.group(source.schema, source.columns.query)
     is_grouped = _survey(source, group, kept if is_trec else [])
-    return Layout(form, kept, _with(source.schema, kept, added), score, group, is_grouped)
+    return Layout(form, kept, _with(source.schema, kept, added), scores, group, is_grouped)
 
 
 def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[pa.Field]) -> pa.Schema:
-    """The columns of the output; `added` are the score and perhaps the rank."""
+    """The columns of the output; `added` are the scores and perhaps the rank."""
     names = list(kept)
-    for field, option in zip(added, ("--score-column", "--rank-column"), strict=False):
+    for field in added:
+        option = "--rank-column" if field.type == pa.int32() else "--score-column"
         if field.name in names:
             raise InputError(f"the input has a column {field.name!r} already; name the new one with {option}")
         names.append(field.name)

@@ -78,7 +78,8 @@ class ScoredFile:
     def write(self, part: ScoredTable) -> None:
         """Append rows."""
         scored = part.table.select(self._layout.kept)
-        scored = scored.append_column(pa.field(self._layout.score, pa.float32()), part.scores)
+        for name, scores in zip(self._layout.scores, self._layout.columns(part.scores), strict=True):
+            scored = scored.append_column(pa.field(name, pa.float32()), scores)
         with _as_output_error(self.path):
             if part.errors.null_count < len(part.errors):
                 self._write_errors(part)

@@ -126,7 +126,7 @@ OF_SCORES = {
     f"rankmill.{name}"
     for name in (
         "model", "model_files", "revision", "precision", "max_length", "activation", "instruction",
-        "prompt_template", "label", "long", "long_stride",
+        "prompt_template", "label", "long", "long_stride", "all_labels",
     )
 }  # fmt: skip
 """Metadata on which scores depend."""

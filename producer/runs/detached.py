@@ -22,7 +22,7 @@ from jobs.store.detached import DetachedChunks, read_chunks, write_chunks
 from jobs.store.runs import RunStore
 from jobs.wire import decode_pairs, encode_pairs
 from producer.runs.listeners import Listeners
-from producer.runs.scores import Scores
+from producer.runs.scores import Scores, as_array
 from producer.splitting import scores_and_errors
 from producer.window import FIRST_PIECE
 
@@ -194,9 +194,10 @@ class DetachedRun:
         errors: dict[int, str] = {}
         for start, (rows, result) in sorted(self._results.items()):
             scores, reasons = scores_and_errors(result, rows)
-            parts.append(scores.to_numpy(zero_copy_only=False).astype(np.float32))
+            parts.append(as_array(scores))
             errors |= {start + row: why for row, why in enumerate(reasons.to_pylist()) if why is not None}
-        return Scores.of(parts, errors)
+        stats = [result.stats for _, result in self._results.values() if isinstance(result, ChunkScores)]
+        return Scores.of(parts, errors, stats[0].labels if stats else ())
 
     def _look(self) -> None:
         if time.monotonic() > self._deadline:

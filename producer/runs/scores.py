@@ -7,27 +7,50 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+
+from jobs.errors import ConfigError
+from jobs.wire import outputs
 
 
 class Scores(npt.NDArray[np.float32]):
     """Scores of a run: float32 of shape ``[n]``, NaN for the rows in `errors`.
 
-    An array like any other; what is computed or cut from it is one without `errors`.
+    With ``all_labels`` it is ``[n, labels]``. An array like any other; what is computed or cut from it is one
+    without `errors` and `labels`.
     """
 
     errors: Mapping[int, str]
     """Reasons by row number (from 0) for the rows without a score."""
+    labels: tuple[str, ...]
+    """Names of the columns of ``[n, labels]``."""
 
     def __array_finalize__(self, _: object) -> None:
-        self.errors = {}
+        self.errors, self.labels = {}, ()
 
     @classmethod
-    def of(cls, parts: Sequence[npt.NDArray[np.float32]], errors: Mapping[int, str]) -> Scores:
+    def of(
+        cls, parts: Sequence[npt.NDArray[np.float32]], errors: Mapping[int, str], labels: tuple[str, ...] = ()
+    ) -> Scores:
         """The scores of a run's chunks, in order."""
+        if labels:  # a chunk without any score does not know how many there are
+            parts = [part if part.ndim > 1 else np.stack([part] * len(labels), 1) for part in parts]
         whole = np.concatenate(parts) if parts else np.zeros(0, np.float32)
         found = whole.view(cls)
-        found.errors = dict(errors)
+        found.errors, found.labels = dict(errors), labels
         return found
+
+
+def as_array(scores: pa.Array) -> npt.NDArray[np.float32]:
+    """Scores of rows as float32 ``[n]``, lists of them as ``[n, labels]``; NaN for null."""
+    each = outputs(scores)
+    if not each:
+        plain: npt.NDArray[np.float32] = scores.to_numpy(zero_copy_only=False).astype(np.float32)
+        return plain
+    found = np.full((len(scores), each), np.nan, np.float32)
+    known = scores.drop_null().flatten().to_numpy(zero_copy_only=False)
+    found[scores.is_valid().to_numpy(zero_copy_only=False)] = known.reshape(-1, each)
+    return found
 
 
 @dataclass(frozen=True)
@@ -43,7 +66,15 @@ class Ranked:
 
 
 def ranked(scores: Scores, top_k: int | None) -> list[Ranked]:
-    """Rank passages by their scores, best first; those without a score come last."""
+    """Rank passages by their scores, best first; those without a score come last.
+
+    Raises
+    ------
+    ConfigError
+        They have several.
+    """
+    if scores.ndim > 1:
+        raise ConfigError("all_labels: passages are ranked by one score; name its label instead")
     order = np.argsort(-np.asarray(scores), kind="stable")[:top_k].tolist()
     return [Ranked(index, float(scores[index]), scores.errors.get(index)) for index in order]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from producer.runs.scores import RunStats, Scores
+from producer.runs.scores import RunStats, Scores, as_array
 
 if TYPE_CHECKING:
     from jobs.run import Progress
@@ -32,6 +32,8 @@ class ScoringRun:
         """Reasons by row number (from 0) for the rows read so far that have no score."""
         self.stats = RunStats()
         """How the rows read so far were scored."""
+        self.labels: tuple[str, ...] = ()
+        """Names of a row's scores, with ``all_labels``; known after the first scored chunk."""
 
     @property
     def id(self) -> str:
@@ -44,7 +46,7 @@ class ScoringRun:
         return self._submission.progress
 
     def scores(self, timeout: float | None = None) -> Scores:
-        """Wait for all scores: float32 of shape ``[n]``, NaN for the rows in `errors`.
+        """Wait for all scores: float32 of shape ``[n]`` (``[n, labels]``), NaN for the rows in `errors`.
 
         Parameters
         ----------
@@ -61,13 +63,16 @@ class ScoringRun:
         self._submission.deadline = math.inf if timeout is None else time.monotonic() + timeout
         try:
             for part in self.tables():
-                self._scores.append(part.scores.to_numpy(zero_copy_only=False).astype(np.float32))
+                self._scores.append(as_array(part.scores))
         finally:
             self._submission.deadline = math.inf
-        return Scores.of(self._scores, self.errors)
+        return Scores.of(self._scores, self.errors, self.labels)
 
-    def __iter__(self) -> Iterator[float]:
-        """Yield the scores in input order, each as soon as it is available; NaN for rows in `errors`."""
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the scores in input order, each as soon as it is available; NaN for rows in `errors`.
+
+        Each is a float, or with ``all_labels`` a list of them.
+        """
         for part in self.tables():
             for score in part.scores.to_pylist():
                 yield math.nan if score is None else score
@@ -96,3 +101,4 @@ class ScoringRun:
             stats.padded_tokens += part.stats.padded_tokens
             stats.precision, stats.backend = part.stats.precision, part.stats.backend
             stats.revision = part.stats.revision
+            self.labels = part.stats.labels

@@ -137,13 +137,17 @@ class SplitRun:
     def scores(self, timeout: float | None = None) -> Scores:
         """The scores of all rows; the parameter and what it raises are as of `ScoringRun.scores`."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        whole = np.full(self._rows, np.nan, np.float32)
         errors: dict[int, str] = {}
-        for numbers, run in self._runs:
-            found = run.scores(None if deadline is None else deadline - time.monotonic())
-            whole[numbers] = found
+        parts = [
+            (numbers, run.scores(None if deadline is None else deadline - time.monotonic()))
+            for numbers, run in self._runs
+        ]
+        labels = next((found.labels for _, found in parts if found.labels), ())
+        whole = np.full((self._rows, len(labels)) if labels else self._rows, np.nan, np.float32)
+        for numbers, found in parts:
+            whole[numbers] = found.reshape(len(found), -1) if labels else found
             errors |= {int(numbers[row]): reason for row, reason in found.errors.items()}
-        return Scores.of([whole], errors)
+        return Scores.of([whole], errors, labels)
 
     def cancel(self) -> None:
         """Cancel all of them."""

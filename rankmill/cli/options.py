@@ -31,6 +31,7 @@ _HELP = {
     "instruction": "What the model is asked, in its prompt or before each query.",
     "prompt_template": "Jinja file, or the name of a shipped template; none: the two texts alone.",
     "label": "Name or number of the output that is the score.",
+    "all_labels": "Each output of a model with several is a score, in a column of its own.",
     "long": "Passages over the limit: cut off the end, or score overlapping windows and take the best.",
     "long_stride": "Tokens from the start of a window to the start of the next.",
     "redis_url": "redis://, rediss:// (TLS), unix:// or redis+sentinel:// URL of the server.",
@@ -113,7 +114,10 @@ def settings(*names: str, **defaults: str) -> Option:
 
 
 def _setting(name: str, default: str | None) -> Option:
-    words, takes_number = _values(Settings.model_fields[name].annotation)
+    kind = Settings.model_fields[name].annotation
+    if kind is bool:
+        return click.option(f"--{name.replace('_', '-')}", name, is_flag=True, default=None, help=_HELP[name])
+    words, takes_number = _values(kind)
     default = default or _NONE.get(name) or str(_DEFAULTS[name])
     return click.option(
         _FLAGS.get(name, f"--{name.replace('_', '-')}"),

@@ -184,6 +184,15 @@ class Request:
                 "leave out --qrels, or the ranking"
             )
 
+    def check_scores(self, target: Path, settings: Settings) -> None:
+        """Check that there is one score where rows are ranked by it; raises `InputError` if not."""
+        if not settings.all_labels:
+            return
+        if self.form.ranks(self.file_at(target)):
+            raise InputError("--all-labels makes several scores, and rows are ranked by one: use --label")
+        if self.reuse:
+            raise InputError("--reuse takes one score of a row: leave it out, or --all-labels")
+
     def options(self, settings: Settings) -> dict[str, object]:
         """Options that change the rows of the output, by their names on the command line."""
         form, usual = self.form, OutputFormat()

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import fakeredis
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from rq.job import Job
 
 from jobs.errors import FormatError, WireError
 from jobs.job import chunk_of
-from jobs.results import ChunkFailure, ChunkStats, from_entry, to_entry
+from jobs.results import ChunkFailure, ChunkScores, ChunkStats, from_entry, to_entry
 from jobs.run import Progress, RowError, Run, read_run
 from jobs.schema import WireModel
 from jobs.spec import ScoreSpec
@@ -122,9 +123,18 @@ def test_a_job_has_a_run_and_a_chunk_for_arguments(arguments: tuple[Any, ...]) -
 
 
 @pytest.mark.parametrize(
-    "added", [{"instruction": ""}, {"prompt_template": "none"}, {"label": "1"}, {"activation": "softmax"}]
+    "added",
+    [
+        {"instruction": ""},
+        {"prompt_template": "none"},
+        {"label": "1"},
+        {"activation": "softmax"},
+        {"all_labels": True},
+    ],
 )
-def test_a_run_that_an_older_release_would_score_otherwise_has_another_format(added: dict[str, str]) -> None:
+def test_a_run_that_an_older_release_would_score_otherwise_has_another_format(
+    added: dict[str, str | bool],
+) -> None:
     """An older worker leaves such a run to others; all other runs it reads as before."""
     assert RUN.fields()["format"] == 2
     known = {"model", "revision", "precision", "max_length", "activation"}
@@ -137,3 +147,17 @@ def test_a_run_that_an_older_release_would_score_otherwise_has_another_format(ad
     assert read_run(RUN.id, stored) == new
     with pytest.raises(FormatError, match="has format 4, this release reads 2 and 3"):
         read_run(RUN.id, {**stored, b"format": b"4"})
+
+
+def test_lists_of_scores_need_their_labels() -> None:
+    scores = pa.FixedSizeListArray.from_arrays(pa.array([1.0, 2.0], pa.float32()), 2)
+    named = STATS.model_copy(update={"labels": ("no", "yes")})
+    entry = as_stored(to_entry(ChunkScores(0, scores, pa.nulls(1, pa.string()), named)))
+    found = from_entry(entry)
+    assert isinstance(found, ChunkScores)
+    assert found.stats == named
+    for labels in ((), ("one",)):
+        other = named.model_copy(update={"labels": labels}).written()
+        with pytest.raises(WireError, match="its scores are not those of its"):
+            from_entry({**entry, b"stats": other.encode()})
+    assert "labels" not in STATS.written()

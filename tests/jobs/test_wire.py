@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from jobs import wire
 from jobs.errors import WireError
 from jobs.schema import FORMAT
-from jobs.wire import decode_pairs, decode_scores, encode_pairs, encode_scores
+from jobs.wire import decode_pairs, decode_scores, encode_pairs, encode_scores, outputs
 
 TEXT = st.one_of(st.none(), st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 TYPES = st.sampled_from(
@@ -272,3 +272,21 @@ def test_a_damaged_stream_is_refused_or_still_of_pairs_or_scores(
         assert len(scores) == len(errors) <= wire.MAX_CHUNK_ROWS
         rows = zip(scores.to_pylist(), errors.to_pylist(), strict=True)
         assert all((score is None) != (error is None) for score, error in rows)
+
+
+def test_lists_of_scores_come_back_and_damaged_ones_do_not() -> None:
+    numbers = pa.array(np.arange(6, dtype=np.float32))
+    lists = pa.FixedSizeListArray.from_arrays(numbers, 2, mask=pa.array([False, True, False]))
+    errors = pa.array([None, "why", None], pa.string())
+    scores, reasons = decode_scores(encode_scores(lists, errors))
+    assert scores.equals(lists)
+    assert reasons.equals(errors)
+    assert outputs(scores) == 2
+    for bad in (np.nan, np.inf, None):
+        few = pa.array([1.0, bad, 3.0, 4.0], pa.float32())
+        payload = encode_scores(pa.FixedSizeListArray.from_arrays(few, 2), pa.nulls(2, pa.string()))
+        with pytest.raises(WireError, match="not a finite number"):
+            decode_scores(payload)
+    double = pa.FixedSizeListArray.from_arrays(pa.array([1.0, 2.0]), 2)
+    with pytest.raises(WireError, match="has columns"):
+        decode_scores(encode_scores(double, pa.nulls(1, pa.string())))

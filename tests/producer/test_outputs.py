@@ -43,7 +43,7 @@ def make(target: Path, table: pa.Table, scores: list[float | None], rows: int = 
     check_target(target, form)
     folder = target.parent / "work"
     folder.mkdir(exist_ok=True)
-    with ScoredFile(target, folder, plan_layout(source, target, form, "score")) as output:
+    with ScoredFile(target, folder, plan_layout(source, target, form, ["score"])) as output:
         for start in range(0, len(table), rows):
             output.write(scored(table.slice(start, rows), scores[start : start + rows]))
         output.finish({"rankmill.version": "1"})

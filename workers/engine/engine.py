@@ -28,7 +28,7 @@ from workers.models.tokens import Batch, Tokens, pad
 class PairScores:
     """Scores of `n` pairs, with the tokens and batches that they took.
 
-    ``scores`` is float32 of shape ``[n]``; it is NaN for the rows in ``errors``, which maps row to reason.
+    ``scores`` is float32, ``[n]`` or ``[n, labels]``; NaN for the rows in ``errors``, row to reason.
     ``tokens`` counts real tokens, ``padded_tokens`` real tokens and padding. ``batches`` counts the
     batches with at least one of the pairs. ``windows`` counts the windows of the ``cut`` passages.
     """
@@ -140,7 +140,7 @@ class Engine:
 
     def prepare(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> Work:
         """Tokenize pairs ``[n]``; pairs that cannot be tokenized get an error and are done."""
-        scored = PairScores(np.full(len(queries), np.nan, dtype=np.float32))
+        scored = PairScores(self.model.no_scores(len(queries)))
         complete = []
         for row, (query, passage) in enumerate(zip(queries, passages, strict=True)):
             if query is None or passage is None:
@@ -275,7 +275,7 @@ class Engine:
         for work, rows in parts:
             mine, out, places = scores[done : done + len(rows)], work.scored, work.rows[rows]
             done += len(rows)
-            finite = np.isfinite(mine)
+            finite = np.isfinite(mine).reshape(len(mine), -1).all(axis=1)
             np.fmax.at(out.scores, places[finite], mine[finite])  # the best of a pair's windows
             for place in places[~finite].tolist():
                 precision = self.model.backend.precision

@@ -70,7 +70,8 @@ def choose_output(label: str | None, labels: Sequence[str], model: str) -> int |
     names += ", and more" if len(labels) > _SHOWN else ""
     if label is None and len(labels) > 1:
         raise SpecError(
-            f"model {model} has {len(labels)} outputs; name the one to score by with --label ({names})"
+            f"model {model} has {len(labels)} outputs; name the one to score by with --label ({names}), "
+            "or take all with --all-labels"
         )
     if label is None:
         return None

@@ -13,7 +13,7 @@ import numpy as np
 
 from jobs.errors import RankmillError, SpecError
 from jobs.spec import ScoreSpec
-from workers.backends.base import Backend, DeviceLost, ModelFiles, OutOfMemory
+from workers.backends.base import Backend, DeviceLost, Logits, ModelFiles, OutOfMemory
 from workers.backends.families import first_position
 from workers.backends.registry import BACKENDS, Choice, choose_backend
 from workers.disk_cache import cache_folder
@@ -44,6 +44,13 @@ class Model:
     int8_gain: float | None = None
     windows: Windows | None = None
     """Cuts passages that are too long; ``None`` if they are truncated."""
+    labels: tuple[str, ...] = ()
+    """Names of the outputs, if each is a score: scores are ``[rows, labels]`` then, else ``[rows]``."""
+
+    def no_scores(self, rows: int) -> Logits:
+        """NaN for each score of so many rows."""
+        shape = (rows, len(self.labels)) if self.labels else (rows,)
+        return np.full(shape, np.nan, np.float32)
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,7 @@ class Loaded:
                 revision=self.revision,
                 int8_gain=self.int8_gain,
                 windows=_windows(spec, about, tokenizer),
+                labels=about.labels if spec.all_labels and len(about.labels) > 1 else (),
             )
 
 
@@ -133,8 +141,8 @@ def load(
 
 
 def _scores(spec: ScoreSpec, about: Description) -> Activation:
-    """The function from logits to scores of shape ``[rows]``."""
-    chosen = choose_output(spec.label, about.labels, spec.model)
+    """The function from logits to scores of shape ``[rows]``, or of all labels, ``[rows, labels]``."""
+    chosen = None if spec.all_labels else choose_output(spec.label, about.labels, spec.model)
     function = activation(spec.activation, about.layout.activation, spec.model, len(about.labels))
     return function if chosen is None else lambda logits: np.ascontiguousarray(function(logits)[:, chosen])
 

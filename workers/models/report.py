@@ -83,7 +83,8 @@ def _pooling(about: Description) -> str:
 def _refusal(spec: ScoreSpec, about: Description) -> str | None:
     """Why the model cannot be scored as the spec has it; ``None`` if it can."""
     try:
-        choose_output(spec.label, about.labels, spec.model)
+        if not spec.all_labels:
+            choose_output(spec.label, about.labels, spec.model)
         tokenizer_for(spec, about, find_max_length(spec, about))
         if about.layout.task == "causal":
             answers(spec, about)

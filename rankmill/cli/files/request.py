@@ -188,6 +188,6 @@ def file_options(function: Function) -> Function:
 
 SETTINGS = (
     "model", "revision", "precision", "max_length", "activation", "instruction", "prompt_template", "label",
-    "long", "long_stride", "queue", "chunk_size",
+    "all_labels", "long", "long_stride", "queue", "chunk_size",
 )  # fmt: skip
 """Settings that say how files are scored, wherever that is."""

@@ -3,8 +3,8 @@
 A payload is a header (magic, format version, size before compression) and an Arrow IPC stream of
 one record batch. The whole stream is compressed with zstd, so a reader knows version and size
 before it decompresses anything. Pairs: ``query`` (dictionary-encoded, as queries repeat) and
-``passage``, both nullable text. Scores: ``score`` (float32) and ``error`` (text); in each row exactly
-one of them is null.
+``passage``, both nullable text. Scores: ``score`` (float32, or a list of some) and ``error`` (text); in
+each row exactly one of them is null.
 
 >>> import pyarrow as pa
 >>> decode_pairs(encode_pairs(pa.array(["q", "q"]), pa.array(["a", None])))
@@ -21,6 +21,8 @@ import pyarrow.compute as pc
 
 from jobs.errors import FormatError, WireError
 from jobs.schema import FORMAT
+from jobs.wire.messages import MAX_CHUNK_ROWS as MAX_CHUNK_ROWS
+from jobs.wire.messages import check_messages
 
 MAX_TEXT_CHARS = 1 << 20
 """Longest text in characters; longer texts are truncated before they are sent. No model reads so many:
@@ -30,17 +32,9 @@ MAX_CHUNK_BYTES = 64 << 20
 """Largest payload in bytes, compressed and decompressed. Also the most bytes of text in a chunk, counting
 a repeated query in every row; a worker has at most one token for each of these bytes."""
 
-MAX_CHUNK_ROWS = 1 << 20
-
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 _PAIRS = pa.schema([("query", _TEXT), ("passage", pa.string())])
 _SCORES = pa.schema([("score", pa.float32()), ("error", pa.string())])
-_MAX_METADATA = 64 << 10
-"""Most bytes of metadata in a message of an Arrow stream; rankmill's messages have about 200."""
-
-_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
-"""Kinds of messages in an Arrow stream."""
-
 _HEADER = struct.Struct(">4sIQ")
 _MAGIC = b"RKML"
 
@@ -82,8 +76,13 @@ def decode_pairs(payload: bytes) -> tuple[list[str | None], list[str | None]]:
 
 
 def encode_scores(scores: pa.Array, errors: pa.Array) -> bytes:
-    """Encode float32 scores and text errors, both of shape ``[n]``."""
-    return _write(pa.record_batch([scores, errors], schema=_SCORES))
+    """Encode float32 scores (or lists of a fixed number of them) and text errors, both of shape ``[n]``."""
+    return _write(pa.record_batch([scores, errors], schema=_scores(scores.type)))
+
+
+def outputs(scores: pa.Array) -> int:
+    """How many scores each row has, as a list; 0 where it is one that is no list."""
+    return int(scores.type.list_size) if pa.types.is_fixed_size_list(scores.type) else 0
 
 
 def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array]:
@@ -99,7 +98,8 @@ def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array]:
     scores, errors = batch["score"], batch["error"]
     if not pc.all(pc.xor(pc.is_valid(scores), pc.is_valid(errors)), min_count=0).as_py():
         raise WireError("a row has both a score and an error, or neither")
-    if not pc.all(pc.is_finite(scores), min_count=0).as_py():
+    numbers = scores.drop_null().flatten() if outputs(scores) else scores.drop_null()
+    if not pc.all(pc.fill_null(pc.is_finite(numbers), False), min_count=0).as_py():
         raise WireError("a score is not a finite number")
     return scores, errors
 
@@ -192,7 +192,7 @@ def _read(payload: bytes, schema: pa.Schema) -> pa.RecordBatch:
     size = _unpacked_size(payload)
     try:
         raw = pa.decompress(memoryview(payload)[_HEADER.size :], decompressed_size=size, codec="zstd")
-        _check_messages(memoryview(raw).cast("B"), sum(map(pa.types.is_dictionary, schema.types)))
+        check_messages(memoryview(raw).cast("B"), sum(map(pa.types.is_dictionary, schema.types)))
         with pa.ipc.open_stream(raw) as reader:
             _check_schema(reader.schema, schema)
             batch = reader.read_next_batch()
@@ -218,80 +218,12 @@ def _unpacked_size(payload: bytes) -> int:
     return int(size)
 
 
-def _check_messages(stream: memoryview, dictionaries: int) -> None:
-    """Refuse a stream that needs more memory than its own bytes, before Arrow reads it.
-
-    A valid stream is a schema, the given number of dictionaries and one batch; none of its messages is
-    compressed. Each message starts with a marker and the size of its metadata, a flatbuffer with the
-    body's size.
-    """
-    kinds, at = [], 0
-    while True:
-        marker, size = struct.unpack_from("<Ii", stream, at)
-        at += 8
-        if marker != 0xFFFFFFFF or not 0 <= size <= _MAX_METADATA:
-            raise WireError(
-                "a payload is damaged: a message of its Arrow stream has an invalid or too large size"
-            )
-        if not size:
-            break
-        metadata = stream[at : at + size]
-        kind, body = _check_message(metadata)
-        kinds.append(kind)
-        at += size + body
-        if at > len(stream):
-            raise WireError("a payload is damaged: its Arrow stream is truncated")
-    if at != len(stream) or kinds not in (
-        [_SCHEMA, _BATCH],
-        [_SCHEMA, *[_DICTIONARY] * dictionaries, _BATCH],
-    ):
-        raise WireError("a payload is not an Arrow stream of one batch")
-
-
-def _check_message(metadata: memoryview) -> tuple[int, int]:
-    """Return the kind and body size (bytes) of a message; refuse a compressed or too long batch."""
-    message = _number("<I", metadata, 0)
-    kind = _number("<B", metadata, _field(metadata, message, 1))
-    header = _table(metadata, _field(metadata, message, 2))
-    body = _number("<q", metadata, _field(metadata, message, 3))
-    if kind == _DICTIONARY:
-        if _number("<B", metadata, _field(metadata, header, 2)):
-            raise WireError("a payload has a dictionary in several messages")
-        header = _table(metadata, _field(metadata, header, 1))
-    if kind in {_DICTIONARY, _BATCH}:
-        rows = _number("<q", metadata, _field(metadata, header, 0))
-        if not 0 <= rows <= MAX_CHUNK_ROWS:
-            raise WireError(f"a chunk of {rows:,} rows is over the limit of {MAX_CHUNK_ROWS:,}")
-        if _field(metadata, header, 3) is not None:
-            raise WireError("a payload has a compressed message inside its Arrow stream")
-    if body < 0:
-        raise WireError("a payload is damaged: a message of its Arrow stream has a negative size")
-    return kind, body
-
-
-def _field(flatbuffer: memoryview, table: int, number: int) -> int | None:
-    """Offset of a field of a flatbuffer's table; ``None`` if the field is absent, which means 0."""
-    fields = table - _number("<i", flatbuffer, table)
-    place = 4 + 2 * number
-    if place >= _number("<H", flatbuffer, fields):
-        return None
-    offset = _number("<H", flatbuffer, fields + place)
-    return table + offset if offset else None
-
-
-def _table(flatbuffer: memoryview, field: int | None) -> int:
-    """Offset of the table to which a field refers."""
-    return (field or 0) + _number("<I", flatbuffer, field)
-
-
-def _number(form: str, flatbuffer: memoryview, at: int | None) -> int:
-    if at is None:
-        return 0
-    if at < 0:  # Python would index from the end
-        raise WireError("a payload is damaged: an offset in its Arrow stream is negative")
-    return int(struct.unpack_from(form, flatbuffer, at)[0])
+def _scores(kind: pa.DataType) -> pa.Schema:
+    return _SCORES.set(0, pa.field("score", kind))
 
 
 def _check_schema(found: pa.Schema, expected: pa.Schema) -> None:
+    if expected is _SCORES and found.names == _SCORES.names and outputs(found.empty_table()["score"]):
+        expected = _scores(pa.list_(pa.float32(), outputs(found.empty_table()["score"])))
     if not found.equals(expected):
         raise WireError(f"a payload has columns {found.names} of types {found.types}, not {expected.names}")
