@@ -22,6 +22,7 @@ from jobs.run import Run
 from jobs.runtime.tracing import step
 from jobs.store.orders import Answer
 from jobs.store.worker_report import LATENCY_BUCKETS, STAGES, GpuReport, WorkerReport
+from jobs.wire import outputs
 from workers.gpu import Gpu
 from workers.model_figures import ModelFigures
 
@@ -193,7 +194,9 @@ def count_scored(run: Run, result: ChunkScores, submitted: datetime | None) -> N
     if seconds is not None:
         latency.observe(seconds)
     model = (run.spec.model, result.stats.revision or "")
-    by_model.count(model, priority_of(run.id), result.scores.to_numpy(zero_copy_only=False), seconds)
+    known, labels = result.scores.drop_null(), outputs(result.scores)
+    numbers = (known.flatten() if labels else known).to_numpy(zero_copy_only=False)
+    by_model.count(model, priority_of(run.id), numbers, seconds, labels or 1)
 
 
 class _CpuUse:

@@ -64,16 +64,21 @@ class ModelFigures(Collector):
         self._models: OrderedDict[Name, _Figures] = OrderedDict()
 
     def count(
-        self, name: Name, priority: Priority, scores: npt.NDArray[np.floating], seconds: float | None
+        self,
+        name: Name,
+        priority: Priority,
+        scores: npt.NDArray[np.floating],
+        seconds: float | None,
+        each: int = 1,
     ) -> None:
-        """Count a chunk's scores (NaN for none) and the seconds from its submission to its result."""
+        """Count a chunk's scores (NaN for none), `each` of a pair, and the seconds until its result."""
         known = scores[~np.isnan(scores)]
         with self._lock:
             figures = self._models.setdefault(name, _Figures())
             self._models.move_to_end(name)
             if len(self._models) > _MODELS:
                 self._models.popitem(last=False)
-            figures.pairs[priority] = figures.pairs.get(priority, 0) + len(known)
+            figures.pairs[priority] = figures.pairs.get(priority, 0) + len(known) // each
             figures.scores.add(known)
             if seconds is not None:
                 latency = figures.latency.setdefault(priority, _Distribution(LATENCY_BUCKETS))
