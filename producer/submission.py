@@ -23,6 +23,7 @@ from producer.journal import Journal
 from producer.leftovers import Leftovers
 from producer.payloads import Encoder
 from producer.reuse.earlier import EarlierScores
+from producer.runs.agreed import Agreed
 from producer.runs.listeners import Listeners
 from producer.sizing import Sizes
 from producer.splitting import ScoredTable, Unit
@@ -85,8 +86,7 @@ class Submission:
         self._cancelled, self._last_entry = False, "0"
         self._late = False  # whether the caller's time was over, when it was last looked at
         self._encoder = Encoder(columns, self._window.trace)
-        first = journal.first if journal else None  # what is of the run is known after the first scored chunk
-        self._precision, self._labels = (first.precision, first.labels) if first else (None, None)
+        self._agreed = Agreed(run.spec, journal.first if journal else None)
 
     def begin(self) -> None:
         """Store the run on the server, unless it is a request."""
@@ -215,21 +215,16 @@ class Submission:
         unit = None if result.chunk is None else self._window.units.get(result.chunk)
         if unit is None or not isinstance(result, ChunkScores):
             return result
-        stats = result.stats
         if len(result.scores) != len(unit.table):
             return BadResult(result.chunk, f"it has {len(result.scores)} scores for {len(unit.table)} pairs")
-        if self.run.spec.precision == "auto":
-            if self._precision is None:
-                alone, found = self._window.has_one_left, stats.precision
-                self._precision = found if alone else self._store.settle(self.run, found)
-            if stats.precision != self._precision:
-                return BadResult(result.chunk, f"it is in {stats.precision}, the run in {self._precision}")
-        if self._labels is None:
-            self._labels = stats.labels if self.run.spec.all_labels else ()
-        if stats.labels != self._labels:
-            return BadResult(result.chunk, f"its labels are {stats.labels}, and the run's {self._labels}")
-        self._sizes.chunks.see(stats.worker, len(result.scores))
+        if objection := self._agreed.objection(result.stats, self._settle):
+            return BadResult(result.chunk, objection)
+        self._sizes.chunks.see(result.stats.worker, len(result.scores))
         return result
+
+    def _settle(self, precision: str) -> str:
+        """Fix the precision of the run, if it has other chunks to score."""
+        return precision if self._window.has_one_left else self._store.settle(self.run, precision)
 
     def _forget(self) -> None:
         """Delete the collected results from Redis, and write the run's progress there."""
@@ -268,8 +263,8 @@ class Submission:
     def _restore(self) -> None:
         """Store the run on the server again, with its precision."""
         self._store.restore(self.run)
-        if self._precision and self.run.spec.precision == "auto":
-            self._store.settle(self.run, self._precision)
+        if self._agreed.precision and self.run.spec.precision == "auto":
+            self._store.settle(self.run, self._agreed.precision)
 
     def _send(self, units: dict[int, Unit]) -> None:
         rows = sum(len(unit.table) for unit in units.values())
