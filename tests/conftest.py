@@ -21,6 +21,7 @@ from hypothesis import settings
 
 from jobs.runtime.logs import ROOMS, RQ
 from tests.harness.environ import BIN, ENVIRON, QUICK_LEASE
+from tests.harness.preloaded import install
 from tests.harness.processes import (
     Outcome,
     StartExporter,
@@ -63,6 +64,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("suite", deadline=None)  # a busy machine is no failure
 settings.load_profile("suite")
+install()
 use_threads(1)  # the suite's workers are processes; more threads would fight them
 
 

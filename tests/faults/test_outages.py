@@ -25,7 +25,7 @@ from benchmarks.outages import OUTAGES, full, replica
 from jobs.store.worker_report import queue_workers
 from producer import Client
 from tests.conftest import ENVIRON, Server, StartWorker, serve, start_worker, wait_for
-from tests.harness.preloaded import PreloadedProcess
+from tests.harness.preloaded import EXECUTED, PreloadedProcess
 from tests.harness.tools import free_port
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(400)]
@@ -182,7 +182,7 @@ def test_score_workers_outlive_an_outage(server: Server, tmp_path: Path) -> None
     command = ["score-workers", "--redis", server.url, "--workers", "2", "--threads", "1"]
     log = tmp_path / "pool.log"
     with log.open("wb") as out:
-        pool = PreloadedProcess(command, stdout=out, stderr=out, env=ENVIRON, cwd=tmp_path)
+        pool = PreloadedProcess(command, stdout=out, stderr=out, env={**ENVIRON, EXECUTED: "1"}, cwd=tmp_path)
     try:
         wait_for(lambda: len(queue_workers(server.client, "rankmill").scoring) == 2, pool)
         with replica(server.client):

@@ -17,7 +17,7 @@ from jobs.store.worker_report import queue_workers
 from producer import Client
 from tests.conftest import ENVIRON, Server, run_command, wait_for
 from tests.harness.models import make_bert
-from tests.harness.preloaded import PreloadedProcess
+from tests.harness.preloaded import EXECUTED, PreloadedProcess
 
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -30,7 +30,11 @@ def pool(server: Server, tmp_path: Path) -> Iterator[Start]:
     def start(*options: str) -> subprocess.Popen[bytes]:
         with (tmp_path / "pool.log").open("ab") as log:
             command = ["score-workers", "--redis", server.url, *options]
-            started.append(PreloadedProcess(command, stdout=log, stderr=log, env=ENVIRON, cwd=tmp_path))
+            started.append(
+                PreloadedProcess(
+                    command, stdout=log, stderr=log, env={**ENVIRON, EXECUTED: "1"}, cwd=tmp_path
+                )
+            )
         return started[-1]
 
     yield start

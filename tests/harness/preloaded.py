@@ -1,69 +1,42 @@
-"""Commands that need not import their libraries: they run in a fork of a process that has.
+"""Processes that need not import their libraries: they are forks of one that has (`tests.harness.forks`).
 
 Nearly all of the CPU time that the start of a worker or of a short command takes is spent on imports.
-A fork is a real process: it has its own pid, environment, folder, streams, signals and exit status.
-
-    python -m tests.harness.preloaded SOCKET    # serves until its standard input closes
+A fork is a real process: it has its own pid, environment, folder, streams, signals and exit status. Its
+parent is the process that it was forked from, and it is in that process's group.
 """
 
 from __future__ import annotations
 
 import atexit
-import functools
-import gc
-import importlib
 import json
 import os
-import random
 import select
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, AnyStr, TextIO
 
 from tests.harness.environ import ENVIRON
 
-_LIBRARIES = (
-    "rq.cli.cli",
-    "fastapi",
-    "redis",
-    "numpy",
-    "pyarrow",
-    "pydantic",
-    "opentelemetry.trace",
-    "prometheus_client",
-    "pyarrow.compute",
-    "pyarrow.csv",
-    "pyarrow.json",
-    "pyarrow.parquet",
-    "rich.console",
-    "rich.logging",
-    "rich.progress",
-    "rich.table",
-    "sqlite3",
-    "yaml",
-    "openvino",
-    "torch",
-    "transformers.models.auto.modeling_auto",
-    "transformers.models.auto.tokenization_auto",
-    "transformers.models.bert.modeling_bert",
-    "transformers.models.bert.tokenization_bert",
-    "uvicorn",
+_MODULES = (
+    "producer.local.supervisor",
+    "rq.cli",
+    "workers.models.report",
+    "workers.quantization.calibrate",
+    "workers.trial",
 )
-"""None of rankmill's own modules: every process imports those anew."""
+"""What rankmill starts as ``python -m``."""
 
-_COMMANDS = {
-    "rq": ("rq.cli.cli", "main"),
-    "score-file": ("rankmill.cli.score", "score_file"),
-    "score-workers": ("rankmill.cli.workers", "score_workers"),
-    "rankmill": ("rankmill.cli.main", "rankmill"),
-}
-"""Module and function of each command, as its script in the commands' folder has them."""
+EXECUTED = "TESTS_EXECUTED"
+"""Where this variable is set, rankmill's processes are executed, as its users' are: for tests of families."""
+
+_Popen = subprocess.Popen
+
+_address: list[str] = []
+"""Of the process that forks, once it is known."""
 
 
 class PreloadedProcess(subprocess.Popen[AnyStr]):
@@ -107,14 +80,48 @@ class PreloadedProcess(subprocess.Popen[AnyStr]):
         return self.returncode
 
 
-@functools.cache
+class _Process(PreloadedProcess[AnyStr]):
+    """What ``subprocess.Popen`` is in tests: rankmill's own processes are forks, all others are as ever."""
+
+    def _execute_child(self, args, *others) -> None:  # type: ignore[no-untyped-def]
+        command = [] if isinstance(args, str) else [str(word) for word in args if word != "-P"]
+        environ = os.environ if others[5] is None else others[5]
+        ours = len(command) > 2 and command[:2] == [sys.executable, "-m"] and command[2] in _MODULES
+        if ours and not environ.get(EXECUTED):
+            super()._execute_child(command[1:], *others)
+        else:
+            _Popen._execute_child(self, args, *others)  # type: ignore[attr-defined]
+
+    def _internal_poll(self, *others: Any, **named: Any) -> int | None:
+        if hasattr(self, "_line"):
+            return super()._internal_poll()
+        return _Popen._internal_poll(self, *others, **named)  # type: ignore[attr-defined, no-any-return]
+
+    def _wait(self, timeout: float | None) -> int:
+        if hasattr(self, "_line"):
+            return super()._wait(timeout)
+        return _Popen._wait(self, timeout)  # type: ignore[attr-defined, no-any-return]
+
+
+def install(address: str | None = None) -> None:
+    """Let the processes that rankmill starts from this one be forks."""
+    _address.extend([address] if address else [])
+    subprocess.Popen = _Process  # type: ignore[misc]
+
+
 def _server() -> str:
-    """Address of the process that forks; it ends with this one."""
+    """Address of the process that forks; it ends with the one that has started it."""
+    if not _address:
+        _address.append(_start())
+    return _address[0]
+
+
+def _start() -> str:
     folder = tempfile.TemporaryDirectory(prefix="rm-")  # short: socket paths are limited
     address = f"{folder.name}/s"
-    command = [sys.executable, "-m", "tests.harness.preloaded", address]
+    command = [sys.executable, "-m", "tests.harness.forks", address]
     root = Path(__file__).parents[2]
-    server = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=root, env=ENVIRON, start_new_session=True)
+    server = _Popen(command, stdin=subprocess.PIPE, cwd=root, env=ENVIRON, start_new_session=True)
 
     def end() -> None:
         server.communicate()
@@ -122,86 +129,6 @@ def _server() -> str:
 
     atexit.register(end)
     while not os.path.exists(address):  # noqa: PTH110
-        assert server.poll() is None, "the process that forks workers ended early"
+        assert server.poll() is None, "the process that forks ended early"
         time.sleep(0.05)
     return address
-
-
-def _serve(address: str) -> dict[str, Any] | None:
-    """Fork for each connection; returns in the worker, with what is wanted of it, and at the end."""
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address + ".new")
-        listener.listen()
-        Path(address + ".new").rename(address)
-        while sys.stdin not in (ready := select.select([listener, sys.stdin], [], [], 1)[0]):
-            _reap(os.WNOHANG)
-            if not ready:
-                continue
-            line, _ = listener.accept()
-            with line:
-                if not os.fork():
-                    listener.close()
-                    return _watch(line)
-    _reap(os.WNOHANG)
-    os.killpg(0, signal.SIGKILL)  # with this process all that a suite which was killed has left
-    return None
-
-
-def _watch(line: socket.socket) -> dict[str, Any]:
-    """Fork the process and say how it ends; returns in the process."""
-    message, streams, _, _ = socket.recv_fds(line, 1 << 20, 3)
-    while not message.endswith(b"\n"):
-        message += line.recv(1 << 20)
-    wanted: dict[str, Any] = {**json.loads(message), "streams": streams}
-    pid = os.fork()
-    if not pid:
-        return wanted
-    for stream in streams:
-        os.close(stream)  # its reader waits until nobody can write
-    line.sendall(f"{pid}\n".encode())
-    _, status = os.waitpid(pid, 0)
-    with suppress(OSError):  # nobody waits
-        line.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
-    os._exit(0)
-
-
-def _reap(options: int) -> None:
-    """Take note of those that have ended, their CPU time included."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, options)[0]:
-            pass
-
-
-def _become(wanted: dict[str, Any]) -> None:
-    """Make this process what an exec of the command would make it, but for the modules it has."""
-    os.chdir(wanted["cwd"])
-    os.environ.clear()
-    os.environ.update(wanted["environ"])
-    for own, given in enumerate(wanted["streams"]):
-        os.dup2(given, own)
-        os.close(given)
-    tempfile.tempdir = None
-    vars(sys.modules["__main__"])["__package__"] = None  # as a script's: click takes a program's name from it
-    sys.argv = wanted["command"]
-    random.seed()
-
-
-def _main(address: str) -> int:
-    for name in _LIBRARIES:
-        importlib.import_module(name)
-    gc.freeze()
-    wanted = _serve(address)
-    if wanted is None:
-        return 0
-    _become(wanted)
-    name, *arguments = wanted["command"]
-    if name == "python":
-        sys.argv = ["-c", *arguments[2:]]
-        exec(arguments[1], {"__name__": "__main__"})
-        return 0
-    module, function = _COMMANDS[name]
-    return int(getattr(importlib.import_module(module), function)() or 0)
-
-
-if __name__ == "__main__":
-    sys.exit(_main(sys.argv[1]))

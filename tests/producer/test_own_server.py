@@ -13,10 +13,14 @@ import pytest
 from jobs.errors import EmbeddedError
 from producer import Client
 from tests.conftest import wait_for
+from tests.harness.preloaded import EXECUTED
 from tests.producer.test_client import PAIRS
 
 
-def test_it_scores_and_ends_with_its_block_and_says_so_when_its_server_dies(tiny_model: Path) -> None:
+def test_it_scores_and_ends_with_its_block_and_says_so_when_its_server_dies(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(EXECUTED, "1")
     with Client.embedded(model=str(tiny_model), device="cpu", threads=1) as client:
         assert np.isfinite(client.score(PAIRS, timeout=120)).all()
         assert client._cluster

@@ -25,6 +25,7 @@ from producer.local.embedded import worker_environs
 from producer.local.processes import worker_command
 from rankmill.cluster.snapshot import read_cluster
 from tests.conftest import score_file, start_command, wait_for
+from tests.harness.preloaded import EXECUTED
 
 
 def write_pairs(path: Path, rows: int, words: int = 5) -> Path:
@@ -42,7 +43,7 @@ def private_tmp() -> Iterator[Path]:
 
 def start(source: Path, model: Path, tmp: Path, *options: str) -> subprocess.Popen[str]:
     command = ["score-file", source, "--model", model, "--chunk-size", "64", *options]
-    return start_command(*command, environ={"TMPDIR": str(tmp)})
+    return start_command(*command, environ={"TMPDIR": str(tmp), EXECUTED: "1"})
 
 
 def cluster_of(command: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -172,7 +173,7 @@ def test_workers_that_die_again_and_again_end_the_run(tmp_path: Path, tiny_model
     dies = "import os, sys\nif 'rq.cli' in sys.orig_argv: print('broken'); sys.stdout.flush(); os._exit(3)\n"
     (tmp_path / "sitecustomize.py").write_text(dies)
     source = write_pairs(tmp_path / "a.parquet", 10)
-    done = score_file(source, "--model", tiny_model, environ={"PYTHONPATH": str(tmp_path)})
+    done = score_file(source, "--model", tiny_model, environ={"PYTHONPATH": str(tmp_path), EXECUTED: "1"})
     assert done.code == 1
     assert "has died 3 times in a row, last with 'broken'" in done.err
     assert len(done.complaints) == 1

@@ -1,0 +1,195 @@
+"""The process whose forks run the commands that tests start: it has imported the libraries and rankmill.
+
+python -m tests.harness.forks SOCKET    # serves until its standard input closes
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import random
+import runpy
+import select
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tests.harness import preloaded
+
+_LIBRARIES = (
+    "rq.cli.cli",
+    "fastapi",
+    "redis",
+    "numpy",
+    "pyarrow",
+    "pydantic",
+    "opentelemetry.trace",
+    "prometheus_client",
+    "pyarrow.compute",
+    "pyarrow.csv",
+    "pyarrow.json",
+    "pyarrow.parquet",
+    "rich.console",
+    "rich.logging",
+    "rich.progress",
+    "rich.table",
+    "sqlite3",
+    "yaml",
+    "openvino",
+    "torch",
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.auto.tokenization_auto",
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.bert.tokenization_bert",
+    "uvicorn",
+    "rankmill.cli.main",
+    "rankmill.cli.score",
+    "rankmill.cli.workers",
+    "workers.worker",
+)
+
+_COMMANDS = {
+    "rq": ("rq.cli.cli", "main"),
+    "score-file": ("rankmill.cli.score", "score_file"),
+    "score-workers": ("rankmill.cli.workers", "score_workers"),
+    "rankmill": ("rankmill.cli.main", "rankmill"),
+}
+"""Module and function of each command, as its script in the commands' folder has them."""
+
+
+class _Server:
+    """Forks for each connection, and says on it how the fork has ended."""
+
+    def __init__(self, address: str) -> None:
+        self._running: dict[int, socket.socket] = {}
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(address + ".new")
+        self._listener.listen(64)
+        Path(address + ".new").rename(address)
+
+    def serve(self) -> dict[str, Any] | None:
+        """Returns in a fork, with what is wanted of it; ``None`` at the end."""
+        ended, wakeup = os.pipe()
+        for end in (ended, wakeup):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        while sys.stdin not in (ready := select.select([self._listener, ended, sys.stdin], [], [])[0]):
+            if ended in ready:
+                os.read(ended, 4096)
+                self._report()
+            if self._listener in ready:
+                line, _ = self._listener.accept()
+                wanted = _read(line)
+                if not (pid := os.fork()):
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for descriptor in (ended, wakeup, line.detach(), self._listener.detach()):
+                        os.close(descriptor)
+                    for other in self._running.values():
+                        other.close()
+                    return wanted
+                for stream in wanted["streams"]:
+                    os.close(stream)  # its reader waits until nobody can write
+                self._running[pid] = line
+                _send(line, pid)
+        self._report()
+        os.killpg(0, signal.SIGKILL)  # with this process all that a suite which was killed has left
+        return None
+
+    def _report(self) -> None:
+        with suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                with self._running.pop(pid) as line:
+                    _send(line, os.waitstatus_to_exitcode(status))
+
+
+def _read(line: socket.socket) -> dict[str, Any]:
+    message, streams, _, _ = socket.recv_fds(line, 1 << 20, 3)
+    while not message.endswith(b"\n"):
+        message += line.recv(1 << 20)
+    return {**json.loads(message), "streams": streams}
+
+
+def _send(line: socket.socket, number: int) -> None:
+    with suppress(OSError):  # nobody waits
+        line.sendall(f"{number}\n".encode())
+
+
+def _become(wanted: dict[str, Any], address: str) -> None:
+    """Make this process what an exec of the command would make it, but for the modules it has."""
+    os.chdir(wanted["cwd"])
+    os.environ.clear()
+    os.environ.update(wanted["environ"])
+    for own, given in enumerate(wanted["streams"]):
+        os.dup2(given, own)
+        os.close(given)
+    tempfile.tempdir = None
+    vars(sys.modules["__main__"])["__package__"] = None  # as a script's: click takes a program's name from it
+    sys.argv = wanted["command"]
+    random.seed()
+    preloaded.install(address)
+
+
+def _run(command: list[str]) -> object:
+    name, *arguments = command
+    if name == "-m":
+        sys.argv = arguments
+        sys.modules.pop(arguments[0], None)  # runpy would warn that it is there
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    elif name == "python":
+        sys.argv = ["-c", *arguments[2:]]
+        exec(arguments[1], {"__name__": "__main__"})
+    else:
+        module, function = _COMMANDS[name]
+        return getattr(importlib.import_module(module), function)()
+    return None
+
+
+def _end(status: object) -> NoReturn:
+    """End as the interpreter does, but for freeing all that a fork has got, which takes half a second."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for those that are no daemons
+    atexit._run_exitfuncs()
+    if isinstance(status, str):
+        print(status, file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status if isinstance(status, int) else 1 if status else 0)
+
+
+def _main(address: str) -> None:
+    for name in _LIBRARIES:
+        importlib.import_module(name)
+    gc.freeze()
+    wanted = _Server(address).serve()
+    if wanted is None:
+        return
+    _become(wanted, address)
+    try:
+        status = _run(wanted["command"])
+    except SystemExit as end:
+        status = end.code
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    _end(status)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])
