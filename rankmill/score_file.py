@@ -120,6 +120,7 @@ def score_file(
         source.check_unchanged()
         summary = summarize(output, settings, startup, tally, time.monotonic() - started)
         confirm(output.last, summary)
+        work.check_lock()
         output.publish(work.journal)
     return summary
 

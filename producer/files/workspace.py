@@ -13,7 +13,8 @@ from typing import Protocol
 
 from jobs.errors import InputChanged, InputError, OutputBusy
 from producer.files.manifest import differences
-from producer.files.stores.paths import ObjectPath, workspace_of
+from producer.files.stores.lock import ObjectLock
+from producer.files.stores.paths import WORKSPACE, ObjectPath, workspace_of
 from producer.files.stores.writing import identity, sync
 from producer.journal import Journal
 
@@ -22,6 +23,11 @@ class Output(Protocol):
     """What is at the place of an output."""
 
     path: Path
+
+    @property
+    def lock(self) -> Path:
+        """The object that locks an output in a store; it is beside or in the output."""
+        ...
 
     def taken(self, journal: Journal) -> Path | None:
         """What is there and is not of the journal's run; ``None`` if there is nothing."""
@@ -41,6 +47,11 @@ class OutputFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    @property
+    def lock(self) -> Path:
+        """See `Output.lock`."""
+        return self.path.with_name(f"_{self.path.name}{WORKSPACE}")
 
     def taken(self, journal: Journal) -> Path | None:
         """The file, if another run or somebody else has made it."""
@@ -80,6 +91,10 @@ class Workspace:
         damaged; the message names which.
     OutputError
         On entering: the journal cannot be written.
+    OutputBusy
+        On entering: another process, or another host, is making the output.
+    StoreError
+        On entering: the store of the output does not take anything.
     """
 
     def __init__(self, output: Output, *, restart: bool, force: bool) -> None:
@@ -91,12 +106,16 @@ class Workspace:
         self.resumes = False
         """Whether an earlier run in this folder has the same manifest and is resumed."""
         self._begun = False
+        self._remote: ObjectLock | None = None
 
     def __enter__(self) -> Workspace:
         self._is_new = not self.folder.exists()
         with ExitStack() as stack:
             self._lock(stack)
             try:
+                if isinstance(self._target, ObjectPath) and isinstance(self._output.lock, ObjectPath):
+                    lock = ObjectLock(self._output.lock, self._target, self.folder)
+                    self._remote = stack.enter_context(lock)
                 self.journal = self._open_journal()
                 stack.callback(self.journal.close)
                 self._check_output()
@@ -119,6 +138,11 @@ class Workspace:
                 shutil.rmtree(self.folder)  # while the lock is held
             elif error:
                 error.add_note(f"{kept:,} scored rows are kept in {self.folder}: the same command continues")
+
+    def check_lock(self) -> None:
+        """Raise `OutputBusy` if another host makes the output now; called before it is put into place."""
+        if self._remote:
+            self._remote.check()
 
     def _lock(self, stack: ExitStack) -> None:
         try:

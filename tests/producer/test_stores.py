@@ -19,12 +19,12 @@ import s3fs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs.errors import InputChanged, InputError, StoreError
+from jobs.errors import InputChanged, InputError, OutputBusy, StoreError
 from producer.files.inputs import find_files
 from producer.files.manifest import fingerprint
 from producer.files.readers import TextColumns
 from producer.files.source import Source, open_source
-from producer.files.stores import patience, reading, upload
+from producer.files.stores import lock, patience, reading, upload
 from producer.files.stores.paths import ObjectPath, as_path, is_url, object_path
 from producer.files.stores.reading import ObjectReader
 from producer.files.stores.writing import identity, put
@@ -234,3 +234,37 @@ def test_a_store_that_stays_away_or_refuses_is_one_line(monkeypatch: pytest.Monk
     ]:
         with pytest.raises(kind, match=message):
             patience.patiently("x", partial(fails, error), 0.01)
+
+
+def test_a_lock_is_its_holders_until_it_does_not_change_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(lock, "LEASE_SECONDS", 2.0)
+    path, output = object_path("memory://locks/_a.rankmill"), Path("a")
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder in folders:
+        folder.mkdir()
+    first = lock.ObjectLock(path, output, folders[0])
+    with first:
+        with pytest.raises(OutputBusy, match=r"score-file on host .* is making a; let it finish"):
+            lock.ObjectLock(path, output, folders[1]).__enter__()
+        first.check()
+    assert not path.exists()
+
+    first = lock.ObjectLock(path, output, folders[0]).__enter__()
+    first._ended.set()  # as if it were killed
+    first._thread.join()
+    again = lock.ObjectLock(path, output, folders[0]).__enter__()  # the same command continues at once
+    again._ended.set()
+    again._thread.join()
+    monkeypatch.setattr(lock, "LEASE_SECONDS", 0.2)
+    with lock.ObjectLock(path, output, folders[1]) as second:
+        second.check()
+        again._ended.clear()  # it was only away, and comes back
+        again._keep()
+        with pytest.raises(OutputBusy, match="makes it now, as this host was away"):
+            again.check()
+        again.__exit__(None, None, None)
+        assert path.exists()
+    assert not path.exists()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import fsspec
@@ -16,7 +19,7 @@ import s3fs
 from click.testing import CliRunner
 
 from rankmill.cli.main import rankmill
-from tests.conftest import Outcome, Server, run_command, score_file, start_command
+from tests.conftest import Outcome, Server, run_command, score_file, start_command, wait_for
 from tests.harness.buckets import Bucket
 from tests.harness.proxy import Proxy
 
@@ -111,7 +114,7 @@ def test_parts_in_a_bucket_continue_after_a_kill(place: Place, scored: pa.Table)
     code = f"{dies}; from rankmill.cli.score import score_file; score_file()"
     died = run_command("python", "-c", code, *command, *place.options, environ=place.environ)
     names = [f"out/part-0000{number}-of-00003.parquet" for number in (1, 2, 3)]
-    assert (died.code, place.there()) == (-9, names[:1]), died.err
+    assert (died.code, place.there()) == (-9, ["out/_parts.rankmill", names[0]]), died.err
     (folder,) = place.state.rglob("*.rankmill")
     assert all(SECRET.encode() not in path.read_bytes() for path in folder.iterdir())
     done = place.score(*command, "--json")
@@ -140,6 +143,26 @@ def test_a_bucket_that_goes_away_and_comes_back(place: Place, scored: pa.Table) 
     assert same(pa.concat_tables(map(place.table, names)), scored)
 
 
+def test_two_hosts_do_not_make_the_same_output(place: Place) -> None:
+    for output, lock in (("out", "out/_parts.rankmill"), ("out/a.parquet", "out/_a.parquet.rankmill")):
+        parts = ["--rows-per-part", PART] if output == "out" else []
+        command = [f"{place.url}/in/pairs.parquet", "-o", f"{place.url}/{output}", *parts]
+        waits = [*place.options, "--queue", "nobody"]
+        first = start_command("score-file", *command, *waits, environ=place.environ)
+        wait_for(partial(_is_there, place, lock), first)
+        second = place.score(*command, XDG_STATE_HOME=str(place.state / "other-host"))
+        assert second.code == 2
+        host = socket.gethostname()
+        assert f"score-file on host {host} is making {place.url}/{output}; let it finish" in second.err
+        first.send_signal(signal.SIGINT)
+        first.wait(timeout=60)
+        assert place.there() == []
+
+
+def _is_there(place: Place, name: str) -> bool:
+    return name in place.there()
+
+
 def said(process: subprocess.Popen[str]) -> Iterator[str]:
     assert process.stderr
     return iter(process.stderr.readline, "")
@@ -155,6 +178,7 @@ def test_no_permission_and_no_bucket_are_one_line(place: Place, pairs: Path, tmp
         assert ": no permission" in line
     done = place.score(*command, "--json")  # the scores have been kept
     assert (done.code, done.summary["resumed_rows"]) == (3, ROWS), done.err
+    assert place.there("") == ["in/pairs.parquet", "out.parquet", "out.parquet.errors.jsonl"]
     for other, message in (
         ([pairs, "-o", "s3://there-is-none/out.parquet"], "s3://there-is-none: no such bucket"),
         (

@@ -11,7 +11,7 @@ from producer.files.layout import Layout
 from producer.files.outputs import default_ending
 from producer.files.parts.names import PART, PARTS, Part, is_of_parts, part_name, part_of
 from producer.files.sink import ScoredFile
-from producer.files.stores.paths import ObjectPath
+from producer.files.stores.paths import WORKSPACE, ObjectPath
 from producer.files.stores.writing import sync
 from producer.files.workspace import Workspace
 from producer.journal import Finished, Journal
@@ -23,6 +23,11 @@ class PartsFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    @property
+    def lock(self) -> Path:
+        """See `Output.lock`."""
+        return self.path / f"_parts{WORKSPACE}"
 
     def taken(self, journal: Journal) -> Path | None:
         """A part that is there and is not of the journal's run; ``None`` if there is none.
@@ -92,6 +97,7 @@ class ScoredParts:
         self.errors_path = folder / "_part-*.errors.jsonl"
         self._folder = PartsFolder(folder)
         self._work = work.folder
+        self._check_lock = work.check_lock
         self._layout = layout
         self._rows_per_part = rows_per_part
         self._journal = journal = work.journal
@@ -153,6 +159,7 @@ class ScoredParts:
     def _publish(self) -> None:
         if self._file is None:
             return
+        self._check_lock()
         self._file.publish()
         self._file.__exit__(None, None, None)
         self._file = None

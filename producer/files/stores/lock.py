@@ -1,0 +1,163 @@
+"""Locks on outputs in object stores, where two hosts would not notice each other."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+import time
+import uuid
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from jobs.errors import OutputBusy, RankmillError
+from producer.files.stores.paths import ObjectPath
+from producer.files.stores.patience import LOOK_SECONDS, patiently
+
+BEAT_SECONDS = 5.0
+"""How often the holder of a lock writes it again."""
+
+LEASE_SECONDS = 20.0
+"""A lock that does not change for so long is nobody's: its holder has died, or lost the store."""
+
+logger = logging.getLogger(__name__)
+
+
+class ObjectLock:
+    """A lock: an object that its holder writes again and again. Use it as a context manager.
+
+    No clocks are compared: who wants a lock that is there watches whether it changes.
+
+    Parameters
+    ----------
+    lock
+        The object.
+    output
+        What is locked, for messages.
+    folder
+        The run's folder on this host. A command that continues a killed one has its lock at once.
+
+    Raises
+    ------
+    OutputBusy
+        On entering: another host holds the lock.
+    StoreError
+        On entering: the lock cannot be read or written.
+    """
+
+    def __init__(self, lock: ObjectPath, output: Path, folder: Path) -> None:
+        self._lock, self._output = lock, output
+        self._owner = _owner(folder)
+        self._beats = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="output-lock", daemon=True)
+        self._other: str | None = None
+
+    def __enter__(self) -> ObjectLock:
+        if not self._create():
+            seen = self._read()
+            if seen and seen["owner"] != self._owner:
+                self._watch(seen)
+            self._write()
+            seen = self._read()  # another host may have written it at the same time
+            if not seen or seen["owner"] != self._owner:
+                raise self._busy(seen)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        with suppress(RankmillError):
+            seen = self._read()
+            if seen and seen["owner"] == self._owner:
+                self._lock.unlink(missing_ok=True)
+
+    def check(self) -> None:
+        """Raise `OutputBusy` if another host has taken the lock: this one was away for long."""
+        if self._other is not None:
+            raise OutputBusy(
+                f"{self._output}: host {self._other} makes it now, as this host was away; nothing was written"
+            )
+
+    def _watch(self, first: dict[str, str]) -> None:
+        """Return when the lock has not changed for long; raise `OutputBusy` if it does."""
+        logger.warning("host %s has begun %s; looking whether it still works", first["host"], self._output)
+        until = time.monotonic() + LEASE_SECONDS
+        while time.monotonic() < until:
+            time.sleep(min(BEAT_SECONDS / 5, LEASE_SECONDS))
+            now = self._read()
+            if now is None:
+                return
+            if now != first:
+                raise self._busy(now)
+
+    def _busy(self, seen: dict[str, str] | None) -> OutputBusy:
+        host = seen["host"] if seen else "another"
+        return OutputBusy(f"score-file on host {host} is making {self._output}; let it finish")
+
+    def _keep(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            try:
+                seen = self._read()
+                if seen and seen["owner"] != self._owner:
+                    self._other = seen["host"]
+                    return
+                self._write()
+            except RankmillError as error:
+                logger.warning("%s", error)
+
+    def _content(self) -> bytes:
+        self._beats += 1
+        about = {"owner": self._owner, "host": socket.gethostname(), "beat": str(self._beats)}
+        return json.dumps(about).encode()
+
+    def _create(self) -> bool:
+        """Write the lock if it is not there; whether it was written. Some stores cannot tell."""
+        system, name = self._lock.store
+
+        def create() -> bool:
+            try:
+                system.pipe_file(name, self._content(), mode="create")
+            except FileExistsError:
+                return False
+            except (NotImplementedError, TypeError, ValueError):
+                return False
+            return True
+
+        return patiently(f"cannot write {self._lock}", create, LOOK_SECONDS)
+
+    def _write(self) -> None:
+        system, name = self._lock.store
+        patiently(f"cannot write {self._lock}", lambda: system.pipe_file(name, self._content()), LOOK_SECONDS)
+
+    def _read(self) -> dict[str, str] | None:
+        """The lock's content; ``None`` if it is not there or is damaged."""
+        system, name = self._lock.store
+
+        def read() -> dict[str, str] | None:
+            try:
+                raw = system.cat_file(name)
+            except FileNotFoundError:
+                return None
+            try:
+                found = json.loads(raw)
+                return {key: str(found[key]) for key in ("owner", "host", "beat")}
+            except (ValueError, KeyError, TypeError):
+                return None
+
+        return patiently(f"cannot read {self._lock}", read, LOOK_SECONDS)
+
+
+def _owner(folder: Path) -> str:
+    """The id of a run's folder on this host."""
+    file = folder / "owner"
+    with suppress(FileNotFoundError):
+        return file.read_text()
+    owner = uuid.uuid4().hex
+    file.write_text(owner)
+    return owner
