@@ -9,6 +9,7 @@ from rq.utils import now
 
 from jobs.errors import RankmillError, RedisUnavailable, RunFailed
 from jobs.pairs_job import read_pairs, read_request, return_value
+from jobs.priority import priority_of
 from jobs.results import ChunkResult, ChunkScores
 from jobs.runtime.patience import cannot_serve
 from jobs.store.runs import RunStore
@@ -60,15 +61,31 @@ class ChunkOfRun:
     def __init__(self, job: ScoringJob, store: RunStore) -> None:
         self._store = store
         self._run_id, self._chunk = job.chunk
+        self._is_request = priority_of(self._run_id) == "request"
+        self._payload: bytes | None = None
+        self._rows = 0
 
     def load(self) -> Run | None:
-        return self._store.load(self._run_id)
+        """As the protocol says; a request's pairs, which are few, come with it."""
+        if not self._is_request:
+            return self._store.load(self._run_id)
+        run, self._payload = self._store.load_with(self._run_id, self._chunk)
+        return run
 
     def pairs(self, run: Run) -> tuple[Texts, Texts] | None:
-        payload = self._store.payload(run, self._chunk)
-        return None if payload is None else decode_pairs(payload)
+        payload, self._payload = self._payload, None
+        if not self._is_request:
+            payload = self._store.payload(run, self._chunk)
+        if payload is None:
+            return None
+        queries, passages = decode_pairs(payload)
+        self._rows = len(queries)
+        return queries, passages
 
     def settle(self, run: Run, precision: str) -> str:
+        """As the protocol says; a request of one chunk has no others that could be scored differently."""
+        if self._is_request and (self._chunk, self._rows) == (0, run.rows):
+            return precision
         return self._store.settle(run, precision)
 
     def wanted(self, run: Run) -> bool:

@@ -18,7 +18,6 @@ from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 
 from jobs import keys
-from jobs.errors import WireError
 from jobs.job import Payload, job_data
 from jobs.results import BadResult, ChunkResult, read_entry, to_entry
 from jobs.run import Progress, RowError, Run, read_run
@@ -98,6 +97,14 @@ class RunStore:
         """
         raw = cast("Mapping[bytes, bytes]", self.redis.hgetall(keys.run(run_id)))
         return read_run(run_id, raw) if raw else None
+
+    def load_with(self, run_id: str, chunk: int) -> tuple[Run | None, bytes | None]:
+        """The run as `load` has it, and the pairs of a chunk as `payload` has them."""
+        with self.redis.pipeline(transaction=False) as pipe:
+            pipe.hgetall(keys.run(run_id))
+            pipe.get(keys.pairs(run_id, chunk))
+            raw, payload = pipe.execute()
+        return read_run(run_id, raw) if raw else None, payload
 
     def settle(self, run: Run, precision: str) -> str:
         """Fix what ``precision: auto`` means for the run; the first caller's precision is returned to all."""
@@ -195,22 +202,6 @@ class RunStore:
     def _note(self, pipe: Pipeline, run: Run, progress: Progress) -> None:
         # Only if the key exists (xx): the run may have been cancelled meanwhile.
         pipe.set(keys.progress(run.id), progress.model_dump_json(), ex=run.ttl, xx=True)
-
-    def row_errors(self, run_id: str) -> tuple[list[RowError], int]:
-        """The first rows without a score of a live run, and the number of damaged entries.
-
-        Both together are at most `jobs.run.MAX_ROW_ERRORS`.
-        """
-        found: dict[int, RowError] = {}
-        damaged = 0
-        for raw in self.redis.lrange(keys.errors(run_id), 0, -1):
-            try:
-                error = RowError.read_json(raw, "a row error")
-            except WireError:
-                damaged += 1
-            else:
-                found[error.row] = error  # a row may be listed twice, after a lost reply
-        return list(found.values()), damaged
 
     def find(self, prefix: str) -> list[str]:
         """Ids of the runs that begin with `prefix`."""

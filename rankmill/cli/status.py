@@ -12,6 +12,7 @@ from jobs.files.store import FileRunStore
 from jobs.run import MAX_ROW_ERRORS, Run
 from jobs.runtime.connection import connect
 from jobs.runtime.settings import load_settings
+from jobs.store.row_errors import read_row_errors
 from jobs.store.runs import RunStore
 from producer.submitted.file import SubmittedFile, find_submitted, submitted_files
 from rankmill.cli import options, watch
@@ -113,7 +114,7 @@ def errors(run_id: str, redis_url: str | None, config: str | None, as_json: bool
     """
     store = _store(redis_url, config)
     run = _find(store, run_id)
-    found, damaged = store.row_errors(run.id)
+    found, damaged = read_row_errors(store.redis, run.id)
     if damaged:
         click.echo(f"{damaged} entries of {keys.errors(run.id)} are damaged and are not shown", err=True)
     if as_json:

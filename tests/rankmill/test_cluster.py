@@ -18,6 +18,7 @@ from jobs import keys
 from jobs.errors import RunCancelled
 from jobs.run import Progress, RowError
 from jobs.store.queues import UNUSED_SECONDS
+from jobs.store.row_errors import read_row_errors
 from jobs.store.runs import RunStore
 from jobs.store.worker_report import WorkerReport, announce_worker
 from producer import Client, ScoringRun
@@ -67,7 +68,7 @@ def test_a_cluster_at_work_is_seen_as_it_is(server: Server, workers: StartWorker
         return worker.state == "busy" and found[-1].queues[0].started > 0 and under_way
 
     wait_for(at_work)
-    errors, damaged = client.store.row_errors(run.id)
+    errors, damaged = read_row_errors(client.store.redis, run.id)
     assert damaged == 0
     unkept = [key for key in server.client.scan_iter("rankmill:*") if server.client.ttl(key) == -1]
     (worker,) = found[-1].workers

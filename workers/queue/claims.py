@@ -151,7 +151,7 @@ class Claims:
             logger.log(logging.INFO if at_front else logging.DEBUG, "handed back")
 
     def _claim(self, claim: Claim, put_aside: bool) -> None:
-        if not self._went_well(claim, partial(self._read, claim)):
+        if not self._went_well(claim, partial(self.scorer.find_run, claim)):
             return
         if put_aside and claim.run and self.scorer.evicts(claim.run):
             self._put_aside.put(claim.run.spec, claim)
@@ -173,11 +173,6 @@ class Claims:
         answer = partial(self._answer_scored, claim)
         priority, whole = priority_of(run_id), self._order.last
         self._pipeline.put(claim.engine, claim.work, answer, priority, whole=whole)
-
-    def _read(self, claim: Claim) -> ChunkResult | None:
-        """Tell Redis that the job is begun, and read its run."""
-        self._worker.prepare_job_execution(claim.job, remove_from_intermediate_queue=True)
-        return self.scorer.find_run(claim)
 
     def _fetch(self, claim: Claim) -> ChunkResult | None:
         job = claim.job

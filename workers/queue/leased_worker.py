@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import time
 from typing import Any
 
 from rq import Queue
+from rq.executions import Execution
 from rq.job import Job
 from rq.utils import now
 from rq.worker import SimpleWorker
@@ -21,10 +24,15 @@ _MADE_UP = re.compile("[0-9a-f]{32}")
 """What RQ calls a worker without ``--name``, also in a worker pool."""
 
 
+_SUSPENSION_SECONDS = 1
+"""Least time between two looks whether somebody has suspended all workers (``rq suspend``)."""
+
+
 class LeasedWorker(SimpleWorker):
     """Keeps what Redis knows of the worker and its jobs; a record lasts for ``lease_seconds``."""
 
     _heartbeat: Heartbeat
+    _suspension_seen = -math.inf
 
     def take_name(self, device: str) -> None:
         """Replace a name that RQ has made up by one that tells host, accelerator and process."""
@@ -55,17 +63,27 @@ class LeasedWorker(SimpleWorker):
         withdraw_worker(self.connection, self.name)
         super().register_death()  # type: ignore[no-untyped-call]
 
-    def prepare_job_execution(self, job: Job, remove_from_intermediate_queue: bool = False) -> None:
-        """As RQ does, but keep the job's expiry, which RQ would remove."""
+    def prepare_execution(self, job: Job) -> Execution:
+        """What RQ does in two steps, in one; but keep the job's expiry, which RQ would remove."""
         assert isinstance(job, ScoringJob)
+        lease = self._heartbeat.lease_seconds
         with self.connection.pipeline() as pipe:
-            self.heartbeat(self._heartbeat.lease_seconds, pipeline=pipe)
-            job.heartbeat(now(), self._heartbeat.lease_seconds, pipeline=pipe)
+            execution = Execution.create(job, lease, pipeline=pipe, worker_name=self.name)
+            self.executions[execution.id] = execution
+            self.set_state(WorkerStatus.BUSY, pipeline=pipe)
+            self.heartbeat(lease, pipeline=pipe)
+            job.heartbeat(now(), lease, pipeline=pipe)
             job.prepare_for_execution(self.name, pipeline=pipe)
             pipe.expire(job.key, job.run_ttl)
-            if remove_from_intermediate_queue:
-                pipe.lrem(Queue(job.origin, connection=self.connection).intermediate_queue_key, 1, job.id)
+            pipe.lrem(Queue(job.origin, connection=self.connection).intermediate_queue_key, 1, job.id)
             pipe.execute()
+        return execution
+
+    def check_for_suspension(self, burst: bool) -> None:
+        """As RQ does, at most once a second."""
+        if time.monotonic() - self._suspension_seen > _SUSPENSION_SECONDS:
+            super().check_for_suspension(burst)
+            self._suspension_seen = time.monotonic()
 
     def handle_execution_ended(self, job: Job, queue: Queue, heartbeat_ttl: int) -> None:
         """As RQ does, but send no last heartbeat: that would recreate part of a job gone from Redis."""
