@@ -103,7 +103,7 @@ def _known_hosts_only(app: WSGIApplication, names: Collection[str]) -> WSGIAppli
 
     def check(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         asked = environ.get("HTTP_HOST")
-        if asked is None or _host(asked) in known or _is_address(_host(asked)):
+        if asked is None or _host(asked) in known or is_address(_host(asked)):
             return app(environ, start)
         return refusal(environ, start)
 
@@ -120,7 +120,8 @@ def _host(header: str) -> str:
         return ""
 
 
-def _is_address(host: str) -> bool:
+def is_address(host: str) -> bool:
+    """Whether a host is an IP address, not a name."""
     try:
         ip_address(host)
     except ValueError:
@@ -129,7 +130,7 @@ def _is_address(host: str) -> bool:
 
 
 def _is_loopback(host: str) -> bool:
-    return host == "localhost" or (_is_address(host) and ip_address(host).is_loopback)
+    return host == "localhost" or (is_address(host) and ip_address(host).is_loopback)
 
 
 def _without_traceback(app: WSGIApplication) -> WSGIApplication:

@@ -84,7 +84,8 @@ class RunStats:
     """How the rows that were read of a run so far were scored.
 
     ``retries`` counts attempts beyond a chunk's first; ``tokens`` are real ones, ``padded_tokens`` have the
-    padding with them. ``workers`` has the rows of each worker, by name. ``precision``, ``backend`` and
+    padding with them. ``workers`` has the rows of each worker, by name; ``seconds`` is the longest
+    time that a worker had a chunk, from fetching it to its scores. ``precision``, ``backend`` and
     ``revision`` are those of the last chunk with scores (``None`` if there is none, or no revision).
     """
 
@@ -94,6 +95,7 @@ class RunStats:
     tokens: int = 0
     padded_tokens: int = 0
     workers: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
     precision: str | None = None
     backend: str | None = None
     revision: str | None = None

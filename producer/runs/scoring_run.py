@@ -99,6 +99,7 @@ class ScoringRun:
         if part.stats:
             stats.tokens += part.stats.tokens
             stats.padded_tokens += part.stats.padded_tokens
+            stats.seconds = max(stats.seconds, part.stats.seconds)
             stats.precision, stats.backend = part.stats.precision, part.stats.backend
             stats.revision = part.stats.revision
             self.labels = part.stats.labels

@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from jobs.runtime.settings import Settings
 from rankmill.gateway.gateway import Gateway
+from rankmill.gateway.http.hosts import KnownHosts
+from rankmill.gateway.http.observed import HEADER, Observed
+from rankmill.gateway.http.page_routes import page_router
+from rankmill.gateway.http.plain_routes import plain_router
 from rankmill.gateway.http.score_routes import score_router
 from rankmill.gateway.keys.admission import KeysNeeded
 
+_ABOUT = (
+    "Scores of queries and passages, in the forms that clients of TEI, Cohere, Jina, vLLM, infinity and "
+    "Voyage know. Keys come as `Authorization: Bearer KEY` or `x-api-key: KEY`."
+)
 
-def make_app(settings: Settings, redis_url: str, needed: KeysNeeded) -> FastAPI:
-    """The application for the workers of the server at `redis_url`; `needed`: whether requests need keys.
+
+def make_app(settings: Settings, redis_url: str, needed: KeysNeeded, *, is_loopback: bool = False) -> FastAPI:
+    """The application for the workers of a server.
+
+    Parameters
+    ----------
+    settings, redis_url
+        The settings, and the server.
+    needed
+        Whether requests need keys.
+    is_loopback
+        Whether it is served on an address that only this host reaches: then it answers to known names only.
 
     Raises
     ------
@@ -26,15 +47,25 @@ def make_app(settings: Settings, redis_url: str, needed: KeysNeeded) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        watching = asyncio.create_task(gateway.capacity.watch())
         yield
-        await gateway.close()
+        await gateway.close(watching)
 
-    app = FastAPI(title="rankmill", version=version("rankmill"), lifespan=lifespan)
+    app = FastAPI(
+        title="rankmill", version=version("rankmill"), description=_ABOUT, lifespan=lifespan,
+        docs_url=None, redoc_url=None,
+    )  # fmt: skip
     app.state.gateway = gateway
     app.include_router(score_router(gateway))
-
-    @app.get("/health", summary="Whether the gateway is alive")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
-
+    app.include_router(plain_router(gateway, int(time.time())))
+    app.include_router(page_router())
+    if settings.gateway_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(settings.gateway_origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["authorization", "content-type", "x-api-key", HEADER], expose_headers=[HEADER],
+        )  # fmt: skip
+    if is_loopback:
+        app.add_middleware(KnownHosts, names=settings.gateway_hosts)
+    app.add_middleware(Observed)
     return app

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import cached_property
 from typing import TYPE_CHECKING
 
+import redis
 from starlette.requests import Request
 
 from jobs.errors import RankmillError
+from jobs.runtime.connection import client_for, impatient
 from jobs.runtime.settings import Settings
 from producer.aio.connection import LoopRedis
+from rankmill.gateway.capacity import Capacity
 from rankmill.gateway.http.bodies import Bodies
+from rankmill.gateway.http.observed import seen
 from rankmill.gateway.keys.admission import Admission, KeysNeeded, key_text
 from rankmill.gateway.keys.api_keys import ApiKey
-from rankmill.gateway.refusals import refusal_of
+from rankmill.gateway.refusals import Refusal, refusal_of
 from rankmill.gateway.scoring import Scoring
 
 if TYPE_CHECKING:
@@ -35,20 +41,44 @@ class Gateway:
         self.redis = LoopRedis(redis_url, settings.redis_wait_seconds)
         self.admission = Admission(self.redis, lease_seconds=settings.lease_seconds, needed=needed)
         self.scoring = Scoring(settings, redis_url, self.admission)
+        self.capacity = Capacity(settings, self.redis)
         self.bodies = Bodies(settings.gateway_body_mib << 20)
         self.grpc: GrpcServer | None = None
+        self._url, self._needed = redis_url, needed
+
+    @cached_property
+    def plain_redis(self) -> redis.Redis:
+        """A client for threads, whose commands do not wait for the server."""
+        return impatient(client_for(self._url, self.settings.redis_wait_seconds))
 
     async def key(self, request: Request) -> ApiKey | None:
         """The key of a request; raises `Refusal` if it needs one and has none."""
         try:
-            return await self.admission.identify(key_text(request.headers))
+            key = await self.admission.identify(key_text(request.headers))
         except RankmillError as error:
             raise refusal_of(error) from None
+        if key:
+            seen(request.scope).key = key.name
+        return key
 
-    async def close(self) -> None:
-        """Wait for the last gRPC calls, and close the connections."""
+    async def admin(self, request: Request) -> None:
+        """Let a request through that gives orders to workers.
+
+        Raises
+        ------
+        Refusal
+            Its key does not allow that; without keys, the gateway serves everybody, not only this host.
+        """
+        key = await self.key(request)
+        if not (key.admin if key else self._needed == "if there are any"):
+            raise Refusal("forbidden", "this needs a key for admins: rankmill keys create NAME --admin")
+
+    async def close(self, watching: asyncio.Task[None]) -> None:
+        """Wait for the last gRPC calls, end the watch over the queue, and close the connections."""
         if self.grpc:
             await self.grpc.stop()
+        watching.cancel()
+        await asyncio.wait([watching])
         await self.admission.close()
         await self.scoring.client.close()
         await self.redis.loop_client.aclose()

@@ -17,12 +17,13 @@ from rankmill.gateway.keys.refusals import NoKey, NotAllowed, OverLimit, TooMany
 
 Kind = Literal[
     "invalid", "empty", "too_large", "no_key", "forbidden", "no_model", "not_found", "media_type",
-    "busy", "overloaded", "unscorable", "backend", "unavailable", "timeout",
+    "gone", "busy", "overloaded", "unscorable", "backend", "unavailable", "timeout",
 ]  # fmt: skip
 """What kind of trouble it is.
 
-``busy``: the caller asks too often; ``overloaded``: all callers do. ``unscorable``: a row has no score;
-``backend``: the workers cannot score the run; ``unavailable``: no worker or no server answers.
+``gone``: the client has closed the connection. ``busy``: the caller asks too often; ``overloaded``: all
+callers do. ``unscorable``: a row has no score; ``backend``: the workers cannot score the run;
+``unavailable``: no worker or no server answers.
 """
 
 STATUS: dict[Kind, int] = {
@@ -34,6 +35,7 @@ STATUS: dict[Kind, int] = {
     "no_model": 404,
     "not_found": 404,
     "media_type": 415,
+    "gone": 400,
     "busy": 429,
     "overloaded": 429,
     "unscorable": 422,

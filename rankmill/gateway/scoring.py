@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -45,13 +46,16 @@ class Scored:
     """Scores of a request, in input order.
 
     ``tokens`` are those that were computed, without padding. ``created`` is in seconds since 1970,
-    ``seconds`` is the time that the scores took.
+    ``seconds`` is the time that the scores took, ``work_seconds`` that of the slowest chunk in its worker,
+    ``chunks`` their number.
     """
 
     scores: Sequence[float]
     model: str
     tokens: int = 0
     seconds: float = 0.0
+    work_seconds: float = 0.0
+    chunks: int = 1
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -139,6 +143,15 @@ class Scoring:
             )
 
 
+@dataclass(frozen=True)
+class Part:
+    """Scores of some rows that follow each other, from row `first` on; NaN for those in `errors`."""
+
+    first: int
+    scores: Sequence[float]
+    errors: Mapping[int, str]
+
+
 class Run:
     """A request that was submitted."""
 
@@ -147,6 +160,43 @@ class Run:
         self._model = model
         self._seconds = seconds
         self._began = time.perf_counter()
+
+    async def parts(self) -> AsyncIterator[Part]:
+        """The scores of each chunk, in order, as soon as they are there.
+
+        Raises
+        ------
+        Refusal
+            They do not come in time, or the workers cannot score them.
+        """
+        values: list[float] = []
+        first = 0
+        try:
+            async with asyncio.timeout(self._seconds):
+                async for score in self._run:
+                    values.append(score)
+                    if first + len(values) == self._run.stats.rows:
+                        yield Part(first, values, dict(self._run.errors))
+                        first, values = first + len(values), []
+        except TimeoutError:
+            raise Refusal("timeout", f"{first} texts were scored when the time was over") from None
+        except RankmillError as error:
+            raise refusal_of(error) from None
+
+    def whole(self, scores: list[float]) -> Scored:
+        """The scores of all parts as one.
+
+        Raises
+        ------
+        Refusal
+            A row has no score.
+        """
+        for row, reason in self._run.errors.items():
+            raise Refusal("unscorable", f"text {row} cannot be scored: {reason}")
+        stats, seconds = self._run.stats, time.perf_counter() - self._began
+        return Scored(
+            scores, self._model, stats.tokens, seconds, stats.seconds, max(stats.chunks, 1), self._run.id
+        )
 
     async def scores(self) -> Scored:
         """Wait for all scores.
@@ -157,13 +207,7 @@ class Run:
             A row has no score.
         """
         found = await self._run.scores(timeout=self._seconds)
-        for row, reason in found.errors.items():
-            raise Refusal("unscorable", f"text {row} cannot be scored: {reason}")
-        return self._scored(found.tolist())
-
-    def _scored(self, scores: list[float]) -> Scored:
-        seconds = time.perf_counter() - self._began
-        return Scored(scores, self._model, self._run.stats.tokens, seconds, self._run.id)
+        return self.whole(found.tolist())
 
 
 def ranked(scores: Sequence[float], top: int | None = None) -> Iterator[tuple[int, float]]:

@@ -59,7 +59,7 @@ def serve(
     _require_packages()
     from rankmill.gateway.app import make_app
     from rankmill.gateway.keys.api_keys import KeyStore
-    from rankmill.gateway.serve import GRPC_PORT, keys_needed, listen_at
+    from rankmill.gateway.serve import GRPC_PORT, is_loopback, keys_needed, listen_at
     from rankmill.gateway.serve import serve as run
 
     at = listen_at(settings.gateway_address, port)
@@ -80,7 +80,7 @@ def serve(
         hosts = [address[0] for address in (at, grpc_at) if address]
         needed = keys_needed(hosts, is_open=settings.gateway_open, has_keys=has_keys)
         run(
-            make_app(settings, server, needed),
+            make_app(settings, server, needed, is_loopback=is_loopback(at[0])),
             settings,
             at,
             grpc_at,

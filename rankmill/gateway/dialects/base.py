@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from rankmill.gateway.refusals import STATUS, Kind, Refusal
 from rankmill.gateway.scoring import Asked, Scored
@@ -17,13 +17,40 @@ MAX_TEXT_CHARS = 1 << 20
 
 Text = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 
+Top = Annotated[int, Field(ge=1)] | None
+"""How many of the best are wanted; ``None``: all."""
+
 JsonObject = dict[str, Any]
+
+
+class TextDocument(BaseModel):
+    """A document as an object; fields other than its text are ignored."""
+
+    text: Text
+
+
+Document = Text | TextDocument
+
+
+def texts_of(documents: Sequence[str | TextDocument]) -> list[str]:
+    """The texts of documents."""
+    return [each if isinstance(each, str) else each.text for each in documents]
 
 
 class Body(BaseModel):
     """The body of a request. Fields that a dialect does not know are ignored, as its own server does."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, found: Any) -> Any:
+        """Clients send null for what they do not set."""
+        if not isinstance(found, dict):
+            return found
+        return {name: value for name, value in found.items() if value is not None}
+
+    stream: bool = Field(False, description="Answer with events: scores as they are there, then the result.")
 
     @abstractmethod
     def asked(self) -> Asked:
@@ -74,7 +101,9 @@ class Route:
     path, summary
         The path, and a line for the documentation.
     forms
-        The bodies that it takes; the first is that of a body which is not even an object.
+        The bodies that it takes.
+    dialect
+        The dialect of errors where the body has not been read yet.
     choose
         Which form a JSON object has, where there are several.
     """
@@ -82,7 +111,13 @@ class Route:
     path: str
     summary: str
     forms: tuple[Form, ...]
+    dialect: Dialect
     choose: Callable[[JsonObject], Form] | None = None
+
+    @classmethod
+    def of(cls, form: Form, summary: str, *paths: str) -> tuple[Route, ...]:
+        """Paths that take one form only."""
+        return tuple(cls(path, summary, (form,), form.dialect) for path in paths)
 
     def form(self, body: JsonObject) -> Form:
         """The form of a body."""

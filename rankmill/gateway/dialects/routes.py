@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from rankmill.gateway.dialects import tei
-from rankmill.gateway.dialects.base import Form, Route
+from rankmill.gateway.dialects import cohere, infinity, jina, shared, tei, vllm, voyage
 
 ROUTES = (
-    Route("/rerank", "Order texts by their score with a query", (Form(tei.TEI, tei.Rerank),)),
+    *shared.ROUTES,
     *tei.ROUTES,
+    *cohere.ROUTES,
+    *jina.ROUTES,
+    *vllm.ROUTES,
+    *infinity.ROUTES,
+    *voyage.ROUTES,
 )

@@ -106,8 +106,8 @@ class Predict(_Options):
 LABEL = "LABEL_0"
 """Name of the only output."""
 
+RERANK, PREDICT = Form(TEI, Rerank), Form(TEI, Predict)
 ROUTES = (
-    Route("/tei/rerank", "TEI: order texts by their score with a query", (Form(TEI, Rerank),)),
-    Route("/predict", "TEI: score pairs of texts", (Form(TEI, Predict),)),
-    Route("/tei/predict", "TEI: score pairs of texts", (Form(TEI, Predict),)),
+    *Route.of(RERANK, "TEI: order texts by their score with a query", "/tei/rerank"),
+    *Route.of(PREDICT, "TEI: score pairs of texts", "/predict", "/tei/predict"),
 )

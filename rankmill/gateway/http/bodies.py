@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
-from rankmill.gateway.dialects.base import Body, JsonObject
+from rankmill.gateway import metrics
+from rankmill.gateway.dialects.base import JsonObject
 from rankmill.gateway.refusals import Refusal
+
+T = TypeVar("T", bound=BaseModel)
 
 _BODIES = 8
 """How many bodies of the largest size may be in memory at a time."""
@@ -38,6 +41,7 @@ class Bodies:
             yield held
         finally:
             self._held -= held.size
+            metrics.held_bytes.set(self._held)
 
     def take(self, size: int, held: int) -> None:
         """Count `size` bytes more of a body that has `held`; raises `Refusal` if they are too many."""
@@ -48,6 +52,7 @@ class Bodies:
         if self._held + size > _BODIES * self._most:
             raise Refusal("overloaded", "too many large requests are in progress", retry_after=1)
         self._held += size
+        metrics.held_bytes.set(self._held)
 
 
 class Held:
@@ -105,8 +110,8 @@ def parse(raw: bytes) -> JsonObject:
     return found
 
 
-def read_as(kind: type[Body], found: JsonObject) -> Body:
-    """Read an object as the body of a dialect.
+def read_as(kind: type[T], found: JsonObject) -> T:
+    """Read an object as a body of this kind.
 
     Raises
     ------

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import time
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from rankmill.gateway import metrics
 from rankmill.gateway.dialects.base import Dialect, Form, Route
 from rankmill.gateway.dialects.routes import ROUTES
-from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.http.bodies import parse, read_as
+from rankmill.gateway.http.observed import Seen, seen
+from rankmill.gateway.http.streams import Events, wants_events
 from rankmill.gateway.refusals import Refusal
+
+if TYPE_CHECKING:
+    from rankmill.gateway.gateway import Gateway
+    from rankmill.gateway.scoring import Scored
 
 T = TypeVar("T")
 
@@ -26,31 +33,61 @@ def score_router(gateway: Gateway) -> APIRouter:
     for route in ROUTES:
         router.add_api_route(
             route.path,
-            _endpoint(gateway, route),
+            _Endpoint(gateway, route).answer,
             methods=["POST"],
             summary=route.summary,
+            operation_id="post" + route.path.replace("/", "_"),
             response_model=None,
+            responses=_RESPONSES,
             openapi_extra={"requestBody": _schema(route.forms)},
-            tags=[*{form.dialect.name: None for form in route.forms}],
+            tags=[*dict.fromkeys(form.dialect.name for form in route.forms)],
         )
     return router
 
 
-def _endpoint(gateway: Gateway, route: Route) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        form = route.forms[0]
-        try:
-            key = await gateway.key(request)
-            with gateway.bodies.hold() as held:
-                found = parse(await held.read(request))
-                form = route.form(found)
-                body = read_as(form.body, found)
-                scored = await _unless_gone(request, gateway.scoring.score(body.asked(), key))
-                return JSONResponse(body.answer(scored))
-        except Refusal as refusal:
-            return refused(form.dialect, refusal)
+class _Endpoint:
+    """What happens at one path."""
 
-    return endpoint
+    def __init__(self, gateway: Gateway, route: Route) -> None:
+        self._gateway, self._route = gateway, route
+
+    async def answer(self, request: Request) -> Response:
+        """The answer to a request, in the dialect of its body."""
+        note = seen(request.scope)
+        note.route, note.dialect = self._route.path, self._route.dialect.name
+        form: Form | None = None
+        async with AsyncExitStack() as stack:
+            try:
+                stack.enter_context(self._gateway.capacity.request())
+                key = await self._gateway.key(request)
+                held = stack.enter_context(self._gateway.bodies.hold())
+                found = parse(await held.read(request))
+                form = self._route.form(found)
+                note.dialect = form.dialect.name
+                body = read_as(form.body, found)
+                asked = body.asked()
+                began = time.perf_counter()
+                metrics.stages.labels("admission").observe(began - note.began)
+                scoring = self._gateway.scoring
+                if wants_events(request, body):
+                    run = await stack.enter_async_context(scoring.begin(asked, key))
+                    ends = AsyncExitStack()
+                    events = Events(run, body, form.dialect, ends)
+                    ends.push_async_exit(stack.pop_all())
+                    ends.callback(lambda: self._count(note, events.scored))
+                    return events
+                scored = await _unless_gone(request, scoring.score(asked, key))
+                self._count(note, scored)
+                return JSONResponse(body.answer(scored), headers=_timing(scored))
+            except Refusal as refusal:
+                return refused(form.dialect if form else self._route.dialect, refusal)
+
+    def _count(self, note: Seen, scored: Scored | None) -> None:
+        if scored:
+            metrics.pairs.labels(note.dialect, note.key).inc(len(scored.scores))
+            metrics.stages.labels("work").observe(scored.work_seconds)
+            metrics.stages.labels("queue").observe(max(scored.seconds - scored.work_seconds, 0.0))
+            self._gateway.capacity.saw(len(scored.scores), scored.chunks)
 
 
 def refused(dialect: Dialect, refusal: Refusal) -> Response:
@@ -61,7 +98,21 @@ def refused(dialect: Dialect, refusal: Refusal) -> Response:
         headers["Retry-After"] = str(max(round(refusal.retry_after), 1))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
+    if refusal.kind in {"too_large", "no_key", "media_type", "overloaded", "gone"}:
+        headers["Connection"] = "close"  # the body has not been read
     return JSONResponse(dialect.error(refusal, status), status, headers)
+
+
+def _timing(scored: Scored) -> dict[str, str]:
+    """Where the time went, as browsers and TEI's clients read it (ms)."""
+    total, work = 1000 * scored.seconds, 1000 * scored.work_seconds
+    return {
+        "server-timing": f"queue;dur={max(total - work, 0):.1f}, work;dur={work:.1f}",
+        "x-compute-tokens": str(scored.tokens),
+        "x-total-time": f"{total:.0f}",
+        "x-queue-time": f"{max(total - work, 0):.0f}",
+        "x-inference-time": f"{work:.0f}",
+    }
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
@@ -71,15 +122,41 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise Refusal("invalid", "the client has closed the connection")
+            raise Refusal("gone", "the client has closed the connection")
         return await working
     finally:
-        for task in (working, gone):
-            task.cancel()
+        gone.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.wait({working})
+
+
+_RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "The request is refused; the body is in the form of the dialect's errors."},
+    "5XX": {"description": "No server or no worker can score it at the moment."},
+}
 
 
 def _schema(forms: tuple[Form, ...]) -> dict[str, object]:
     """The OpenAPI description of a body that has one of `forms`."""
-    schemas = [json.loads(json.dumps(form.body.model_json_schema())) for form in forms]
+    schemas = [_flat(form.body.model_json_schema()) for form in forms]
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     return {"required": True, "content": {"application/json": {"schema": schema}}}
+
+
+def _flat(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema without references: each is replaced by what it stands for."""
+    parts = schema.pop("$defs", {})
+
+    def put(found: Any) -> Any:
+        if isinstance(found, dict):
+            name = found.get("$ref")
+            return (
+                put(parts[name.rpartition("/")[2]])
+                if name
+                else {key: put(each) for key, each in found.items()}
+            )
+        return [put(each) for each in found] if isinstance(found, list) else found
+
+    flat: dict[str, Any] = put(schema)
+    return flat

@@ -1,0 +1,121 @@
+"""What the gateway takes on: how many requests at a time, and how many may wait for the workers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+from rq import Queue
+
+from jobs import keys
+from jobs.errors import RankmillError
+from jobs.priority import priority_of
+from jobs.runtime.patience import redis_errors, waiting
+from jobs.runtime.settings import Settings
+from jobs.store.worker_report import STAGES, WorkerReport, listed_workers, worker_reports
+from producer.aio import bridge
+from rankmill.gateway import metrics
+from rankmill.gateway.refusals import Refusal
+
+_LOOK_SECONDS = 1.0
+
+_SPEED_SECONDS = 5.0
+"""How often the workers' reports are read, for their speed."""
+
+_MOST_JOBS = 4096
+"""Waiting jobs of a queue that are looked at."""
+
+_MOST_RETRY = 60
+
+_FORWARD = STAGES.index("forward")
+
+logger = logging.getLogger(__name__)
+
+
+class Capacity:
+    """Lets requests begin while there is room for them; nothing is read of those that it refuses.
+
+    Parameters
+    ----------
+    settings
+        The limits and the queue.
+    client
+        A client whose commands wait in the event loop (`LoopRedis`).
+    """
+
+    def __init__(self, settings: Settings, client: redis.Redis) -> None:
+        self._settings = settings
+        self._redis: Any = client
+        self._requests = 0
+        self._pairs_per_job = 1.0
+        self._speed: float | None = None
+        self._read = -math.inf
+        self.backlog_seconds = 0.0
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Count a request while it is worked on.
+
+        Raises
+        ------
+        Refusal
+            ``overloaded``: there are too many, or too many wait for the workers.
+        """
+        settings = self._settings
+        if self._requests >= settings.gateway_requests:
+            raise Refusal("overloaded", f"{self._requests:,} requests are in progress", retry_after=1)
+        late = self.backlog_seconds - settings.gateway_backlog_seconds
+        if late > 0:
+            reason = f"the workers need {self.backlog_seconds:,.0f} s for the requests that wait already"
+            raise Refusal("overloaded", reason, retry_after=min(math.ceil(late), _MOST_RETRY))
+        self._requests += 1
+        metrics.in_progress.set(self._requests)
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            metrics.in_progress.set(self._requests)
+
+    def saw(self, pairs: int, jobs: int) -> None:
+        """Note how many pairs a request had, and in how many jobs."""
+        self._pairs_per_job += 0.05 * (pairs / max(jobs, 1) - self._pairs_per_job)
+
+    async def watch(self) -> None:
+        """Look at the queue now and then, for ever."""
+        while True:
+            try:
+                await bridge.run(self.look)
+            except (RankmillError, redis.RedisError, OSError) as error:
+                logger.debug("the queue cannot be looked at: %s", error)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def look(self) -> None:
+        """Estimate how long the workers need for the requests that wait."""
+        with redis_errors(), waiting(most=_LOOK_SECONDS):
+            ids = self._redis.lrange(Queue.redis_queue_namespace_prefix + self._settings.queue, 0, _MOST_JOBS)
+            if time.monotonic() - self._read > _SPEED_SECONDS:
+                names = listed_workers(self._redis, self._settings.queue)
+                self._speed = speed(list(worker_reports(self._redis, names).values()))
+                self._read = time.monotonic()
+        parsed = [keys.parse_job_id(job.decode(errors="replace")) for job in ids]
+        waiting_jobs = sum(1 for found in parsed if found and priority_of(found[0]) == "request")
+        pairs = waiting_jobs * self._pairs_per_job
+        self.backlog_seconds = pairs / self._speed if self._speed else 0.0
+        metrics.backlog.set(self.backlog_seconds)
+
+
+def speed(reports: list[WorkerReport]) -> float | None:
+    """Pairs a second of all workers together; one that has scored none counts as fast as the others."""
+    known = [
+        report.pairs / report.stage_seconds[_FORWARD]
+        for report in reports
+        if report.pairs and report.stage_seconds[_FORWARD] > 0
+    ]
+    able = sum(1 for report in reports if not report.drained)
+    return able * sum(known) / len(known) if known and able else None

@@ -1,0 +1,174 @@
+"""vLLM."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from rankmill.gateway.dialects.base import (
+    Body,
+    Dialect,
+    Document,
+    Form,
+    JsonObject,
+    Route,
+    Text,
+    texts_of,
+)
+from rankmill.gateway.refusals import Kind, Refusal
+from rankmill.gateway.scoring import Asked, Scored, ranked
+
+_TYPES: dict[Kind, str] = {
+    "no_model": "NotFoundError",
+    "not_found": "NotFoundError",
+    "no_key": "Unauthorized",
+    "forbidden": "Forbidden",
+    "busy": "TooManyRequestsError",
+    "overloaded": "TooManyRequestsError",
+    "backend": "InternalServerError",
+    "unavailable": "ServiceUnavailableError",
+    "timeout": "GatewayTimeoutError",
+}
+
+
+def _error(refusal: Refusal, status: int) -> JsonObject:
+    kind = _TYPES.get(refusal.kind, "BadRequestError")
+    found = {"message": refusal.message, "type": kind, "param": refusal.param, "code": status}
+    return {"error": found}
+
+
+VLLM = Dialect("vllm", _error, {"unscorable": 400})
+
+Some = Document | list[Document]
+"""One text, or several."""
+
+ONLY_HERE = frozenset({"user", "request_id", "truncate_prompt_tokens", "use_activation", "instruction"})
+"""Fields that no other dialect has."""
+
+
+class _Options(Body):
+    model: str | None = None
+    user: Annotated[str | None, Field(description="Has no effect.")] = None
+    request_id: Annotated[str | None, Field(max_length=200)] = None
+    priority: Annotated[int, Field(description="Has no effect.")] = 0
+    truncate_prompt_tokens: Annotated[
+        int | None, Field(ge=-1, description="Most tokens of a pair; -1: the model's limit.")
+    ] = None
+    use_activation: bool | None = None
+    instruction: Annotated[str | None, Field(max_length=10_000)] = None
+
+    def spec(self) -> dict[str, str | int | None]:
+        """The spec that the options mean."""
+        most = self.truncate_prompt_tokens
+        if most is not None and 0 <= most < 4:
+            raise Refusal(
+                "invalid",
+                "truncate_prompt_tokens: a pair has at least 4 tokens",
+                param="truncate_prompt_tokens",
+            )
+        found: dict[str, str | int | None] = {}
+        if self.use_activation is False:
+            found["activation"] = "identity"
+        if most is not None and most > 0:
+            found["max_length"] = most
+        if self.instruction is not None:
+            found["instruction"] = self.instruction
+        return found
+
+    def usage(self, scored: Scored) -> JsonObject:
+        """The tokens of a request."""
+        return {"prompt_tokens": scored.tokens, "total_tokens": scored.tokens}
+
+
+class Rerank(_Options):
+    """``POST /rerank``, ``/v1/rerank``, ``/v2/rerank``."""
+
+    query: Text
+    documents: list[Document]
+    top_n: Annotated[int, Field(ge=0, description="How many of the best; 0: all.")] = 0
+
+    def asked(self) -> Asked:
+        return Asked(self.query, texts_of(self.documents), self.model, self.spec())
+
+    def answer(self, scored: Scored) -> JsonObject:
+        texts = texts_of(self.documents)
+        return {
+            "id": f"rerank-{self.request_id or scored.id}",
+            "model": scored.model,
+            "usage": self.usage(scored),
+            "results": [
+                {"index": place, "document": {"text": texts[place]}, "relevance_score": score}
+                for place, score in ranked(scored.scores, self.top_n or None)
+            ],
+        }
+
+
+class Score(_Options):
+    """``POST /score``, ``/v1/score``: one text with one or several, or as many with as many."""
+
+    queries: Some | None = None
+    documents: Some | None = None
+    items: Some | None = None
+    data_1: Some | None = None
+    data_2: Some | None = None
+    text_1: Some | None = None
+    text_2: Some | None = None
+
+    def asked(self) -> Asked:
+        first, second = self._sides()
+        one, many = _texts(first), _texts(second)
+        if len(one) == 1 and many:
+            return Asked(one[0], many, self.model, self.spec())
+        if len(one) != len(many):
+            raise Refusal(
+                "invalid",
+                f"{len(one)} texts cannot be scored with {len(many)}: give one, or as many as those",
+            )
+        return Asked(one, many, self.model, self.spec())
+
+    def answer(self, scored: Scored) -> JsonObject:
+        return {
+            "id": f"score-{self.request_id or scored.id}",
+            "object": "list",
+            "created": scored.created,
+            "model": scored.model,
+            "data": [
+                {"index": place, "object": "score", "score": score}
+                for place, score in enumerate(scored.scores)
+            ],
+            "usage": self.usage(scored),
+        }
+
+    def _sides(self) -> tuple[Some, Some]:
+        for names in _SIDES:
+            first, second = (getattr(self, name) for name in names)
+            if first is not None and second is not None:
+                return first, second
+        pairs = ", ".join(" and ".join(names) for names in _SIDES)
+        raise Refusal("invalid", f"the texts to score are missing: give {pairs}")
+
+
+_SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+
+
+def _texts(some: Some) -> list[str]:
+    return texts_of(some if isinstance(some, list) else [some])
+
+
+def is_ours(body: dict[str, Any]) -> bool:
+    """Whether only vLLM's clients send such a body."""
+    return not ONLY_HERE.isdisjoint(body)
+
+
+RERANK, SCORE = Form(VLLM, Rerank), Form(VLLM, Score)
+ROUTES = (
+    *Route.of(SCORE, "vLLM: score pairs of texts", "/score", "/v1/score", "/vllm/score", "/vllm/v1/score"),
+    *Route.of(
+        RERANK,
+        "vLLM: order documents by their score with a query",
+        "/vllm/rerank",
+        "/vllm/v1/rerank",
+        "/vllm/v2/rerank",
+    ),
+)

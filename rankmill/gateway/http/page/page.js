@@ -1,0 +1,79 @@
+"use strict";
+
+const at = (id) => document.getElementById(id);
+
+function headers() {
+  const key = at("key").value.trim();
+  return key ? { authorization: `Bearer ${key}` } : {};
+}
+
+function complain(text) {
+  at("notice").textContent = text;
+  at("notice").hidden = !text;
+}
+
+async function ask(path, options) {
+  const reply = await fetch(path, options);
+  const found = await reply.json().catch(() => ({}));
+  if (!reply.ok) throw new Error(found.message || found.detail || `the gateway answers with status ${reply.status}`);
+  return found;
+}
+
+async function showModels() {
+  const before = at("model").value;
+  const { data } = await ask("v1/models", { headers: headers() });
+  at("model").replaceChildren(...data.map(({ id }) => new Option(id, id, false, id === before)));
+}
+
+function row(...texts) {
+  const line = document.createElement("tr");
+  line.append(...texts.map((text) => {
+    const cell = document.createElement("td");
+    cell.textContent = text;
+    return cell;
+  }));
+  return line;
+}
+
+async function rank() {
+  const documents = at("passages").value.split("\n").map((line) => line.trim()).filter(Boolean);
+  const body = { query: at("query").value, documents, return_documents: true };
+  if (at("model").value) body.model = at("model").value;
+  const began = performance.now();
+  const { results } = await ask("v1/rerank", {
+    method: "POST",
+    headers: { "content-type": "application/json", ...headers() },
+    body: JSON.stringify(body),
+  });
+  const took = Math.round(performance.now() - began);
+  at("summary").textContent = `${results.length} passages in ${took} ms`;
+  at("ranked").replaceChildren(...results.map(({ index, relevance_score: score }, place) =>
+    row(`${place + 1}`, score.toFixed(4), documents[index])));
+  at("answer").hidden = false;
+}
+
+async function attempt(work) {
+  at("send").disabled = true;
+  try {
+    await work();
+    complain("");
+  } catch (error) {
+    complain(error.message);
+  } finally {
+    at("send").disabled = false;
+  }
+}
+
+at("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  attempt(rank);
+});
+at("key").addEventListener("change", () => attempt(showModels));
+attempt(async () => {
+  await showModels();
+  const asked = new URLSearchParams(location.search);
+  if (!asked.has("query")) return;
+  at("query").value = asked.get("query");
+  at("passages").value = asked.getAll("passage").join("\n");
+  await rank();
+});

@@ -1,0 +1,94 @@
+"""Answers as server-sent events: scores as chunks are done, then the whole answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+
+from rankmill.gateway.dialects.base import Body, Dialect
+from rankmill.gateway.refusals import Refusal
+from rankmill.gateway.scoring import Part, Run, Scored
+
+_QUIET_SECONDS = 15.0
+"""After so long without an event a comment is sent, so that proxies keep the connection."""
+
+
+def wants_events(request: Request, body: Body) -> bool:
+    """Whether the answer is to be a stream."""
+    return body.stream or "text/event-stream" in request.headers.get("accept", "").lower()
+
+
+class Events(StreamingResponse):
+    """Events ``scores`` (from place ``first`` on, with the errors of others), ``result`` and ``error``.
+
+    Parameters
+    ----------
+    run, body, dialect
+        What is scored, and how its result and its errors are worded.
+    ends
+        Closed at the end of the stream, whatever ends it.
+    """
+
+    def __init__(self, run: Run, body: Body, dialect: Dialect, ends: AsyncExitStack) -> None:
+        self._run, self._body, self._dialect, self._ends = run, body, dialect, ends
+        self.scored: Scored | None = None
+        super().__init__(
+            self._events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+        )
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        async with self._ends:
+            values: list[float] = []
+            try:
+                async for part in _alive(self._run.parts()):
+                    if part is None:
+                        yield b": waiting\n\n"
+                        continue
+                    values += part.scores
+                    yield _event("scores", _shown(part))
+                self.scored = self._run.whole(values)
+                yield _event("result", self._body.answer(self.scored))
+            except Refusal as refusal:
+                yield _event("error", self._dialect.error(refusal, self._dialect.status(refusal)))
+
+
+async def _alive(parts: AsyncIterator[Part]) -> AsyncIterator[Part | None]:
+    """The parts, and ``None`` whenever the next one takes long."""
+    step: asyncio.Task[Part] | None = None
+    try:
+        while True:
+            step = step or asyncio.ensure_future(anext(parts))
+            done, _ = await asyncio.wait({step}, timeout=_QUIET_SECONDS)
+            if not done:
+                yield None
+                continue
+            try:
+                part = step.result()
+            except StopAsyncIteration:
+                return
+            step = None
+            yield part
+    finally:
+        if step and not step.done():
+            step.cancel()
+            await asyncio.wait({step})
+
+
+def _shown(part: Part) -> dict[str, object]:
+    scores = [None if math.isnan(score) else score for score in part.scores]
+    here = range(part.first, part.first + len(scores))
+    return {
+        "first": part.first,
+        "scores": scores,
+        "errors": {str(row): reason for row, reason in part.errors.items() if row in here},
+    }
+
+
+def _event(name: str, data: object) -> bytes:
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n".encode()

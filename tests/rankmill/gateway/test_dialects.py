@@ -1,0 +1,240 @@
+"""Dialects as pure translations: what each body asks for, and what is made of its scores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rankmill.gateway.dialects.base import Body, Form
+from rankmill.gateway.dialects.routes import ROUTES
+from rankmill.gateway.http.bodies import parse, read_as
+from rankmill.gateway.refusals import STATUS, Refusal
+from rankmill.gateway.scoring import Asked, Scored
+
+TEXTS = ["a", "b", "c"]
+SCORED = Scored([0.25, 0.75, 0.5], "m", tokens=30, id="r1", created=1700000000)
+RANKED = [(1, 0.75), (2, 0.5), (0, 0.25)]
+
+
+def form_of(path: str, body: dict[str, Any]) -> Form:
+    (route,) = [route for route in ROUTES if route.path == path]
+    return route.form(body)
+
+
+def read(path: str, **body: Any) -> Body:
+    return read_as(form_of(path, body).body, body)
+
+
+def answer(path: str, **body: Any) -> Any:
+    return read(path, **body).answer(SCORED)
+
+
+def test_tei_ranks_with_the_sigmoid_unless_raw_scores_are_wanted() -> None:
+    body = {"query": "q", "texts": TEXTS}
+    for path in ("/rerank", "/tei/rerank"):
+        assert read(path, **body).asked() == Asked("q", TEXTS, spec={"activation": "sigmoid"})
+        assert answer(path, **body) == [{"index": place, "score": score} for place, score in RANKED]
+    assert read("/rerank", **body, raw_scores=True).asked().spec == {"activation": "identity"}
+    assert answer("/rerank", **body, return_text=True)[0] == {"index": 1, "score": 0.75, "text": "b"}
+    assert read("/rerank", **body, truncation_direction="right", truncate=True)
+    with pytest.raises(Refusal, match="only Right"):
+        read("/rerank", **body, truncation_direction="Left").asked()
+
+
+def test_tei_predicts_pairs() -> None:
+    one = read("/predict", inputs=["a", "b"])
+    assert one.asked().pairs() == [("a", "b")]
+    assert one.answer(SCORED) == [{"score": 0.25, "label": "LABEL_0"}]
+    several = read("/predict", inputs=[["a", "b"], ["c", "d"], ["e", "f"]])
+    assert several.asked().pairs() == [("a", "b"), ("c", "d"), ("e", "f")]
+    assert several.answer(SCORED) == [[{"score": score, "label": "LABEL_0"}] for score in SCORED.scores]
+    for single in ("a", ["a"], [["a"], ["b"]]):
+        with pytest.raises(Refusal, match="one text has none"):
+            read("/predict", inputs=single).asked()
+
+
+def test_cohere_v2() -> None:
+    body = {"model": "m", "query": "q", "documents": TEXTS}
+    assert read("/v2/rerank", **body).asked() == Asked("q", TEXTS, "m", {"activation": "sigmoid"})
+    assert answer("/v2/rerank", **body, top_n=2, max_tokens_per_doc=4096) == {
+        "id": "r1",
+        "results": [{"index": 1, "relevance_score": 0.75}, {"index": 2, "relevance_score": 0.5}],
+        "meta": {
+            "api_version": {"version": "2"},
+            "billed_units": {"search_units": 1},
+            "warnings": ["max_tokens_per_doc has no effect: passages are truncated to the model's limit"],
+        },
+    }
+
+
+def test_cohere_v1_takes_objects_and_their_fields() -> None:
+    body = {"query": "q", "documents": ["a", {"text": "b", "title": "t"}, {"text": "c"}]}
+    found = read("/cohere/v1/rerank", **body, return_documents=True)
+    assert found.asked().passages == TEXTS
+    shown: Any = found.answer(SCORED)
+    assert [each["document"] for each in shown["results"]] == [
+        {"text": "b", "title": "t"}, {"text": "c"}, {"text": "a"}
+    ]  # fmt: skip
+    plain: Any = answer("/cohere/v1/rerank", **body)
+    assert plain["results"][0] == {"index": 1, "relevance_score": 0.75}
+    fields = {
+        "query": "q",
+        "documents": [{"title": "t", "text": "b", "year": 1969}],
+        "rank_fields": ["title", "year"],
+    }
+    assert read("/v1/rerank", **fields).asked().passages == ["t\n1969"]
+    with pytest.raises(Refusal, match=r"documents\.0: has none of the fields text"):
+        read("/cohere/v1/rerank", query="q", documents=[{"title": "t"}]).asked()
+
+
+def test_jina_returns_documents_unless_told_not_to() -> None:
+    body = {"model": "m", "query": "q", "documents": ["a", {"text": "b"}, "c"]}
+    found: Any = answer("/jina/v1/rerank", **body, top_n=1)
+    assert found == {
+        "model": "m",
+        "object": "list",
+        "usage": {"total_tokens": 30},
+        "results": [{"index": 1, "relevance_score": 0.75, "document": {"text": "b"}}],
+    }
+    assert "document" not in answer("/jina/v1/rerank", **body, return_documents=False)["results"][0]
+
+
+@pytest.mark.parametrize(
+    ("one", "many"),
+    [("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2")],
+)
+def test_vllm_scores_one_to_many_and_many_to_many(one: str, many: str) -> None:
+    for path in ("/score", "/v1/score", "/vllm/score"):
+        single = read(path, **{one: "q", many: TEXTS, "model": "m"})
+        assert single.asked().pairs() == [("q", text) for text in TEXTS]
+        both = read(path, **{one: ["x", "y", "z"], many: TEXTS})
+        assert both.asked().pairs() == [("x", "a"), ("y", "b"), ("z", "c")]
+        assert read(path, **{one: "q", many: "a"}).asked().pairs() == [("q", "a")]
+    shown: Any = answer("/score", **{one: "q", many: TEXTS})
+    assert shown == {
+        "id": "score-r1",
+        "object": "list",
+        "created": 1700000000,
+        "model": "m",
+        "data": [
+            {"index": place, "object": "score", "score": score} for place, score in enumerate(SCORED.scores)
+        ],
+        "usage": {"prompt_tokens": 30, "total_tokens": 30},
+    }
+    with pytest.raises(Refusal, match="2 texts cannot be scored with 3"):
+        read("/score", **{one: ["x", "y"], many: TEXTS}).asked()
+    with pytest.raises(Refusal, match="the texts to score are missing"):
+        read("/score", **{one: "q"}).asked()
+
+
+def test_vllm_options_are_fields_of_the_spec() -> None:
+    body = {"query": "q", "documents": TEXTS}
+    given = {"use_activation": False, "truncate_prompt_tokens": 128, "instruction": "Find.", "user": "u"}
+    expected = {"activation": "identity", "max_length": 128, "instruction": "Find."}
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/vllm/v1/rerank"):
+        assert read(path, **body, **given).asked().spec == expected
+    assert read("/vllm/rerank", **body, truncate_prompt_tokens=-1).asked().spec == {}
+    with pytest.raises(Refusal, match="at least 4 tokens"):
+        read("/vllm/rerank", **body, truncate_prompt_tokens=2).asked()
+    shown: Any = answer("/vllm/rerank", **body, top_n=0, request_id="mine")
+    assert shown["id"] == "rerank-mine"
+    assert shown["results"][0] == {"index": 1, "document": {"text": "b"}, "relevance_score": 0.75}
+    assert len(shown["results"]) == 3
+
+
+def test_infinity() -> None:
+    body = {"query": "q", "documents": TEXTS, "return_documents": True, "model": "default/not-specified"}
+    for path in ("/rerank", "/infinity/rerank"):
+        assert read(path, **body).asked() == Asked("q", TEXTS, None, {"activation": "sigmoid"})
+    shown: Any = answer("/rerank", **body)
+    assert (shown["object"], shown["id"], shown["created"]) == ("rerank", "infinity-r1", 1700000000)
+    assert shown["results"][0] == {"index": 1, "relevance_score": 0.75, "document": "b"}
+    assert read("/infinity/rerank", query="q", documents=["a"], raw_scores=True).asked().spec == {
+        "activation": "identity"
+    }
+
+
+def test_voyage() -> None:
+    body = {"query": "q", "documents": TEXTS, "model": "m"}
+    for path, extra in (("/v1/rerank", {"top_k": None, "truncation": True}), ("/voyage/v1/rerank", {})):
+        shown: Any = answer(path, **body, **extra, return_documents=True)
+        assert shown["object"] == "list"
+        assert shown["data"][0] == {"index": 1, "relevance_score": 0.75, "document": "b"}
+        assert shown["usage"] == {"total_tokens": 30}
+    assert len(answer("/v1/rerank", **body, top_k=2)["data"]) == 2
+
+
+def test_where_the_dialect_is_not_certain_the_answer_suits_cohere_jina_and_vllm() -> None:
+    shown: Any = answer("/v1/rerank", model="m", query="q", documents=TEXTS, top_n=1)
+    assert shown["id"] == "r1"
+    assert shown["meta"]["api_version"] == {"version": "1"}
+    assert shown["object"] == "list"
+    assert shown["usage"] == {"total_tokens": 30, "prompt_tokens": 30}
+    assert shown["results"] == [{"index": 1, "relevance_score": 0.75, "document": {"text": "b"}}]
+
+
+def test_equal_scores_keep_the_order_of_the_input() -> None:
+    body = read("/rerank", query="q", texts=TEXTS)
+    tied: Any = body.answer(Scored([0.5, 0.5, 0.5], "m"))
+    assert [each["index"] for each in tied] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", sorted(STATUS))
+def test_every_dialect_words_every_refusal_in_its_form(kind: Any) -> None:
+    refusal = Refusal(kind, "what is wrong", param="texts")
+    for route in ROUTES:
+        for dialect in [route.dialect, *(form.dialect for form in route.forms)]:
+            status = dialect.status(refusal)
+            assert 400 <= status < 600
+            assert status != 500
+            found = dialect.error(refusal, status)
+            shown = {
+                "tei": lambda body: body["error"] if body["error_type"] else "",
+                "cohere": lambda body: body["message"],
+                "jina": lambda body: body["detail"],
+                "voyage": lambda body: body["detail"],
+                "vllm": lambda body: body["error"]["message"] if body["error"]["code"] else "",
+                "infinity": lambda body: body["error"]["message"],
+                "shared": lambda body: body["error"]["message"] and body["detail"] and body["message"],
+            }[dialect.name](found)
+            assert shown == "what is wrong"
+
+
+@pytest.mark.parametrize(
+    ("raw", "reason"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"[]", "not a JSON object"),
+        (b"null", "not a JSON object"),
+        (b'{"a": NaN}', "not JSON"),
+        (b'{"a": "\\ud800"}', "not JSON"),
+        (b'{"a": "\xff"}', "not JSON"),
+        (b'{"a":' * 100_000, "not JSON"),
+        (b"[" * 10_000_000, "not JSON"),
+    ],
+)
+def test_a_hostile_body_is_one_clear_line(raw: bytes, reason: str) -> None:
+    with pytest.raises(Refusal, match=reason) as refused:
+        parse(raw)
+    assert len(refused.value.message) < 500
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"query": 1, "texts": []}, "query"),
+        ({"query": "q", "texts": "a"}, "texts"),
+        ({"query": "q", "texts": [1]}, r"texts\.0"),
+        ({"texts": ["a"]}, "query"),
+        ({"query": "q", "texts": ["x" * ((1 << 20) + 1)]}, r"texts\.0"),
+        ({"query": "q", "documents": ["a"], "top_n": -1}, "top_n"),
+        ({"query": "q", "documents": [{"image": "a"}]}, "documents"),
+    ],
+)
+def test_a_wrong_field_is_named(body: dict[str, Any], field: str) -> None:
+    with pytest.raises(Refusal, match=f"^{field}") as refused:
+        read("/rerank", **body)
+    assert refused.value.kind == "invalid"
+    assert len(refused.value.message) < 500
