@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import redis
 
 from jobs.errors import InputError
-from rankmill.cluster.orders import order_workers, reachable
+from rankmill.cluster.orders import Outcome, order_workers, reachable
 from rankmill.cluster.snapshot import WorkerState, read_cluster
 
 _WAIT_SECONDS = 60.0
@@ -50,11 +51,14 @@ def clear_models(client: redis.Redis, queue: str, model: str | None) -> dict[str
     """Have the workers that have loaded a model unload it; ``None``: all models."""
     workers = reachable(_workers(client, queue))
     loaded = {name for worker in workers if worker.report for name in worker.report.models}
-    found = []
-    for name in sorted(loaded) if model is None else [model]:
+
+    def unload(name: str) -> list[Outcome]:
         having = [worker for worker in workers if worker.report and name in worker.report.models]
-        if having:
-            found += order_workers(client, having, "unload", name, wait_seconds=_WAIT_SECONDS)
+        return order_workers(client, having, "unload", name, wait_seconds=_WAIT_SECONDS)
+
+    names = sorted(loaded if model is None else loaded & {model})
+    with ThreadPoolExecutor(8) as threads:  # all wait for the same heartbeats
+        found = [each for outcomes in threads.map(unload, names) for each in outcomes]
     return {"object": "list", "data": [each.model_dump() for each in found]}
 
 

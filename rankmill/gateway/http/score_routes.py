@@ -118,7 +118,7 @@ def _timing(scored: Scored) -> dict[str, str]:
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
     """Do `work`, which is cancelled if the client closes the connection meanwhile."""
     working = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(request.receive())  # after the body, nothing comes but the end
+    gone = asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -129,6 +129,12 @@ async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
         if not working.done():
             working.cancel()
             await asyncio.wait({working})
+
+
+async def _gone(request: Request) -> None:
+    """Wait until the client closes the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 _RESPONSES: dict[int | str, dict[str, Any]] = {
