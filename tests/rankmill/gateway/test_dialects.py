@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -180,6 +181,17 @@ def test_equal_scores_keep_the_order_of_the_input() -> None:
     assert [each["index"] for each in tied] == [0, 1, 2]
 
 
+WORDING: dict[str, Callable[[Any], Any]] = {
+    "tei": lambda body: body["error"] if body["error_type"] else "",
+    "cohere": lambda body: body["message"],
+    "jina": lambda body: body["detail"],
+    "voyage": lambda body: body["detail"],
+    "vllm": lambda body: body["error"]["message"] if body["error"]["code"] else "",
+    "infinity": lambda body: body["error"]["message"],
+    "shared": lambda body: body["error"]["message"] and body["detail"] and body["message"],
+}
+
+
 @pytest.mark.parametrize("kind", sorted(STATUS))
 def test_every_dialect_words_every_refusal_in_its_form(kind: Any) -> None:
     refusal = Refusal(kind, "what is wrong", param="texts")
@@ -189,16 +201,7 @@ def test_every_dialect_words_every_refusal_in_its_form(kind: Any) -> None:
             assert 400 <= status < 600
             assert status != 500
             found = dialect.error(refusal, status)
-            shown = {
-                "tei": lambda body: body["error"] if body["error_type"] else "",
-                "cohere": lambda body: body["message"],
-                "jina": lambda body: body["detail"],
-                "voyage": lambda body: body["detail"],
-                "vllm": lambda body: body["error"]["message"] if body["error"]["code"] else "",
-                "infinity": lambda body: body["error"]["message"],
-                "shared": lambda body: body["error"]["message"] and body["detail"] and body["message"],
-            }[dialect.name](found)
-            assert shown == "what is wrong"
+            assert WORDING[dialect.name](found) == "what is wrong"
 
 
 @pytest.mark.parametrize(
