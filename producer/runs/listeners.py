@@ -41,6 +41,7 @@ class Listeners:
         self._queue = queue
         self._seconds = seconds
         self._looked = self._seen = self._warned = -math.inf
+        self._looking = False  # for another run: what it finds is not known yet
 
     def check(self, since: float) -> None:
         """Look for workers, at most once a second, for a run that waits `since` (`time.monotonic` seconds).
@@ -50,9 +51,14 @@ class Listeners:
         NoWorkers
             None has listened for too long.
         """
+        if self._looking:
+            return
         if time.monotonic() - self._looked > _LOOK_SECONDS:
-            self._looked = time.monotonic()
-            self._look()
+            self._looking, self._looked = True, time.monotonic()
+            try:
+                self._look()
+            finally:
+                self._looking = False
         now = time.monotonic()
         missing = now - max(self._seen, since)
         if missing > self._seconds:

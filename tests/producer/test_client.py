@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import fakeredis
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -29,9 +30,12 @@ from jobs.errors import (
 )
 from jobs.results import ChunkScores
 from jobs.run import Run
+from jobs.store.runs import RunStore
+from jobs.store.worker_report import QueueWorkers
 from jobs.wire import decode_pairs
 from producer import Client
 from producer.pairs import CHUNK_TEXT_BYTES
+from producer.runs.listeners import Listeners
 from tests.conftest import Server
 from tests.harness.models import cross_encoder
 from tests.producer.test_results import STATS
@@ -189,6 +193,23 @@ def test_no_wait_at_the_server_is_longer_than_the_time_that_is_left(
     run.cancel()
     assert waits
     assert max(waits) <= 50
+
+
+def test_a_run_does_not_miss_workers_while_another_run_looks_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = 0
+
+    def look(*_: object) -> QueueWorkers:
+        nonlocal looks
+        looks += 1
+        listeners.check(since=-3600)  # as another run's task or thread does meanwhile
+        return QueueWorkers(scoring=frozenset({"w"}), other=frozenset())
+
+    monkeypatch.setattr("producer.runs.listeners.queue_workers", look)
+    listeners = Listeners(RunStore(fakeredis.FakeRedis()), "redis://r", "q", seconds=60)
+    listeners.check(since=-3600)
+    assert looks == 1
 
 
 def test_a_wait_for_workers_that_are_not_there_ends_with_a_word(server: Server) -> None:
