@@ -36,7 +36,7 @@ from producer.reuse.earlier import EarlierScores
 from producer.runs.listeners import Listeners
 from producer.runs.scores import Ranked, Scores, ranked
 from producer.runs.scoring_run import ScoringRun
-from producer.runs.split import SplitRun, SplitScorer
+from producer.runs.split import AnyRun, SplitScorer
 from producer.sizing import ChunkSize, Sizes, WindowSize
 from producer.submission import Submission
 from producer.submitted.methods import SubmittedRuns
@@ -76,6 +76,8 @@ class Client(SubmittedRuns):
         No server answers at the URL.
     """
 
+    _resolver_class = Resolver
+
     def __init__(
         self,
         redis_url: str | None = None,
@@ -91,7 +93,7 @@ class Client(SubmittedRuns):
         if "," in self.settings.queue:
             raise ConfigError(f"queue: {self.settings.queue!r:.80} are several; a run goes to one queue")
         self.store = self._connect(url)
-        self._resolver = Resolver(self.settings.registry)
+        self._resolver = self._resolver_class(self.settings.registry)
         self._split = SplitScorer(self)
         self._leftovers = Leftovers(self.store)
         self._chunk_rows: dict[str, int] = {}
@@ -259,8 +261,7 @@ class Client(SubmittedRuns):
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         try:
-            begin = self._beginner(spec)
-            run = begin(pairs, columns, priority=priority, deadline=deadline, **spec)
+            run = self.begin(pairs, columns=columns, priority=priority, deadline=deadline, **spec)
             try:
                 return run.scores(None if timeout is None else deadline - time.monotonic())
             except BaseException:
@@ -285,12 +286,12 @@ class Client(SubmittedRuns):
         scores = self.score([(query, passage) for passage in passages], timeout=timeout, **spec)
         return ranked(scores, top_k)
 
-    def _beginner(self, spec: dict[str, Any]) -> Callable[..., ScoringRun | SplitRun]:
-        """What begins a run with the model of `spec`, or runs with the versions that it stands for."""
-        choice = self._resolver.choice(str(spec.get("model", self.settings.model)))
+    def begin(self, pairs: Pairs, *, columns: tuple[str, str] = COLUMNS, **options: Any) -> AnyRun:
+        """As `submit` (or `start`, with `deadline`), also for an alias for several versions."""
+        choice = self._resolver.choice(str(options.get("model", self.settings.model)))
         if choice is None or choice.only:
-            return self.run_of
-        return partial(self._split.start, choice)
+            return self.run_of(pairs, columns, **options)
+        return self._split.start(choice, pairs, columns, **options)
 
     def run_of(self, pairs: Pairs, columns: tuple[str, str], **options: Any) -> ScoringRun:
         """Start a run of `pairs`; `options` as of `start`."""

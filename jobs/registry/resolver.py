@@ -61,11 +61,17 @@ class Resolver:
             return None
         with self._lock:
             known = self._known.get(reference)
-            if known and time.monotonic() - known.at < _FRESH_SECONDS:
+            if known and _is_fresh(known):
                 return known.choice
             choice = self._ask(reference, known)
             self._known[reference] = _Known(choice, time.monotonic())
             return choice
+
+    def knows(self, model: str) -> bool:
+        """Whether `choice` answers without asking the registry."""
+        reference = parse_reference(model)
+        known = None if reference is None else self._known.get(reference)
+        return reference is None or (known is not None and _is_fresh(known))
 
     def pin(self, model: str) -> str:
         """`model`, or the version that it stands for now.
@@ -105,6 +111,10 @@ class Resolver:
                 logger.info("%s; workers that have %s can score", error, reference)
                 return Choice(reference.name, {reference.tag: 1.0})
             raise
+
+
+def _is_fresh(known: _Known) -> bool:
+    return time.monotonic() - known.at < _FRESH_SECONDS
 
 
 def is_numbered(tag: str) -> bool:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import redis
 
 from jobs.errors import ConfigError
+from jobs.registry.resolver import Resolver
 from jobs.runtime.connection import connection_failed
 from jobs.store.runs import RunStore
 from producer.aio import bridge
@@ -21,11 +22,13 @@ from producer.aio.connection import LoopRedis
 from producer.client import Client
 
 if TYPE_CHECKING:
+    from jobs.registry.registry import Choice
     from jobs.run import Progress
     from jobs.runtime.settings import Settings
     from producer.pairs import Pairs
     from producer.runs.scores import Ranked, RunStats, Scores
     from producer.runs.scoring_run import ScoringRun
+    from producer.runs.split import AnyRun
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,8 +67,19 @@ class LoopStore(RunStore):
         task.add_done_callback(self._background.discard)
 
 
+class _LoopResolver(Resolver):
+    """Asks the registry in a thread, so that the loop goes on."""
+
+    def choice(self, model: str) -> Choice | None:
+        if self.knows(model):
+            return super().choice(model)
+        return bridge.wait(asyncio.to_thread(super().choice, model))
+
+
 class _LoopClient(Client):
     """A client whose methods `bridge.run` calls."""
+
+    _resolver_class = _LoopResolver
 
     def _connect(self, url: str) -> RunStore:
         self.url = url
@@ -128,6 +142,11 @@ class AsyncClient:
         await self._open()
         return AsyncScoringRun(await bridge.run(self._client.submit, pairs, **options))
 
+    async def begin(self, pairs: Pairs, **options: Any) -> AsyncScoringRun:
+        """Start a run, or those of an alias for several versions, as `Client.begin` does."""
+        await self._open()
+        return AsyncScoringRun(await bridge.run(self._client.begin, pairs, **options))
+
     async def score(self, pairs: Pairs, *, timeout: float | None = None, **options: Any) -> Scores:
         """Score pairs as `Client.score` does, with its parameters."""
         await self._open()
@@ -174,8 +193,13 @@ class AsyncClient:
 class AsyncScoringRun:
     """A submitted run, as `ScoringRun`. If the task that reads it is cancelled, the run is cancelled too."""
 
-    def __init__(self, run: ScoringRun) -> None:
+    def __init__(self, run: AnyRun) -> None:
         self._run = run
+
+    @property
+    def model(self) -> str:
+        """The model that scores, with the version that an alias stood for."""
+        return self._run.model
 
     @property
     def id(self) -> str:

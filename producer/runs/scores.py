@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -99,3 +99,22 @@ class RunStats:
     precision: str | None = None
     backend: str | None = None
     revision: str | None = None
+
+    @classmethod
+    def of(cls, parts: Sequence[RunStats]) -> RunStats:
+        """Those of several runs together; what is of the last chunk is the last run's."""
+        last = parts[-1] if parts else cls()
+        workers: dict[str, int] = {}
+        for part in parts:
+            for worker, rows in part.workers.items():
+                workers[worker] = workers.get(worker, 0) + rows
+        return replace(
+            last,
+            rows=sum(part.rows for part in parts),
+            chunks=sum(part.chunks for part in parts),
+            retries=sum(part.retries for part in parts),
+            tokens=sum(part.tokens for part in parts),
+            padded_tokens=sum(part.padded_tokens for part in parts),
+            seconds=max((part.seconds for part in parts), default=0.0),
+            workers=workers,
+        )

@@ -41,6 +41,11 @@ class ScoringRun:
         return self._submission.run.id
 
     @property
+    def model(self) -> str:
+        """The model that scores, with the version that an alias stood for."""
+        return self._submission.run.spec.model
+
+    @property
     def progress(self) -> Progress:
         """The rows done so far, those of unfinished chunks included, and the speed."""
         return self._submission.progress

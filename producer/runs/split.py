@@ -6,8 +6,8 @@ import hashlib
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from jobs.errors import RankmillError
 from jobs.priority import choose_priority
+from jobs.run import Progress
 from jobs.wire import MAX_CHUNK_ROWS
 from producer.pairs import cut_pairs
-from producer.runs.scores import Scores
+from producer.runs.scores import RunStats, Scores
 
 if TYPE_CHECKING:
     from jobs.priority import Priority
@@ -80,7 +81,7 @@ class SplitScorer:
         pairs: Pairs,
         columns: tuple[str, str],
         *,
-        priority: Priority | None,
+        priority: Priority | None = None,
         **options: Any,
     ) -> SplitRun:
         """Start a run for each version; `options` as of `Client.start`."""
@@ -124,20 +125,38 @@ class SplitScorer:
             finally:
                 self._free.release()
 
-        threading.Thread(target=score, name="shadow", daemon=True).start()
+        self._client.store.later(score)
 
 
 class SplitRun:
-    """The runs of the versions, each with the rows that it scores."""
+    """The runs of the versions, each with the rows that it scores; read as a `ScoringRun` is."""
 
     def __init__(self, runs: list[tuple[npt.NDArray[np.int64], ScoringRun]], rows: int) -> None:
         self._runs = runs
         self._rows = rows
+        self.errors: dict[int, str] = {}
+        """Reasons by row number (from 0) for the rows read so far that have no score."""
+        self.stats = RunStats()
+        """How the rows read so far were scored: known when all of them are."""
+
+    @property
+    def id(self) -> str:
+        """The ids of the runs."""
+        return ",".join(run.id for _, run in self._runs)
+
+    @property
+    def model(self) -> str:
+        """The versions that score."""
+        return ",".join(run.model for _, run in self._runs)
+
+    @property
+    def progress(self) -> Progress:
+        """The rows done so far of all runs."""
+        return Progress(rows=sum(run.progress.rows for _, run in self._runs))
 
     def scores(self, timeout: float | None = None) -> Scores:
         """The scores of all rows; the parameter and what it raises are as of `ScoringRun.scores`."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        errors: dict[int, str] = {}
         parts = [
             (numbers, run.scores(None if deadline is None else deadline - time.monotonic()))
             for numbers, run in self._runs
@@ -146,10 +165,19 @@ class SplitRun:
         whole = np.full((self._rows, len(labels)) if labels else self._rows, np.nan, np.float32)
         for numbers, found in parts:
             whole[numbers] = found.reshape(len(found), -1) if labels else found
-            errors |= {int(numbers[row]): reason for row, reason in found.errors.items()}
-        return Scores.of([whole], errors, labels)
+            self.errors |= {int(numbers[row]): reason for row, reason in found.errors.items()}
+        self.stats = RunStats.of([run.stats for _, run in self._runs])
+        return Scores.of([whole], self.errors, labels)
+
+    def __iter__(self) -> Iterator[float]:
+        """Yield the scores in input order, when all are there; NaN for rows in `errors`."""
+        yield from self.scores().tolist()
 
     def cancel(self) -> None:
         """Cancel all of them."""
         for _, run in self._runs:
             run.cancel()
+
+
+AnyRun: TypeAlias = "ScoringRun | SplitRun"
+"""What scores a caller's pairs: one run, or those of several versions."""

@@ -119,9 +119,9 @@ class Scoring:
         try:
             async with self.admission.admitted(key, model, len(pairs)):
                 priority = key.priority if key else None
-                run = await self.client.submit(pairs, priority=priority, model=model, **asked.spec)
+                run = await self.client.begin(pairs, priority=priority, model=model, **asked.spec)
                 try:
-                    yield Run(run, model, self.settings.gateway_request_seconds)
+                    yield Run(run, self.settings.gateway_request_seconds)
                 except BaseException:
                     await run.cancel()
                     raise
@@ -155,9 +155,8 @@ class Part:
 class Run:
     """A request that was submitted."""
 
-    def __init__(self, run: AsyncScoringRun, model: str, seconds: float) -> None:
+    def __init__(self, run: AsyncScoringRun, seconds: float) -> None:
         self._run = run
-        self._model = model
         self._seconds = seconds
         self._began = time.perf_counter()
 
@@ -195,7 +194,7 @@ class Run:
             raise Refusal("unscorable", f"text {row} cannot be scored: {reason}")
         stats, seconds = self._run.stats, time.perf_counter() - self._began
         return Scored(
-            scores, self._model, stats.tokens, seconds, stats.seconds, max(stats.chunks, 1), self._run.id
+            scores, self._run.model, stats.tokens, seconds, stats.seconds, max(stats.chunks, 1), self._run.id
         )
 
     async def scores(self) -> Scored:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from jobs.registry.documents import Alias, target_of
 from jobs.registry.names import Reference
 from jobs.registry.registry import Registry
 from jobs.store.worker_report import worker_reports
-from producer import Client
+from producer import AsyncClient, Client
+from producer.runs.scores import Scores
 from producer.runs.split import rows_by_version, version_of
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.models import make_bert
@@ -87,13 +89,36 @@ def test_a_split_and_a_shadow_score_as_their_versions_do(client: Client, server:
     assert {each.index for each in best} == {0, 1}
     with pytest.raises(InputError, match="stands for several versions"):
         client.submit(PAIRS)
+    run = client.begin(PAIRS)
+    assert run.model == "reranker@v1,reranker@v2"
+    np.testing.assert_allclose(list(run), expected, atol=1e-5)
+    assert (run.stats.rows, run.stats.workers) == (len(PAIRS), {"only": len(PAIRS)})
+    one = client.begin([PAIRS[0]])
+    assert one.model == f"reranker@{by[0]}"
+    one.cancel()
     assert client.score([]).shape == (0,)
 
     let_it_stand_for(client, {"v1": 1.0}, shadow="v2")
     before = _pairs(server)
     np.testing.assert_allclose(client.score(PAIRS), alone["v1"], atol=1e-5)
     wait_for(lambda: _pairs(server) >= before + 2 * len(PAIRS))
+    before = _pairs(server)
+    np.testing.assert_allclose(asyncio.run(_asyncio_scores(client, server)), alone["v1"], atol=1e-5)
+    assert _pairs(server) >= before + 2 * len(PAIRS)
     wait_for(lambda: not client.store.redis.keys("rankmill:run:*"))
+
+
+async def _asyncio_scores(client: Client, server: Server) -> Scores:
+    """The scores of an asyncio client, when the shadow has its own too."""
+    before = _pairs(server)
+    async with AsyncClient(server.url, settings=client.settings) as other:
+        run = await other.begin(PAIRS)
+        assert run.model == "reranker@v1"
+        scores = await run.scores()
+        async with asyncio.timeout(60):
+            while _pairs(server) < before + 2 * len(PAIRS) or server.client.keys("rankmill:run:*"):
+                await asyncio.sleep(0.1)
+        return scores
 
 
 def _pairs(server: Server) -> int:

@@ -1,0 +1,70 @@
+"""Models by name at the gateway: an alias is its version, a split shares the queries, a shadow scores too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from jobs.registry.documents import Alias, target_of
+from jobs.registry.names import Reference
+from jobs.registry.registry import Registry
+from producer import Client
+from producer.runs.split import version_of
+from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
+from tests.harness.gateways import Running, running_gateway
+from tests.harness.models import make_bert
+from tests.harness.registries import put_version
+from tests.workers.test_metrics import page
+
+TEXTS = ["big cat", "moon river", "king"]
+QUERIES = [f"moon {number}" for number in range(8)]
+
+
+def asked(gateway: Running, query: str) -> list[float]:
+    """The scores of the texts, in their order."""
+    reply = gateway.post("/rerank", {"query": query, "texts": TEXTS})
+    assert reply.status == 200, reply.body
+    return [each["score"] for each in sorted(reply.json, key=lambda each: each["index"])]
+
+
+def test_an_alias_a_split_and_a_shadow_answer_as_their_versions(
+    server: Server, workers: StartWorker, tmp_path: Path
+) -> None:
+    folder = tmp_path / "registry"
+    folder.mkdir()
+    for seed in range(2):
+        put_version(folder, make_bert(tmp_path / f"model-{seed}", seed=seed), "reranker")
+    registry, live = Registry(str(folder)), Reference("reranker", "live")
+
+    def stands_for(versions: dict[str, float], shadow: str | None = None) -> None:
+        registry.write_alias(live, Alias(now=target_of(versions, shadow=shadow, by="a test", at=1.0)))
+
+    here = {"RANKMILL_REGISTRY": str(folder), "RANKMILL_CACHE_DIR": str(tmp_path / "cache"),
+            "RANKMILL_BACKEND": "torch", "RANKMILL_PRECISION": "fp32", **QUICK_LEASE}  # fmt: skip
+    workers(environ=here)
+    client = Client(server.url, registry=str(folder), backend="torch", precision="fp32")
+    alone = {version: {query: client.score([(query, text) for text in TEXTS], model=f"reranker@{version}")
+                       for query in QUERIES} for version in ("v1", "v2")}  # fmt: skip
+    assert not np.allclose(alone["v1"][QUERIES[0]], alone["v2"][QUERIES[0]])
+
+    def answers(gateway: Running, versions: dict[str, float]) -> bool:
+        """Whether each query has the scores of its version."""
+        by = {query: version_of("reranker", versions, query) for query in QUERIES}
+        return all(
+            np.allclose(asked(gateway, query), alone[by[query]][query], atol=1e-5) for query in QUERIES
+        )
+
+    half = {"v1": 0.5, "v2": 0.5}
+    assert {version_of("reranker", half, query) for query in QUERIES} == {"v1", "v2"}
+    stands_for({"v1": 1.0})
+    with running_gateway(server.url, tmp_path, "--model", "reranker@live", environ=here) as gateway:
+        assert answers(gateway, {"v1": 1.0})
+        stands_for(half)
+        wait_for(lambda: answers(gateway, half))  # the gateway asks the registry again after 5 s
+        stands_for({"v1": 1.0}, shadow="v2")
+        wait_for(lambda: answers(gateway, {"v1": 1.0}))
+        wait_for(lambda: 'rankmill_model_pairs_total{model="reranker@v2",priority="bulk"' in
+                 page(server, "metrics")[1])  # fmt: skip
+        for query in QUERIES:
+            asked(gateway, query)
