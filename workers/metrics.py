@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 
+from jobs.model_figures import ModelFigures
 from jobs.priority import priority_of
 from jobs.results import ChunkScores
 from jobs.run import Run
@@ -24,7 +25,6 @@ from jobs.store.orders import Answer
 from jobs.store.worker_report import LATENCY_BUCKETS, STAGES, GpuReport, WorkerReport
 from jobs.wire import outputs
 from workers.gpu import Gpu
-from workers.model_figures import ModelFigures
 
 REGISTRY = CollectorRegistry()
 """Registry of all metrics below; not the library's default one, to which other libraries may add."""
@@ -160,7 +160,7 @@ ProcessCollector(registry=REGISTRY)
 
 
 gpu = Gpu()
-by_model = ModelFigures()
+by_model = ModelFigures("rankmill_model", "Time from a chunk's submission to its result, by model.")
 for _collector in (gpu, by_model):
     REGISTRY.register(_collector)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
+from jobs.model_figures import ModelFigures
+
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
 
@@ -47,3 +49,7 @@ backlog = Gauge(
     "Time (s) that the live workers need for the requests that wait in the queue, estimated.",
     registry=REGISTRY,
 )
+by_model = ModelFigures(
+    "rankmill_gateway_model", "Time that the scores of a request took (s), by the version that scored."
+)
+REGISTRY.register(by_model)

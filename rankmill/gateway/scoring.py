@@ -9,9 +9,13 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from jobs.errors import RankmillError
+from jobs.priority import Priority, choose_priority
 from jobs.runtime.settings import Settings
 from producer.aio.client import AsyncClient, AsyncScoringRun
+from rankmill.gateway import metrics
 from rankmill.gateway.keys.admission import Admission
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.refusals import Refusal, refusal_of
@@ -118,10 +122,10 @@ class Scoring:
         self._check(asked, pairs)
         try:
             async with self.admission.admitted(key, model, len(pairs)):
-                priority = key.priority if key else None
+                priority = choose_priority(key.priority if key else None, len(pairs))
                 run = await self.client.begin(pairs, priority=priority, model=model, **asked.spec)
                 try:
-                    yield Run(run, self.settings.gateway_request_seconds)
+                    yield Run(run, priority, self.settings.gateway_request_seconds)
                 except BaseException:
                     await run.cancel()
                     raise
@@ -155,8 +159,9 @@ class Part:
 class Run:
     """A request that was submitted."""
 
-    def __init__(self, run: AsyncScoringRun, seconds: float) -> None:
+    def __init__(self, run: AsyncScoringRun, priority: Priority, seconds: float) -> None:
         self._run = run
+        self._priority = priority
         self._seconds = seconds
         self._began = time.perf_counter()
 
@@ -193,6 +198,8 @@ class Run:
         for row, reason in self._run.errors.items():
             raise Refusal("unscorable", f"text {row} cannot be scored: {reason}")
         stats, seconds = self._run.stats, time.perf_counter() - self._began
+        version = (self._run.model, stats.revision or "")
+        metrics.by_model.count(version, self._priority, np.array(scores, np.float32), seconds)
         return Scored(
             scores, self._run.model, stats.tokens, seconds, stats.seconds, max(stats.chunks, 1), self._run.id
         )

@@ -26,6 +26,7 @@ from rq.worker import SimpleWorker
 
 from jobs import keys
 from jobs.errors import ConfigError, RunFailed
+from jobs.model_figures import SCORE_BUCKETS, ModelFigures
 from jobs.runtime.http import answer, serve
 from jobs.store.recovery import failure_handler
 from jobs.store.runs import RunStore
@@ -37,7 +38,6 @@ from tests.harness.tools import tool
 from tests.workers.test_engine import misbehaving
 from workers import metrics
 from workers.gpu import Gpu
-from workers.model_figures import SCORE_BUCKETS, ModelFigures
 from workers.queue.heartbeat import Heartbeat
 
 PAIRS: list[tuple[str, str | None]] = [("big cat", f"moon river {number}") for number in range(99)]
@@ -117,7 +117,10 @@ def test_a_worker_serves_its_metrics(server: Server, workers: StartWorker, tiny_
     st.integers(1, 5),
 )
 def test_scores_are_counted_by_model_as_prometheus_own_histogram_does(scores: list[float], cut: int) -> None:
-    figures, reference = ModelFigures(), Histogram("reference", "", buckets=SCORE_BUCKETS, registry=None)
+    figures, reference = (
+        ModelFigures("rankmill_model", "Latency."),
+        Histogram("reference", "", buckets=SCORE_BUCKETS, registry=None),
+    )
     for start in range(0, len(scores), cut):
         figures.count(
             ("reranker@v1", "abc"), "request", np.array(scores[start : start + cut], np.float32), seconds=None
@@ -133,7 +136,7 @@ def test_scores_are_counted_by_model_as_prometheus_own_histogram_does(scores: li
 
 
 def test_figures_of_models_are_bounded() -> None:
-    figures = ModelFigures()
+    figures = ModelFigures("rankmill_model", "Latency.")
     for number in range(150):
         figures.count((f"reranker@v{number}", ""), "bulk", np.ones(3, np.float32), seconds=1.0)
         figures.count(("reranker@v0", ""), "bulk", np.ones(3, np.float32), seconds=-1.0)

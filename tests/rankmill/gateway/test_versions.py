@@ -66,5 +66,10 @@ def test_an_alias_a_split_and_a_shadow_answer_as_their_versions(
         wait_for(lambda: answers(gateway, {"v1": 1.0}))
         wait_for(lambda: 'rankmill_model_pairs_total{model="reranker@v2",priority="bulk"' in
                  page(server, "metrics")[1])  # fmt: skip
-        for query in QUERIES:
-            asked(gateway, query)
+        counted = gateway.get("/metrics").body.decode()
+    for version in ("v1", "v2"):
+        content = registry.manifest(Reference("reranker", version)).content
+        labels = f'model="reranker@{version}",priority="request",revision="{content}"'
+        assert f"rankmill_gateway_model_pairs_total{{{labels}}}" in counted
+        assert f"rankmill_gateway_model_latency_seconds_count{{{labels}}}" in counted
+    assert 'rankmill_gateway_model_score_bucket{le="+Inf",model="reranker@v2"' in counted

@@ -57,9 +57,18 @@ class _Figures:
 
 
 class ModelFigures(Collector):
-    """The metrics of this process's models. Safe to share between threads."""
+    """The metrics of the models that score for this process. Safe to share between threads.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    prefix
+        What the names of the metrics begin with.
+    latency
+        What the latency is, as the metric's help.
+    """
+
+    def __init__(self, prefix: str, latency: str) -> None:
+        self._prefix, self._latency = prefix, latency
         self._lock = threading.Lock()
         self._models: OrderedDict[Name, _Figures] = OrderedDict()
 
@@ -86,11 +95,11 @@ class ModelFigures(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """The metrics' names."""
-        return _families()
+        return self._families()
 
     def collect(self) -> Iterable[Metric]:
         """The figures so far."""
-        pairs, latency, scores = families = _families()
+        pairs, latency, scores = families = self._families()
         with self._lock:
             for name, figures in self._models.items():
                 for priority, count in figures.pairs.items():
@@ -100,17 +109,16 @@ class ModelFigures(Collector):
                 figures.scores.write(scores, list(name))
         return families
 
-
-def _families() -> tuple[CounterMetricFamily, HistogramMetricFamily, HistogramMetricFamily]:
-    labels = ["model", "revision"]
-    return (
-        CounterMetricFamily(
-            "rankmill_model_pairs", "Pairs with a score, by model.", labels=[*labels, "priority"]
-        ),
-        HistogramMetricFamily(
-            "rankmill_model_latency_seconds",
-            "Time from a chunk's submission to its result, by model.",
-            labels=[*labels, "priority"],
-        ),
-        HistogramMetricFamily("rankmill_model_score", "Scores, by model: their distribution.", labels=labels),
-    )
+    def _families(self) -> tuple[CounterMetricFamily, HistogramMetricFamily, HistogramMetricFamily]:
+        labels = ["model", "revision"]
+        return (
+            CounterMetricFamily(
+                f"{self._prefix}_pairs", "Pairs with a score, by model.", labels=[*labels, "priority"]
+            ),
+            HistogramMetricFamily(
+                f"{self._prefix}_latency_seconds", self._latency, labels=[*labels, "priority"]
+            ),
+            HistogramMetricFamily(
+                f"{self._prefix}_score", "Scores, by model: their distribution.", labels=labels
+            ),
+        )
