@@ -43,7 +43,7 @@ from rankmill.cli import options
 def serve(
     config: str | None, embedded: bool, models: tuple[str, ...], port: int | None, is_open: bool, **flags: Any
 ) -> None:
-    """Serve scores to clients of other rerank services, over HTTP and gRPC.
+    """Serve scores over HTTP and gRPC, as rerank servers do.
 
     POST /rerank, /score and the paths of TEI, Cohere, Jina, vLLM, infinity and Voyage; /docs lists them.
     The gateway holds no model: workers score, those of the server, or with --embedded of its
