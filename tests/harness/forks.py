@@ -112,8 +112,9 @@ class _Server:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     return
-                with self._running.pop(pid) as line:
-                    _send(line, os.waitstatus_to_exitcode(status))
+                if line := self._running.pop(pid, None):
+                    with line:
+                        _send(line, os.waitstatus_to_exitcode(status))
 
 
 def _read(line: socket.socket) -> dict[str, Any]:

@@ -121,10 +121,19 @@ def _start() -> str:
     address = f"{folder.name}/s"
     command = [sys.executable, "-m", "tests.harness.forks", address]
     root = Path(__file__).parents[2]
-    server = _Popen(command, stdin=subprocess.PIPE, cwd=root, env=ENVIRON, start_new_session=True)
+    log = Path(folder.name, "log")
+    with log.open("wb") as said:
+        server = _Popen(
+            command, stdin=subprocess.PIPE, stderr=said, cwd=root, env=ENVIRON, start_new_session=True
+        )
 
     def end() -> None:
+        early = server.poll() is not None
         server.communicate()
+        if early:
+            print(
+                f"the process that forks ended with {server.returncode}:\n{log.read_text()}", file=sys.stderr
+            )
         folder.cleanup()
 
     atexit.register(end)
