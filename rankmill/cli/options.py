@@ -116,7 +116,8 @@ def settings(*names: str, **defaults: str) -> Option:
 def _setting(name: str, default: str | None) -> Option:
     kind = Settings.model_fields[name].annotation
     if kind is bool:
-        return click.option(f"--{name.replace('_', '-')}", name, is_flag=True, default=None, help=_HELP[name])
+        words = f"{_HELP[name]}  [default: {_DEFAULTS[name]}]"
+        return click.option(f"--{name.replace('_', '-')}", name, is_flag=True, default=None, help=words)
     words, takes_number = _values(kind)
     default = default or _NONE.get(name) or str(_DEFAULTS[name])
     return click.option(

@@ -23,9 +23,8 @@ from rankmill.cli.main import rankmill
 from tests.conftest import BIN, ENVIRON, Server, run_command
 
 FAMILY = [
-    "score", "submit", "wait", "runner", "merge", "evaluate", "mine", "workers", "status", "runs", "errors",
-    "cancel", "tune",
-    "experiment", "check-precision", "quantize", "models", "keys", "exporter", "config",
+    "score", "submit", "wait", "runner", "serve", "merge", "evaluate", "mine", "workers", "status", "runs",
+    "errors", "cancel", "tune", "experiment", "check-precision", "quantize", "models", "keys", "exporter", "config",
 ]  # fmt: skip
 
 

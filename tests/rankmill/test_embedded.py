@@ -239,14 +239,20 @@ def test_embedded_workers_get_every_setting_that_workers_read(tmp_path: Path) ->
         "log_format": "json", "metrics_address": "none", "threads": 3,
         "registry": "/models", "cache_gib": 5.0,
     }  # fmt: skip
-    assert other.keys() == WorkerSettings.model_fields.keys()
+    alone = {"all_labels": True}  # not with a label
+    assert {*other, *alone} == WorkerSettings.model_fields.keys()
     ours = load_settings(other, environ={})
+    labelled = load_settings(alone, environ={})
     defaults = load_settings(environ={})
     (tmp_path / "stray.yaml").write_text("model_cache_gib: 1\nmax_length: 9\n")
-    for settings in (ours, defaults):  # the parent has read its config file, so that no worker reads another
+    for settings in (
+        ours,
+        labelled,
+        defaults,
+    ):  # the parent has read its config file, so that no worker reads another
         environ = {"RANKMILL_CONFIG": str(tmp_path / "stray.yaml"), **worker_environs(settings)[0]}
         got = load_settings(environ=environ)
         for name in WorkerSettings.model_fields.keys() - {"threads"}:
             assert getattr(got, name) == getattr(settings, name), name
-            assert getattr(ours, name) != getattr(defaults, name), name
+            assert getattr(labelled if name in alone else ours, name) != getattr(defaults, name), name
     assert load_settings(environ=worker_environs(ours)[0]).threads == 3
