@@ -171,6 +171,31 @@ def limits() -> str:
     return f"{PREFIX}:limits"
 
 
+def gateway_file(file_id: str) -> str:
+    """String: the record of a file that the gateway keeps, as JSON."""
+    return f"{PREFIX}:gateway-file:{file_id}"
+
+
+def gateway_files(owner: str) -> str:
+    """Sorted set: ids of the gateway's files of an owner (``*``: of all), by the time when each was made."""
+    return f"{PREFIX}:gateway-files:{owner}"
+
+
+def batch(batch_id: str) -> str:
+    """String: the record of a batch, as JSON."""
+    return f"{PREFIX}:batch:{batch_id}"
+
+
+def batch_counts(batch_id: str) -> str:
+    """String: how many lines a batch has, and how many have an answer, as JSON."""
+    return f"{PREFIX}:batch:{batch_id}:counts"
+
+
+def batches(owner: str) -> str:
+    """Sorted set: ids of the batches of an owner (``*``: of all), by the time when each was made."""
+    return f"{PREFIX}:batches:{owner}"
+
+
 def reader_bell(reader: str) -> str:
     """Stream: rung by a producer that reads many runs at once, to read one more."""
     return f"{PREFIX}:reader:{reader}:bell"

@@ -7,7 +7,7 @@ import time
 import uuid
 from typing import Literal
 
-from jobs.files.request import FileOrder
+from jobs.files.request import BATCH_FORMAT, FileOrder
 from jobs.run import Progress
 from jobs.schema import FORMAT, Count, Seconds, WireModel
 
@@ -75,6 +75,8 @@ class FileRun(WireModel):
         What it has made; known shortly before its end.
     """
 
+    formats = frozenset({FORMAT, BATCH_FORMAT})
+
     id: str
     order: FileOrder
     created: Seconds
@@ -114,7 +116,8 @@ class FileRun(WireModel):
 
     def written(self) -> str:
         """The record in Redis."""
-        return json.dumps({"format": FORMAT, **self.model_dump(mode="json")})
+        unknown = None if self.order.batch else {"order": {"batch"}}  # to releases before there were batches
+        return json.dumps({"format": self.order.format, **self.model_dump(mode="json", exclude=unknown)})
 
 
 def new_file_run(order: FileOrder, run_id: str | None = None) -> FileRun:

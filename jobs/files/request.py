@@ -103,21 +103,55 @@ def _absolute(path: str) -> str:
     return path if _is_absolute(path) else os.path.abspath(path)  # noqa: PTH100 -- also of globs
 
 
+BATCH_FORMAT = 4
+"""Version of an order with a batch, and of its run; runners of releases that know no batches leave it."""
+
+
+class BatchOrder(WireModel):
+    """A batch of the gateway, whose input is the request's only one, and whose answers go to its output.
+
+    Attributes
+    ----------
+    endpoint
+        Path of the requests that are the lines of the input; ``None``: its rows are pairs.
+    owner
+        Name of the API keys whose batch it is; empty without keys.
+    model, asked
+        Model and other fields of the spec that all lines ask for, as they name them.
+    default
+        The model of lines that name none.
+    """
+
+    id: Name
+    owner: str
+    endpoint: Name | None = None
+    model: Name | None = None
+    default: Name | None = None
+    asked: dict[str, str | int | None] = Field(default_factory=dict)
+
+
 class FileOrder(WireModel):
     """All that a runner needs: the request, the model, the chunks' queue, and who is told of the end.
 
     It is the one argument of the RQ job ``jobs.score_file``. ``chunk_size``, ``queue`` and ``webhook`` may be
-    left out: the runner's settings then say the first two.
+    left out: the runner's settings then say the first two. ``batch`` is there if the gateway has asked.
     """
 
-    added = frozenset({*FileRequest.model_fields, "queue", "chunk_size", "webhook"})
+    added = frozenset({*FileRequest.model_fields, "queue", "chunk_size", "webhook", "batch"})
+    formats = frozenset({FORMAT, BATCH_FORMAT})
 
     request: FileRequest
     spec: ScoreSpec
     queue: Name | None = None
     chunk_size: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_CHUNK_ROWS)] | None = None
     webhook: Annotated[str, Field(max_length=2000, pattern=r"^https?://[^\s]+$")] | None = None
+    batch: BatchOrder | None = None
+
+    @property
+    def format(self) -> int:
+        """The version that its text and that of its run have."""
+        return BATCH_FORMAT if self.batch else FORMAT
 
     def arguments(self) -> tuple[dict[str, object]]:
         """The arguments of the RQ job."""
-        return ({"format": FORMAT, **self.model_dump(mode="json", exclude_none=True)},)
+        return ({"format": self.format, **self.model_dump(mode="json", exclude_none=True)},)

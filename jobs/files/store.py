@@ -64,9 +64,9 @@ class FileRunStore:
         self._leases = self.queue.started_job_registry.key
         self._pauses = self.queue.scheduled_job_registry.key
 
-    def submit(self, order: FileOrder) -> FileRun:
-        """Put a run into the queue."""
-        run = new_file_run(order)
+    def submit(self, order: FileOrder, run_id: str | None = None) -> FileRun:
+        """Put a run into the queue; `run_id` is a new id, if the caller has made one."""
+        run = new_file_run(order, run_id)
         job = Queue.prepare_data(
             JOB_FUNCTION,
             args=order.arguments(),

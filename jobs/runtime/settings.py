@@ -230,8 +230,7 @@ def config_layers(path: Path) -> list[tuple[str, dict[str, Any]]]:
             if key not in Settings.model_fields:
                 nearest = _nearest(str(key))
                 raise ConfigError(
-                    f"{file}: unknown key {shown(repr(key))}{nearest}; "
-                    f"keys are {', '.join(Settings.model_fields)}"
+                    f"{file}: unknown key {shown(repr(key))}{nearest}; rankmill config show lists the keys"
                 )
         layers.append((str(file), values))
         file = None if parent is None else file.parent / parent

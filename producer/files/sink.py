@@ -57,7 +57,7 @@ class ScoredFile:
         self.partial = folder / "output"
         self.rows = 0
         self.row_errors = 0
-        self._partial_errors = folder / "errors.jsonl"
+        self.partial_errors = folder / "errors.jsonl"
         self._layout = layout
         self._first_row = first_row
         self._pending: list[pa.Table] = []
@@ -98,7 +98,7 @@ class ScoredFile:
             sync(self.partial)
             if self._errors is not None:
                 self._errors.close()
-                sync(self._partial_errors)
+                sync(self.partial_errors)
 
     def publish(self, journal: Journal | None = None) -> None:
         """Move the file, and the list of row errors if there are any, to their final paths.
@@ -111,7 +111,7 @@ class ScoredFile:
             if self._errors is None:
                 self.errors_path.unlink(missing_ok=True)  # from an earlier run with the same output
             else:
-                put(self._partial_errors, self.errors_path)
+                put(self.partial_errors, self.errors_path)
             put(self.partial, self.path, self._upload)
 
     def __enter__(self) -> ScoredFile:
@@ -132,7 +132,7 @@ class ScoredFile:
             with suppress(OSError):
                 self._errors.close()
         self.partial.unlink(missing_ok=True)
-        self._partial_errors.unlink(missing_ok=True)
+        self.partial_errors.unlink(missing_ok=True)
 
     def _append(self, table: pa.Table) -> None:
         self._pending.append(table)
@@ -158,7 +158,7 @@ class ScoredFile:
 
     def _write_errors(self, part: ScoredTable) -> None:
         if self._errors is None:
-            self._errors = self._partial_errors.open("w", encoding="utf-8")
+            self._errors = self.partial_errors.open("w", encoding="utf-8")
         for row, reason in enumerate(part.errors.to_pylist(), self._first_row + self.rows):
             if reason is not None:
                 record = {"row": row, "error": reason, "attempts": part.attempts, "worker": part.worker}

@@ -13,6 +13,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from jobs.runtime.settings import Settings
 from rankmill.gateway.gateway import Gateway
+from rankmill.gateway.http.batch_routes import BatchRoutes
 from rankmill.gateway.http.hosts import KnownHosts
 from rankmill.gateway.http.observed import HEADER, Observed
 from rankmill.gateway.http.page_routes import page_router
@@ -47,9 +48,9 @@ def make_app(settings: Settings, redis_url: str, needed: KeysNeeded, *, is_loopb
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        watching = asyncio.create_task(gateway.capacity.watch())
+        tasks = [asyncio.create_task(work) for work in (gateway.capacity.watch(), gateway.sweep())]
         yield
-        await gateway.close(watching)
+        await gateway.close(tasks)
 
     app = FastAPI(
         title="rankmill", version=version("rankmill"), description=_ABOUT, lifespan=lifespan,
@@ -58,6 +59,7 @@ def make_app(settings: Settings, redis_url: str, needed: KeysNeeded, *, is_loopb
     app.state.gateway = gateway
     app.include_router(score_router(gateway))
     app.include_router(plain_router(gateway, int(time.time())))
+    app.include_router(BatchRoutes(gateway).router())
     app.include_router(page_router())
     if settings.gateway_origins:
         app.add_middleware(

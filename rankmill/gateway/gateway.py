@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Collection
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ from jobs.errors import RankmillError
 from jobs.runtime.connection import client_for, impatient
 from jobs.runtime.settings import Settings
 from producer.aio.connection import LoopRedis
+from rankmill.gateway.batches.service import Batches
 from rankmill.gateway.capacity import Capacity
 from rankmill.gateway.http.bodies import Bodies
 from rankmill.gateway.http.observed import seen
@@ -23,6 +26,10 @@ from rankmill.gateway.scoring import Scoring
 
 if TYPE_CHECKING:
     from rankmill.gateway.grpc.server import GrpcServer
+
+_SWEEP_SECONDS = 3600
+
+logger = logging.getLogger(__name__)
 
 
 class Gateway:
@@ -43,6 +50,7 @@ class Gateway:
         self.scoring = Scoring(settings, redis_url, self.admission)
         self.capacity = Capacity(settings, self.redis)
         self.bodies = Bodies(settings.gateway_body_mib << 20)
+        self.batches = Batches(settings, redis_url) if settings.gateway_files else None
         self.grpc: GrpcServer | None = None
         self._url, self._needed = redis_url, needed
 
@@ -73,12 +81,22 @@ class Gateway:
         if not (key.admin if key else self._needed == "if there are any"):
             raise Refusal("forbidden", "this needs a key for admins: rankmill keys create NAME --admin")
 
-    async def close(self, watching: asyncio.Task[None]) -> None:
-        """Wait for the last gRPC calls, end the watch over the queue, and close the connections."""
+    async def sweep(self) -> None:
+        """Once an hour, delete the bytes of files and batches that have expired."""
+        while self.batches:
+            try:
+                await asyncio.to_thread(self.batches.sweep)
+            except (RankmillError, OSError) as error:
+                logger.warning("expired files are not deleted yet: %s", error)
+            await asyncio.sleep(_SWEEP_SECONDS)
+
+    async def close(self, tasks: Collection[asyncio.Task[None]]) -> None:
+        """Wait for the last gRPC calls, end `tasks`, and close the connections."""
         if self.grpc:
             await self.grpc.stop()
-        watching.cancel()
-        await asyncio.wait([watching])
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
         await self.admission.close()
         await self.scoring.client.close()
         await self.redis.loop_client.aclose()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from urllib.parse import urlsplit
@@ -20,13 +21,14 @@ from jobs.errors import (
     StoreError,
 )
 from jobs.files.record import FileRun, Outcome, Seal
-from jobs.files.request import FileOrder
+from jobs.files.request import FileOrder, FileRequest
 from jobs.run import Progress
+from jobs.runtime.connection import client_for
 from jobs.runtime.settings import Settings
 from producer.files.sink import ScoredFile
 from producer.files.stores.paths import ObjectPath, as_path
 from producer.files.stores.writing import identity
-from rankmill.score_file import score_file
+from rankmill.score_file import Confirm, score_file
 from rankmill.scoring.opening import find_input
 from rankmill.scoring.request import Request
 from rankmill.scoring.summary import Summary
@@ -54,25 +56,59 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
     asked = order.request.model_copy(update={"restart": order.request.restart and not run.restarted})
     own = {"queue": order.queue, "chunk_size": order.chunk_size}
     given = {**order.spec.model_dump(), **{name: value for name, value in own.items() if value is not None}}
+    options = settings.model_copy(update=given)
 
     def view(total: int, *, quiet: bool) -> _View:
         note(rows=total, restarted=True, now=True)
         return _View(note)
 
+    def score(request: FileRequest, confirm: Confirm) -> Summary:
+        return score_file(Request.of(request, quiet=True), options, view=view, confirm=confirm)
+
     def confirm(output: ScoredFile | None, summary: Summary) -> None:
-        seal = output and Seal(
-            path=str(output.path.resolve()), identity=_identity(output.partial, output.path)
-        )
-        note(seal=seal, outcome=_outcome(summary), now=True)
+        note(seal=output and _seal(output.partial, output.path), outcome=_outcome(summary), now=True)
 
     try:
-        score_file(
-            Request.of(asked, quiet=True), settings.model_copy(update=given), view=view, confirm=confirm
-        )
+        if order.batch:
+            _work_on_batch(run, settings, score, note)
+        else:
+            score(asked, confirm)
     except (OutputBusy, RedisUnavailable, ConnectionFailed):
         raise
     except (OutputError, StoreError, OSError, MemoryError, pa.ArrowException) as error:
         raise RunnerError(" ".join(f"{type(error).__name__}: {error}".split())) from None
+
+
+def _work_on_batch(
+    run: FileRun, settings: Settings, score: Callable[[FileRequest, Confirm], Summary], note: Note
+) -> None:
+    """Work on a batch of the gateway."""
+    from rankmill.gateway.batches.records import BatchStore
+    from rankmill.gateway.batches.work import BatchWork, Made, Tools
+
+    summaries: list[Summary] = []
+
+    def score_and_tell(request: FileRequest, tell: Callable[[Made, Made | None, int, int], None]) -> None:
+        def confirm(output: ScoredFile | None, summary: Summary) -> None:
+            assert output
+            summaries.append(summary)
+            errors = Made(output.partial_errors, output.errors_path) if output.row_errors else None
+            tell(Made(output.partial, output.path), errors, summary.rows, summary.row_errors)
+
+        score(request, confirm)
+
+    def tell(made: Made | None) -> None:
+        outcome = _outcome(summaries[-1]) if summaries else run.outcome
+        assert outcome
+        if made is None:
+            note(outcome=outcome, now=True)
+        else:
+            outcome = outcome.model_copy(update={"output": str(made.path)})
+            note(seal=_seal(made.partial, made.path), outcome=outcome, now=True)
+
+    client = client_for(settings.redis_url or "", settings.redis_wait_seconds)
+    with closing(client):
+        BatchWork(run, BatchStore(client, settings.file_run_ttl), Tools(score_and_tell, tell)).do()
 
 
 def is_made(run: FileRun) -> bool:
@@ -125,6 +161,11 @@ def _check_here(order: FileOrder, settings: Settings) -> None:
         raise RunnerError(f"webhook: webhook_hosts of this runner does not list {host}")
     if not settings.webhook_secret:
         raise RunnerError("webhook: this runner has no webhook_secret to sign it with")
+
+
+def _seal(partial: Path, path: Path) -> Seal:
+    """What a complete file is known by when it is at `path`."""
+    return Seal(path=str(path.resolve()), identity=_identity(partial, path))
 
 
 def _outcome(summary: Summary) -> Outcome:

@@ -52,7 +52,10 @@ def test_a_file_extends_another(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("modle: x\n", r"my\.yaml: unknown key 'modle', the nearest is model; keys are model, revision"),
+        (
+            "modle: x\n",
+            r"my\.yaml: unknown key 'modle', the nearest is model; rankmill config show lists the keys",
+        ),
         ("extends: my.yaml\n", "extend each other in a circle"),
         ("extends: other.yaml\n", r"other\.yaml: cannot be read"),
         ("- a\n- b\n", "holds keys and values, this one holds list"),

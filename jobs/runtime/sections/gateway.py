@@ -33,3 +33,6 @@ class GatewaySettings(BaseModel):
     gateway_backlog_seconds: float = Field(gt=0)
     gateway_request_seconds: float = Field(gt=0)
     gateway_stop_seconds: float = Field(ge=0)
+    gateway_files: str | None = Field(min_length=1)
+    gateway_file_mib: int = Field(ge=1)
+    gateway_files_gib: float = Field(gt=0)

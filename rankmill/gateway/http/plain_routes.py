@@ -43,7 +43,7 @@ def plain_router(gateway: Gateway, created: int) -> APIRouter:
 
     def add(path: str, method: str, summary: str, answer: Answer, **more: Any) -> None:
         router.add_api_route(
-            path, _guarded(path, answer), methods=[method], summary=summary,
+            path, guarded(path, answer), methods=[method], summary=summary,
             operation_id=f"{method.lower()}{path.replace('/', '_')}", response_model=None,
             tags=["gateway"], **more,
         )  # fmt: skip
@@ -128,7 +128,7 @@ def tei_info(gateway: Gateway) -> dict[str, Any]:
     }
 
 
-def _guarded(path: str, answer: Answer) -> Answer:
+def guarded(path: str, answer: Answer) -> Answer:
     """`answer`, counted by its path, with refusals in the form that suits all clients."""
 
     async def guarded(request: Request) -> Response:

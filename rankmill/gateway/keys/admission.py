@@ -6,15 +6,17 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import redis
 
 from jobs.runtime.patience import redis_errors, waiting
 from producer.aio import bridge
 from rankmill.gateway.keys.api_keys import ApiKey, KeyStore
-from rankmill.gateway.keys.limits import Lease, Limits
 from rankmill.gateway.keys.refusals import NoKey, NotAllowed
+
+if TYPE_CHECKING:
+    from rankmill.gateway.keys.limits import Lease
 
 KeysNeeded = Literal["always", "if there are any", "never"]
 
@@ -40,6 +42,8 @@ class Admission:
     """
 
     def __init__(self, client: redis.Redis, *, lease_seconds: int, needed: KeysNeeded) -> None:
+        from rankmill.gateway.keys.limits import Limits  # its package is a gateway's only, not a runner's
+
         self._keys = KeyStore(client)
         self._limits = Limits(client, lease_seconds)
         self._seconds = lease_seconds / 3

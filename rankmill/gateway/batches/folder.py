@@ -1,0 +1,115 @@
+"""Where the bytes of files lie: a folder, here or at a URL, that gateways and runners see."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from jobs.errors import ConfigError, OutputError
+from producer.files.stores.paths import ObjectPath, as_path
+from producer.files.stores.reading import ObjectReader
+from producer.files.stores.writing import put, sync
+
+_BLOCK_BYTES = 1 << 20
+
+
+class Folder:
+    """The setting ``gateway_files``.
+
+    Parameters
+    ----------
+    name
+        A folder that is there, or a URL.
+
+    Raises
+    ------
+    ConfigError
+        There is no such folder.
+    """
+
+    def __init__(self, name: str) -> None:
+        found = as_path(name)
+        if not isinstance(found, ObjectPath):
+            found = found.resolve()
+            if not found.is_dir():
+                raise ConfigError(f"gateway_files: {name} is no folder; make it, where runners see it")
+        self.path = found
+
+    def at(self, place: str) -> Path:
+        """The path of a place below the folder."""
+        return self.path.joinpath(*place.split("/"))
+
+    def make(self, name: str) -> None:
+        """Make a folder in it; a store needs none."""
+        if not isinstance(self.path, ObjectPath):
+            (self.path / name).mkdir(exist_ok=True)
+
+    def save(self, source: BinaryIO, place: str) -> None:
+        """Write what is read from `source` to a place: as a whole, and to stay, or not at all.
+
+        Raises
+        ------
+        OutputError, StoreError
+            It cannot be written.
+        """
+        target = self.at(place)
+        self.make(place.partition("/")[0])
+        try:
+            with tempfile.NamedTemporaryFile(dir=beside(target), delete=False) as file:
+                shutil.copyfileobj(source, file, _BLOCK_BYTES)
+        except OSError as error:
+            raise OutputError(f"the file cannot be kept: {error.strerror}") from None
+        publish(Path(file.name), target)
+
+    def read(self, place: str) -> Iterator[bytes]:
+        """The bytes at a place, in blocks."""
+        with open_bytes(self.at(place)) as file:
+            while block := file.read(_BLOCK_BYTES):
+                yield block
+
+    def delete(self, place: str) -> None:
+        """Delete what is at a place."""
+        target = self.at(place)
+        target.unlink(missing_ok=True)
+        if not isinstance(target, ObjectPath):
+            with suppress(OSError):  # others are in it
+                target.parent.rmdir()
+
+    def sweep(self, is_known: Callable[[str], bool], seconds: float) -> None:
+        """Delete folders of files and batches that are `seconds` old, and that nobody knows any more."""
+        if isinstance(self.path, ObjectPath):  # its rules of expiry do this
+            return
+        for found in self.path.iterdir():
+            with suppress(OSError):
+                ours = found.name.startswith(("file-", "batch_"))
+                if ours and found.stat().st_mtime < time.time() - seconds and not is_known(found.name):
+                    shutil.rmtree(found)
+
+
+def beside(target: Path) -> Path | None:
+    """The folder for a temporary file that becomes `target`; ``None``: the system's, for an object."""
+    return None if isinstance(target, ObjectPath) else target.parent
+
+
+def publish(file: Path, target: Path) -> None:
+    """Move a complete temporary file to its place."""
+    try:
+        sync(file)
+        put(file, target)
+    except OSError as error:
+        raise OutputError(f"{target} cannot be written: {error.strerror or error}") from None
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """Open a file or an object for reading."""
+    if isinstance(path, ObjectPath):
+        return cast("BinaryIO", io.BufferedReader(ObjectReader(path), _BLOCK_BYTES))
+    return path.open("rb")

@@ -1,0 +1,166 @@
+"""Lines of a batch: requests as OpenAI's batches have them, the pairs in them, and their answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import from_json
+
+from jobs.errors import InputError
+from rankmill.gateway.batches.folder import open_bytes
+from rankmill.gateway.dialects.base import Body, Form, Route
+from rankmill.gateway.dialects.routes import ROUTES
+from rankmill.gateway.refusals import Refusal
+from rankmill.gateway.scoring import Asked, Scored
+
+MAX_LINE_BYTES = 32 << 20
+
+_ROUTES: Mapping[str, Route] = {route.path: route for route in ROUTES}
+
+ENDPOINTS = tuple(_ROUTES)
+"""Paths of the requests that a batch may have."""
+
+
+class Line(BaseModel):
+    """A line of the input; fields that are not here are ignored."""
+
+    model_config = ConfigDict(frozen=True)
+
+    custom_id: str = Field(min_length=1, max_length=512)
+    method: str = "POST"
+    url: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A line that was read: what it asks for, or why it is refused."""
+
+    number: int
+    line: Line
+    form: Form
+    body: Body | None
+    asked: Asked | None
+    refusal: Refusal | None = None
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The pairs to score; none if it is refused."""
+        return self.asked.pairs() if self.asked else []
+
+    def refused(self, refusal: Refusal) -> Request:
+        """The request, refused after all."""
+        return replace(self, refusal=refusal)
+
+
+def read_requests(path: Path, endpoint: str) -> Iterator[Request]:
+    """The requests of a file, line by line.
+
+    Raises
+    ------
+    InputError
+        A line is no request for `endpoint`, or has the ``custom_id`` of an earlier one; the message names it.
+    """
+    seen: dict[str, int] = {}
+    for number, raw in _lines(path):
+        line = _line(number, raw)
+        if line.method.upper() != "POST" or line.url != endpoint:
+            raise InputError(
+                f"line {number}: the batch is for POST {endpoint}, and the line for "
+                f"{line.method:.20} {line.url:.200}"
+            )
+        if before := seen.get(line.custom_id):
+            raise InputError(f"line {number}: its custom_id is that of line {before}: {line.custom_id:.80}")
+        seen[line.custom_id] = number
+        yield _request(number, line, _ROUTES[endpoint])
+
+
+def first_request(path: Path, endpoint: str) -> Request:
+    """The first request of a file; raises as `read_requests`, and if there is none."""
+    for request in read_requests(path, endpoint):
+        return request
+    raise InputError("the file has no line")
+
+
+def holds_requests(path: Path) -> bool:
+    """Whether the first line of a file is a request, and not a pair."""
+    for _, raw in _lines(path):
+        try:
+            found = from_json(raw)
+        except ValueError:
+            return False
+        return isinstance(found, dict) and {"custom_id", "body"} <= found.keys()
+    return False
+
+
+def answer(request: Request, batch: str, model: str, scores: list[float], created: float) -> str:
+    """The line of the output for a request with scores."""
+    scored = Scored(scores, model, id=_id(batch, request), created=int(created))
+    assert request.body
+    return _answered(request, batch, 200, request.body.answer(scored))
+
+
+def failure(request: Request, batch: str) -> str:
+    """The line of the errors for a request that is refused."""
+    assert request.refusal
+    dialect = request.form.dialect
+    status = dialect.status(request.refusal)
+    return _answered(request, batch, status, dialect.error(request.refusal, status))
+
+
+def _answered(request: Request, batch: str, status: int, body: object) -> str:
+    request_id = _id(batch, request)
+    response = {"status_code": status, "request_id": request_id, "body": body}
+    found = {"id": request_id, "custom_id": request.line.custom_id, "response": response, "error": None}
+    return json.dumps(found, ensure_ascii=False) + "\n"
+
+
+def _id(batch: str, request: Request) -> str:
+    return f"{batch.replace('batch_', 'batch_req_')}_{request.number}"
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Number (from 1) and content of each line that is not empty."""
+    with open_bytes(path) as file:
+        number = 0
+        while raw := file.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(raw) > MAX_LINE_BYTES:
+                raise InputError(f"line {number}: longer than {MAX_LINE_BYTES >> 20} MiB")
+            if raw.strip():
+                yield number, raw
+
+
+def _line(number: int, raw: bytes) -> Line:
+    try:
+        return Line.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "it"
+        raise InputError(
+            f"line {number}: {place[:200]}: {first['msg']}; a line has custom_id, method, url and body"
+        ) from None
+
+
+def _request(number: int, line: Line, route: Route) -> Request:
+    form = route.forms[0]
+    try:
+        form = route.form(line.body)
+        body = form.body.model_validate(line.body)
+        asked = body.asked()
+        if not asked.passages:
+            raise Refusal("empty", "there is nothing to score: the list of texts is empty")
+        asked.pairs()
+    except Refusal as refusal:
+        return Request(number, line, form, None, None, refusal)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the body"
+        invalid = Refusal("invalid", f"{place[:200]}: {first['msg']}", param=place[:200])
+        return Request(number, line, form, None, None, invalid)
+    return Request(number, line, form, body, asked)

@@ -1,0 +1,255 @@
+"""What the gateway does with files and batches, for whoever may see them.
+
+Its methods wait for disks and the server: call them in a thread.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
+from typing import Any, BinaryIO
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from jobs.errors import RunExpired
+from jobs.files.record import new_file_run_id
+from jobs.files.request import BatchOrder, FileOrder, FileRequest
+from jobs.files.store import FileRunStore
+from jobs.registry.resolver import Resolver
+from jobs.runtime.connection import client_for
+from jobs.runtime.settings import Settings
+from jobs.runtime.specs import run_spec
+from rankmill.gateway.batches.folder import Folder
+from rankmill.gateway.batches.ids import errors_id, new_batch_id, new_file_id, output_id
+from rankmill.gateway.batches.lines import ENDPOINTS, first_request, holds_requests
+from rankmill.gateway.batches.records import EVERYBODY, BatchRecord, BatchStore, FileRecord
+from rankmill.gateway.batches.views import batch_view
+from rankmill.gateway.keys.admission import check_model
+from rankmill.gateway.keys.api_keys import ApiKey
+from rankmill.gateway.refusals import Refusal
+
+_ENDINGS = (".parquet", ".csv", ".tsv", ".jsonl", ".csv.gz", ".csv.zst", ".tsv.gz", ".tsv.zst")
+
+_CANCEL_SECONDS = 60
+
+
+class PairsOptions(BaseModel):
+    """How a file of pairs is scored: options of score-file by name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    query_column: str = Field("query", min_length=1)
+    passage_column: str = Field("passage", min_length=1)
+    score_column: str = Field("score", min_length=1)
+    rank_column: str = Field("rank", min_length=1)
+    query_id_column: str | None = Field(None, min_length=1)
+    passage_id_column: str | None = Field(None, min_length=1)
+    list_columns: tuple[str, ...] = ()
+    top_k: int | None = Field(None, ge=1)
+    limit: int | None = Field(None, ge=1)
+    output_format: str | None = Field(None, pattern="^(parquet|csv|tsv|jsonl|trec)$")
+
+
+class NewBatch(BaseModel):
+    """What is asked of a batch. Beyond OpenAI's fields, ``model`` and ``pairs`` are for files of pairs."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    input_file_id: str = Field(max_length=200)
+    endpoint: str = Field("/v1/score", max_length=200)
+    completion_window: str = Field("24h", max_length=20)
+    metadata: dict[str, str] | None = Field(None, max_length=16)
+    model: str | None = Field(None, min_length=1, max_length=1000)
+    pairs: PairsOptions = Field(default_factory=lambda: PairsOptions.model_validate({}))
+
+
+class Batches:
+    """Files and batches of one server.
+
+    Parameters
+    ----------
+    settings, redis_url
+        Where files lie, how large they may be, and the server.
+
+    Raises
+    ------
+    ConfigError
+        There is no such folder.
+    """
+
+    def __init__(self, settings: Settings, redis_url: str) -> None:
+        assert settings.gateway_files
+        self._settings = settings
+        self._folder = Folder(settings.gateway_files)
+        client = client_for(redis_url, settings.redis_wait_seconds)
+        self._store = BatchStore(client, settings.file_run_ttl)
+        self._runs = FileRunStore(client, settings.file_queue, settings.file_run_ttl)
+
+    @property
+    def most_bytes(self) -> int:
+        """Most bytes of a file."""
+        return self._settings.gateway_file_mib << 20
+
+    def upload(self, key: ApiKey | None, name: str, source: BinaryIO, size: int) -> FileRecord:
+        """Keep a file.
+
+        Raises
+        ------
+        Refusal
+            Its name says no format, or the caller has too many bytes here.
+        """
+        ending = next((each for each in _ENDINGS if name.lower().endswith(each)), None)
+        if ending is None:
+            raise Refusal(
+                "invalid",
+                f"file: its name must end in {', '.join(_ENDINGS)}, which says the format",
+                param="file",
+            )
+        owner, most = _owner(key), self._settings.gateway_files_gib * 2**30
+        if sum(file.bytes for file in self._store.files(owner)) + size > most:
+            raise Refusal(
+                "too_large", f"your files would have more than {most / 2**30:,.0f} GiB: delete some"
+            )
+        file_id, now = new_file_id(), time.time()
+        shown = PurePosixPath(name.replace("\\", "/")).name[-200:]
+        place = f"{file_id}/content{ending}"
+        self._folder.save(source, place)
+        file = FileRecord(
+            id=file_id, owner=owner, name=shown, place=place, bytes=size, created=now,
+            expires=now + self._store.ttl, purpose="batch",
+        )  # fmt: skip
+        self._store.add_file(file)
+        return file
+
+    def file(self, key: ApiKey | None, file_id: str) -> FileRecord:
+        """A file that the caller may see; raises `Refusal` if there is none."""
+        found = self._store.file(file_id)
+        if found is None or not _may_see(key, found.owner):
+            raise Refusal("not_found", f"there is no file {file_id!r:.100}: it has expired, or never was")
+        return found
+
+    def files(self, key: ApiKey | None) -> list[FileRecord]:
+        """The files that the caller may see, the latest first."""
+        return self._store.files(_listed(key))
+
+    def content(self, file: FileRecord) -> Iterator[bytes]:
+        """The bytes of a file."""
+        return self._folder.read(file.place)
+
+    def delete(self, key: ApiKey | None, file_id: str) -> None:
+        """Delete a file."""
+        file = self.file(key, file_id)
+        self._store.delete_file(file)
+        self._folder.delete(file.place)
+
+    def create(
+        self, key: ApiKey | None, asked: NewBatch, served: Callable[[str | None], str]
+    ) -> dict[str, Any]:
+        """Submit a batch; `served` is the model for a request that names one, or none.
+
+        Raises
+        ------
+        Refusal
+            It cannot be worked on.
+        """
+        if asked.endpoint not in ENDPOINTS:
+            raise Refusal("invalid", f"endpoint: one of {', '.join(ENDPOINTS)}", param="endpoint")
+        file = self.file(key, asked.input_file_id)
+        run_id = new_file_run_id()
+        batch_id = new_batch_id(run_id)
+        source = self._folder.at(file.place)
+        spec: dict[str, Any] = {}
+        if ".jsonl" in file.place and holds_requests(source):
+            first = first_request(source, asked.endpoint).asked
+            spec = dict(first.spec) if first else {}
+            model, default = served(first.model if first else None), served(None)
+            order = BatchOrder(
+                id=batch_id, owner=file.owner, endpoint=asked.endpoint, model=model, default=default,
+                asked=spec,
+            )  # fmt: skip
+            output = self._folder.at(f"{batch_id}/output.jsonl")
+            request = FileRequest(inputs=(str(source),), output=str(output))
+        else:
+            model = served(asked.model)
+            order = BatchOrder(id=batch_id, owner=file.owner)
+            request = self._pairs(asked.pairs, batch_id, file.place)
+        check_model(key, model)
+        pinned = Resolver(self._settings.registry).pinned(run_spec(self._settings, {"model": model, **spec}))
+        batch = BatchRecord(
+            id=batch_id, owner=file.owner, run=run_id, file=file.id, endpoint=asked.endpoint, model=model,
+            created=time.time(), metadata=asked.metadata or {},
+        )  # fmt: skip
+        self._folder.make(batch_id)
+        self._store.add_batch(batch)
+        own: dict[str, Any] = {"queue": self._settings.queue, "chunk_size": self._settings.chunk_size}
+        self._runs.submit(FileOrder(request=request, spec=pinned, batch=order, **own), run_id)
+        return self.view(batch)
+
+    def batch(self, key: ApiKey | None, batch_id: str) -> BatchRecord:
+        """A batch that the caller may see; raises `Refusal` if there is none."""
+        found = self._store.batch(batch_id)
+        if found is None or not _may_see(key, found.owner):
+            raise Refusal("not_found", f"there is no batch {batch_id!r:.100}: it has expired, or never was")
+        return found
+
+    def batches(self, key: ApiKey | None) -> list[BatchRecord]:
+        """The batches that the caller may see, the latest first."""
+        return self._store.batches(_listed(key))
+
+    def cancel(self, key: ApiKey | None, batch_id: str) -> dict[str, Any]:
+        """Cancel a batch; its runner ends within its heartbeat."""
+        batch = self.batch(key, batch_id)
+        try:
+            run = self._runs.load(batch.run)
+            if not run.is_ended:
+                self._runs.cancel(run, _CANCEL_SECONDS)
+        except RunExpired:
+            pass
+        return self.view(batch)
+
+    def view(self, batch: BatchRecord) -> dict[str, Any]:
+        """A batch as it is now."""
+        try:
+            run = self._runs.load(batch.run)
+        except RunExpired:
+            return batch_view(batch, None, self._store.counts(batch.id))
+        files = (output_id(batch.id), errors_id(batch.id)) if run.state == "done" else ()
+        known = [file_id if self._store.file(file_id) else None for file_id in files]
+        return batch_view(
+            batch, run, self._store.counts(batch.id), (known[0], known[1]) if known else (None, None),
+            cancelling=not run.is_ended and self._runs.was_cancelled(run.id),
+        )  # fmt: skip
+
+    def sweep(self) -> None:
+        """Delete the bytes of files and batches that have expired."""
+
+        def is_known(name: str) -> bool:
+            return bool(self._store.file(name) or self._store.batch(name))
+
+        self._folder.sweep(is_known, self._store.ttl)
+
+    def _pairs(self, options: PairsOptions, batch_id: str, place: str) -> FileRequest:
+        """The request for a file of pairs; its output has the same format, unless another is asked for."""
+        given = place.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
+        ending = options.output_format or given
+        try:
+            return FileRequest(
+                inputs=(str(self._folder.at(place)),),
+                output=str(self._folder.at(f"{batch_id}/output.{ending}")),
+                **options.model_dump(),
+            )
+        except ValidationError as error:
+            raise Refusal("invalid", f"pairs: {error.errors()[0]['msg']}", param="pairs") from None
+
+
+def _owner(key: ApiKey | None) -> str:
+    return key.name if key else ""
+
+
+def _listed(key: ApiKey | None) -> str:
+    return EVERYBODY if key and key.admin else _owner(key)
+
+
+def _may_see(key: ApiKey | None, owner: str) -> bool:
+    return owner == _owner(key) or bool(key and key.admin)

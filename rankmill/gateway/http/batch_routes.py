@@ -1,0 +1,203 @@
+"""The paths of files and batches, as OpenAI's API has them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from jobs.errors import RankmillError
+from rankmill.gateway.batches.service import Batches, NewBatch
+from rankmill.gateway.batches.views import ENDED, file_view, page
+from rankmill.gateway.http.bodies import parse, read_as
+from rankmill.gateway.http.plain_routes import Answer, guarded
+from rankmill.gateway.http.uploads import uploaded
+from rankmill.gateway.refusals import Refusal
+
+if TYPE_CHECKING:
+    from rankmill.gateway.batches.records import BatchRecord
+    from rankmill.gateway.gateway import Gateway
+
+_LOOK_SECONDS = 0.5
+_ALIVE_SECONDS = 15
+"""How often a stream of events says that it is there, if nothing else does."""
+
+_FORM: dict[str, Any] = {
+    "type": "object",
+    "required": ["purpose", "file"],
+    "properties": {
+        "purpose": {"type": "string", "enum": ["batch"]},
+        "file": {"type": "string", "format": "binary"},
+    },
+}
+
+_PAGE = [
+    {"name": name, "in": "query", "schema": {"type": kind}}
+    for name, kind in (("after", "string"), ("limit", "integer"), ("order", "string"), ("purpose", "string"))
+]
+
+
+class BatchRoutes:
+    """Answers requests for files and batches.
+
+    Parameters
+    ----------
+    gateway
+        The gateway's parts.
+    """
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def router(self) -> APIRouter:
+        """The router of these paths."""
+        router = APIRouter()
+
+        def add(path: str, method: str, summary: str, answer: Answer, **more: Any) -> None:
+            named = [
+                {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
+            ] if "{id}" in path else []  # fmt: skip
+            extra = {"parameters": [*named, *more.pop("parameters", [])], **more}
+            router.add_api_route(
+                path, guarded(path, answer), methods=[method], summary=summary, openapi_extra=extra,
+                operation_id=f"{method.lower()}{path.replace('/', '_').replace('{id}', 'id')}",
+                response_model=None, tags=["batches"],
+            )  # fmt: skip
+
+        form = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}}
+        batch = {"application/json": {"schema": NewBatch.model_json_schema()}}
+        add("/v1/files", "POST", "Upload the file of a batch", self.upload, **form)
+        add("/v1/files", "GET", "The files, the latest first", self.files, parameters=_PAGE)
+        add("/v1/files/{id}", "GET", "A file", self.file)
+        add("/v1/files/{id}", "DELETE", "Delete a file", self.delete)
+        add("/v1/files/{id}/content", "GET", "The bytes of a file", self.content)
+        add("/v1/batches", "POST", "Submit a batch", self.create,
+            requestBody={"required": True, "content": batch})  # fmt: skip
+        add("/v1/batches", "GET", "The batches, the latest first", self.batches, parameters=_PAGE[:2])
+        add("/v1/batches/{id}", "GET", "A batch", self.batch)
+        add("/v1/batches/{id}/cancel", "POST", "Cancel a batch", self.cancel)
+        add("/v1/batches/{id}/events", "GET", "A batch's progress, as server-sent events", self.events)
+        return router
+
+    async def upload(self, request: Request) -> Response:
+        """Keep a file."""
+        key, known = await self._gateway.key(request), self._known
+        async with uploaded(request, known.most_bytes) as file:
+            name, size = file.filename or "", file.size or 0
+            kept = await asyncio.to_thread(known.upload, key, name, file.file, size)
+        return JSONResponse(file_view(kept))
+
+    async def files(self, request: Request) -> Response:
+        """A page of the files."""
+        key = await self._gateway.key(request)
+        found = await asyncio.to_thread(self._known.files, key)
+        if purpose := request.query_params.get("purpose"):
+            found = [file for file in found if file.purpose == purpose]
+        oldest_first = request.query_params.get("order") == "asc"
+        return JSONResponse(page(found, file_view, *_asked_page(request, 10_000), oldest_first=oldest_first))
+
+    async def file(self, request: Request) -> Response:
+        """A file."""
+        key = await self._gateway.key(request)
+        found = await asyncio.to_thread(self._known.file, key, _id(request))
+        return JSONResponse(file_view(found))
+
+    async def delete(self, request: Request) -> Response:
+        """Delete a file."""
+        key = await self._gateway.key(request)
+        await asyncio.to_thread(self._known.delete, key, _id(request))
+        return JSONResponse({"id": _id(request), "object": "file", "deleted": True})
+
+    async def content(self, request: Request) -> Response:
+        """The bytes of a file."""
+        key, known = await self._gateway.key(request), self._known
+        found = await asyncio.to_thread(known.file, key, _id(request))
+        blocks = await asyncio.to_thread(known.content, found)
+        headers = {
+            "Content-Length": str(found.bytes),
+            "Content-Disposition": f"attachment; filename*=UTF-8''{quote(found.name)}",
+            "X-Content-Type-Options": "nosniff",
+        }
+        return StreamingResponse(blocks, headers=headers, media_type="application/octet-stream")
+
+    async def create(self, request: Request) -> Response:
+        """Submit a batch."""
+        key, known = await self._gateway.key(request), self._known
+        with self._gateway.bodies.hold() as held:
+            asked = read_as(NewBatch, parse(await held.read(request)))
+        scoring = self._gateway.scoring
+        if asked.model:
+            scoring.model(asked.model)
+        made = await asyncio.to_thread(known.create, key, asked, scoring.model)
+        return JSONResponse(made)
+
+    async def batches(self, request: Request) -> Response:
+        """A page of the batches."""
+        key, known = await self._gateway.key(request), self._known
+        found = await asyncio.to_thread(known.batches, key)
+        asked = _asked_page(request, 100, usual=20)
+        return JSONResponse(await asyncio.to_thread(lambda: page(found, known.view, *asked)))
+
+    async def batch(self, request: Request) -> Response:
+        """A batch."""
+        key, known = await self._gateway.key(request), self._known
+        found = await asyncio.to_thread(known.batch, key, _id(request))
+        return JSONResponse(await asyncio.to_thread(known.view, found))
+
+    async def cancel(self, request: Request) -> Response:
+        """Cancel a batch."""
+        key = await self._gateway.key(request)
+        return JSONResponse(await asyncio.to_thread(self._known.cancel, key, _id(request)))
+
+    async def events(self, request: Request) -> Response:
+        """The batch whenever it changes, until its end."""
+        key, known = await self._gateway.key(request), self._known
+        found = await asyncio.to_thread(known.batch, key, _id(request))
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(_events(known, found), media_type="text/event-stream", headers=headers)
+
+    @property
+    def _known(self) -> Batches:
+        if self._gateway.batches is None:
+            raise Refusal("not_found", "this gateway keeps no files: it needs the setting gateway_files")
+        return self._gateway.batches
+
+
+async def _events(known: Batches, batch: BatchRecord) -> AsyncIterator[str]:
+    """Each state of a batch as an event ``batch``, and the last one as ``done``."""
+    last, silent = "", 0.0
+    while True:
+        try:
+            found = await asyncio.to_thread(known.view, batch)
+        except RankmillError:  # the server is away: it is asked again
+            found = None
+        text = json.dumps(found) if found else last
+        if text != last:
+            last, silent = text, 0.0
+            name = "done" if found and found["status"] in ENDED else "batch"
+            yield f"event: {name}\ndata: {text}\n\n"
+            if name == "done":
+                return
+        elif silent >= _ALIVE_SECONDS:
+            silent = 0.0
+            yield ": still there\n\n"
+        await asyncio.sleep(_LOOK_SECONDS)
+        silent += _LOOK_SECONDS
+
+
+def _id(request: Request) -> str:
+    return str(request.path_params["id"])
+
+
+def _asked_page(request: Request, most: int, usual: int | None = None) -> tuple[str | None, int]:
+    """What a page begins after, and how many it has; raises `Refusal` for a number that is none."""
+    given = request.query_params.get("limit") or str(usual or most)
+    if not given.isdecimal() or not 1 <= len(given) <= 9 or not 1 <= int(given) <= most:
+        raise Refusal("invalid", f"limit: a number from 1 to {most:,}", param="limit")
+    return request.query_params.get("after"), int(given)

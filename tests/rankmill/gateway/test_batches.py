@@ -1,0 +1,265 @@
+"""Files and batches, by OpenAI's own client and by hand: a real gateway, a real runner, a real worker."""
+
+from __future__ import annotations
+
+import io
+import json
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai import OpenAI
+
+from jobs.errors import InputError
+from rankmill.gateway.batches.lines import read_requests
+from rankmill.gateway.keys.api_keys import KeyStore
+from tests.conftest import ENVIRON, QUICK_LEASE, wait_for
+from tests.harness.gateways import PAIR, Reply, Running, running_gateway
+from tests.harness.preloaded import PreloadedProcess
+from tests.harness.servers import Server
+
+QUERY, TEXTS = PAIR
+ENDED = {"completed", "failed", "cancelled"}
+
+
+@pytest.fixture(scope="module")
+def gateway(shared_queue: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A gateway that keeps files, and a runner."""
+    place = tmp_path_factory.mktemp("gateway")
+    (place / "files").mkdir()
+    environ = {"RANKMILL_GATEWAY_FILES": str(place / "files"), "RANKMILL_GATEWAY_FILE_MIB": "1"}
+    own = {**QUICK_LEASE, "RANKMILL_METRICS_ADDRESS": "none"}
+    log = place / "runner.log"
+    with log.open("wb") as out:
+        command = ["rankmill", "runner", "--redis", shared_queue.url]
+        runner: Any = PreloadedProcess(command, cwd=place, stdout=out, stderr=out, env={**ENVIRON, **own})
+    with running_gateway(shared_queue.url, place, "--model", "demo", environ=environ) as running:
+        yield running
+    runner.terminate()
+    assert runner.wait(timeout=60) == 0
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.fixture
+def client(gateway: Running) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{gateway.url}/v1", api_key="anything", max_retries=0) as client:
+        yield client
+
+
+def request(number: int, **body: Any) -> dict[str, Any]:
+    usual = {"text_1": QUERY, "text_2": [*TEXTS, f"moon {number}"], "model": "demo"}
+    return {"custom_id": f"q-{number}", "method": "POST", "url": "/v1/score", "body": {**usual, **body}}
+
+
+def lines(*requests: dict[str, Any]) -> bytes:
+    return "".join(json.dumps(each) + "\n" for each in requests).encode()
+
+
+def upload(gateway: Running, name: str, content: bytes, **headers: str) -> Reply:
+    """Upload a file as curl does."""
+    mark = uuid.uuid4().hex
+    parts = [
+        f'--{mark}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'.encode(),
+        f'--{mark}\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n\r\n'.encode(),
+        content,
+        f"\r\n--{mark}--\r\n".encode(),
+    ]
+    named = {"content_type": f"multipart/form-data; boundary={mark}", **headers}
+    return gateway.post("/v1/files", b"".join(parts), **named)
+
+
+def ended(gateway: Running, batch_id: str, **headers: str) -> dict[str, Any]:
+    """A batch when it has ended."""
+    found: list[dict[str, Any]] = []
+
+    def has_ended() -> bool:
+        found.append(gateway.get(f"/v1/batches/{batch_id}", **headers).json)
+        return found[-1]["status"] in ENDED
+
+    wait_for(has_ended)
+    return found[-1]
+
+
+def submitted(gateway: Running, name: str, content: bytes, **asked: Any) -> dict[str, Any]:
+    """A new batch of a new file."""
+    file = upload(gateway, name, content).json
+    made = gateway.post("/v1/batches", {"input_file_id": file["id"], "endpoint": "/v1/score", **asked})
+    assert made.status == 200, made.body
+    found: dict[str, Any] = made.json
+    return found
+
+
+def test_openais_client_submits_a_batch_and_fetches_every_line_once(client: OpenAI, gateway: Running) -> None:
+    good = [request(number) for number in range(40)]
+    bad = [request(100, text_2=[]), request(101, text_2=None), request(102, truncate_prompt_tokens="x")]
+    file = client.files.create(file=("in.jsonl", lines(*good[:20], *bad, *good[20:])), purpose="batch")
+    assert client.files.retrieve(file.id).filename == "in.jsonl"
+    submit: Any = client.batches.create  # OpenAI has no endpoint for scores
+    batch_id = submit(
+        input_file_id=file.id,
+        endpoint="/v1/score",
+        completion_window="24h",
+        metadata={"for": "test"},
+    ).id
+    assert ended(gateway, batch_id)["errors"] is None
+    batch: Any = client.batches.retrieve(batch_id)
+    assert (batch.status, batch.metadata) == ("completed", {"for": "test"})
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (43, 40, 3)
+    output = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+    errors = [json.loads(line) for line in client.files.content(batch.error_file_id).text.splitlines()]
+    assert [line["custom_id"] for line in output] == [line["custom_id"] for line in good]
+    assert [line["custom_id"] for line in errors] == [line["custom_id"] for line in bad]
+    assert len({line["id"] for line in output + errors}) == 43
+    for line in (output[0], output[39]):
+        body = good[output.index(line)]["body"]
+        wanted = [each["score"] for each in gateway.post("/v1/score", body).json["data"]]
+        assert line["response"]["status_code"] == 200
+        found = [each["score"] for each in line["response"]["body"]["data"]]
+        assert found == pytest.approx(wanted, abs=1e-4)
+    for line in errors:
+        assert line["response"]["status_code"] == 400
+        assert line["response"]["body"]["error"]["message"]
+    assert batch.id in [each.id for each in client.batches.list(limit=1)]
+    known = {each.id for each in client.files.list()}
+    assert {file.id, batch.output_file_id, batch.error_file_id} <= known
+    assert client.files.delete(file.id).deleted
+    assert gateway.get(f"/v1/files/{file.id}").status == 404
+
+
+def test_a_file_of_pairs_becomes_the_scored_file(gateway: Running) -> None:
+    rows = pa.table({"id": range(300), "q": [QUERY] * 300, "passage": [f"moon {n}" for n in range(300)]})
+    rows = rows.set_column(2, "passage", pa.array([None, *rows["passage"].to_pylist()[1:]], pa.string()))
+    written = io.BytesIO()
+    pq.write_table(rows, written)
+    made = submitted(gateway, "pairs.parquet", written.getvalue(), model="demo", pairs={"query_column": "q"})
+    with urllib.request.urlopen(f"{gateway.url}/v1/batches/{made['id']}/events", timeout=120) as stream:
+        events = stream.read().decode().strip().split("\n\n")
+    *begun, last = [event.splitlines() for event in events]
+    assert {event[0] for event in begun} <= {"event: batch"}
+    assert last[0] == "event: done"
+    batch = json.loads(last[1].removeprefix("data: "))
+    assert batch["status"] == "completed"
+    assert batch["request_counts"] == {"total": 300, "completed": 299, "failed": 1}
+    content = gateway.get(f"/v1/files/{batch['output_file_id']}/content")
+    assert int(content.headers["content-length"]) == len(content.body)
+    scored = pq.read_table(io.BytesIO(content.body))
+    assert scored["id"].to_pylist() == list(range(300))
+    alone = {"queries": QUERY, "documents": "moon 7", "model": "demo"}
+    assert scored["score"][7].as_py() == pytest.approx(
+        gateway.post("/v1/score", alone).json["data"][0]["score"], abs=1e-4
+    )
+    (error,) = gateway.get(f"/v1/files/{batch['error_file_id']}/content").body.splitlines()
+    assert json.loads(error)["row"] == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "reason", "line"),
+    [
+        (lines(request(1), request(2), request(1)), "its custom_id is that of line 1", 3),
+        (lines(request(1), {**request(2), "url": "/rerank"}), "the batch is for POST /v1/score", 2),
+        (lines(request(1)) + b'{"custom_id": "a"}\n', "a line has custom_id, method, url and body", 2),
+        (lines(request(1), request(2, use_activation=False)), "its options are not those", 2),
+    ],
+)
+def test_a_line_that_belongs_to_no_batch_fails_it(
+    gateway: Running, content: bytes, reason: str, line: int
+) -> None:
+    batch = ended(gateway, submitted(gateway, "in.jsonl", content)["id"])
+    (error,) = batch["errors"]["data"]
+    assert (batch["status"], error["line"], batch["output_file_id"]) == ("failed", line, None)
+    assert reason in error["message"]
+
+
+def test_what_cannot_be_a_batch_is_refused(gateway: Running) -> None:
+    file_id = upload(gateway, "in.jsonl", lines(request(1))).json["id"]
+    big = upload(gateway, "big.jsonl", lines(request(1, model="big"))).json["id"]
+    not_json = upload(gateway, "in.jsonl", b"[").json["id"]
+    refusals = [
+        (gateway.post("/v1/batches", {"input_file_id": file_id, "endpoint": "/v1/chat"}), 400),
+        (gateway.post("/v1/batches", {"input_file_id": "file-none", "endpoint": "/v1/score"}), 404),
+        (gateway.post("/v1/batches", {"input_file_id": big, "endpoint": "/v1/score"}), 404),
+        (gateway.post("/v1/batches", {"input_file_id": file_id, "endpoint": "/v1/rerank"}), 400),
+        (gateway.post("/v1/batches", {"input_file_id": file_id, "pairs": {"top_k": 0}}), 400),
+        (gateway.get("/v1/batches/batch_none"), 404),
+        (gateway.get("/v1/files/..%2F..%2Fetc%2Fpasswd/content"), 404),
+        (gateway.get("/v1/batches?limit=0"), 400),
+        (upload(gateway, "in.exe", b"x"), 400),
+        (upload(gateway, "in.csv", b"x" * (3 << 20)), 413),
+        (gateway.post("/v1/files", b"no form", content_type="multipart/form-data; boundary=x"), 400),
+        (gateway.post("/v1/files", {}), 415),
+    ]
+    for reply, status in refusals:
+        assert reply.status == status, reply.body
+    assert (
+        ended(gateway, gateway.post("/v1/batches", {"input_file_id": not_json}).json["id"])["status"]
+        == "failed"
+    )
+
+
+def test_a_batch_can_be_cancelled(gateway: Running) -> None:
+    many = pa.table({"query": [QUERY] * 20_000, "passage": [f"moon {n}" for n in range(20_000)]})
+    written = io.BytesIO()
+    pq.write_table(many, written)
+    made = submitted(gateway, "pairs.parquet", written.getvalue())
+    cancelled = gateway.post(f"/v1/batches/{made['id']}/cancel", {})
+    assert cancelled.json["status"] in {"cancelling", "cancelled"}
+    assert ended(gateway, made["id"])["status"] == "cancelled"
+
+
+def test_files_and_batches_belong_to_the_keys_of_a_name(gateway: Running, shared_queue: Server) -> None:
+    store = KeyStore(shared_queue.client)
+    mine, again, other, admin = (
+        {"x_api_key": store.create(name, days=1, admin=name == "batch-admin")[0]}
+        for name in ("batch-mine", "batch-mine", "batch-other", "batch-admin")
+    )
+    limited = {"x_api_key": store.create("batch-other", days=1, models=("else",))[0]}
+    try:
+        file_id = upload(gateway, "in.jsonl", lines(request(1)), **mine).json["id"]
+        body = {"input_file_id": file_id, "endpoint": "/v1/score"}
+        batch_id = gateway.post("/v1/batches", body, **again).json["id"]
+        seen = {path: path.rpartition("/")[2] for path in (f"/v1/files/{file_id}", f"/v1/batches/{batch_id}")}
+        for path in seen:
+            known = [gateway.get(path, **_named(key)).status for key in (mine, again, other, admin)]
+            assert known == [200, 200, 404, 200]
+            assert gateway.get(path).status == 401
+        for listing, wanted in (("/v1/files", file_id), ("/v1/batches", batch_id)):
+            ids = [
+                [each["id"] for each in gateway.get(listing, **_named(key)).json["data"]]
+                for key in (again, other, admin)
+            ]
+            assert [wanted in each for each in ids] == [True, False, True]
+        assert gateway.post("/v1/batches", body, **other).status == 404
+        theirs = upload(gateway, "in.jsonl", lines(request(1)), **limited).json["id"]
+        assert gateway.post("/v1/batches", {**body, "input_file_id": theirs}, **limited).status == 403
+        ended(gateway, batch_id, **_named(mine))
+    finally:
+        store.revoke(["batch-mine", "batch-other", "batch-admin"])
+
+
+def _named(key: dict[str, str]) -> dict[str, str]:
+    return {name.replace("_", "-"): text for name, text in key.items()}
+
+
+A_LINE = st.one_of(st.binary(max_size=60), st.sampled_from([lines(request(n))[:-1] for n in range(3)]))
+
+
+@given(st.lists(A_LINE))
+def test_any_file_is_read_or_refused_by_line(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.jsonl"
+    path.write_bytes(b"\n".join(parts))
+    found: list[str] = []
+    reason = ""
+    try:
+        found += [each.line.custom_id for each in read_requests(path, "/v1/score")]
+    except InputError as error:
+        reason = str(error)
+    assert reason.startswith("line ") if reason else len(found) == len(set(found))
