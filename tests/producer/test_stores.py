@@ -29,6 +29,7 @@ from producer.files.stores.paths import ObjectPath, as_path, is_url, object_path
 from producer.files.stores.reading import ObjectReader
 from producer.files.stores.writing import identity, put
 from tests.harness.buckets import Bucket
+from tests.harness.hub import hub
 
 ROWS = [{"query": "q", "passage": f"p {n}", "n": n} for n in range(20)]
 
@@ -89,6 +90,22 @@ def test_an_object_that_changes_while_it_is_read_is_noticed(bucket: Bucket) -> N
     store_object(url, lines([{**row, "query": "r"} for row in ROWS]))  # of the same size
     with pytest.raises(InputChanged, match=r"a\.jsonl has changed while it was read"):
         list(source.tables(lambda _: 7))
+
+
+def test_files_of_the_hub_are_read_with_its_own_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"data/a.parquet": parquet(ROWS[:9]), "data/b.parquet": parquet(ROWS[9:]), "README.md": b"#"}
+    with hub("someone/pairs", files) as url:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": url, "token": False})
+        name = "hf://datasets/someone/pairs"
+        assert read(f"{name}/data/*.parquet") == ROWS
+        assert read(f"{name}/data/b.parquet") == ROWS[9:]
+        source = opened(f"{name}/data/a.parquet")
+        files["data/a.parquet"] = parquet(list(reversed(ROWS[:9])))
+        with pytest.raises(InputChanged, match=r"data/a\.parquet has changed while it was read"):
+            list(source.tables(lambda _: 7))
+        with pytest.raises(InputError, match="no such object"):
+            opened(f"{name}/data/c.parquet")
 
 
 def test_what_a_path_of_an_object_is(bucket: Bucket, tmp_path: Path) -> None:

@@ -1,0 +1,78 @@
+"""A server that answers as the Hugging Face hub does, for the hub's own client: the files of a data set."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "c0ffee" * 6 + "c0ff"
+
+
+@contextmanager
+def hub(name: str, files: Mapping[str, bytes]) -> Iterator[str]:
+    """Serve the files of data set `name`, by their paths; yields the hub's URL. `files` may change."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = unquote(urlsplit(self.path).path)
+            if path == f"/api/datasets/{name}" or path.startswith(f"/api/datasets/{name}/revision/"):
+                self._answer({"id": name, "sha": COMMIT, "siblings": [], "private": False})
+            elif found := re.fullmatch(rf"/api/datasets/{name}/tree/[^/]+/?(.*)", path):
+                self._answer(_below(files, found[1]))
+            elif found := re.fullmatch(rf"/datasets/{name}/resolve/[^/]+/(.+)", path):
+                self._send_file(files.get(found[1]))
+            else:
+                self.send_error(404)
+
+        def do_POST(self) -> None:  # paths-info
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            self._answer([_about(path, files[path]) for path in asked["paths"] if path in files])
+
+        def _answer(self, body: object) -> None:
+            self._send(200, json.dumps(body).encode(), {"content-type": "application/json"})
+
+        def _send_file(self, data: bytes | None) -> None:
+            if data is None:
+                self.send_error(404)
+                return
+            first, last = map(int, self.headers["range"].removeprefix("bytes=").split("-"))
+            part = data[first : last + 1]
+            self._send(206, part, {"content-range": f"bytes {first}-{first + len(part) - 1}/{len(data)}"})
+
+        def _send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+            self.send_response(status)
+            for key, value in {**headers, "content-length": str(len(body))}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def _about(path: str, data: bytes) -> dict[str, object]:
+    return {"type": "file", "path": path, "size": len(data), "oid": hashlib.sha1(data).hexdigest()}
+
+
+def _below(files: Mapping[str, bytes], folder: str) -> list[dict[str, object]]:
+    """What is directly in a folder."""
+    start = f"{folder}/" if folder else ""
+    inside = {path: data for path, data in files.items() if path.startswith(start)}
+    folders = {path[len(start) :].partition("/")[0] for path in inside if "/" in path[len(start) :]}
+    found = [_about(path, data) for path, data in inside.items() if "/" not in path[len(start) :]]
+    return found + [{"type": "directory", "path": start + each, "oid": COMMIT} for each in sorted(folders)]
