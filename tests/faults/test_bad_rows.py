@@ -97,15 +97,15 @@ def test_an_attempt_that_fails_is_made_again_after_a_pause(
 def test_a_row_that_kills_its_worker_each_time(
     server: Server, restarting: None, marked_model: Path, forwards: Path
 ) -> None:
-    client = Client(server.url, model=str(marked_model), chunk_size=8, max_retries=1)
-    deadly = client.submit(pairs("kill", 8, at=5))
+    client = Client(server.url, model=str(marked_model), chunk_size=4, max_retries=1)
+    deadly = client.submit(pairs("kill", 4, at=2))
     others = client.submit([("a cat", "the moon")] * 40)
     assert np.isfinite(others.scores(timeout=240)).all()
     scores = deadly.scores(timeout=240)
     assert {row: reason.split(":")[0] for row, reason in deadly.errors.items()} == {
-        5: "given up after attempt 2"
+        2: "given up after attempt 2"
     }
-    assert np.isfinite(np.delete(scores, 5)).all()
+    assert np.isfinite(np.delete(scores, 2)).all()
 
 
 def test_a_wedged_forward_ends_its_worker(

@@ -27,6 +27,7 @@ from tests.harness import preloaded
 
 _LIBRARIES = (
     "rq.cli.cli",
+    "aiobotocore.session",  # s3fs itself would keep fsspec's configuration of this process
     "fastapi",
     "redis",
     "numpy",

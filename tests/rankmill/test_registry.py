@@ -247,7 +247,7 @@ def test_a_resumed_run_keeps_its_version_and_one_worker_without_the_registry_sto
         put_version(registry, model, "reranker")
     done("alias", "reranker@v1", "as", "production")
     pq.write_table(
-        pa.table({"query": ["big cat"] * 6000, "passage": [f"moon {n}" for n in range(6000)]}),
+        pa.table({"query": ["big cat"] * 2000, "passage": [f"moon {n}" for n in range(2000)]}),
         tmp_path / "a.parquet",
     )
     options = ["--model", "reranker@production", "--redis", server.url, "--chunk-size", "16"]
@@ -256,7 +256,7 @@ def test_a_resumed_run_keeps_its_version_and_one_worker_without_the_registry_sto
     lost = environ(tmp_path / "nowhere", tmp_path / "other")
     workers(environ=here)
     workers(environ=lost)
-    first = start_command("score-file", *command, environ=here)
+    first = start_command("score-file", *command, environ={**here, "RANKMILL_WINDOW": "4"})
     assert stop(first, tmp_path / "b.parquet", 12, signal.SIGKILL)
     done("alias", "reranker@v2", "as", "production")
     again = score_file(*command, "--json", environ=here)
