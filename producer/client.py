@@ -36,6 +36,7 @@ from producer.reuse.earlier import EarlierScores
 from producer.runs.listeners import Listeners
 from producer.runs.scores import Ranked, Scores, ranked
 from producer.runs.scoring_run import ScoringRun
+from producer.runs.several import SeveralModels
 from producer.runs.split import AnyRun, SplitScorer
 from producer.sizing import ChunkSize, Sizes, WindowSize
 from producer.submission import Submission
@@ -49,7 +50,7 @@ COLUMNS = ("query", "passage")
 logger = logging.getLogger(__name__)
 
 
-class Client(SubmittedRuns):
+class Client(SubmittedRuns, SeveralModels):
     """Submits pairs to the workers of one queue. A client may have any number of runs at the same time.
 
     Threads may share it. After a fork, parent and child may both go on using it, each with connections of its
@@ -182,6 +183,7 @@ class Client(SubmittedRuns):
         journal: Journal | None = None,
         reuse: EarlierScores | None = None,
         deadline: float = math.inf,
+        sharers: int = 1,
         **spec: Any,
     ) -> ScoringRun:
         """Like `submit`, for tables that the caller cuts.
@@ -200,8 +202,8 @@ class Client(SubmittedRuns):
             Called at least every second while the producer waits for results.
         journal, reuse
             Stores the results; scores of an earlier output. Chunks and pairs that they have are not scored.
-        deadline
-            When to stop waiting for the server, in `time.monotonic` seconds.
+        deadline, sharers
+            When to stop waiting for the server, in `time.monotonic` seconds; as of `WindowSize`.
         """
         settings = self.settings
         run = new_run(
@@ -215,7 +217,7 @@ class Client(SubmittedRuns):
         with about(run=run.id):
             total = "rows as they come" if rows is None else f"{rows} rows"
             logger.info("run begins: %s on queue %r, model %s", total, run.queue, run.spec.model)
-        window = WindowSize(settings.window, settings.window_mib << 20)
+        window = WindowSize(settings.window, settings.window_mib << 20, sharers)
         chunks = ChunkSize(chunk_size or settings.chunk_size, run.spec.model, journal, self._chunk_rows)
         sizes, tables = Sizes(window, chunks), cut(chunks.at)
         submission = Submission(self.store, run, self._leftovers, tables, columns, sizes, journal, reuse)
@@ -279,10 +281,7 @@ class Client(SubmittedRuns):
         timeout: float | None = None,
         **spec: Any,
     ) -> list[Ranked]:
-        """Order `passages` by their score with `query`, best first; passages without a score come last.
-
-        Raises as `score`.
-        """
+        """Order `passages` by their score with `query`, best first, those without one last; as `score`."""
         scores = self.score([(query, passage) for passage in passages], timeout=timeout, **spec)
         return ranked(scores, top_k)
 

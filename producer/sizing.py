@@ -58,17 +58,20 @@ class WindowSize:
         The setting ``window``. ``auto``: twice what the live workers claim ahead, at least `MIN_CHUNKS`.
     payload_bytes
         Most bytes of payload, whatever the workers claim.
+    sharers
+        Number of runs that share the window equally.
     """
 
-    def __init__(self, chunks: int | Literal["auto"], payload_bytes: int) -> None:
+    def __init__(self, chunks: int | Literal["auto"], payload_bytes: int, sharers: int = 1) -> None:
         self.follows_workers = chunks == "auto"
-        self._chunks = MIN_CHUNKS if chunks == "auto" else chunks
+        self._chunks = max((MIN_CHUNKS if chunks == "auto" else chunks) // sharers, 1)
         self._pairs = 0
-        self._payload_bytes = payload_bytes
+        self._payload_bytes = payload_bytes // sharers
+        self._sharers = sharers
 
     def follow(self, capacity: Capacity, chunk_rows: int) -> None:
         """Take note of what the workers claim ahead; each may claim a chunk more, as it claims whole ones."""
-        self._pairs = _AHEAD * (capacity.claim_ahead + capacity.workers * chunk_rows)
+        self._pairs = _AHEAD * (capacity.claim_ahead + capacity.workers * chunk_rows) // self._sharers
 
     def is_full(self, load: Load) -> bool:
         """Whether no unit fits beside the `load`."""

@@ -17,6 +17,7 @@ class ScoredTable:
     In each row exactly one of score and error is null. A score is a float32, or a list of a fixed number of
     them; the type says nothing where no row has one. ``attempts`` is the number of attempts;
     ``worker`` made the last one (empty if it is not known). ``reused`` rows have their score from elsewhere.
+    ``parts`` are the tables of each model, where several have scored the rows.
     """
 
     table: pa.Table
@@ -26,6 +27,7 @@ class ScoredTable:
     attempts: int
     worker: str
     reused: int = 0
+    parts: tuple[ScoredTable, ...] = ()
 
 
 @dataclass

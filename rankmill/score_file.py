@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import accumulate
@@ -30,9 +30,10 @@ from producer.journal import OLD_CHUNK_SIZE, Journal
 from producer.pairs import RowsAt
 from producer.reuse.earlier import EarlierScores
 from producer.runs.scoring_run import ScoringRun
+from producer.runs.several import SeveralRuns
 from producer.window import FIRST_PIECE
 from rankmill.progress import MakeView, ProgressView, progress_view
-from rankmill.scoring.columns import score_columns
+from rankmill.scoring.columns import mean_column, score_columns
 from rankmill.scoring.opening import find_input
 from rankmill.scoring.request import TEXTS, Request
 from rankmill.scoring.reuse import earlier_scores
@@ -83,11 +84,16 @@ def score_file(
     settings, earlier = earlier_scores(request, settings)
     with ExitStack() as stack:
         place = request.place(target)
-        work = stack.enter_context(Workspace(place, restart=request.restart, force=request.force))
+        asked = request.models or [settings.model]
+        work = stack.enter_context(
+            Workspace(place, restart=request.restart, force=request.force, models=len(asked))
+        )
         inputs = found.identify(work.folder, stack)
-        made_from = manifest(inputs, settings.model, request.options(settings))
+        made_from = manifest(inputs, asked, request.options(settings))
         work.begin(made_from)
-        settings = _with_version(settings, work)
+        models = _with_versions(asked, settings, work)
+        kept = max(settings.model_cache_size, len(models))  # an embedded worker has them all at once
+        settings = settings.model_copy(update={"model": models[0], "model_cache_size": kept})
         session = stack.enter_context(Session(settings))  # workers start while the files are opened
         source = found.open()
         logger.debug("%s rows in %d files", f"{source.rows:,}", len(found.files))
@@ -95,13 +101,16 @@ def score_file(
         file = request.file_at(target)
         revision = _revision(work.journal, settings)
         columns = score_columns(request, settings, partial(session.labels, revision=revision))
-        layout = plan_layout(source, file, request.form, columns, left_out)
+        layout = plan_layout(source, file, request.form, columns, left_out, mean_column(request))
         tally = Tally.read(work.journal.finished.tally)
+        tally.each = [Tally() for _ in request.models]
+        several = models if request.models else ()
 
         def about() -> dict[str, str]:
             part_of = request.shard or ((1, 1) if request.rows_per_part else None)
-            made_with = {**made_from, "--model": settings.model}
-            return metadata(settings, tally) | (shard_metadata(part_of, made_with) if part_of else {})
+            made_with = {**made_from, "--model": ", ".join(models)}
+            about = metadata(settings, tally, several, columns)
+            return about | (shard_metadata(part_of, made_with) if part_of else {})
 
         output: ScoredFile | ScoredParts = (
             ScoredParts(target, work, layout, source.rows, request.rows_per_part, about, tally.written)
@@ -114,24 +123,27 @@ def score_file(
         startup = 0.0
         if source.rows:
             with view(source.rows, quiet=request.quiet) as shown:
-                _score(session, request, source, output, work, shown, tally, earlier)
+                _score(session, request, source, output, work, shown, tally, earlier, several)
             startup = session.watch.since(started)
         output.finish(about())
         source.check_unchanged()
-        summary = summarize(output, settings, startup, tally, time.monotonic() - started)
+        summary = summarize(output, models, startup, tally, time.monotonic() - started)
         confirm(output.last, summary)
         work.check_lock()
         output.publish(work.journal)
     return summary
 
 
-def _with_version(settings: Settings, work: Workspace) -> Settings:
-    """The settings with the version that their model stands for: an interrupted run's, or that of now."""
-    model = work.journal.model if work.resumes else None
-    if model is None:
-        model = Resolver(settings.registry).pin(settings.model)
-        work.journal.keep_model(model)
-    return settings.model_copy(update={"model": model})
+def _with_versions(models: Sequence[str], settings: Settings, work: Workspace) -> list[str]:
+    """The versions that the models stand for: those of an interrupted run, or those of now."""
+    found = []
+    for asked, journal in zip(models, work.journals, strict=True):
+        model = journal.model if work.resumes else None
+        if model is None:
+            model = Resolver(settings.registry).pin(asked)
+            journal.keep_model(model)
+        found.append(model)
+    return found
 
 
 def _score(
@@ -143,18 +155,20 @@ def _score(
     view: ProgressView,
     tally: Tally,
     earlier: EarlierScores | None,
+    models: Sequence[str],
 ) -> None:
     client, watch = session.client, session.watch
-    _settle_last_run(client.store, work)
+    for each in work.journals:
+        _settle_last_run(client.store, each, resumes=work.resumes)
     journal = work.journal
     if old_size := journal.manifest.get(OLD_CHUNK_SIZE):
         sizes = [len(table) for table in source.tables(lambda _: int(old_size))]
         journal.renumber(accumulate(sizes, initial=0))
-    tally.resumed_rows = journal.rows
+    tally.resumed_rows = min(each.rows for each in work.journals)
     if tally.resumed_rows:
         logger.info("continuing: %s rows are scored already (%s)", f"{tally.resumed_rows:,}", work.folder)
 
-    begun: list[ScoringRun] = []
+    begun: list[ScoringRun | SeveralRuns] = []
 
     def look() -> None:
         view.update(begun[0].progress if begun else Progress(rows=tally.resumed_rows), watch.workers)
@@ -162,10 +176,13 @@ def _score(
     options: dict[str, Any] = {
         "rows": source.rows,
         "priority": "bulk",
-        "journal": journal,
-        "reuse": earlier,
-        "revision": _revision(journal, client.settings),
     }
+    revision = _revision(journal, client.settings)
+    if models:
+        others = [each.first and each.first.revision for each in work.journals[1:]]
+        options |= {"models": models, "journals": work.journals, "revisions": [revision, *others]}
+    else:
+        options |= {"journal": journal, "reuse": earlier, "revision": revision}
 
     def cut(rows_at: RowsAt) -> Iterator[pa.Table]:
         size = request.rows_per_part
@@ -191,12 +208,11 @@ def _revision(journal: Journal, settings: Settings) -> str | None:
     return (journal.first and journal.first.revision) or settings.revision
 
 
-def _settle_last_run(store: RunStore, work: Workspace) -> None:
+def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> None:
     """Move the finished chunks of a run whose producer died to the journal; delete the run from Redis."""
-    journal = work.journal
     try:
         left = store.load(journal.run) if journal.run else None
-        if left and work.resumes:
+        if left and resumes:
             results = [result for _, result in store.results(left, after="0", block_ms=1)]
             scored = [result for result in results if isinstance(result, ChunkScores)]
             whole = [result for result in scored if len(result.scores) == _rows_of(store, left, result.chunk)]

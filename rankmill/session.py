@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -24,6 +24,7 @@ from producer.local.worker_watch import WorkerWatch
 from producer.pairs import RowsAt, cut_pairs
 from producer.runs.scores import Scores, as_array
 from producer.runs.scoring_run import ScoringRun
+from producer.runs.several import SeveralRuns, start_several
 
 
 @dataclass(frozen=True)
@@ -105,11 +106,13 @@ class Session:
         columns: tuple[str, str],
         *,
         on_wait: Callable[[], None] = lambda: None,
+        models: Sequence[str] = (),
         **options: Any,
-    ) -> Iterator[ScoringRun]:
-        """Start a run; an error inside the ``with`` block cancels it.
+    ) -> Iterator[ScoringRun | SeveralRuns]:
+        """Start a run, or one of each of several `models`; an error inside the ``with`` block cancels it.
 
-        Parameters as of `Client.start`. While it waits for results, the session watches the workers.
+        Other parameters as of `Client.start` and `start_several`. While it waits for results, the session
+        watches the workers.
 
         Raises
         ------
@@ -122,7 +125,8 @@ class Session:
             self.watch.look()
             on_wait()
 
-        run = self.client.start(cut, columns, on_wait=look, **options)
+        start = partial(start_several, self.client, models) if models else self.client.start
+        run = start(cut, columns, on_wait=look, **options)
         try:
             yield run
         except BaseException:

@@ -24,7 +24,10 @@ Positive = Annotated[int, Field(ge=1)]
 
 
 class FileRequest(WireModel):
-    """Files to score, and how; each field is the option of score-file with that name."""
+    """Files to score, and how; each field is the option of score-file with that name.
+
+    ``models`` are all models, if there are several.
+    """
 
     inputs: Names = ()
     output: Name | None = None
@@ -50,6 +53,8 @@ class FileRequest(WireModel):
     shard: tuple[Positive, Positive] | None = None
     rows_per_part: Positive | None = None
     reuse: Name | None = None
+    models: Names = ()
+    mean: Literal["ranks", "scores"] | None = None
     on_null: Literal["error", "fail"] = "error"
     force: bool = False
     restart: bool = False
@@ -59,6 +64,10 @@ class FileRequest(WireModel):
         run = (self.run, self.queries, self.corpus)
         if any((*run, self.depth, self.qrels, self.with_texts)) and not all(run):
             raise ValueError("--run, --queries and --corpus belong together")
+        if len(self.models) == 1 or len(set(self.models)) < len(self.models):
+            raise ValueError(f"--model names each of several models once, not {', '.join(self.models)}")
+        if self.mean and not self.models:
+            raise ValueError("--mean is that of several models: name each with --model")
         if self.shard and self.shard[0] > self.shard[1]:
             raise ValueError(f"shard: {self.shard[0]}/{self.shard[1]} is no part of a whole, such as 3/8")
         return self
@@ -91,12 +100,19 @@ class FileRequest(WireModel):
         for name in ("run", "qrels", "reuse"):
             given = getattr(self, name)
             changes[name] = given and _absolute(given)
+        changes["models"] = tuple(_model_at_home(model) for model in self.models)
         return self.model_copy(update=changes)
 
 
 def _is_absolute(path: str) -> bool:
     """Whether a path, which may be a glob, a URL or a dataset, is the same in all folders."""
     return "://" in path or path.startswith(DATASET) or os.path.isabs(path)  # noqa: PTH117
+
+
+def _model_at_home(model: str) -> str:
+    """A model's directory by its absolute path; other models by their name."""
+    is_name = "/" not in model and (model == "demo" or "@" in model)
+    return model if is_name or not os.path.isdir(model) else _absolute(model)  # noqa: PTH112
 
 
 def _absolute(path: str) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -12,9 +13,31 @@ import pyarrow.compute as pc
 
 from jobs.errors import InputError
 from jobs.wire import outputs
+from producer.files.means import Mean, Means
 from producer.files.outputs import OutputFormat
 from producer.files.ranking import Ranking
 from producer.files.source import PairSource
+
+
+class Step(Protocol):
+    """Something done with rows on their way to the file; it may hold them back, and change their order."""
+
+    def add(self, table: pa.Table) -> Iterable[pa.Table]:
+        """Take in rows; yield rows that are done."""
+
+    def finish(self) -> Iterable[pa.Table]:
+        """Yield the remaining rows."""
+
+    def close(self) -> None:
+        """Delete what was held."""
+
+
+@dataclass(frozen=True)
+class MeanColumn:
+    """A column with the mean of the scores of several models, or of the ranks by them."""
+
+    name: str
+    of: Mean
 
 
 @dataclass(frozen=True)
@@ -23,7 +46,8 @@ class Layout:
 
     ``kept`` are the input's columns in it, ``schema`` is that of the whole file, ``scores`` are the names of
     the float32 columns of scores, null where a row has an error. ``group`` is the column that tells queries
-    apart if the rows are ranked, and ``is_grouped`` says whether the rows of every query follow each other.
+    apart if the rows are ranked or the scores averaged, and ``is_grouped`` says whether the rows of every
+    query follow each other.
     """
 
     form: OutputFormat
@@ -32,20 +56,30 @@ class Layout:
     scores: Sequence[str]
     group: str | None = None
     is_grouped: bool = False
+    mean: MeanColumn | None = None
+    is_ranked: bool = False
 
-    def ranking(self, folder: Path) -> Ranking | None:
-        """The ranking, with its files in `folder`; ``None`` if rows stay in input order."""
+    def steps(self, folder: Path) -> list[Step]:
+        """What is done with the rows before they are written, with files in `folder`."""
         if self.group is None:
-            return None
-        form = self.form
-        return Ranking(
-            folder, self.group, self.score, form.rank_column, form.top_k, is_grouped=self.is_grouped
-        )
+            return []
+        form, grouped = self.form, self.is_grouped
+        steps: list[Step] = []
+        if self.mean:
+            steps.append(
+                Means(folder, self.group, self.scores, self.mean.name, self.mean.of, is_grouped=grouped)
+            )
+        if self.is_ranked:
+            ranking = Ranking(
+                folder, self.group, self.score, form.rank_column, form.top_k, is_grouped=grouped
+            )
+            steps.append(ranking)
+        return steps
 
     @property
     def score(self) -> str:
         """The column of scores by which rows are ranked."""
-        return self.scores[-1]
+        return self.mean.name if self.mean else self.scores[-1]
 
     def columns(self, scores: pa.Array) -> list[pa.Array]:
         """The columns of scores; `scores` are those of a `ScoredTable`."""
@@ -62,10 +96,12 @@ def plan_layout(
     form: OutputFormat,
     scores: Sequence[str],
     left_out: Collection[str] = (),
+    mean: MeanColumn | None = None,
 ) -> Layout:
     """Plan the output of `source` at `target`. Where rows are to be ranked, the ids are read once.
 
-    `scores` are the columns of scores; `left_out` are columns of the input that are not in the output.
+    `scores` are the columns of scores, and `mean` is one more for several models; `left_out` are columns of
+    the input that are not in the output.
 
     Raises
     ------
@@ -77,12 +113,15 @@ def plan_layout(
     if is_trec:
         kept = list(dict.fromkeys(form.ids(source.schema)))
     added = [pa.field(score, pa.float32()) for score in scores]
-    if not form.ranks(target):
+    added += [pa.field(mean.name, pa.float32())] if mean else []
+    is_ranked = form.ranks(target)
+    if not is_ranked and not mean:
         return Layout(form, kept, _with(source.schema, kept, added), scores)
-    added.append(pa.field(form.rank_column, pa.int32()))
+    added += [pa.field(form.rank_column, pa.int32())] if is_ranked else []
     group = form.group(source.schema, source.columns.query)
     is_grouped = _survey(source, group, kept if is_trec else [])
-    return Layout(form, kept, _with(source.schema, kept, added), scores, group, is_grouped)
+    schema = _with(source.schema, kept, added)
+    return Layout(form, kept, schema, scores, group, is_grouped, mean, is_ranked)
 
 
 def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[pa.Field]) -> pa.Schema:

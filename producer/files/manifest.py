@@ -37,15 +37,17 @@ def named(files: Sequence[InputFile], fingerprints: Sequence[str]) -> dict[str, 
     }
 
 
-def manifest(inputs: Mapping[str, str], model: str, options: Mapping[str, object]) -> dict[str, str]:
+def manifest(
+    inputs: Mapping[str, str], models: Sequence[str], options: Mapping[str, object]
+) -> dict[str, str]:
     """Return everything on which the output depends, each with a readable value.
 
     Parameters
     ----------
     inputs
         The inputs in order, each with a text that changes when it does.
-    model
-        The model; for a local directory, its files are included.
+    models
+        The models; for a local directory, its files are included.
     options
         Options by their names on the command line, without the leading dashes.
 
@@ -58,7 +60,8 @@ def manifest(inputs: Mapping[str, str], model: str, options: Mapping[str, object
     texts = {name: str(value) for name, value in options.items()}
     texts |= {name: _in_a_line(texts[name]) for name in _PROMPTS & texts.keys()}
     found |= {f"--{name.replace('_', '-')}": text for name, text in texts.items()}
-    found |= {f"model file {path.resolve()}": fingerprint(path) for path in _model_files(model)}
+    files = [path for model in models for path in _model_files(model)]
+    found |= {f"model file {path.resolve()}": fingerprint(path) for path in files}
     return {**found, **inputs}
 
 

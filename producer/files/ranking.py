@@ -23,6 +23,47 @@ _NUMBER = "rankmill.query"
 """Column with the number of the row's query, while rows are ranked: queries are in order of appearance."""
 
 
+class QueryNumbers:
+    """Numbers queries in order of appearance.
+
+    Parameters
+    ----------
+    group
+        Name of the column that tells queries apart.
+    is_grouped
+        Whether the rows of every query follow each other: then queries that are past are forgotten.
+    """
+
+    def __init__(self, group: str, *, is_grouped: bool) -> None:
+        self._group = group
+        self._is_grouped = is_grouped
+        self._numbers: dict[object, int] = {}
+        self._queries = 0
+        self._last: object = object()  # no query
+
+    @property
+    def last(self) -> int:
+        """The number of the last query, of grouped rows."""
+        return self._queries - 1
+
+    def of(self, table: pa.Table) -> npt.NDArray[np.int64]:
+        """The number of each row's query."""
+        column = table[self._group].combine_chunks()
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        encoded = pc.dictionary_encode(column, null_encoding="encode")
+        known = np.array([self._number(value) for value in encoded.dictionary.to_pylist()], np.int64)
+        numbers: npt.NDArray[np.int64] = known[encoded.indices.to_numpy()]
+        return numbers
+
+    def _number(self, value: object) -> int:
+        if self._is_grouped:  # only the first value of a table may be known: no memory of all queries
+            if value != self._last:
+                self._last, self._queries = value, self._queries + 1
+            return self._queries - 1
+        return self._numbers.setdefault(value, len(self._numbers))
+
+
 class Ranking:
     """Ranks rows. Rows without a score are left out; equal scores stay in input order.
 
@@ -42,21 +83,18 @@ class Ranking:
         self, folder: Path, group: str, score: str, rank: str, top_k: int | None, *, is_grouped: bool
     ) -> None:
         self._folder = folder
-        self._group = group
+        self._queries = QueryNumbers(group, is_grouped=is_grouped)
         self._score = score
         self._rank = rank
         self._top_k = top_k
         self._is_grouped = is_grouped
-        self._numbers: dict[object, int] = {}
-        self._queries = 0
-        self._last: object = object()  # no query
         self._rows: list[pa.Table] = []
         self._held_rows = self._held_bytes = 0
         self._parts: list[Path] = []
 
     def add(self, table: pa.Table) -> Iterator[pa.Table]:
         """Take in rows; yield ranked rows of complete queries."""
-        table = self._numbered(table)
+        table = table.append_column(_NUMBER, pa.array(self._queries.of(table)))
         table = table.filter(pc.is_finite(table[self._score]))
         self._rows.append(table)
         self._held_rows += len(table)
@@ -67,7 +105,7 @@ class Ranking:
             self._spill()
             return
         rows = pa.concat_tables(self._rows)
-        open_rows = pc.equal(rows[_NUMBER], self._queries - 1)
+        open_rows = pc.equal(rows[_NUMBER], self._queries.last)
         yield self._ranked(rows.filter(pc.invert(open_rows)))
         rest = self._best(rows.filter(open_rows))  # bounded, if only the best are wanted
         self._rows, self._held_rows, self._held_bytes = [rest], len(rest), rest.nbytes
@@ -80,22 +118,6 @@ class Ranking:
         elif self._rows:
             yield self._ranked(pa.concat_tables(self._rows))
         self._rows = []
-
-    def _numbered(self, table: pa.Table) -> pa.Table:
-        """Add the number of each row's query."""
-        column = table[self._group].combine_chunks()
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
-        encoded = pc.dictionary_encode(column, null_encoding="encode")
-        known = np.array([self._number(value) for value in encoded.dictionary.to_pylist()], np.int64)
-        return table.append_column(_NUMBER, pa.array(known[encoded.indices.to_numpy()]))
-
-    def _number(self, value: object) -> int:
-        if self._is_grouped:  # only the first value of a table may be known: no memory of all queries
-            if value != self._last:
-                self._last, self._queries = value, self._queries + 1
-            return self._queries - 1
-        return self._numbers.setdefault(value, len(self._numbers))
 
     def _best(self, table: pa.Table) -> pa.Table:
         """The rows to keep, sorted by query and score."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import TextIO
 import pyarrow as pa
 
 from jobs.errors import OutputError
-from producer.files.layout import Layout
+from producer.files.layout import Layout, Step
 from producer.files.parts.names import errors_name
 from producer.files.stores.paths import ObjectPath
 from producer.files.stores.upload import Upload
@@ -65,7 +65,7 @@ class ScoredFile:
         self._thread = ThreadPoolExecutor(1, "rankmill-write")
         self._writing: Future[None] | None = None
         self._errors: TextIO | None = None
-        self._ranking = layout.ranking(folder)
+        self._steps = layout.steps(folder)
         self._upload = Upload(self.partial, path) if isinstance(path, ObjectPath) else None
         with _as_output_error(path):
             self._writer = layout.form.writer(self.partial, path, layout.schema, layout.score)
@@ -84,14 +84,13 @@ class ScoredFile:
             if part.errors.null_count < len(part.errors):
                 self._write_errors(part)
             self.rows += len(part.table)
-            for table in self._ranking.add(scored) if self._ranking else (scored,):
-                self._append(table)
+            self._pass((scored,), self._steps)
 
     def finish(self, metadata: Mapping[str, str]) -> None:
         """Complete the file, with `metadata` where its format has a place for it, and sync it."""
         with _as_output_error(self.path):
-            for table in self._ranking.finish() if self._ranking else ():
-                self._append(table)
+            for at, step in enumerate(self._steps, 1):
+                self._pass(step.finish(), self._steps[at:])
             self._flush()
             self._wait()
             self._writer.close(metadata)
@@ -126,13 +125,21 @@ class ScoredFile:
             self._upload.abandon()
         with suppress(OSError, pa.ArrowException):
             self._writer.abandon()
-        if self._ranking:
-            self._ranking.close()
+        for step in self._steps:
+            step.close()
         if self._errors is not None:
             with suppress(OSError):
                 self._errors.close()
         self.partial.unlink(missing_ok=True)
         self.partial_errors.unlink(missing_ok=True)
+
+    def _pass(self, tables: Iterable[pa.Table], steps: Sequence[Step]) -> None:
+        """Pass rows through the steps, and append what comes out."""
+        for table in tables:
+            if steps:
+                self._pass(steps[0].add(table), steps[1:])
+            else:
+                self._append(table)
 
     def _append(self, table: pa.Table) -> None:
         self._pending.append(table)

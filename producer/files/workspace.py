@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol
@@ -83,6 +83,8 @@ class Workspace:
         Whether to delete the results of an earlier run.
     force
         Whether an existing output may be replaced.
+    models
+        How many models score the output: each has a journal.
 
     Raises
     ------
@@ -97,7 +99,8 @@ class Workspace:
         On entering: the store of the output does not take anything.
     """
 
-    def __init__(self, output: Output, *, restart: bool, force: bool) -> None:
+    def __init__(self, output: Output, *, restart: bool, force: bool, models: int = 1) -> None:
+        self._models = models
         self._output = output
         self._target = target = output.path
         self._restart = restart
@@ -116,8 +119,8 @@ class Workspace:
                 if isinstance(self._target, ObjectPath) and isinstance(self._output.lock, ObjectPath):
                     lock = ObjectLock(self._output.lock, self._target, self.folder)
                     self._remote = stack.enter_context(lock)
-                self.journal = self._open_journal()
-                stack.callback(self.journal.close)
+                self.journals = [stack.enter_context(self._open_journal(at)) for at in range(self._models)]
+                self.journal = self.journals[0]
                 self._check_output()
             except BaseException:
                 if self._is_new:
@@ -133,7 +136,7 @@ class Workspace:
             if not self._begun and not self._is_new:
                 return  # refused: the folder is as it was
             # If the input changed, scored rows may be from before or after the change.
-            kept = self.journal.rows if error and not isinstance(error, InputChanged) else 0
+            kept = self._rows if error and not isinstance(error, InputChanged) else 0
             if not kept:
                 shutil.rmtree(self.folder)  # while the lock is held
             elif error:
@@ -158,19 +161,25 @@ class Workspace:
         if not os.fstat(lock.fileno()).st_nlink:  # its holder has just removed the folder
             raise OutputBusy(f"another score-file has just made {self._target}")
 
-    def _open_journal(self) -> Journal:
-        path = self.folder / "journal.db"
+    @property
+    def _rows(self) -> int:
+        """Rows that at least one model has scored."""
+        return max(journal.rows for journal in self.journals)
+
+    def _open_journal(self, at: int) -> closing[Journal]:
+        """The journal of a model, the first of which is 0."""
+        path = self.folder / (f"journal-{at + 1}.db" if at else "journal.db")
         try:
             journal = Journal(path)
         except InputError:  # damaged
             if not self._restart:
                 raise
-            for file in self.folder.glob("journal.db*"):
+            for file in self.folder.glob(f"{path.name}*"):
                 file.unlink()
             journal = Journal(path)
         sync(self.folder)
         sync(self.folder.parent)
-        return journal
+        return closing(journal)
 
     def _check_output(self) -> None:
         taken = self._output.taken(self.journal)
@@ -191,11 +200,12 @@ class Workspace:
             The journal has results with another manifest.
         """
         changed = differences(self.journal.manifest, manifest)
-        rows = self.journal.rows
+        rows = self._rows
         if self._restart or not rows:
             self._output.clear()
         if self._restart or (changed and not rows):
-            self.journal.restart(manifest)
+            for journal in reversed(self.journals):  # the first last: its manifest speaks for all
+                journal.restart(manifest)
         elif changed:
             raise InputError(
                 f"{self.folder} holds {rows:,} scored rows of another command ({changed}); "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,13 +65,7 @@ class ScoringRun:
         RunFailed, RunCancelled
             The run has ended without all of its scores.
         """
-        self._submission.deadline = math.inf if timeout is None else time.monotonic() + timeout
-        try:
-            for part in self.tables():
-                self._scores.append(as_array(part.scores))
-        finally:
-            self._submission.deadline = math.inf
-        return Scores.of(self._scores, self.errors, self.labels)
+        return read_together([self], timeout)[0]
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the scores in input order, each as soon as it is available; NaN for rows in `errors`.
@@ -108,3 +102,18 @@ class ScoringRun:
             stats.precision, stats.backend = part.stats.precision, part.stats.backend
             stats.revision = part.stats.revision
             self.labels = part.stats.labels
+
+
+def read_together(runs: Sequence[ScoringRun], timeout: float | None) -> list[Scores]:
+    """Wait for the scores of runs over the same tables, a table of each at a time; as `ScoringRun.scores`."""
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    for run in runs:
+        run._submission.deadline = deadline
+    try:
+        for parts in zip(*(run.tables() for run in runs), strict=True):
+            for run, part in zip(runs, parts, strict=True):
+                run._scores.append(as_array(part.scores))
+    finally:
+        for run in runs:
+            run._submission.deadline = math.inf
+    return [Scores.of(run._scores, run.errors, run.labels) for run in runs]

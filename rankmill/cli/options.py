@@ -21,7 +21,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 REDIS_OR_EMBEDDED = "REDIS_URL, else an embedded server and workers"
 
-_HELP = {
+HELP = {
     "model": "Hub id, local directory, NAME@VERSION or NAME@ALIAS in the registry, or 'demo'.",
     "registry": "Folder or URL of the registry.",
     "revision": "Branch, tag or commit on the hub.",
@@ -71,7 +71,7 @@ _FLAGS = {
     "gateway_grpc_address": "--grpc-address",
 }
 
-_DEFAULTS = {name: found.value for name, found in merge_settings(environ={}).items()}
+DEFAULTS = {name: found.value for name, found in merge_settings(environ={}).items()}
 
 
 def command(
@@ -116,15 +116,15 @@ def settings(*names: str, **defaults: str) -> Option:
 def _setting(name: str, default: str | None) -> Option:
     kind = Settings.model_fields[name].annotation
     if kind is bool:
-        words = f"{_HELP[name]}  [default: {_DEFAULTS[name]}]"
+        words = f"{HELP[name]}  [default: {DEFAULTS[name]}]"
         return click.option(f"--{name.replace('_', '-')}", name, is_flag=True, default=None, help=words)
     words, takes_number = _values(kind)
-    default = default or _NONE.get(name) or str(_DEFAULTS[name])
+    default = default or _NONE.get(name) or str(DEFAULTS[name])
     return click.option(
         _FLAGS.get(name, f"--{name.replace('_', '-')}"),
         name,
         metavar="|".join([*words, *(["N"] if takes_number else [])]) or "TEXT",
-        help=f"{_HELP[name]}  [default: {default}]",
+        help=f"{HELP[name]}  [default: {default}]",
         shell_complete=lambda context, option, begun: [word for word in words if word.startswith(begun)],
     )
 

@@ -91,7 +91,7 @@ def describe(summary: Summary, request: Request) -> str:
         lines.insert(1, f"{summary.resumed_rows:,} of them had been scored by earlier, interrupted runs")
     if summary.row_errors:
         lines.append(f"{summary.row_errors:,} rows have no score; {summary.errors_file} says which and why")
-    is_files = not (request.run or request.reads_stdin)  # those check-precision can read
+    is_files = not (request.run or request.reads_stdin or request.models)  # what check-precision can read
     if is_files and summary.int8_gain is not None and summary.int8_gain >= _WORTH_A_HINT:
         lines.append(
             f"int8 would be about {summary.int8_gain:.1f} times as fast here; to see how much it changes "

@@ -151,9 +151,9 @@ def _check_here(order: FileOrder, settings: Settings) -> None:
         pass  # score-file says what it can write to
     elif not folder.is_dir() or not os.access(folder, os.W_OK):
         raise RunnerError(f"{folder}: no directory that this runner can write the output to")
-    model = order.spec.model
-    if Path(model).is_absolute() and not Path(model).is_dir():
-        raise RunnerError(f"{model}: no such model directory on this runner's host")
+    for model in request.models or [order.spec.model]:
+        if Path(model).is_absolute() and not Path(model).is_dir():
+            raise RunnerError(f"{model}: no such model directory on this runner's host")
     if not order.webhook:
         return
     host = urlsplit(order.webhook).hostname

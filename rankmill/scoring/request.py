@@ -13,6 +13,7 @@ from producer.files.corpus.irds import DatasetPart, source_path
 from producer.files.corpus.run_files import RunFiles
 from producer.files.inputs import InputFile, find_files, stem
 from producer.files.manifest import fingerprint
+from producer.files.means import Mean
 from producer.files.outputs import OutputFormat, check_target, default_ending
 from producer.files.parts.names import Part, check_folder, part_name
 from producer.files.parts.sink import PartsFolder
@@ -80,6 +81,8 @@ class Request:
     shard: Shard | None = None
     rows_per_part: int | None = None
     reuse: str | None = None
+    models: Sequence[str] = ()
+    mean: Mean | None = None
 
     @classmethod
     def of(cls, asked: FileRequest, *, quiet: bool = False) -> Request:
@@ -113,6 +116,8 @@ class Request:
             shard=asked.shard,
             rows_per_part=asked.rows_per_part,
             reuse=asked.reuse,
+            models=asked.models,
+            mean=asked.mean,
         )
 
     @property
@@ -185,19 +190,29 @@ class Request:
             )
 
     def check_scores(self, target: Path, settings: Settings) -> None:
-        """Check that there is one score where rows are ranked by it; raises `InputError` if not."""
-        if not settings.all_labels:
+        """Check that rows have one score where one is needed; raises `InputError` if not."""
+        if not settings.all_labels and not self.models:
             return
-        if self.form.ranks(self.file_at(target)):
+        ranks = self.form.ranks(self.file_at(target))
+        if self.models and settings.all_labels:
+            raise InputError("--all-labels is for one model; of several, each has one score")
+        if settings.all_labels and ranks:
             raise InputError("--all-labels makes several scores, and rows are ranked by one: use --label")
+        if self.models and ranks and self.mean != "scores":
+            raise InputError("several models make several scores, and rows are ranked by one: --mean scores")
         if self.reuse:
-            raise InputError("--reuse takes one score of a row: leave it out, or --all-labels")
+            raise InputError("--reuse takes one score of a row: leave it out, or name one model and label")
+        if self.models and self.rows_per_part:
+            raise InputError("--rows-per-part is for one model: leave it out, or score with each alone")
+        if self.mean and self.shard:
+            raise InputError("--mean is over all passages of a query, and a shard may have some of them")
 
     def options(self, settings: Settings) -> dict[str, object]:
         """Options that change the rows of the output, by their names on the command line."""
         form, usual = self.form, OutputFormat()
         return {
             **settings.spec().written(),
+            "model": ", ".join(self.models or [settings.model]),
             "query_column": self.columns.query,
             "passage_column": self.columns.passage,
             "score_column": self.score_column,
@@ -214,6 +229,7 @@ class Request:
             **_given("limit", self.limit, None),
             **_given("shard", self.shard and "{}/{}".format(*self.shard), None),
             **_given("rows_per_part", self.rows_per_part, None),
+            **_given("mean", self.mean, None),
             **_given("reuse", self.reuse and _state(self.reuse), None),
             **_given("depth", self.run and self.run.depth, None),
             **_given("with_texts", bool(self.run and self.run.with_texts), False),

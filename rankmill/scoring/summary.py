@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
@@ -63,6 +65,8 @@ class Tally:
     reused_rows: int = 0
     int8_gain: float | None = None
     """The smallest gain that any worker has measured."""
+    each: list[Tally] = field(default_factory=list)
+    """Of several models, the sums of each."""
 
     def written(self) -> str:
         """The sums as JSON."""
@@ -77,6 +81,15 @@ class Tally:
             raise InputError("the journal's sums are damaged; start over with --restart") from None
 
     def add(self, part: ScoredTable) -> None:
+        """Count the chunk, of which several models may have a part."""
+        for own, other in zip(self.each, part.parts, strict=False):
+            own.add(other)
+        for other in part.parts:
+            self._count(other)
+        if not part.parts:
+            self._count(part)
+
+    def _count(self, part: ScoredTable) -> None:
         stats = part.stats
         self.reused_rows += part.reused
         if stats is None:
@@ -103,13 +116,23 @@ class Tally:
 _TALLY = TypeAdapter(Tally)
 
 
-def metadata(settings: Settings, tally: Tally) -> dict[str, str]:
-    """Metadata of the output file: release, model, precision and so on."""
+def metadata(
+    settings: Settings, tally: Tally, models: Sequence[str] = (), columns: Sequence[str] = ()
+) -> dict[str, str]:
+    """Metadata of the output file: release, model, precision and so on.
+
+    Of several `models`, ``rankmill.columns`` is a JSON object that says how each of the `columns` was made.
+    """
     spec = settings.spec().written()
+    files = model_digest(settings.model)
+    own = {"rankmill.model_files": files} if files and not models else {}
+    if models:
+        how = [_how(model, own_tally) for model, own_tally in zip(models, tally.each, strict=True)]
+        own["rankmill.columns"] = json.dumps(dict(zip(columns, how, strict=True)))
     return {
         "rankmill.version": version("rankmill"),
-        "rankmill.model": settings.model,
-        **({"rankmill.model_files": files} if (files := model_digest(settings.model)) else {}),
+        "rankmill.model": ", ".join(models or [settings.model]),
+        **own,
         "rankmill.revision": tally.revision or settings.revision or "",
         "rankmill.precision": tally.named(2) or settings.precision,
         "rankmill.backend": tally.named(0),
@@ -121,8 +144,19 @@ def metadata(settings: Settings, tally: Tally) -> dict[str, str]:
     }
 
 
+def _how(model: str, tally: Tally) -> dict[str, str]:
+    names = ("backend", "device", "precision")
+    found = {name: tally.named(at) for at, name in enumerate(names)}
+    return {
+        "model": model,
+        "model_files": model_digest(model),
+        "revision": tally.revision or "",
+        **found,
+    }
+
+
 def summarize(
-    output: ScoredFile | ScoredParts, settings: Settings, startup: float, tally: Tally, seconds: float
+    output: ScoredFile | ScoredParts, models: Sequence[str], startup: float, tally: Tally, seconds: float
 ) -> Summary:
     """The summary of a finished command; `startup` and `seconds` are in seconds."""
     fresh_rows = output.rows - tally.resumed_rows
@@ -137,7 +171,7 @@ def summarize(
         pairs_per_second=round(fresh_rows / max(seconds - startup, 1e-9), 1),
         real_token_share=round(tally.tokens / tally.padded_tokens, 4) if tally.padded_tokens else 1.0,
         retries=tally.retries,
-        model=settings.model,
+        model=", ".join(models),
         revision=tally.revision,
         backend=tally.named(0),
         device=tally.named(1),

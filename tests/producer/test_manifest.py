@@ -7,7 +7,7 @@ from producer.files.manifest import differences, manifest
 
 def test_a_changed_template_is_told_in_one_line() -> None:
     before, now = (
-        manifest({}, "m", {"prompt_template": "{{ messages }}\n" * 9 + end, "label": "a"})
+        manifest({}, ["m"], {"prompt_template": "{{ messages }}\n" * 9 + end, "label": "a"})
         for end in ("yes", "no")
     )
     assert differences(before, before) == ""
@@ -15,4 +15,4 @@ def test_a_changed_template_is_told_in_one_line() -> None:
     assert told.startswith("--prompt-template was '{{ messages }}\\n")
     assert "\n" not in told
     assert len(told) < 300
-    assert differences(before, manifest({}, "m", {"label": "b"})).startswith("--label was a and is b")
+    assert differences(before, manifest({}, ["m"], {"label": "b"})).startswith("--label was a and is b")

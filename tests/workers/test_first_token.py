@@ -31,15 +31,25 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 OTHERS: dict[str, dict[str, Any]] = {
     "mpnet": SMALL,
-    "deberta-v2": {**SMALL, "relative_attention": True},
+    "deberta-v2": {**SMALL, "num_hidden_layers": 1, "conv_kernel_size": 3},
     "albert": {**SMALL, "embedding_size": 16},
     "modernbert": {**SMALL, "classifier_pooling": "mean", "local_attention": 8},
 }
-READS_FIRST = {**FAMILIES, "modernbert": {**SMALL, "classifier_pooling": "cls", "local_attention": 8}}
+DEBERTA = {**SMALL, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 8}
+READS_FIRST = {
+    **FAMILIES,
+    "modernbert": {**SMALL, "classifier_pooling": "cls", "local_attention": 8},
+    "deberta-v2": DEBERTA,
+    "deberta-v2, shared": {**DEBERTA, "share_att_key": True, "norm_rel_ebd": "layer_norm"},
+    "deberta-v2, c2p": {**DEBERTA, "pos_att_type": ["c2p"], "conv_kernel_size": 3},
+    "deberta-v2, p2c": {**DEBERTA, "pos_att_type": ["p2c"], "position_buckets": -1},
+    "deberta-v2, absolute": SMALL,
+}
 
 
 def small_model(family: str, options: dict[str, Any]) -> Any:
     torch.manual_seed(0)
+    family = family.partition(",")[0]
     config = AutoConfig.for_model(family, num_labels=1, initializer_range=0.3, **options)
     return AutoModelForSequenceClassification.from_config(config).eval()
 

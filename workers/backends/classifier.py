@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils import logging as transformers_logging
 
 from jobs.errors import SpecError
-from workers.backends.families import reads_first_token
+from workers.backends.families import TRACEABLE, reads_first_token
 from workers.backends.weights import check_names, check_size
 
 transformers_logging.disable_progress_bar()  # a worker's log is not a terminal
@@ -135,7 +135,7 @@ def _load(kind: Any, source: str | Path, revision: str | None, config: Any) -> t
         config=config,
         dtype=torch.float32,
         # None: transformers chooses; some families (DeBERTa) have no sdpa
-        attn_implementation="sdpa" if reads_first_token(config) else None,
+        attn_implementation="sdpa" if config.model_type in TRACEABLE else None,
         use_safetensors=True,
         trust_remote_code=False,
         ignore_mismatched_sizes=True,  # `check_names` refuses them, with a clear message

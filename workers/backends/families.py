@@ -16,8 +16,13 @@ POSITIONS_AFTER_PADDING = frozenset({"camembert", "roberta", "xlm-roberta", "xlm
 
 def reads_first_token(config: Any) -> bool:
     """Whether a classifier with this config is known to take its score from the first token alone."""
-    pooling = getattr(config, "classifier_pooling", None)
-    return config.model_type in BERT_LIKE or (config.model_type == "modernbert" and pooling == "cls")
+    match config.model_type:
+        case "modernbert":
+            return getattr(config, "classifier_pooling", None) == "cls"
+        case "deberta-v2":  # a convolution after the only layer reads all tokens
+            return config.num_hidden_layers > 1 or not getattr(config, "conv_kernel_size", 0)
+        case kind:
+            return kind in BERT_LIKE
 
 
 def first_position(config: Any) -> int:

@@ -38,6 +38,8 @@ def read_first_token_only(model: Any) -> bool:
             body.transformer.layer[-1] = _DistilBertLayer(body.transformer.layer[-1])
         case "modernbert":
             body.layers[-1] = _ModernBertLayer(body.layers[-1])
+        case "deberta-v2":
+            body.encoder.layer[-1] = _DebertaLayer(body.encoder.layer[-1])
         case _:
             body.encoder.layer[-1] = _BertLayer(body.encoder.layer[-1])
     return True
@@ -130,3 +132,64 @@ def _attend(
 def _by_head(states: torch.Tensor, heads: int) -> torch.Tensor:
     """``[rows, tokens, width]`` to ``[rows, heads, tokens, width of a head]``."""
     return states.reshape(*states.shape[:2], heads, -1).transpose(1, 2)
+
+
+class _DebertaLayer(nn.Module):
+    """The last layer of DeBERTa-v2 and v3, whose attention adds how content and relative positions match."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.attention = layer.attention
+        self.intermediate = layer.intermediate
+        self.output = layer.output
+
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        attention_mask: torch.Tensor,
+        relative_pos: torch.Tensor | None = None,
+        rel_embeddings: torch.Tensor | None = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """Hidden states ``[rows, tokens, width]`` to those of the first token, ``[rows, 1, width]``."""
+        inner, first = self.attention.self, hidden[:, :1]
+        heads = inner.num_attention_heads
+        query, key, value = (
+            _by_head(states, heads)
+            for states in (inner.query_proj(first), inner.key_proj(hidden), inner.value_proj(hidden))
+        )
+        kinds = [kind for kind in ("c2p", "p2c") if kind in inner.pos_att_type]
+        scale = (query.shape[-1] * (1 + len(kinds))) ** -0.5
+        bias = torch.zeros_like(attention_mask[:, :, :1], dtype=query.dtype)
+        bias = bias.masked_fill(~attention_mask[:, :, :1].bool(), torch.finfo(query.dtype).min)
+        if inner.relative_attention and kinds:
+            assert relative_pos is not None
+            assert rel_embeddings is not None
+            places = rel_embeddings[: 2 * inner.pos_ebd_size]
+            bias = bias + scale * self._positions(query, key, relative_pos, places)
+        context = scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
+        attended = self.attention.output(context.transpose(1, 2).flatten(2), first)
+        return self.output(self.intermediate(attended), attended), None
+
+    def _positions(
+        self, query: torch.Tensor, key: torch.Tensor, relative: torch.Tensor, places: torch.Tensor
+    ) -> torch.Tensor:
+        """How the first token's query matches the keys' positions, and the keys its position.
+
+        Shape ``[rows, heads, 1, tokens]``; `relative` is ``[1, tokens, tokens]``, and `places` is
+        ``[2 * span, width]``.
+        """
+        inner, heads = self.attention.self, query.shape[1]
+        span, share = inner.pos_ebd_size, inner.share_att_key
+        total = torch.zeros(query.shape[0], heads, 1, key.shape[2], dtype=query.dtype, device=query.device)
+        if "c2p" in inner.pos_att_type:
+            project = inner.key_proj if share else inner.pos_key_proj
+            of_keys = _by_head(project(places)[None], heads)
+            index = (relative[0, 0] + span).clamp(0, 2 * span - 1)
+            total = total + query @ of_keys[:, :, index].transpose(-1, -2)
+        if "p2c" in inner.pos_att_type:
+            project = inner.query_proj if share else inner.pos_query_proj
+            of_queries = _by_head(project(places)[None], heads)
+            index = (span - relative[0, :, 0]).clamp(0, 2 * span - 1)
+            total = total + (key * of_queries[:, :, index]).sum(-1)[:, :, None]
+        return total

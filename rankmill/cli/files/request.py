@@ -23,7 +23,10 @@ def file_request(given: dict[str, Any]) -> FileRequest:
     if dataset:
         given["queries"], given["corpus"] = given["queries"] or (dataset,), given["corpus"] or (dataset,)
         given["run"] = given["run"] or dataset
+    models = given.pop("models")
+    given["model"] = models[0] if models else None
     asked = {name: given.pop(name) for name in list(given) if name in FileRequest.model_fields}
+    asked["models"] = models if len(models) > 1 else ()
     try:
         return FileRequest(**asked)
     except ValidationError as error:
@@ -111,7 +114,13 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         "--tag", default="rankmill", show_default=True, metavar="NAME", help="Name of the run in TREC output."
     ),
     options.columns(),
-    click.option("--score-column", default="score", show_default=True, metavar="NAME", help="Column to add."),
+    click.option(
+        "--score-column",
+        default="score",
+        show_default=True,
+        metavar="NAME",
+        help="Column to add; of several models NAME_MODEL, or NAME,NAME,...",
+    ),
     click.option(
         "--rank-column",
         default="rank",
@@ -168,6 +177,18 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         help="Take scores from an earlier output of the same model; score only other pairs.",
     ),
     click.option(
+        "--model",
+        "models",
+        multiple=True,
+        metavar="TEXT",
+        help=f"{options.HELP['model']} Several: a column for each.  [default: {options.DEFAULTS['model']}]",
+    ),
+    click.option(
+        "--mean",
+        type=click.Choice(["ranks", "scores"]),
+        help="Of several models: add the mean of the ranks, or of the standardized scores, within a query.",
+    ),
+    click.option(
         "--on-null",
         type=click.Choice(["error", "fail"]),
         default="error",
@@ -187,7 +208,7 @@ def file_options(function: Function) -> Function:
 
 
 SETTINGS = (
-    "model", "revision", "precision", "max_length", "activation", "instruction", "prompt_template", "label",
+    "revision", "precision", "max_length", "activation", "instruction", "prompt_template", "label",
     "all_labels", "long", "long_stride", "queue", "chunk_size",
 )  # fmt: skip
 """Settings that say how files are scored, wherever that is."""

@@ -1,0 +1,141 @@
+"""One more column for several models: the mean of their ranks, or of their standardized scores.
+
+Both are within the query. Rows stay in the input's order. Where the rows of a query follow each other, they
+go on as soon as the next query begins; otherwise they wait on disk until all rows are there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from producer.files.ranking import QueryNumbers
+
+Mean = Literal["ranks", "scores"]
+
+Numbers = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+class Means:
+    """Adds the column.
+
+    Parameters
+    ----------
+    folder
+        Folder for the rows that wait.
+    group, scores, name
+        Names of the column that tells queries apart, of the columns of scores, and of the column to add.
+    mean
+        Of what. Rank 1 is the best; equal scores share the mean of their ranks.
+    is_grouped
+        Whether the rows of every query follow each other.
+    """
+
+    def __init__(
+        self, folder: Path, group: str, scores: Sequence[str], name: str, mean: Mean, *, is_grouped: bool
+    ) -> None:
+        self._path = folder / "means.arrow"
+        self._names, self._name = list(scores), name
+        self._compute = _ranks if mean == "ranks" else _standardized
+        self._is_grouped = is_grouped
+        self._queries = QueryNumbers(group, is_grouped=is_grouped)
+        self._rows: list[pa.Table] = []
+        self._numbers: list[Numbers] = []
+        self._scores: list[Floats] = []
+        self._writer: pa.RecordBatchFileWriter | None = None
+
+    def add(self, table: pa.Table) -> Iterator[pa.Table]:
+        """Take in rows; yield rows of complete queries."""
+        self._numbers.append(self._queries.of(table))
+        self._scores.append(np.stack([table[name].to_numpy() for name in self._names], axis=1))
+        if not self._is_grouped:
+            self._spill(table)
+            return
+        self._rows.append(table)
+        last = self._numbers[-1][-1] if len(table) else None
+        if last is None or last == self._numbers[0][0]:
+            return
+        rows, numbers, scores = self._held()
+        done = int(np.searchsorted(numbers, last))  # grouped rows have ascending numbers
+        yield self._with_mean(rows.slice(0, done), numbers[:done], scores[:done])
+        self._rows, self._numbers, self._scores = [rows.slice(done)], [numbers[done:]], [scores[done:]]
+
+    def finish(self) -> Iterator[pa.Table]:
+        """Yield the remaining rows."""
+        if self._writer is None:
+            if self._rows:
+                yield self._with_mean(*self._held())
+            return
+        self._writer.close()
+        means = self._mean(np.concatenate(self._numbers), np.concatenate(self._scores))
+        start = 0
+        with pa.ipc.open_file(pa.memory_map(str(self._path))) as spilled:
+            for at in range(spilled.num_record_batches):
+                table = pa.Table.from_batches([spilled.get_batch(at)])
+                yield self._appended(table, means[start : start + len(table)])
+                start += len(table)
+
+    def close(self) -> None:
+        """Delete the rows that wait."""
+        if self._writer is not None:
+            self._writer.close()
+        self._path.unlink(missing_ok=True)
+
+    def _spill(self, table: pa.Table) -> None:
+        if self._writer is None:
+            options = pa.ipc.IpcWriteOptions(compression="lz4", unify_dictionaries=True)
+            self._writer = pa.ipc.new_file(self._path, table.schema, options=options)
+        self._writer.write_table(table.combine_chunks())
+
+    def _held(self) -> tuple[pa.Table, Numbers, Floats]:
+        return pa.concat_tables(self._rows), np.concatenate(self._numbers), np.concatenate(self._scores)
+
+    def _with_mean(self, rows: pa.Table, numbers: Numbers, scores: Floats) -> pa.Table:
+        return self._appended(rows, self._mean(numbers, scores))
+
+    def _appended(self, rows: pa.Table, means: Floats) -> pa.Table:
+        column = pa.array(means.astype(np.float32), mask=np.isnan(means))
+        return rows.append_column(pa.field(self._name, pa.float32()), column)
+
+    def _mean(self, numbers: Numbers, scores: Floats) -> Floats:
+        """The mean of each row; NaN for rows that lack a score, which do not count for the others either."""
+        means = np.full(len(numbers), np.nan)
+        whole = np.flatnonzero(np.isfinite(scores).all(axis=1))
+        if len(whole):
+            _, queries = np.unique(numbers[whole], return_inverse=True)
+            columns = scores[whole].astype(np.float64).T
+            means[whole] = np.mean([self._compute(queries, column) for column in columns], axis=0)
+        return means
+
+
+def _ranks(queries: Numbers, scores: Floats) -> Floats:
+    """Ranks within the queries, from 1 for the highest score; equal scores share the mean of theirs."""
+    order = np.lexsort((-scores, queries))
+    sorted_queries, sorted_scores = queries[order], scores[order]
+    first = np.flatnonzero(np.diff(sorted_queries, prepend=-1))
+    sizes = np.diff(np.append(first, len(order)))
+    places = np.arange(len(order)) - np.repeat(first, sizes) + 1.0
+    begins = (np.diff(sorted_queries, prepend=-1) != 0) | (np.diff(sorted_scores, prepend=np.nan) != 0)
+    ties = np.cumsum(begins) - 1
+    ranks = np.empty(len(order))
+    ranks[order] = (np.bincount(ties, places) / np.bincount(ties))[ties]
+    return ranks
+
+
+def _standardized(queries: Numbers, scores: Floats) -> Floats:
+    """Scores less their query's mean, in units of its standard deviation; 0 where all are the same."""
+    count = np.bincount(queries)
+    off = scores - (np.bincount(queries, scores) / count)[queries]
+    deviation = np.sqrt(np.bincount(queries, off**2) / count)
+    highest = np.full(len(count), -np.inf)
+    np.maximum.at(highest, queries, scores)
+    lowest = np.full(len(count), np.inf)
+    np.minimum.at(lowest, queries, scores)
+    differ = (highest > lowest)[queries]
+    return np.divide(off, deviation[queries], out=np.zeros_like(off), where=differ)
