@@ -28,13 +28,14 @@ from workers.models.loading import Model, load_model
 _TEMPLATE = "{% for message in messages %}{{ message.role }} {{ message.content }} {% endfor %}answer"
 
 
-def make_model(folder: Path, layers: int) -> Path:
-    """A random Qwen3 of the 0.6B's widths whose tokens are words."""
+def make_model(folder: Path, layers: int, template: str | None = None) -> Path:
+    """A random Qwen3 of the 0.6B's widths whose tokens are words, perhaps with a chat template."""
     words = ["[UNK]", "yes", "no", "system", "query", "document", "answer", *(f"w{n}" for n in range(2000))]
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[UNK]")
     fast.model_max_length = 2048
+    fast.chat_template = template
     fast.save_pretrained(folder)
     config = Qwen3Config(
         vocab_size=len(words), hidden_size=1024, intermediate_size=3072, num_hidden_layers=layers,

@@ -192,12 +192,13 @@ def test_another_command_is_refused_and_restart_starts_over(
     interrupt(command, output)
     other = make_bert(tmp_path / "other", seed=1)
     changes: dict[str, list[object]] = {
-        f"--model was {command[4]} and is {other}": ["--model", other],
-        "--precision was fp32 and is bf16": ["--precision", "bf16"],
-        "--score-column was score and is ce": ["--score-column", "ce"],
+        f"--model was {command[4]} and is {other}": [*command[:4], other, *command[5:]],
+        f"--model was {command[4]} and is {command[4]}, {other}": [*command, "--model", other],
+        "--precision was fp32 and is bf16": [*command, "--precision", "bf16"],
+        "--score-column was score and is ce": [*command, "--score-column", "ce"],
     }
-    for message, options in changes.items():
-        refused = score_file(*command, *options)
+    for message, words in changes.items():
+        refused = score_file(*words)
         (line,) = refused.err.strip().splitlines()
         assert (refused.code, message in line, "--restart" in line) == (2, True, True), line
     write_pairs(source, nulls={1})

@@ -189,6 +189,23 @@ def test_an_instruction_stands_before_the_query(tmp_path: Path) -> None:
     np.testing.assert_allclose(scores_of(saved, tmp_path, instruction=""), expected(model), atol=1e-5)
 
 
+def test_a_limit_that_sentence_transformers_saved(tmp_path: Path) -> None:
+    """Without modules.json, sentence-transformers does not read the file."""
+    model = make_encoder(tmp_path / "plain", "roberta")
+    settings = {"transformer_task": "sequence-classification", "max_seq_length": 12}
+    (model / "sentence_bert_config.json").write_text(json.dumps(settings))
+    whole = expected(model)
+    np.testing.assert_allclose(scores_of(model, tmp_path), whole, atol=1e-5)
+    saved = tmp_path / "saved"
+    CrossEncoder(str(model), device="cpu").save_pretrained(str(saved))
+    edit(saved / "sentence_bert_config.json", max_seq_length=12)
+    cut = expected(saved)
+    assert np.abs(cut - whole).max() > 1e-3
+    np.testing.assert_allclose(scores_of(saved, tmp_path), cut, atol=1e-5)
+    limited = scores_of(model, tmp_path, max_length=12)
+    np.testing.assert_allclose(limited, cut, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", DECODERS)
 def test_language_models_that_answer(kind: str, tmp_path: Path) -> None:
     model = make_decoder(tmp_path / "model", kind, task="causal", template=PAIR_TEMPLATE)
