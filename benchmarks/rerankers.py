@@ -16,6 +16,7 @@ import json
 import math
 import random
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from benchmarks import beginnings
 from benchmarks.contenders import CONTENDERS, ENGINE, FP32, Run, run
 from benchmarks.environments import ROOT
 from jobs.spec import ScoreSpec
+from workers.backends.first_token import read_first_token_only
 from workers.backends.networks import network
 from workers.device import resolve_token_budget, use_threads
 from workers.engine.engine import Engine
@@ -64,7 +66,8 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
 DECODER = "Qwen3-0.6B, 2 layers"
 """Name of the shape that reads a prompt; it stands for all language models."""
 
-EXACT = ("st-fp32", "st-bf16", "st-openvino", "st-openvino-fp32", "engine")
+PEERS = ("st-bf16", "st-openvino", "st-openvino-fp32")
+"""The exact variants of sentence-transformers beside fp32."""
 
 
 def make_model(shape: str, folder: Path) -> Path:
@@ -104,13 +107,16 @@ def measure(shape: str, args: argparse.Namespace, folder: Path) -> None:
     """Run the contenders in turn, and print the lines of a shape."""
     model = make_model(shape, folder / "model")
     pairs = make_pairs(folder / "pairs.parquet", args.pairs, shape)
-    chosen = [each for each in CONTENDERS if each.name in EXACT]
+    chosen = [each for each in CONTENDERS if each.name in {FP32.name, ENGINE.name, *args.peers}]
     found: dict[str, list[Run]] = {each.name: [] for each in chosen}
     for round_ in range(args.rounds):
         for each in chosen:
             if not any(before.failure for before in found[each.name]):
                 output = folder / f"{each.name}.npy"
-                found[each.name].append(run(each, round_, model, pairs, output, here=args.here))
+                done = run(each, round_, model, pairs, output, here=args.here)
+                found[each.name].append(done)
+                said = done.failure or f"{args.pairs / done.seconds:.1f} pairs/s"
+                print(f"{shape}, round {round_ + 1}: {each.title}: {said}", file=sys.stderr, flush=True)
     first = found[FP32.name][0]
     if first.failure:
         print(f"{shape}: sentence-transformers cannot run: {first.failure}")
@@ -142,7 +148,7 @@ def measure_layer(shape: str, args: argparse.Namespace, folder: Path) -> None:
     engines: dict[str, Engine] = {}
     kept: dict[str, Callable[[Any], bool]] = {
         "whole": lambda model: False,
-        "first token": network.read_first_token_only,
+        "first token": read_first_token_only,
     }
     for name, replaced in kept.items():
         with mock.patch.object(network, "read_first_token_only", replaced):
@@ -170,6 +176,7 @@ def main() -> None:
     names = [*ENCODERS, DECODER]
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="SHAPE")
+    parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS, metavar="NAME")
     parser.add_argument("--pairs", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--whole-last-layer", action="store_true", help="measure only what that layer gains")

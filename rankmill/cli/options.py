@@ -116,8 +116,8 @@ def settings(*names: str, **defaults: str) -> Option:
 def _setting(name: str, default: str | None) -> Option:
     kind = Settings.model_fields[name].annotation
     if kind is bool:
-        words = f"{HELP[name]}  [default: {DEFAULTS[name]}]"
-        return click.option(f"--{name.replace('_', '-')}", name, is_flag=True, default=None, help=words)
+        shown = f"{HELP[name]}  [default: {DEFAULTS[name]}]"
+        return click.option(f"--{name.replace('_', '-')}", name, is_flag=True, default=None, help=shown)
     words, takes_number = _values(kind)
     default = default or _NONE.get(name) or str(DEFAULTS[name])
     return click.option(
