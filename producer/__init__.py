@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from producer.aio.client import AsyncClient, AsyncScoringRun
+    from producer.aio.client import AsyncClient
+    from producer.aio.runs import AsyncDetachedRun, AsyncScoringRun, AsyncSubmittedFile
     from producer.client import Client
     from producer.cross_encoder import CrossEncoder
     from producer.runs.detached import DetachedRun
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AsyncClient": "producer.aio.client",
-    "AsyncScoringRun": "producer.aio.client",
+    "AsyncDetachedRun": "producer.aio.runs",
+    "AsyncScoringRun": "producer.aio.runs",
+    "AsyncSubmittedFile": "producer.aio.runs",
     "Client": "producer.client",
     "CrossEncoder": "producer.cross_encoder",
     "DetachedRun": "producer.runs.detached",
@@ -27,7 +30,9 @@ _HOMES = {
 
 __all__ = [
     "AsyncClient",
+    "AsyncDetachedRun",
     "AsyncScoringRun",
+    "AsyncSubmittedFile",
     "Client",
     "CrossEncoder",
     "DetachedRun",

@@ -31,7 +31,7 @@ from jobs.store.runs import RunStore
 from producer.journal import Journal
 from producer.leftovers import Leftovers
 from producer.local.embedded import EmbeddedCluster
-from producer.pairs import RowsAt, cut_pairs
+from producer.pairs import COLUMNS, RowsAt, cut_pairs
 from producer.reuse.earlier import EarlierScores
 from producer.runs.listeners import Listeners
 from producer.runs.scores import Ranked, Scores, ranked
@@ -44,8 +44,6 @@ from producer.submitted.methods import SubmittedRuns
 
 if TYPE_CHECKING:
     from producer.pairs import Pairs
-
-COLUMNS = ("query", "passage")
 
 logger = logging.getLogger(__name__)
 
@@ -138,38 +136,6 @@ class Client(SubmittedRuns, SeveralModels):
 
     def _connect(self, url: str) -> RunStore:
         return RunStore(connect(url, self.settings.redis_wait_seconds))
-
-    def submit(
-        self,
-        pairs: Pairs,
-        *,
-        columns: tuple[str, str] = COLUMNS,
-        priority: Priority | None = None,
-        **spec: Any,
-    ) -> ScoringRun:
-        """Start a run; its first chunks are in the queue when this returns.
-
-        Parameters
-        ----------
-        pairs
-            An iterable of ``(query, passage)``, a pandas data frame, an Arrow table or an Arrow record
-            batch. An iterable is read while the run goes on, so it may be endless.
-        columns
-            Names of the query and passage columns in a data frame or table.
-        priority
-            ``request``: the run's chunks come before those of bulk runs, in queues and in workers. ``bulk``:
-            they come after. Default: ``request`` for up to 256 pairs, ``bulk`` for more or an unknown number.
-        spec
-            Fields of `ScoreSpec`, such as ``model``, that replace the client's settings for this run.
-
-        Raises
-        ------
-        InputError
-            A column does not exist, or an item is not a pair of texts.
-        ConfigError
-            The priority or a part of the spec is unknown or invalid.
-        """
-        return self.run_of(pairs, columns, priority=priority, **spec)
 
     def start(
         self,

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 RowsAt: TypeAlias = Callable[[int], int]
 """How many rows the chunk gets that begins at a row of the input; it gets fewer where texts are long."""
 
+COLUMNS = ("query", "passage")
+"""Names of the two columns, where the caller has no others."""
+
 CHUNK_TEXT_BYTES = 16 << 20
 """Most bytes of text in a chunk, counting a repeated query in every row; long texts make smaller chunks."""
 

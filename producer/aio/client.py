@@ -7,9 +7,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 import redis
 
@@ -19,18 +19,19 @@ from jobs.runtime.connection import connection_failed
 from jobs.store.runs import RunStore
 from producer.aio import bridge
 from producer.aio.connection import LoopRedis
+from producer.aio.runs import AsyncDetachedRun, AsyncScoringRun, AsyncSubmittedFile
 from producer.client import Client
+from producer.runs.detached import DetachedRun
 
 if TYPE_CHECKING:
     from jobs.registry.registry import Choice
-    from jobs.run import Progress
     from jobs.runtime.settings import Settings
     from producer.pairs import Pairs
-    from producer.runs.scores import Ranked, RunStats, Scores
+    from producer.runs.scores import Ranked, Scores
     from producer.runs.scoring_run import ScoringRun
-    from producer.runs.split import AnyRun
 
-P = ParamSpec("P")
+__all__ = ["AsyncClient", "AsyncScoringRun"]
+
 T = TypeVar("T")
 
 _PROBE_SECONDS = 5
@@ -133,14 +134,35 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
+    @overload
+    async def submit(self, pairs: Pairs, *, detached: Literal[True], **options: Any) -> AsyncDetachedRun: ...
+
+    @overload
+    async def submit(self, pairs: Pairs, **options: Any) -> AsyncScoringRun: ...
+
     async def submit(
-        self,
-        pairs: Pairs,
-        **options: Any,
-    ) -> AsyncScoringRun:
+        self, pairs: Pairs, *, detached: bool = False, **options: Any
+    ) -> AsyncScoringRun | AsyncDetachedRun:
         """Start a run as `Client.submit` does, with its parameters."""
         await self._open()
-        return AsyncScoringRun(await bridge.run(self._client.submit, pairs, **options))
+        if detached:
+            return AsyncDetachedRun(
+                await bridge.run(lambda: self._client.submit(pairs, detached=True, **options))
+            )
+        return AsyncScoringRun(await bridge.run(lambda: self._client.submit(pairs, **options)))
+
+    async def submit_file(
+        self, inputs: str | Sequence[str], output: str, **options: Any
+    ) -> AsyncSubmittedFile:
+        """Hand files to runners as `Client.submit_file` does, with its parameters."""
+        await self._open()
+        return AsyncSubmittedFile(await bridge.run(self._client.submit_file, inputs, output, **options))
+
+    async def attach(self, run_id: str) -> AsyncSubmittedFile | AsyncDetachedRun:
+        """A run that any process has submitted, as `Client.attach` finds it."""
+        await self._open()
+        found = await bridge.run(self._client.attach, run_id)
+        return AsyncDetachedRun(found) if isinstance(found, DetachedRun) else AsyncSubmittedFile(found)
 
     async def begin(self, pairs: Pairs, **options: Any) -> AsyncScoringRun:
         """Start a run, or those of an alias for several versions, as `Client.begin` does."""
@@ -188,59 +210,6 @@ class AsyncClient:
         except (redis.RedisError, OSError) as error:  # a TimeoutError is an OSError
             if failed := connection_failed(self._client.url, error):
                 raise failed from None
-
-
-class AsyncScoringRun:
-    """A submitted run, as `ScoringRun`. If the task that reads it is cancelled, the run is cancelled too."""
-
-    def __init__(self, run: AnyRun) -> None:
-        self._run = run
-
-    @property
-    def model(self) -> str:
-        """The model that scores, with the version that an alias stood for."""
-        return self._run.model
-
-    @property
-    def id(self) -> str:
-        """The run's id, as it appears in logs and Redis keys."""
-        return self._run.id
-
-    @property
-    def progress(self) -> Progress:
-        """The rows done so far, those of unfinished chunks included, and the speed."""
-        return self._run.progress
-
-    @property
-    def stats(self) -> RunStats:
-        """How the rows read so far were scored."""
-        return self._run.stats
-
-    @property
-    def errors(self) -> Mapping[int, str]:
-        """Reasons by row number (from 0) for the rows read so far that have no score."""
-        return self._run.errors
-
-    async def scores(self, timeout: float | None = None) -> Scores:
-        """Wait for all scores as `ScoringRun.scores` does."""
-        return await self._read(self._run.scores, timeout)
-
-    async def __aiter__(self) -> AsyncIterator[float]:
-        """Yield the scores in input order, each as soon as it is available; NaN for rows in `errors`."""
-        scores = iter(self._run)
-        while (score := await self._read(next, scores, None)) is not None:
-            yield score
-
-    async def cancel(self) -> None:
-        """Cancel the run: its waiting chunks leave the queue, and its keys are deleted."""
-        await bridge.run(self._run.cancel)
-
-    async def _read(self, do: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
-        try:
-            return await bridge.run(do, *args, **options)
-        except asyncio.CancelledError:
-            await self.cancel()
-            raise
 
 
 def _failed(task: asyncio.Task[None]) -> bool:

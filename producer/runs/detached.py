@@ -15,7 +15,7 @@ import pyarrow as pa
 from jobs.errors import InputError, RunCancelled, RunExpired, RunFailed, RunTimeout
 from jobs.job import Payload
 from jobs.results import BadResult, ChunkFailure, ChunkResult, ChunkScores
-from jobs.run import Progress, Run
+from jobs.run import Progress, RowError, Run
 from jobs.runtime.logs import about
 from jobs.runtime.patience import redis_errors, waiting
 from jobs.store.detached import DetachedChunks, read_chunks, write_chunks
@@ -111,6 +111,24 @@ class DetachedRun:
                     self._sweep()
                 if self._listeners:
                     self._listeners.check(self._heard)
+
+    def row_errors(self) -> list[RowError]:
+        """The rows without a score so far, in order."""
+        with self._at_redis():
+            self._collect(0)
+        found: list[RowError] = []
+        for start, (rows, result) in sorted(self._results.items()):
+            if isinstance(result, ChunkScores):
+                attempts, worker = result.stats.attempt, result.stats.worker
+            else:
+                attempts, worker = result.attempts, result.worker
+            _, reasons = scores_and_errors(result, rows)
+            found += [
+                RowError(row=row, error=why, attempts=attempts, worker=worker)
+                for row, why in enumerate(reasons.to_pylist(), start)
+                if why is not None
+            ]
+        return found
 
     def cancel(self) -> None:
         """Delete the run with its results: its waiting chunks leave the queue."""
@@ -277,6 +295,6 @@ def attach_detached(store: RunStore, run_id: str, ttl: int, listeners: Listeners
 def expired(run_id: str, ttl: int) -> RunExpired:
     """The error for results that are not there (any more)."""
     return RunExpired(
-        f"there are no results of run {run_id}: they are kept for {ttl:,} s (run_ttl) after submit_detached, "
+        f"there are no results of run {run_id}: they are kept for {ttl:,} s (run_ttl) after its submission, "
         "unless the run is cancelled or the server loses its data"
     )

@@ -52,12 +52,19 @@ class SubmittedFile:
             It has ended without an output.
         """
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while not (run := self.status()).is_ended:
-            on_look(run)
+        while (ended := self.outcome(on_look)) is None:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"submitted run {self.id} is {run.state}; it goes on")
+                raise TimeoutError(f"submitted run {self.id} has not ended; it goes on")
             time.sleep(min(left, _LOOK_SECONDS))
+        return ended
+
+    def outcome(self, on_look: Callable[[FileRun], None] = lambda run: None) -> FileRun | None:
+        """The run if it has ended, else ``None`` after a call of `on_look`; raises as `wait` does."""
+        run = self.status()
+        if not run.is_ended:
+            on_look(run)
+            return None
         if run.state == "failed":
             raise RunFailed(f"submitted run {self.id} has failed: {run.reason}")
         if run.state == "cancelled":

@@ -1,15 +1,16 @@
-"""What a `Client` can do with runs that outlive it."""
+"""How a `Client` submits runs, and what it can do with those that outlive it."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence, Sized
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from jobs.run import new_run
 from jobs.runtime.patience import redis_errors
 from jobs.runtime.specs import run_spec
 from jobs.spec import ScoreSpec
-from producer.pairs import cut_pairs
+from producer.pairs import COLUMNS, cut_pairs
 from producer.runs.detached import DetachedRun, attach_detached, submit_detached
 from producer.submitted.file import SubmittedFile, file_request, submit_file, submitted_files
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from jobs.store.runs import RunStore
     from producer.pairs import Pairs
     from producer.runs.listeners import Listeners
+    from producer.runs.scoring_run import ScoringRun
 
 
 _DETACHED_ROWS = 256
@@ -29,12 +31,16 @@ _DETACHED_ROWS = 256
 
 
 class SubmittedRuns:
-    """The part of `producer.client.Client` for runs that outlive it."""
+    """The part of `producer.client.Client` that submits, and finds runs that outlive it."""
 
     settings: Settings
     store: RunStore
     _resolver: Resolver
     _listeners: Listeners | None
+
+    @abstractmethod
+    def run_of(self, pairs: Pairs, columns: tuple[str, str], **options: Any) -> ScoringRun:
+        """Start a run of `pairs` that this process feeds."""
 
     @property
     def files(self) -> FileRunStore:
@@ -72,7 +78,7 @@ class SubmittedRuns:
         )
 
     def attach(self, run_id: str) -> SubmittedFile | DetachedRun:
-        """A run that any process has submitted: of files, or of pairs by `submit_detached`.
+        """A run that any process has submitted: of files, or of pairs that are detached.
 
         Raises
         ------
@@ -85,30 +91,64 @@ class SubmittedRuns:
                 return SubmittedFile(files, run_id)
         return attach_detached(self.store, run_id, self.settings.run_ttl, self._listeners)
 
-    def submit_detached(
+    @overload
+    def submit(
         self,
         pairs: Pairs,
         *,
-        columns: tuple[str, str] = ("query", "passage"),
+        columns: tuple[str, str] = COLUMNS,
+        priority: Priority | None = None,
+        detached: Literal[True],
+        **spec: Any,
+    ) -> DetachedRun: ...
+
+    @overload
+    def submit(
+        self,
+        pairs: Pairs,
+        *,
+        columns: tuple[str, str] = COLUMNS,
         priority: Priority | None = None,
         **spec: Any,
-    ) -> DetachedRun:
-        """Put all pairs into Redis; the run needs this process no more.
+    ) -> ScoringRun: ...
 
-        Any process fetches the scores with `attach`, until `run_ttl` seconds after this call.
+    def submit(
+        self,
+        pairs: Pairs,
+        *,
+        columns: tuple[str, str] = COLUMNS,
+        priority: Priority | None = None,
+        detached: bool = False,
+        **spec: Any,
+    ) -> ScoringRun | DetachedRun:
+        """Start a run; its first chunks are in the queue when this returns.
 
         Parameters
         ----------
-        pairs, columns, priority, spec
-            As of `Client.submit`.
+        pairs
+            An iterable of ``(query, passage)``, a pandas data frame, an Arrow table or an Arrow record
+            batch. An iterable is read while the run goes on, so it may be endless.
+        columns
+            Names of the query and passage columns in a data frame or table.
+        priority
+            ``request``: the run's chunks come before those of bulk runs, in queues and in workers. ``bulk``:
+            they come after. Default: ``request`` for up to 256 pairs, ``bulk`` for more or an unknown number.
+        detached
+            Put all pairs into Redis at once: the run needs this process no more. Any process fetches the
+            scores with `attach`, until `run_ttl` seconds after this call.
+        spec
+            Fields of `ScoreSpec`, such as ``model``, that replace the client's settings for this run.
 
         Raises
         ------
         InputError
-            There are no pairs, they need more than `window_mib`, or they are none.
+            A column does not exist, or an item is not a pair of texts. Of a detached run also: there are no
+            pairs, or they need more than `window_mib`.
         ConfigError
             The priority or a part of the spec is unknown or invalid.
         """
+        if not detached:
+            return self.run_of(pairs, columns, priority=priority, **spec)
         settings = self.settings
         run = new_run(
             self._resolver.pinned(run_spec(settings, spec)),

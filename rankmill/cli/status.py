@@ -12,8 +12,10 @@ from jobs.files.store import FileRunStore
 from jobs.run import MAX_ROW_ERRORS, Run
 from jobs.runtime.connection import connect
 from jobs.runtime.settings import load_settings
+from jobs.store.detached import read_chunks
 from jobs.store.row_errors import read_row_errors
 from jobs.store.runs import RunStore
+from producer.runs.detached import DetachedRun
 from producer.submitted.file import SubmittedFile, find_submitted, submitted_files
 from rankmill.cli import options, watch
 from rankmill.cli.submitted.lines import describe
@@ -114,7 +116,11 @@ def errors(run_id: str, redis_url: str | None, config: str | None, as_json: bool
     """
     store = _store(redis_url, config)
     run = _find(store, run_id)
-    found, damaged = read_row_errors(store.redis, run.id)
+    chunks = read_chunks(store.redis, run.id)
+    if chunks is not None:
+        found, damaged = DetachedRun(store, run, chunks).row_errors(), 0
+    else:
+        found, damaged = read_row_errors(store.redis, run.id)
     if damaged:
         click.echo(f"{damaged} entries of {keys.errors(run.id)} are damaged and are not shown", err=True)
     if as_json:
@@ -125,7 +131,7 @@ def errors(run_id: str, redis_url: str | None, config: str | None, as_json: bool
         click.echo(f"run {run.id}: every row finished so far has a score")
         return
     console().print(tables.errors_table(found))
-    if len(found) >= MAX_ROW_ERRORS:
+    if chunks is None and len(found) >= MAX_ROW_ERRORS:
         click.echo(
             f"these are the first {len(found)}; OUTPUT.errors.jsonl will list all when the run is done"
         )

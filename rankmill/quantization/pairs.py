@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from jobs.errors import InputError
-from producer.client import COLUMNS
 from producer.files.readers import TextColumns
+from producer.pairs import COLUMNS
 from rankmill.tuning.pairs import draw, file_sample, sample
 
 _FILE_ROWS = 100_000

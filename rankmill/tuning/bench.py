@@ -17,8 +17,8 @@ import pyarrow as pa
 from jobs.errors import RankmillError
 from jobs.runtime.settings import Settings
 from jobs.store.worker_report import STAGES, queue_workers, worker_reports
-from producer.client import COLUMNS
 from producer.local.embedded import worker_environs
+from producer.pairs import COLUMNS
 from rankmill.session import RunScores, Session
 
 _LOOK_SECONDS = 0.1

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs.errors import InputError
-from producer.client import COLUMNS
 from producer.files.inputs import find_files
 from producer.files.readers import TextColumns
 from producer.files.source import open_source
+from producer.pairs import COLUMNS
 
 BUILT_IN = ("varied", "example")
 

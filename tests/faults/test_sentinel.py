@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import urllib.request
 from pathlib import Path
@@ -11,13 +12,22 @@ import pytest
 
 from jobs.runtime.connection import client_for
 from jobs.store.worker_report import queue_workers
-from producer import Client
+from producer import AsyncClient, Client
 from tests.conftest import Server, StartExporter, start_worker, wait_for
 from tests.harness.sentinel import Service
 
 pytest_plugins = ["tests.harness.sentinel"]
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(400)]
+
+
+async def in_a_loop(url: str, model: str, found: list[float], begun: threading.Event) -> None:
+    """An asyncio client's run at the same time."""
+    async with AsyncClient(url, model=model, chunk_size=5, window=4) as client:
+        run = await client.submit(PAIRS[: len(PAIRS) // 2])
+        async for score in run:
+            found.append(score)
+            begun.set()
 
 
 @pytest.mark.parametrize("how", ["demoted", "killed"])
@@ -35,12 +45,21 @@ def test_a_failover_in_the_middle_of_a_run_loses_nothing(
         run = producer.submit(PAIRS)
         parts = run.tables()
         found = [next(parts)]
+        beside: list[float] = []
+        begun = threading.Event()
+        loop = threading.Thread(
+            target=lambda: asyncio.run(in_a_loop(service.url, str(tiny_model), beside, begun))
+        )
+        loop.start()
+        assert begun.wait(60)
         before = service.master
         service.demote() if how == "demoted" else service.kill()
         collecting = threading.Thread(target=lambda: found.extend(parts))
         collecting.start()
         wait_for(lambda: service.master != before)
         collecting.join(60)
+        loop.join(60)
+        np.testing.assert_allclose(beside, undisturbed[: len(PAIRS) // 2], atol=1e-5)
         scores = np.concatenate([part.scores.to_numpy() for part in found])
         np.testing.assert_allclose(scores, undisturbed, atol=1e-5)
         assert not run.errors

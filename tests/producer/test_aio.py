@@ -21,10 +21,11 @@ from jobs.errors import (
     InputError,
     NoWorkers,
     RunCancelled,
+    RunExpired,
     RunFailed,
     RunTimeout,
 )
-from producer import AsyncClient, Client
+from producer import AsyncClient, AsyncDetachedRun, AsyncSubmittedFile, Client
 from tests.conftest import Server, start_worker
 from tests.producer.test_client import PAIRS
 
@@ -82,6 +83,37 @@ def test_its_calls_answer_as_the_plain_clients(
             await run.scores()
 
     in_a_loop(shared_queue.url, work, **options)
+    assert not runs_left(shared_queue)
+
+
+def test_runs_that_outlive_their_task_are_found_again(
+    shared_queue: Server, options: dict[str, Any], expected: np.ndarray
+) -> None:
+    async def work(client: AsyncClient) -> None:
+        run = await client.submit([*PAIRS, ("q", None)], detached=True)
+        waits = asyncio.create_task(run.scores())
+        await asyncio.sleep(0)
+        waits.cancel()
+        found = await client.attach(run.id)
+        assert isinstance(found, AsyncDetachedRun)
+        scores = await found.scores(timeout=60)
+        np.testing.assert_allclose(scores[:-1], expected, atol=1e-5)
+        assert scores.errors == {90: "passage is null"}
+        assert (await found.progress()).rows == 91
+        await found.cancel()
+        with pytest.raises(RunExpired):
+            await client.attach(run.id)
+        file = await client.submit_file("/nowhere/a.parquet", "/nowhere/out.parquet", top_k=3)
+        again = await client.attach(file.id)
+        assert isinstance(again, AsyncSubmittedFile)
+        assert (await again.status()).state == "waiting"
+        with pytest.raises(TimeoutError, match="it goes on"):
+            await again.wait(timeout=0.01)
+        assert (await again.cancel()).state == "cancelled"
+        with pytest.raises(RunCancelled):
+            await file.wait(timeout=60)
+
+    in_a_loop(shared_queue.url, work, file_queue="aio-files", **options)
     assert not runs_left(shared_queue)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def test_another_process_fetches_the_scores_though_the_submitter_was_killed(
         "import os; from producer import Client; "
         "pairs = [('big cat', f'moon river {n}') for n in range(40)]; "
         f"client = Client({shared_queue.url!r}, model={str(tiny_model)!r}, precision='fp32', chunk_size=7); "
-        "print(client.submit_detached([*pairs, ('cat', None)]).id, flush=True); os.kill(os.getpid(), 9)"
+        "print(client.submit([*pairs, ('cat', None)], detached=True).id, flush=True); os.kill(os.getpid(), 9)"
     )
     died = run_command("python", "-c", code)
     assert died.code == -signal.SIGKILL, died.err
@@ -79,7 +80,7 @@ def test_chunks_that_are_lost_and_rows_that_kill_their_worker(
 ) -> None:
     """Two processes that wait for the same run agree on the pieces of a chunk."""
     monkeypatch.setattr(detached, "_SWEEP_SECONDS", 0.1)
-    run = alone.submit_detached(PAIRS)
+    run = alone.submit(PAIRS, detached=True)
     stored = alone.store.load(run.id)
     assert stored is not None
     assert queued(alone) == [keys.job_id(run.id, start) for start in (0, 10, 20, 30)]
@@ -110,7 +111,7 @@ def test_chunks_that_are_lost_and_rows_that_kill_their_worker(
 
 
 def test_how_a_run_ends_without_scores(alone: Client) -> None:
-    run = alone.submit_detached(PAIRS)
+    run = alone.submit(PAIRS, detached=True)
     stored = alone.store.load(run.id)
     assert stored is not None
     alone.store.write_result(stored, ChunkFailure(chunk=10, message="no such model", fatal=True))
@@ -118,16 +119,38 @@ def test_how_a_run_ends_without_scores(alone: Client) -> None:
         run.scores(60)
     run.cancel()
     assert not queued(alone)
-    cancelled = alone.submit_detached(PAIRS)
+    cancelled = alone.submit(PAIRS, detached=True)
     told = CliRunner().invoke(rankmill, ["cancel", cancelled.id, "--redis", alone_url(alone)])
     assert "4 waiting chunks have left queue" in told.output
     with pytest.raises(RunCancelled):
         cancelled.scores(60)
-    gone = alone.submit_detached(PAIRS)
+    gone = alone.submit(PAIRS, detached=True)
     for key in alone.store.redis.scan_iter(f"rankmill:run:{gone.id}:*"):
         alone.store.redis.delete(key)
     with pytest.raises(RunExpired, match="unless the run is cancelled or the server loses its data"):
         gone.scores(60)
+
+
+def test_commands_wait_for_it_and_list_its_errors(alone: Client) -> None:
+    run = alone.submit(PAIRS[:20], detached=True)
+    write(alone, run, 0, [1.0] * 10)
+    failure = ChunkFailure(chunk=10, message="no memory", fatal=False, attempts=2, worker="w")
+    found = alone.store.load(run.id)
+    assert found is not None
+    server = ["--redis", alone_url(alone)]
+    late = CliRunner().invoke(rankmill, ["wait", run.id, "--timeout", "0", *server])
+    assert (late.exit_code, "10 rows were done when the time was over" in late.output) == (1, True)
+    alone.store.write_result(found, failure)
+    waited = CliRunner().invoke(rankmill, ["wait", run.id, *server])
+    assert waited.exit_code == 3
+    assert f"run {run.id}: 20 rows are scored, 10 of them have an error" in waited.output
+    listed = CliRunner().invoke(rankmill, ["errors", run.id, "--json", *server])
+    rows = [json.loads(line) for line in listed.output.splitlines()]
+    assert rows[0] == {"row": 10, "error": "no memory", "attempts": 2, "worker": "w"}
+    assert [row["row"] for row in rows] == [*range(10, 20)]
+    run.cancel()
+    unknown = CliRunner().invoke(rankmill, ["wait", run.id, *server])
+    assert (unknown.exit_code, f"there are no results of run {run.id}" in unknown.output) == (2, True)
 
 
 def test_what_cannot_be_detached_leaves_nothing(alone: Client) -> None:
@@ -137,11 +160,11 @@ def test_what_cannot_be_detached_leaves_nothing(alone: Client) -> None:
     noise = np.random.default_rng(1).integers(0x4E00, 0x9000, (300, 4000))
     pairs = [("q", "".join(map(chr, row))) for row in noise]
     with pytest.raises(InputError, match=r"need more than 1 MiB in Redis \(window_mib\): .* submit_file"):
-        small.submit_detached(pairs)
+        small.submit(pairs, detached=True)
     with pytest.raises(InputError, match="there are no pairs"):
-        alone.submit_detached([])
+        alone.submit([], detached=True)
     with pytest.raises(InputError, match="pair 1 is"):
-        alone.submit_detached([("a", "b"), "c"])
+        alone.submit([("a", "b"), "c"], detached=True)
     assert not queued(alone)
 
 

@@ -86,7 +86,7 @@ def test_from_python_a_row_has_as_many_scores(
         assert scores.labels == tuple(NAMES)
         assert scores.errors == {40: "passage is null"}
         np.testing.assert_allclose(scores[:40], expected, atol=1e-5)
-        kept = client.submit_detached(PAIRS, **asked)
+        kept = client.submit(PAIRS, detached=True, **asked)
         np.testing.assert_allclose(kept.scores(timeout=60), expected, atol=1e-5)
         kept.cancel()
         shared_queue.client.unlink(keys.cancelled(kept.id))  # no process is there to read it

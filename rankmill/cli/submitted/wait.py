@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import Any
 
@@ -11,7 +12,7 @@ from jobs.errors import ExitCode
 from jobs.files.record import FileRun
 from jobs.runtime.logs import set_up
 from jobs.runtime.settings import load_settings
-from producer import Client
+from producer import Client, DetachedRun
 from producer.submitted.file import SubmittedFile, find_submitted
 from rankmill.cli import options
 from rankmill.cli.submitted.lines import describe
@@ -35,15 +36,19 @@ Exit codes:
 def wait(
     run_id: str, timeout: float | None, config: str | None, as_json: bool, quiet: bool, **flags: Any
 ) -> None:
-    """Wait for the end of a submitted run.
+    """Wait for the end of a submitted run, or for all scores of a detached run.
 
-    RUN is the id that rankmill submit has printed.
+    RUN is the id that rankmill submit has printed, or that of Client.submit(pairs, detached=True).
     """
     settings = load_settings({**flags, "log_level": "error" if quiet else None}, config)
     set_up(settings.log_level, settings.log_format)
     options.server(settings)
-    files = Client(settings=settings).files
-    submitted = find_submitted(files, run_id) or SubmittedFile(files, run_id)
+    client = Client(settings=settings)
+    submitted = find_submitted(client.files, run_id)
+    if submitted is None and isinstance(detached := client.attach(run_id), DetachedRun):
+        _wait_for_scores(detached, timeout, as_json)
+        return
+    submitted = submitted or SubmittedFile(client.files, run_id)
     shown: list[ProgressView] = []
 
     def look(run: FileRun) -> None:
@@ -59,3 +64,11 @@ def wait(
             shown[0].__exit__(None, None, None)
     click.echo(run.model_dump_json() if as_json else describe(run))
     sys.exit(ExitCode.ROW_ERRORS if run.outcome and run.outcome.row_errors else 0)
+
+
+def _wait_for_scores(run: DetachedRun, timeout: float | None, as_json: bool) -> None:
+    scores = run.scores(timeout)
+    counts = {"id": run.id, "rows": len(scores), "row_errors": len(scores.errors)}
+    line = f"run {run.id}: {len(scores):,} rows are scored, {len(scores.errors):,} of them have an error"
+    click.echo(json.dumps(counts) if as_json else line)
+    sys.exit(ExitCode.ROW_ERRORS if scores.errors else 0)
