@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 
+from jobs import keys
+from jobs.results import ChunkResult, ChunkScores
 from jobs.run import MAX_ERROR_CHARS, MAX_ROW_ERRORS, Progress, RowError
-from producer.splitting import ScoredTable
+from jobs.runtime.logs import about
+from producer.splitting import ScoredTable, Unit
 
 _SPEED_SECONDS = 60
 """The speed is that of the later half of the last minute: a run's first seconds, in which its workers get
@@ -14,6 +18,8 @@ their first chunks, are soon forgotten."""
 
 _STEP_SECONDS = 0.5
 """Least time between two points from which the speed is told."""
+
+logger = logging.getLogger(__name__)
 
 
 class Notes:
@@ -85,3 +91,16 @@ class Notes:
     @property
     def _rows(self) -> int:
         return self._known_rows + self._fresh_rows + self._partial_rows
+
+
+def log_result(result: ChunkResult, unit: Unit, run: str) -> None:
+    """Log the result of a job, but not its error messages: they may contain text of the input."""
+    worker = result.stats.worker if isinstance(result, ChunkScores) else result.worker
+    with about(chunk=unit.chunk, job=keys.job_id(run, result.chunk), worker=worker):
+        rows = len(unit.table)
+        if isinstance(result, ChunkScores):
+            logger.debug("collected %d rows, %d without a score", rows, result.scores.null_count)
+        elif result.died and rows > 1:
+            logger.warning("%d rows whose workers died; trying their halves apart", rows)
+        else:
+            logger.warning("%d rows are given up after %d attempts", rows, result.attempts)

@@ -10,15 +10,14 @@ from itertools import count
 import pyarrow as pa
 from opentelemetry.trace import Span
 
-from jobs import keys
-from jobs.results import ChunkFailure, ChunkResult, ChunkScores
+from jobs.results import ChunkFailure, ChunkResult
 from jobs.run import Run
 from jobs.runtime import tracing
-from jobs.runtime.logs import about
 from producer.journal import Journal
-from producer.notes import Notes
+from producer.notes import Notes, log_result
 from producer.reuse.earlier import EarlierScores
-from producer.reuse.rows import RowsToScore, rows_to_score
+from producer.reuse.rows import rows_to_score
+from producer.reuse.shared import Lenders, SharedPairs
 from producer.sizing import Load, WindowSize
 from producer.splitting import ScoredTable, Unit, join, scored_table
 from producer.spool import Spool
@@ -38,14 +37,14 @@ class InFlight:
 
     table: pa.Table
     span: Span
-    asked: RowsToScore | None = None
-    """The rows to score; ``None``: all of them."""
+    shared: SharedPairs | None = None
+    """The pairs to score, and which of them another chunk asks for; ``None``: all rows are scored."""
     parts: list[tuple[Unit, ChunkResult]] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
-        """How many rows are scored."""
-        return len(self.asked.rows if self.asked else self.table)
+        """How many rows are sent."""
+        return int(self.shared.own.sum()) if self.shared else len(self.table)
 
 
 class Window:
@@ -70,7 +69,8 @@ class Window:
     span
         The run's span, the parent of the chunks' spans.
     reuse
-        The scores that are known; rows with these pairs are not sent, nor repeated pairs of a chunk.
+        The scores that are known; rows with these pairs are not sent, nor pairs that another row or a chunk
+        without a result asks for.
     """
 
     def __init__(
@@ -83,6 +83,9 @@ class Window:
         reuse: EarlierScores | None = None,
     ) -> None:
         self._reuse = reuse
+        self._lenders = Lenders()
+        self._idle = 0
+        """Chunks that wait only for others' scores."""
         self._run = run
         self._source = source
         self._size = size
@@ -131,7 +134,12 @@ class Window:
 
     def wants_chunks(self) -> bool:
         """Whether to submit chunks now."""
-        if self._exhausted or self._finished.full or (self.ready and self._finished.memory_is_full):
+        if (
+            self._exhausted
+            or self._finished.full
+            or self._idle >= _AT_ONCE
+            or (self.ready and self._finished.memory_is_full)
+        ):
             return False
         return self._size.wants_more(self._load)
 
@@ -140,7 +148,7 @@ class Window:
         fresh: dict[int, Unit] = {}
         load = Load(*self._load)
         for _ in range(_AT_ONCE):
-            if self._size.is_full(load) or self._finished.full:
+            if self._size.is_full(load) or self._finished.full or self._idle >= _AT_ONCE:
                 break
             table = next(self._source, None)
             if table is None:
@@ -157,17 +165,21 @@ class Window:
         return fresh
 
     def _begin(self, table: pa.Table) -> Unit | None:
-        """Begin a chunk, and return what is to be scored of it; ``None`` if all scores are known."""
-        reuse = self._reuse
-        asked = None if reuse is None else rows_to_score(table, reuse.columns, reuse.known(table))
-        if asked and len(asked.rows) == len(table):
-            asked = None
-        if asked and not len(asked.rows):
-            self._finish(self._cut, asked.table(table, None))
-            return None
+        """Begin a chunk, and return what is to be scored of it; ``None`` if nothing is."""
+        reuse, shared = self._reuse, None
+        if reuse is not None:
+            digests = reuse.digests(table)
+            asked = rows_to_score(table, reuse.columns, reuse.known(digests))
+            if not len(asked.rows):
+                self._finish(self._cut, asked.table(table, None))
+                return None
+            shared = self._lenders.share(self._cut, asked, [each.tobytes() for each in digests[asked.rows]])
         span = tracing.begin("chunk", self._span, chunk=self._cut, rows=len(table))
-        self._in_flight[self._cut] = InFlight(table, span, asked)
-        return Unit(self._cut, asked.select(table) if asked else table)
+        chunk = self._in_flight[self._cut] = InFlight(table, span, shared)
+        if not chunk.rows:
+            self._idle += 1
+            return None
+        return Unit(self._cut, table if shared is None or chunk.rows == len(table) else shared.select(table))
 
     def _finish(self, chunk: int, part: ScoredTable, *, fresh: bool = True) -> None:
         self.notes.add(chunk, part, fresh=fresh)
@@ -221,27 +233,44 @@ class Window:
             if isinstance(result, ChunkFailure) and result.fatal:
                 self.fatal = result
                 continue
-            self._log(result, unit)
+            log_result(result, unit, self._run.id)
             if isinstance(result, ChunkFailure) and result.died and len(unit.table) > 1:
                 halves |= {next(self._piece_numbers): half for half in unit.halves()}
                 continue
             chunk = self._in_flight[unit.chunk]
             chunk.parts.append((unit, result))
             if sum(len(part.table) for part, _ in chunk.parts) == chunk.rows:
-                del self._in_flight[unit.chunk]
-                whole = join(unit.chunk, chunk.parts)
-                if chunk.asked is None:
-                    finished[unit.chunk] = len(chunk.table), whole
-                    self._finish(unit.chunk, scored_table(chunk.table, whole))
-                else:
-                    if isinstance(whole, ChunkScores):  # a failure is that of some rows: it is tried again
-                        finished[unit.chunk] = len(chunk.table), chunk.asked.whole(unit.chunk, whole)
-                    self._finish(unit.chunk, chunk.asked.table(chunk.table, whole))
-                chunk.span.end()
+                finished |= self._answered(unit.chunk, join(unit.chunk, chunk.parts))
         self.units |= halves
         if self._journal:
             self._journal.add(finished)
         return halves
+
+    def _answered(self, number: int, whole: ChunkResult) -> dict[int, tuple[int, ChunkResult]]:
+        """Finish a chunk whose units have their results, and those that waited for it; return what is new."""
+        chunk = self._in_flight[number]
+        if chunk.shared is None:
+            self._end(number)
+            self._finish(number, scored_table(chunk.table, whole))
+            return {number: (len(chunk.table), whole)}
+        finished: dict[int, tuple[int, ChunkResult]] = {}
+        answers = {number: {}, **self._lenders.answer(chunk.shared, whole)}
+        for each, found in answers.items():
+            waiting = self._in_flight[each]
+            assert waiting.shared
+            waiting.shared.add(found)
+            if waiting.shared.is_complete:
+                self._end(each)
+                result = waiting.shared.whole(each)
+                if result is not None:  # a failure is that of some rows: it is tried again
+                    finished[each] = len(waiting.table), result
+                self._finish(each, waiting.shared.table(waiting.table))
+        return finished
+
+    def _end(self, number: int) -> None:
+        chunk = self._in_flight.pop(number)
+        chunk.span.end()
+        self._idle -= not chunk.rows
 
     def again(self, reasons: Mapping[int, str]) -> dict[int, Unit]:
         """Return the units with an attempt left, by number. The others fail with their reason."""
@@ -266,15 +295,3 @@ class Window:
     def close(self) -> None:
         """Drop what waits for its turn."""
         self._finished.close()
-
-    def _log(self, result: ChunkResult, unit: Unit) -> None:
-        """Log the result of a job, but not its error messages: they may contain text of the input."""
-        worker = result.stats.worker if isinstance(result, ChunkScores) else result.worker
-        with about(chunk=unit.chunk, job=keys.job_id(self._run.id, result.chunk), worker=worker):
-            rows = len(unit.table)
-            if isinstance(result, ChunkScores):
-                logger.debug("collected %d rows, %d without a score", rows, result.scores.null_count)
-            elif result.died and rows > 1:
-                logger.warning("%d rows whose workers died; trying their halves apart", rows)
-            else:
-                logger.warning("%d rows are given up after %d attempts", rows, result.attempts)

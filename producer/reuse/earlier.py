@@ -39,11 +39,14 @@ class EarlierScores:
     def __len__(self) -> int:
         return len(self._scores)
 
-    def known(self, table: pa.Table) -> pa.Array:
-        """The score of each row's pair; null where there is none."""
+    def digests(self, table: pa.Table) -> Keys:
+        """The digest of each row's pair, ``[n, 2]``."""
+        return _digests([table[name] for name in self.columns])
+
+    def known(self, keys: Keys) -> pa.Array:
+        """The score of each pair, by its digest; null where there is none."""
         if not len(self):
-            return pa.nulls(len(table), pa.float32())
-        keys = _digests([table[name] for name in self.columns])
+            return pa.nulls(len(keys), pa.float32())
         places = np.minimum(np.searchsorted(self._keys[:, 0], keys[:, 0]), len(self) - 1)
         missing = (self._keys[places] != keys).any(axis=1)
         return pa.array(self._scores[places], mask=missing)

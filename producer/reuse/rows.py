@@ -13,6 +13,8 @@ from jobs.results import ChunkResult, ChunkScores
 from producer.splitting import ScoredTable, scores_and_errors
 
 Rows = npt.NDArray[np.int64]
+Found = tuple[pa.Array, pa.Array]
+"""Scores and errors of rows; in each row exactly one of them is null."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +37,34 @@ class RowsToScore:
         """The result of the chunk from that of these rows."""
         return ChunkScores(chunk, *self._spread(result), result.stats)
 
-    def table(self, table: pa.Table, result: ChunkResult | None) -> ScoredTable:
-        """The chunk's rows with their scores; `result` is that of these rows, ``None`` if there are none."""
-        if result is None:
-            return ScoredTable(table, self.known, pa.nulls(len(table), pa.string()), None, 0, "", len(table))
+    def table(self, table: pa.Table, result: ChunkResult | None, found: Found | None = None) -> ScoredTable:
+        """The chunk's rows with their scores.
+
+        Parameters
+        ----------
+        table
+            The rows.
+        result
+            What a worker says of these rows; ``None`` if it was not asked.
+        found
+            Scores and errors of these rows, if they are not those of the result.
+        """
         reused = len(table) - self.known.null_count
-        scores, errors = self._spread(result)
+        if result is None and found is None:
+            return ScoredTable(table, self.known, pa.nulls(len(table), pa.string()), None, 0, "", reused)
+        scores, errors = self._spread(result, found)
+        if result is None:
+            return ScoredTable(table, scores, errors, None, 0, "", reused)
         if isinstance(result, ChunkScores):
             stats = result.stats
             return ScoredTable(table, scores, errors, stats, stats.attempt, stats.worker, reused)
         return ScoredTable(table, scores, errors, None, result.attempts, result.worker, reused)
 
-    def _spread(self, result: ChunkResult) -> tuple[pa.Array, pa.Array]:
-        scores, errors = scores_and_errors(result, len(self.rows))
+    def _spread(self, result: ChunkResult | None, found: Found | None = None) -> Found:
+        if found is None:
+            assert result is not None
+            found = scores_and_errors(result, len(self.rows))
+        scores, errors = found
         return pc.coalesce(self.known, scores.take(self.places)), errors.take(self.places)
 
 

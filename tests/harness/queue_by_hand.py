@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import fakeredis
 import pyarrow as pa
 from rq.job import Job
 
 from jobs import keys
-from jobs.results import ChunkScores, ChunkStats
+from jobs.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
 from jobs.store.runs import RunStore
 from jobs.wire import decode_pairs
 from producer.journal import Journal
 from producer.leftovers import Leftovers
+from producer.reuse.earlier import EarlierScores
 from producer.sizing import ChunkSize, Sizes, WindowSize
 from producer.submission import Submission
 from tests.harness.runs import stored_run
@@ -27,15 +28,32 @@ STATS = ChunkStats(
 class QueueByHand:
     """The jobs of a run; a test says when which chunk has its result."""
 
-    def __init__(self, tables: list[pa.Table], window: WindowSize, journal: Journal | None = None) -> None:
+    def __init__(
+        self,
+        tables: list[pa.Table],
+        window: WindowSize,
+        journal: Journal | None = None,
+        *,
+        reuse: EarlierScores | None = None,
+        source: Iterator[pa.Table] | None = None,
+    ) -> None:
         self.store = RunStore(fakeredis.FakeRedis())
         self.run = stored_run(self.store, ttl=100, max_retries=1)
         columns = ("query", "passage")
         sizes = Sizes(window, ChunkSize(len(tables[0]), "m", journal, {}))
         self.submission = Submission(
-            self.store, self.run, Leftovers(self.store), iter(tables), columns, sizes, journal
+            self.store,
+            self.run,
+            Leftovers(self.store),
+            source or iter(tables),
+            columns,
+            sizes,
+            journal,
+            reuse,
         )
         self.most_waiting = 0
+        self.asked: list[str] = []
+        """The queries of all pairs that were answered."""
 
     def waiting(self) -> list[int]:
         """Numbers of the chunks that no worker has scored, in the order of the queue."""
@@ -46,10 +64,20 @@ class QueueByHand:
 
     def score(self, chunk: int) -> None:
         """Answer a chunk: the score of a row is its number in the input."""
-        job = keys.job_id(self.run.id, chunk)
-        queries, _ = decode_pairs(self.store.payload(self.run, chunk) or b"")
-        scores = pa.array([float(query or 0) for query in queries], pa.float32())
-        result = ChunkScores(chunk, scores, pa.nulls(len(scores), pa.string()), STATS)
+        scores = pa.array([float(query) for query in self.queries(chunk)], pa.float32())
+        self._answer(ChunkScores(chunk, scores, pa.nulls(len(scores), pa.string()), STATS))
+
+    def fail(self, chunk: int) -> None:
+        """Say that a chunk cannot be scored."""
+        self._answer(ChunkFailure(chunk=chunk, message="bad", fatal=False, attempts=1))
+
+    def queries(self, chunk: int) -> list[str]:
+        """The queries of a chunk that waits."""
+        return [query or "0" for query in decode_pairs(self.store.payload(self.run, chunk) or b"")[0]]
+
+    def _answer(self, result: ChunkResult) -> None:
+        self.asked += self.queries(result.chunk)
+        job = keys.job_id(self.run.id, result.chunk)
         self.store.write_result(self.run, result)
         self.store.redis.lrem("rq:queue:q", 1, job)
         self.store.redis.unlink(Job.key_for(job))

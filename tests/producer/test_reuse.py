@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from operator import length_hint
 from pathlib import Path
+from random import Random
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.errors import InputError
 from jobs.results import ChunkFailure, ChunkScores
 from producer.reuse.earlier import EarlierScores, open_earlier
 from producer.reuse.rows import rows_to_score
-from tests.harness.queue_by_hand import STATS
+from producer.sizing import WindowSize
+from tests.harness.queue_by_hand import STATS, QueueByHand
 
 COLUMNS = ("query", "passage")
 TEXTS = st.sampled_from([None, "", "a", "b", "a\0", "\0b", "long " * 30])
@@ -71,10 +75,60 @@ def test_pairs_of_an_earlier_output_are_known(
 ) -> None:
     found = earlier(tmp_path_factory.mktemp("e"), list(scores), list(scores.values()))
     assert len(found) == sum(score is not None for score in scores.values())
-    assert found.known(table(pairs, dictionary=True)).to_pylist() == [scores.get(pair) for pair in pairs]
+    assert found.known(found.digests(table(pairs, dictionary=True))).to_pylist() == [
+        scores.get(pair) for pair in pairs
+    ]
 
 
 def test_an_output_without_the_texts_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"query": ["q"], "score": pa.array([1.0])}), tmp_path / "e.parquet")
     with pytest.raises(InputError, match=r"e\.parquet: no column 'passage', which --reuse needs"):
         open_earlier(tmp_path / "e.parquet", "e.parquet", COLUMNS, "score")
+
+
+CHUNKS = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=1, max_size=12)
+
+
+@settings(max_examples=40)
+@given(CHUNKS, st.randoms(), st.sampled_from([1, 3, 40]), st.sets(st.integers(0, 11)))
+def test_a_pair_of_several_chunks_in_the_window_is_asked_for_once(
+    chunks: list[list[int]], random: Random, window: int, failing: set[int]
+) -> None:
+    tables = [pa.table({"query": [str(n) for n in chunk], "passage": ["p"] * len(chunk)}) for chunk in chunks]
+    nothing = EarlierScores(COLUMNS, np.zeros((0, 2), np.uint64), np.zeros(0, np.float32))
+    queue = QueueByHand(tables, WindowSize(window, 1 << 20), reuse=nothing)
+    asker: dict[int, int] = {}
+    for place, chunk in enumerate(chunks):
+        for number in chunk:
+            asker.setdefault(number, place)
+    failed = {number for number, place in asker.items() if place in failing} if window == 40 else set()
+
+    def answer_some() -> None:
+        waiting = queue.waiting()
+        for chunk in random.sample(waiting, random.randint(min(1, len(waiting)), len(waiting))):
+            if failed & {int(query) for query in queue.queries(chunk)}:
+                queue.fail(chunk)
+            else:
+                queue.score(chunk)
+
+    found = queue.scores(answer_some)
+    assert found == [None if n in failed else float(n) for chunk in chunks for n in chunk]
+    if window == 40:  # all chunks are in the window at once
+        assert sorted(map(int, queue.asked)) == sorted({n for chunk in chunks for n in chunk})
+
+
+def test_chunks_that_wait_for_others_are_bounded() -> None:
+    same = [pa.table({"query": ["7"], "passage": ["p"]}) for _ in range(500)]
+    nothing = EarlierScores(COLUMNS, np.zeros((0, 2), np.uint64), np.zeros(0, np.float32))
+    source = iter(same)
+    queue = QueueByHand(same, WindowSize(4, 1 << 20), reuse=nothing, source=source)
+    cut = []
+
+    def answer() -> None:
+        cut.append(500 - length_hint(source))
+        for chunk in queue.waiting():
+            queue.score(chunk)
+
+    assert queue.scores(answer) == [7.0] * 500
+    assert cut[0] <= 70
+    assert len(queue.asked) == len(cut) < 10
