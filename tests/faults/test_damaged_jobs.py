@@ -8,11 +8,13 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rq.job import Job
@@ -27,6 +29,8 @@ from jobs.store.set_aside import jobs_set_aside
 from jobs.store.worker_report import queue_workers, worker_reports
 from producer import Client
 from tests.conftest import Server, StartWorker, run_command, serve, start_worker, wait_for
+from workers.queue.stopping import RefusedCommands
+from workers.worker import ScoringWorker
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(30)]
 
@@ -141,6 +145,34 @@ def test_what_is_set_aside_is_shown_and_its_chunk_is_submitted_again(
     assert json.loads(status(server, "--json"))["set_aside"][0]["job"] == job_id
     assert worker.poll() is None
     assert "Traceback" not in (tmp_path / "worker.log").read_text()
+
+
+def test_a_worker_with_claims_put_aside_outlives_a_queue_that_cannot_be_counted(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts the jobs that wait, before it loads a model in the place of another."""
+    worker: Any = ScoringWorker(["rankmill"], connection=server.client, name="w")
+    server.client.hset("rq:queue:rankmill", "a", "b")
+    refused: list[str] = []
+
+    def mended(_: RefusedCommands, error: redis.ResponseError) -> None:
+        refused.append(str(error))
+        server.client.delete("rq:queue:rankmill")
+
+    monkeypatch.setattr(RefusedCommands, "wait", mended)
+    scorer = SimpleNamespace(refusals=SimpleNamespace(rest=0))
+    worker._patience = SimpleNamespace(seconds=60)
+    worker._claims = SimpleNamespace(
+        begin_put_aside=lambda: any(queue.count for queue in worker.queues),
+        scorer=scorer,
+        held={},
+        waiting=False,
+    )
+    worker._orders = SimpleNamespace(carry_out=lambda: None, drained=False)
+    worker._intake = SimpleNamespace(next=lambda wait: None, full=False)
+    assert worker._next(None, None) is None
+    (reason,) = refused
+    assert "WRONGTYPE" in reason
 
 
 def status(server: Server, *options: str) -> str:

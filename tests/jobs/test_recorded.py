@@ -1,0 +1,122 @@
+"""Messages as the release before has written them: this release reads them, and writes the same fields.
+
+They were recorded from commit 77483eb. A worker or producer of that release refuses a field that it does not
+know, so a message that needs none of what was added since must have the same fields.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any, cast
+
+import pyarrow as pa
+from rq.job import Job
+
+from jobs import keys
+from jobs.job import JOB_FUNCTION, Payload, attempt, chunk_of
+from jobs.results import ChunkFailure, ChunkScores, from_entry, to_entry
+from jobs.run import read_run
+from jobs.store.runs import RunStore
+from jobs.store.set_aside import read_job
+from jobs.wire import decode_pairs, encode_pairs
+from tests.conftest import Server
+
+RUN_ID = "r00000000000000000000000000000001"
+RUN = {
+    b"format": b"2",
+    b"spec": b'{"model": "demo", "revision": null, "precision": "auto", '
+    b'"max_length": null, "activation": "default"}',
+    b"queue": b"q",
+    b"ttl": b"100",
+    b"max_retries": b"2",
+    b"created": b"1795374000.5",
+    b"rows": b"3",
+}
+PAIRS = base64.b64decode(
+    b"UktNTAAAAAIAAAAAAAACoCi1L/1goAEVCAASDSAjsCfNAQwDRBqFBgM42iYmwkbME0xwiqqojRwPaQO5yZZ7yxS/bQbP"
+    b"DxSJHAFMZymUIAgCCVFAbBvjCCGI4MvqXNJ0XM2HbXt0pbqqlarOoLBYYDwB+MCbJuNktjlcHDyNxpNw5XfOJGhVJqpN"
+    b"84IfT9sanib0SzWZuC6fecS2BT4gsIIRI+vnqMM8bczuzmZBvi0kVjRw6oJ8Z1aWiYD5ZnaW+chMI80t45nINNlabYMs"
+    b"hhyNZeootrxMCxFChxpMELApg6AQulcnfveuqWs1vWFMa1en4wFoP22GiOtasssmXnU3KwbbQ3Jn6tvQIOrHyMWdEptX"
+    b"hmcFnKzZsj0="
+)
+JOB = {
+    b"status": b"queued",
+    b"created_at": b"2026-11-22T19:00:00.000000Z",
+    b"data": b"x\x9c\x8bV\xca\xcaO*\xd6+N\xce/J\x8dO\xce(\xcd\xcbV\xd2Q\xc8+"
+    b"\xcd\xc9\xd1Q\x88V*2\xc0\x0f\x0c\x81j\rbu\x14\xaakc\x01\x02\xe5\x12\xef",
+    b"success_callback_name": b"",
+    b"failure_callback_name": b"",
+    b"stopped_callback_name": b"",
+    b"started_at": b"",
+    b"ended_at": b"",
+    b"last_heartbeat": b"",
+    b"worker_name": b"",
+    b"group_id": b"",
+    b"retries_left": b"2",
+    b"retry_intervals": b"[1, 4]",
+    b"origin": b"q",
+    b"description": b"jobs.score_chunk('r00000000000000000000000000000001', 0)",
+    b"enqueued_at": b"2026-11-22T19:00:00.000000Z",
+    b"timeout": b"906",
+    b"result_ttl": b"0",
+    b"failure_ttl": b"100",
+    b"meta": b'{"suspect": false}',
+    b"ttl": b"100",
+}
+STATS = (
+    b'{"worker":"w","device":"cpu","backend":"torch","precision":"fp32","revision":null,'
+    b'"attempt":1,"tokens":10,"padded_tokens":12,"batches":1,"seconds":0.5,"int8_gain":null}'
+)
+SCORES = base64.b64decode(
+    b"UktNTAAAAAIAAAAAAAABwCi1L/1gwABNBgCyihsisCfNAQwDgCiSLEnqMAspdQMTcShKQMBrH7zcUBIppdwyBX93t4CQ"
+    b"YBq84GFkFMMcyAosk6takJlhTQiePOYCuEYOcXeXUkVbKDSYwhJTFclOW7SmOPqAM1S+u4iDG5+r6uspf1TRdD0+u8Pd"
+    b"XSwg4AKpqg40MY98zjySJchA8pE5a7XGZhQCMLCBDXxgBj6wgT9QB38s57g1C4LT2wcrBFPMNQNC7jJrtyano3LBhaW5"
+    b"85f5p3jPsWwi1xPavpv7lzOLK8o="
+)
+FAILURE = {
+    b"chunk": b"0",
+    b"failure": b"broken",
+    b"fatal": b"0",
+    b"attempts": b"1",
+    b"worker": b"",
+    b"died": b"0",
+}
+
+
+def test_this_release_reads_them() -> None:
+    run = read_run(RUN_ID, RUN)
+    assert (run.spec.model, run.spec.precision, run.rows, run.priority) == ("demo", "auto", 3, "request")
+    assert decode_pairs(PAIRS) == (["q", "q", None], ["a", "b", ""])
+    result = from_entry({b"chunk": b"0", b"scores": SCORES, b"stats": STATS})
+    assert isinstance(result, ChunkScores)
+    assert result.scores.to_pylist() == [1.5, None, 2.0]
+    assert result.errors.to_pylist() == [None, "bad", None]
+    assert (result.stats.worker, result.stats.tokens, result.stats.int8_gain) == ("w", 10, None)
+    assert from_entry(FAILURE) == ChunkFailure(chunk=0, message="broken", fatal=False)
+
+
+def test_a_job_of_theirs_is_taken(server: Server) -> None:
+    store = RunStore(server.client)
+    job_id = keys.job_id(RUN_ID, 0)
+    server.client.hset(Job.key_for(job_id), mapping=cast("dict[Any, Any]", JOB))
+    job = read_job(store.queue("q"), job_id.encode())
+    assert job is not None
+    assert (job.func_name, chunk_of(job)) == (JOB_FUNCTION, (RUN_ID, 0))
+    assert attempt(read_run(RUN_ID, RUN), job) == 1
+
+
+def test_this_release_writes_the_same_fields(server: Server) -> None:
+    store = RunStore(server.client)
+    run = read_run(RUN_ID, RUN)
+    pairs = encode_pairs(pa.array(["q", "q", None]), pa.array(["a", "b", ""]))
+    store.enqueue(run, {0: Payload(pairs, 3)}, new=True)
+    assert server.client.hgetall(keys.run(RUN_ID)) == RUN
+    assert pairs[:16] == PAIRS[:16]  # magic, format, size before compression
+    assert server.client.hgetall(f"rq:job:{keys.job_id(RUN_ID, 0)}").keys() == JOB.keys()
+    result = from_entry({b"chunk": b"0", b"scores": SCORES, b"stats": STATS})
+    written = to_entry(result)
+    assert written.keys() == {"chunk", "scores", "stats"}
+    assert json.loads(str(written["stats"])) == json.loads(STATS)
+    failure = to_entry(ChunkFailure(chunk=0, message="broken", fatal=False))
+    assert {name.encode(): str(value).encode() for name, value in failure.items()} == FAILURE
