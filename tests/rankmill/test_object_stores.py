@@ -18,8 +18,9 @@ import pytest
 import s3fs
 from click.testing import CliRunner
 
+from producer import Client
 from rankmill.cli.main import rankmill
-from tests.conftest import Outcome, Server, run_command, score_file, start_command, wait_for
+from tests.conftest import Outcome, Server, StartRunner, run_command, score_file, start_command, wait_for
 from tests.harness.buckets import Bucket
 from tests.harness.proxy import Proxy
 
@@ -122,6 +123,25 @@ def test_parts_in_a_bucket_continue_after_a_kill(place: Place, scored: pa.Table)
     assert place.there() == [f"out/_{names[2][4:]}.errors.jsonl", *names]
     assert same(pa.concat_tables(map(place.table, names)), scored)
     assert not folder.exists()
+
+
+def test_a_submitted_run_reads_and_writes_a_bucket(
+    place: Place, scored: pa.Table, shared_queue: Server, runners: StartRunner, tiny_model: Path
+) -> None:
+    """Also in parts; the submitter itself does not look at the store."""
+    client = Client(
+        shared_queue.url, model=str(tiny_model), precision="fp32", chunk_size=16, file_queue="buckets"
+    )
+    source = f"{place.url}/in/pairs.parquet"
+    whole = client.submit_file(source, f"{place.url}/out/scored.parquet")
+    parts = client.submit_file(source, f"{place.url}/parts/", rows_per_part=PART)
+    runners(shared_queue, "--file-queue", "buckets", environ=place.environ)
+    ended = whole.wait(60)
+    assert (ended.state, ended.outcome and ended.outcome.row_errors) == ("done", 1)
+    assert same(place.table("out/scored.parquet"), scored)
+    assert parts.wait(60).state == "done"
+    names = [f"parts/part-0000{number}-of-00003.parquet" for number in (1, 2, 3)]
+    assert same(pa.concat_tables(map(place.table, names)), scored)
 
 
 def test_a_bucket_that_goes_away_and_comes_back(place: Place, scored: pa.Table) -> None:
