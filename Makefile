@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test check chaos stack clean
+.PHONY: demo test check chaos clients stack clean
 
 demo: $(READY)  ## score the shipped example with the shipped model, and show the best passages
 	@$(BIN)/python examples/demo.py
@@ -32,6 +32,11 @@ chaos: $(READY)  ## what is lost when things die, at full size; docs/BENCHMARKS.
 	$(BIN)/python -m benchmarks.chaos submitted --rows 100000 --kills 5
 	$(BIN)/python -m benchmarks.fuzz --minutes 10
 
+clients: $(READY)  ## the gateway, asked by real clients of other services from an environment of their own
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet --no-deps --requirement tests/harness/clients.txt
+	$(BIN)/python -m pytest -m long tests/rankmill/gateway/test_clients.py
+
 stack: secrets/redis_password secrets/grafana_password  ## server, workers, page, Prometheus, Grafana, in containers
 	docker compose up --build --detach
 
@@ -42,7 +47,7 @@ secrets/%:
 	@chmod 644 $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .venv-clients
 
 # pip runs with the constraints file only: torch in another build pulls gigabytes.
 $(READY): pyproject.toml constraints.txt

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jobs.errors import RankmillError
+from jobs.errors import RankmillError, RunFailed
 from jobs.priority import Priority, choose_priority
 from jobs.runtime.settings import Settings
 from producer.aio.client import AsyncClient, AsyncScoringRun
@@ -23,6 +23,9 @@ from rankmill.gateway.refusals import Refusal, refusal_of
 _NO_WORKERS_SECONDS = 15.0
 
 ANY_MODEL = "*"
+
+OF_THE_CALLER = frozenset({"max_length", "instruction"})
+"""Fields of a spec with values of the caller's own, which a model may refuse."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,10 @@ class Scoring:
                 except BaseException:
                     await run.cancel()
                     raise
+        except RunFailed as error:
+            if OF_THE_CALLER.isdisjoint(asked.spec):
+                raise refusal_of(error) from None
+            raise Refusal("invalid", f"the options of this request do not fit the model: {error}") from None
         except RankmillError as error:
             raise refusal_of(error) from None
 
@@ -182,10 +189,10 @@ class Run:
                     if first + len(values) == self._run.stats.rows:
                         yield Part(first, values, dict(self._run.errors))
                         first, values = first + len(values), []
+            if values:
+                yield Part(first, values, dict(self._run.errors))
         except TimeoutError:
             raise Refusal("timeout", f"{first} texts were scored when the time was over") from None
-        except RankmillError as error:
-            raise refusal_of(error) from None
 
     def whole(self, scores: list[float]) -> Scored:
         """The scores of all parts as one.

@@ -116,6 +116,9 @@ def tei_info(gateway: Gateway) -> dict[str, Any]:
     """TEI's description of its model: what is known here without the model."""
     settings = gateway.settings
     return {
+        "version": version("rankmill"),
+        "sha": None,
+        "docker_label": None,
         "model_id": settings.model,
         "model_sha": settings.revision,
         "model_dtype": settings.precision,
@@ -123,8 +126,10 @@ def tei_info(gateway: Gateway) -> dict[str, Any]:
         "max_concurrent_requests": settings.gateway_requests,
         "max_client_batch_size": settings.gateway_pairs,
         "max_input_length": settings.max_length,
+        "max_batch_tokens": None,
+        "max_batch_requests": None,
+        "tokenization_workers": None,
         "auto_truncate": True,
-        "version": version("rankmill"),
     }
 
 

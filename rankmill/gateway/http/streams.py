@@ -43,9 +43,9 @@ class Events(StreamingResponse):
         )
 
     async def _events(self) -> AsyncIterator[bytes]:
-        async with self._ends:
-            values: list[float] = []
-            try:
+        values: list[float] = []
+        try:
+            async with self._ends:
                 async for part in _alive(self._run.parts()):
                     if part is None:
                         yield b": waiting\n\n"
@@ -54,8 +54,8 @@ class Events(StreamingResponse):
                     yield _event("scores", _shown(part))
                 self.scored = self._run.whole(values)
                 yield _event("result", self._body.answer(self.scored))
-            except Refusal as refusal:
-                yield _event("error", self._dialect.error(refusal, self._dialect.status(refusal)))
+        except Refusal as refusal:
+            yield _event("error", self._dialect.error(refusal, self._dialect.status(refusal)))
 
 
 async def _alive(parts: AsyncIterator[Part]) -> AsyncIterator[Part | None]:

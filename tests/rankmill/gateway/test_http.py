@@ -132,6 +132,10 @@ def test_a_stream_of_ten_thousand_documents_has_scores_as_chunks_are_done_and_th
     assert [name for name, _ in events_of(asked_for)] == ["scores", "result"]
     refused = gateway.post("/score", {"queries": "q", "documents": [], "stream": True})
     assert refused.status == 400
+    long = {"query": "q", "documents": ["a"], "truncate_prompt_tokens": 10**9}
+    ((name, error),) = events_of(gateway.post("/vllm/rerank", {**long, "stream": True}))
+    assert (name, error["error"]["code"]) == ("error", 400)
+    assert "do not fit the model" in gateway.post("/vllm/rerank", long).json["error"]["message"]
 
 
 def test_a_client_that_goes_leaves_no_run(gateway: Running, shared_queue: Server) -> None:
