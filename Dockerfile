@@ -1,10 +1,10 @@
 # rankmill for CPUs; for NVIDIA GPUs: docker build --build-arg VARIANT=cuda --tag rankmill:cuda .
-# Without workers (score-file, exporter): docker build --build-arg EXTRAS= --tag rankmill:base .
+# Without workers (score-file, exporter, gateway): docker build --build-arg EXTRAS=serve --tag rankmill:base .
 FROM python:3.11-slim
 
 # PyTorch for CPUs has an index of its own and is a tenth of the size of the CUDA build on PyPI.
 ARG VARIANT=cpu
-ARG EXTRAS=worker
+ARG EXTRAS=worker,serve
 WORKDIR /opt/rankmill
 
 # What changes seldom comes first: the dependencies, of which torch is gigabytes.
@@ -25,6 +25,6 @@ RUN pip install --no-cache-dir --no-deps . \
 ENV RQ_CONNECTION_CLASS=workers.Connection
 USER rankmill
 WORKDIR /home/rankmill
-EXPOSE 9807 9808
+EXPOSE 9807 9808 9809
 ENTRYPOINT ["/opt/rankmill/configs/docker/entrypoint.sh"]
 CMD ["rq", "worker", "rankmill", "--worker-class", "workers.ScoringWorker", "--serializer", "json"]

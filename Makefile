@@ -37,7 +37,7 @@ clients: $(READY)  ## the gateway, asked by real clients of other services from 
 	.venv-clients/bin/python -m pip install --quiet --no-deps --requirement tests/harness/clients.txt
 	$(BIN)/python -m pytest -m long tests/rankmill/gateway/test_clients.py
 
-stack: secrets/redis_password secrets/grafana_password  ## server, workers, page, Prometheus, Grafana, in containers
+stack: secrets/redis_password secrets/grafana_password  ## server, workers, gateway, page, Prometheus, Grafana, in containers
 	docker compose up --build --detach
 
 # Readable for the containers, which run as other users; the folder is yours alone.

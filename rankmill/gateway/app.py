@@ -37,7 +37,7 @@ def make_app(settings: Settings, redis_url: str, needed: KeysNeeded, *, is_loopb
     needed
         Whether requests need keys.
     is_loopback
-        Whether it is served on an address that only this host reaches: then it answers to known names only.
+        Whether it is served on an address that only this host reaches: then it answers to known names only, as with `gateway_hosts`.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def make_app(settings: Settings, redis_url: str, needed: KeysNeeded, *, is_loopb
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["authorization", "content-type", "x-api-key", HEADER], expose_headers=[HEADER],
         )  # fmt: skip
-    if is_loopback:
+    if is_loopback or settings.gateway_hosts:
         app.add_middleware(KnownHosts, names=settings.gateway_hosts)
     app.add_middleware(Observed)
     return app

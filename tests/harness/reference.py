@@ -6,7 +6,7 @@ python -m tests.harness.reference    # writes them into the document
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import fakeredis
@@ -14,6 +14,7 @@ from prometheus_client.metrics_core import Metric
 from rq import Queue
 
 from rankmill.cluster.exporter import ClusterView, exporter_registry
+from rankmill.gateway import metrics as gateway
 from workers import metrics
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "METRICS.md"
@@ -21,7 +22,8 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "METRICS.md"
 
 def written(text: str) -> str:
     """The document with its tables as they should be."""
-    for place, families in (("worker", _of_a_worker()), ("cluster", _of_the_cluster())):
+    for place, families_of in _TABLES.items():
+        families = families_of()
         text = re.sub(
             rf"(<!-- {place}: .*? -->\n).*?(<!-- end -->)",
             lambda found, families=families: found[1] + _table(families) + found[2],  # type: ignore[misc]
@@ -45,6 +47,23 @@ def _of_the_cluster() -> Iterable[Metric]:
     client = fakeredis.FakeRedis()
     Queue("some", connection=client).enqueue("jobs.score_chunk")
     return exporter_registry(ClusterView(client)).collect()
+
+
+def _of_a_gateway() -> list[Metric]:
+    labelled = (gateway.requests, gateway.seconds, gateway.stages, gateway.pairs)
+    for each in labelled:
+        each.labels(*("" for _ in each._labelnames))
+    found = {metric.name: metric for metric in gateway.REGISTRY.collect()}
+    for each in labelled:
+        each.clear()
+    return list({**found, **{metric.name: metric for metric in gateway.by_model.describe()}}.values())
+
+
+_TABLES: dict[str, Callable[[], Iterable[Metric]]] = {
+    "worker": _of_a_worker,
+    "cluster": _of_the_cluster,
+    "gateway": _of_a_gateway,
+}
 
 
 def _table(families: Iterable[Metric]) -> str:

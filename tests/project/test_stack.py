@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,9 +44,13 @@ def test_compose_takes_the_file() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_only_the_page_and_grafana_are_published_and_on_loopback() -> None:
+def test_only_the_page_the_gateway_and_grafana_are_published_and_on_loopback() -> None:
     published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
-    assert published == {"exporter": ["127.0.0.1:9807:9807"], "grafana": ["127.0.0.1:3000:3000"]}
+    assert published == {
+        "exporter": ["127.0.0.1:9807:9807"],
+        "gateway": ["127.0.0.1:9809:9809"],
+        "grafana": ["127.0.0.1:3000:3000"],
+    }
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -112,6 +117,7 @@ def test_the_worker_s_command_scores(stack_server: str, tmp_path: Path, tiny_mod
         wait_for(lambda: queue_workers(client.store.redis, "rankmill").scoring, worker)
         assert np.isfinite(client.score([("big cat", "the moon")] * 20, timeout=60)).all()
         the_runner_s_command_scores(client, environ, tmp_path)
+        the_gateway_s_command_answers(environ, tmp_path, tiny_model)
         worker.terminate()
         assert worker.wait(timeout=60) == 0
     finally:
@@ -140,6 +146,31 @@ def the_runner_s_command_scores(client: Client, environ: dict[str, str], tmp_pat
     finally:
         runner.kill()
         runner.wait()
+
+
+def the_gateway_s_command_answers(environ: dict[str, str], tmp_path: Path, model: Path) -> None:
+    service = SERVICES["gateway"]
+    program, *arguments = service["command"]
+    (pod,) = [spec for _, spec in containers_of("Deployment") if spec["name"] == "gateway"]
+    assert pod["args"] == service["command"]
+    port = free_port()
+    own = {name: text for name, text in service["environment"].items() if name.startswith("RANKMILL_GATEWAY")}
+    own["RANKMILL_GATEWAY_ADDRESS"] = own["RANKMILL_GATEWAY_ADDRESS"].replace("9809", str(port))
+    command = [str(ENTRYPOINT), str(BIN / program), *arguments]
+    environ = {**ENVIRON, **environ, **own, "RANKMILL_MODEL": str(model)}
+    gateway = subprocess.Popen(command, env=environ, cwd=tmp_path)
+    probe = service["healthcheck"]["test"][-1].replace("9809", str(port))
+    try:
+        wait_for(lambda: not subprocess.run([sys.executable, "-c", probe], check=False).returncode)
+        body = b'{"query": "big cat", "texts": ["the moon"]}'
+        headers = {"content-type": "application/json", "host": "gateway"}
+        asked = urllib.request.Request(f"http://127.0.0.1:{port}/rerank", body, headers)
+        assert urllib.request.urlopen(asked, timeout=60).status == 200
+        gateway.terminate()
+        assert gateway.wait(timeout=60) == 0
+    finally:
+        gateway.kill()
+        gateway.wait()
 
 
 def test_workers_are_started_as_everywhere_else() -> None:
