@@ -37,7 +37,8 @@ def make_app(settings: Settings, redis_url: str, needed: KeysNeeded, *, is_loopb
     needed
         Whether requests need keys.
     is_loopback
-        Whether it is served on an address that only this host reaches: then it answers to known names only, as with `gateway_hosts`.
+        Whether it is served on an address that only this host reaches: then, as with `gateway_hosts`, it
+        answers to known names only.
 
     Raises
     ------
