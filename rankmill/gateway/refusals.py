@@ -17,13 +17,13 @@ from rankmill.gateway.keys.refusals import NoKey, NotAllowed, OverLimit, TooMany
 
 Kind = Literal[
     "invalid", "empty", "too_large", "no_key", "forbidden", "no_model", "not_found", "media_type",
-    "gone", "busy", "overloaded", "unscorable", "backend", "unavailable", "timeout",
+    "gone", "slow", "busy", "overloaded", "unscorable", "backend", "unavailable", "timeout",
 ]  # fmt: skip
 """What kind of trouble it is.
 
-``gone``: the client has closed the connection. ``busy``: the caller asks too often; ``overloaded``: all
-callers do. ``unscorable``: a row has no score; ``backend``: the workers cannot score the run;
-``unavailable``: no worker or no server answers.
+``gone``: the client has closed the connection; ``slow``: its body does not come. ``busy``: the caller asks
+too often; ``overloaded``: all callers do. ``unscorable``: a row has no score; ``backend``: the workers cannot
+score the run; ``unavailable``: no worker or no server answers.
 """
 
 STATUS: dict[Kind, int] = {
@@ -36,6 +36,7 @@ STATUS: dict[Kind, int] = {
     "not_found": 404,
     "media_type": 415,
     "gone": 400,
+    "slow": 408,
     "busy": 429,
     "overloaded": 429,
     "unscorable": 422,

@@ -66,11 +66,16 @@ class Running:
 
 @contextmanager
 def running_gateway(
-    redis_url: str, directory: Path, *options: str, environ: Mapping[str, str] | None = None
+    redis_url: str | None,
+    directory: Path,
+    *options: str,
+    environ: Mapping[str, str] | None = None,
+    code: int = 0,
 ) -> Iterator[Running]:
-    """A gateway for as long as the ``with`` block lasts; it ends well when it is told to."""
+    """A gateway for as long as the ``with`` block lasts, of a server or embedded; it ends with `code`."""
     log = directory / "gateway.log"
-    command = ["rankmill", "serve", "--redis", redis_url, "--port", "0", *options]
+    place = ["--redis", redis_url] if redis_url else ["--embedded"]
+    command = ["rankmill", "serve", *place, "--port", "0", *options]
     with log.open("wb") as out:
         process: subprocess.Popen[bytes] = PreloadedProcess(
             command, cwd=directory, stdout=out, stderr=out, env={**ENVIRON, **(environ or {})}
@@ -81,7 +86,7 @@ def running_gateway(
         yield Running(line.rpartition(" at ")[2], process, log)
         if process.poll() is None:
             process.terminate()
-        assert process.wait(timeout=60) == 0, log.read_text()
+        assert process.wait(timeout=60) == code, log.read_text()
     finally:
         process.kill()
         process.wait()

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+import time
 from contextlib import ExitStack
 from typing import Any
 
 import click
 
-from jobs.errors import ConfigError
+from jobs.errors import ConfigError, EmbeddedError
 from jobs.runtime.connection import connect
 from jobs.runtime.logs import set_up
 from jobs.runtime.settings import load_settings
 from producer.local.embedded import EmbeddedCluster
 from rankmill.cli import options
+
+_LOOK_SECONDS = 0.5
 
 
 @options.command("serve")
@@ -68,8 +74,11 @@ def serve(
         grpc_at = listen_at(wanted, setting="gateway_grpc_address", usual=GRPC_PORT)
     with ExitStack() as stack:
         url = settings.redis_url
+        failed: list[EmbeddedError] = []
         if embedded:
-            url = stack.enter_context(EmbeddedCluster(settings)).url()
+            cluster = stack.enter_context(EmbeddedCluster(settings))
+            url = cluster.url()
+            threading.Thread(target=_watch, args=(cluster, failed), name="embedded", daemon=True).start()
         if not url:
             raise ConfigError("no Redis server is named: give --redis, set REDIS_URL, or add --embedded")
         server = url
@@ -88,6 +97,19 @@ def serve(
                 f"rankmill serve: {', '.join(models or [settings.model])} at {at}", err=True
             ),
         )
+        if failed:
+            raise failed[0]
+
+
+def _watch(cluster: EmbeddedCluster, failed: list[EmbeddedError]) -> None:
+    """Stop serving when the embedded server or its workers cannot be kept alive."""
+    while not failed:
+        try:
+            cluster.check()
+        except EmbeddedError as error:
+            failed.append(error)
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_LOOK_SECONDS)
 
 
 def _require_packages() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -15,6 +16,9 @@ from rankmill.gateway.dialects.base import JsonObject
 from rankmill.gateway.refusals import Refusal
 
 T = TypeVar("T", bound=BaseModel)
+
+_READ_SECONDS = 60.0
+"""Longest time in which a body is read: a client that sends none takes a request's place."""
 
 _BODIES = 8
 """How many bodies of the largest size may be in memory at a time."""
@@ -68,7 +72,7 @@ class Held:
         Raises
         ------
         Refusal
-            It is too large, or not JSON by its type.
+            It is too large, not JSON by its type, or does not come.
         """
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
@@ -78,11 +82,14 @@ class Held:
         self.count(expected)
         parts, size = [], 0
         try:
-            async for part in request.stream():
-                size += len(part)
-                if size > self.size:
-                    self.count(size - self.size)
-                parts.append(part)
+            async with asyncio.timeout(_READ_SECONDS):
+                async for part in request.stream():
+                    size += len(part)
+                    if size > self.size:
+                        self.count(size - self.size)
+                    parts.append(part)
+        except TimeoutError:
+            raise Refusal("slow", f"the body was not there after {_READ_SECONDS:g} s") from None
         except ClientDisconnect:
             raise Refusal("invalid", "the connection was closed before the whole body was there") from None
         return b"".join(parts)

@@ -98,7 +98,7 @@ def refused(dialect: Dialect, refusal: Refusal) -> Response:
         headers["Retry-After"] = str(max(round(refusal.retry_after), 1))
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    if refusal.kind in {"too_large", "no_key", "media_type", "overloaded", "gone"}:
+    if refusal.kind in {"too_large", "no_key", "media_type", "overloaded", "gone", "slow"}:
         headers["Connection"] = "close"  # the body has not been read
     return JSONResponse(dialect.error(refusal, status), status, headers)
 

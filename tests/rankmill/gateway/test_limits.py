@@ -13,12 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from starlette.requests import Request
 
 from jobs.runtime.settings import load_settings
 from jobs.store.worker_report import STAGES, WorkerReport, announce_worker
 from producer.aio import bridge
 from producer.aio.connection import LoopRedis
 from rankmill.gateway.capacity import Capacity, speed
+from rankmill.gateway.http import bodies as bodies_module
 from rankmill.gateway.http.bodies import Bodies
 from rankmill.gateway.keys.api_keys import KeyStore
 from rankmill.gateway.refusals import Refusal
@@ -93,6 +95,19 @@ def test_all_bodies_together_are_bounded() -> None:
         for other in others:
             other.__exit__(None, None, None)
     bodies.take(100, 0)
+
+
+def test_a_body_that_does_not_come_gives_its_place_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies_module, "_READ_SECONDS", 0.01)
+
+    async def read() -> None:
+        scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
+        request = Request(scope, receive=asyncio.Event().wait)  # type: ignore[arg-type]
+        with Bodies(100).hold() as held, pytest.raises(Refusal) as refused:
+            await held.read(request)
+        assert refused.value.kind == "slow"
+
+    asyncio.run(read())
 
 
 def report(**counts: float) -> WorkerReport:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import psutil
 import pytest
 
 from tests.conftest import run_command
-from tests.harness.gateways import PAIR, Running
+from tests.harness.gateways import PAIR, Running, running_gateway
 from tests.harness.servers import Server
 
 
@@ -20,6 +23,18 @@ def test_it_ranks_texts(gateway: Running) -> None:
 
 def test_it_says_that_it_is_alive(gateway: Running) -> None:
     assert gateway.get("/health").status == 200
+
+
+def test_one_command_brings_server_and_workers_and_ends_with_them(
+    tmp_path: Path,
+) -> None:
+    with running_gateway(None, tmp_path, "--model", "demo", "--workers", "1", code=1) as gateway:
+        query, texts = PAIR
+        assert gateway.post("/rerank", {"query": query, "texts": texts}).json[0]["index"] == 1
+        (supervisor,) = psutil.Process(gateway.process.pid).children()
+        supervisor.kill()
+        assert gateway.process.wait(timeout=60) == 1
+    assert "rankmill serve: the embedded server has stopped unexpectedly" in gateway.log.read_text()
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.1:80"])
