@@ -56,8 +56,11 @@ SECONDS = "RANKMILL_SIMULATED_SECONDS"
 FIRST = "SIMULATED_FIRST"
 """Environment variable: a file that gets the time (s, `time.monotonic`) of the first score of any worker."""
 
+LENGTHS = "SIMULATED_LENGTHS"
+"""Environment variable: if set, a simulated pair has as many tokens as words."""
+
 TOKENS = 16
-"""Tokens of every simulated pair: a batch of the default token budget holds 128 pairs."""
+"""Tokens of every other simulated pair: a batch of the default token budget holds 128 pairs."""
 
 _MODULES = [
     "benchmarks.cluster",
@@ -93,15 +96,19 @@ def simulated_score(query: str, passage: str) -> float:
 
 
 class _Tokenizer:
-    """Makes pairs of `TOKENS` tokens, the first of which is the score."""
+    """Makes pairs of `TOKENS` tokens, or of one for each word; the first token is the score."""
 
     pad_id = 0
-    max_length = TOKENS
+    max_length = 512
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:
-        ids = np.zeros((len(queries), TOKENS), np.int64)
-        ids[:, 0] = [round(simulated_score(*pair) * 0xFFFF) for pair in zip(queries, passages, strict=True)]
-        return Tokens(ids.ravel(), None, np.arange(len(queries) + 1) * TOKENS)
+        pairs = list(zip(queries, passages, strict=True))
+        words = LENGTHS in os.environ
+        lengths = [len(" ".join(pair).split()[: self.max_length]) if words else TOKENS for pair in pairs]
+        starts = np.cumsum([0, *lengths])
+        ids = np.zeros(starts[-1], np.int64)
+        ids[starts[:-1]] = [round(simulated_score(*pair) * 0xFFFF) for pair in pairs]
+        return Tokens(ids, None, starts)
 
 
 @dataclass(frozen=True)
