@@ -36,9 +36,10 @@ Exit codes:
 def wait(
     run_id: str, timeout: float | None, config: str | None, as_json: bool, quiet: bool, **flags: Any
 ) -> None:
-    """Wait for the end of a submitted run, or for all scores of a detached run.
+    """Wait for a submitted run, or for a detached one.
 
-    RUN is the id that rankmill submit has printed, or that of Client.submit(pairs, detached=True).
+    RUN is the id that rankmill submit has printed, or that of Client.submit(pairs, detached=True);
+    its scores must all be there.
     """
     settings = load_settings({**flags, "log_level": "error" if quiet else None}, config)
     set_up(settings.log_level, settings.log_format)
