@@ -49,7 +49,7 @@ def behind_proxy(directory: Path) -> Iterator[tuple[Server, Proxy, subprocess.Po
 def trouble(proxy: Proxy, kind: str, stop: threading.Event) -> None:
     """Trouble of one kind until `stop`."""
     if kind == "cut":
-        proxy.cut_after = 20_000
+        proxy.cut_after = 8_000
         proxy.drop()
         stop.wait()
         proxy.cut_after = None
@@ -73,12 +73,13 @@ def test_a_run_survives_a_bad_network(kind: str, tiny_model: Path, tmp_path: Pat
         troublemaker = threading.Thread(target=trouble, args=(proxy, kind, stop))
         troublemaker.start()
         try:
-            run = client.submit(PAIRS)
-            scores = run.scores(timeout=300)
+            harmed = False
+            while not harmed:
+                run = client.submit(PAIRS)
+                np.testing.assert_allclose(run.scores(timeout=120), undisturbed, atol=1e-5)
+                assert not run.errors
+                harmed = kind != "cut" or proxy.cuts > 0
         finally:
             stop.set()
             troublemaker.join()
-        np.testing.assert_allclose(scores, undisturbed, atol=1e-5)
-        assert not run.errors
         assert worker.poll() is None
-        assert kind != "cut" or proxy.cuts
