@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
+from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from rankmill.cli.main import rankmill
 from tests.harness.rerankers import make_decoder, make_encoder
+from workers.models.report import report
+
+
+@pytest.fixture
+def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report is made here, as a process of its own imports PyTorch, which takes seconds."""
+
+    def run(command: list[str], **given: Any) -> subprocess.CompletedProcess[str]:
+        assert command[-2:] == ["-m", "workers.models.report"]
+        return subprocess.CompletedProcess(command, 0, json.dumps(report(json.loads(given["input"]))), "")
+
+    monkeypatch.setattr(subprocess, "run", run)
 
 
 def described(*arguments: str) -> str:
@@ -33,9 +48,15 @@ def test_an_encoder_with_labels(tmp_path: Path) -> None:
         assert f"{line}\n" in shown
     assert "openvino    no: " in shown
     assert "with one output" in shown
+
+
+@pytest.mark.usefixtures("no_process")
+def test_what_a_model_needs_is_said(tmp_path: Path) -> None:
+    model = make_encoder(tmp_path, "modernbert, mean", 3)
     assert "cannot be scored so: " in described(str(model))
 
 
+@pytest.mark.usefixtures("no_process")
 def test_a_language_model(tmp_path: Path) -> None:
     model = make_decoder(tmp_path, "qwen3", task="causal", template=None)
     found = json.loads(described(str(model), "--json"))
