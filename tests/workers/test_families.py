@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from torch import nn
 
 from jobs.errors import ConfigError, RunFailed, SpecError
 from jobs.prompts import read_template, shipped_templates
-from jobs.spec import ScoreSpec, weights_key
+from jobs.spec import ScoreSpec
 from producer import Client
 from tests.conftest import Server, StartWorker
 from tests.harness.rerankers import (
@@ -36,8 +34,7 @@ from tests.workers.test_engine import some_pairs
 from workers.backends.base import Logits
 from workers.backends.families import TRACEABLE
 from workers.engine.engine import Engine
-from workers.models import loading
-from workers.models.loading import Loaded, load_model
+from workers.models.loading import load_model
 
 QUERIES, PASSAGES = (
     [*texts, *texts[:3], *more]
@@ -48,51 +45,21 @@ QUERIES, PASSAGES = (
 RAW = nn.Identity()
 
 
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Models that several tests share, by name; they are not changed."""
-    return cache(lambda name: make_encoder(tmp_path_factory.mktemp("encoder"), name))
-
-
 def expected(model: Path, *, load: dict[str, Any] | None = None, **options: Any) -> Logits:
     """One pair at a time: no padding."""
-    return _expected(model, json.dumps(load or {}), **options)
-
-
-@lru_cache(16)
-def _expected(model: Path, load: str, **options: Any) -> Logits:
     pairs = list(zip(QUERIES, PASSAGES, strict=True))
-    scores: Logits = _theirs(model, load).predict(pairs, batch_size=1, **options)
+    theirs = CrossEncoder(str(model), device="cpu", **(load or {}))
+    scores: Logits = theirs.predict(pairs, batch_size=1, **options)
     return scores
 
 
-@lru_cache(2)
-def _theirs(model: Path, load: str) -> CrossEncoder:
-    return CrossEncoder(str(model), device="cpu", **json.loads(load))
-
-
-def scores_of(model: Path, folder: Path, *, backend: str = "torch", budget: int = 300, **spec: Any) -> Logits:
+def scores_of(model: Path, cache: Path, *, backend: str = "torch", budget: int = 300, **spec: Any) -> Logits:
     wanted = ScoreSpec.model_validate({"model": str(model), "precision": "fp32", **spec})
-    loaded = _loaded(wanted, weights_key(wanted), backend, folder).model(wanted)
+    loaded = load_model(wanted, "cpu", backend, str(cache))
     assert loaded.backend.name == backend
     scored = Engine(loaded, budget).score(QUERIES, PASSAGES)
     assert scored.errors == {}
     return scored.scores
-
-
-class _Latest:
-    """The weights that were loaded last, which specs share as they do in a worker."""
-
-    key: object = None
-    loaded: Loaded
-
-
-def _loaded(spec: ScoreSpec, weights: object, backend: str, folder: Path) -> Loaded:
-    if _Latest.key != (weights, backend, folder):
-        _Latest.key = None
-        _Latest.loaded = loading.load(spec, "cpu", backend, str(folder))
-        _Latest.key = (weights, backend, folder)
-    return _Latest.loaded
 
 
 def refusal(model: Path, cache: Path, **spec: Any) -> str:
@@ -103,8 +70,8 @@ def refusal(model: Path, cache: Path, **spec: Any) -> str:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_encoders(name: str, encoder: Callable[[str], Path], tmp_path: Path) -> None:
-    model = encoder(name)
+def test_encoders(name: str, tmp_path: Path) -> None:
+    model = make_encoder(tmp_path / "model", name)
     theirs = expected(model, activation_fn=RAW)
     assert theirs.std() > 0.05
     for budget in (1, 400):
@@ -115,9 +82,9 @@ def test_encoders(name: str, encoder: Callable[[str], Path], tmp_path: Path) -> 
 
 @pytest.mark.parametrize("backend", ["openvino", "onnx"])
 @pytest.mark.parametrize("name", [name for name, (kind, *_) in ENCODERS.items() if kind in TRACEABLE])
-def test_encoders_as_graphs(name: str, backend: str, encoder: Callable[[str], Path], tmp_path: Path) -> None:
+def test_encoders_as_graphs(name: str, backend: str, tmp_path: Path) -> None:
     pytest.importorskip({"onnx": "onnxruntime"}.get(backend, backend))
-    model = encoder(name)
+    model = make_encoder(tmp_path / "model", name)
     theirs = expected(model, activation_fn=RAW)
     for budget in (64, 400):
         ours = scores_of(model, tmp_path, backend=backend, budget=budget, activation="identity")
