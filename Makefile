@@ -30,6 +30,7 @@ chaos: $(READY)  ## what is lost when things die, at full size; docs/BENCHMARKS.
 	$(BIN)/python -m benchmarks.chaos redis-failover --rows 100000 --kills 5
 	$(BIN)/python -m benchmarks.chaos redis-full --rows 100000 --kills 5
 	$(BIN)/python -m benchmarks.chaos submitted --rows 100000 --kills 5
+	$(BIN)/python -m benchmarks.chaos batch --rows 50000 --kills 3
 	$(BIN)/python -m benchmarks.fuzz --minutes 10
 
 clients: $(READY)  ## the gateway, asked by real clients of other services from an environment of their own

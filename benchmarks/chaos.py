@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import redis
 
+from benchmarks.batches import everybody_dies_in_a_batch
 from benchmarks.cluster import start_worker, valkey, wait_until
 from benchmarks.kills import damage, environment, finished_jobs, run_under_kills, start
 from benchmarks.models import random_bert
@@ -314,6 +315,18 @@ def submitted(directory: Path, rows: int, kills: int, seed: int) -> Figures:
     }
 
 
+def batch(directory: Path, rows: int, kills: int, seed: int) -> Figures:
+    """SIGKILL the gateway, a runner, the worker and the server (with AOF), in the middle of a batch."""
+    toll = everybody_dies_in_a_batch(directory, lines=rows, kills=kills, seed=seed, seconds=0.3)
+    harmed = ("lost", "doubled", "different", "moved")
+    return {
+        "lines": rows,
+        "kills": toll.kills,
+        **{f"rows {what}": getattr(toll, what) for what in harmed},
+        "seconds": toll.seconds,
+    }
+
+
 def harm(output: Path, undisturbed: Path) -> Figures:
     """How the rows of an output differ from those of an undisturbed run."""
     return {f"rows {what}": count for what, count in asdict(damage(output, undisturbed)).items()}
@@ -334,6 +347,7 @@ SCENARIOS: dict[str, Callable[[Path, int, int, int], Figures]] = {
     "redis-failover": redis_failover,
     "redis-full": redis_full,
     "submitted": submitted,
+    "batch": batch,
 }
 
 

@@ -117,7 +117,7 @@ def everybody_dies(
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rm-") as name:
         keeper = Keeper(Path(name), appendonly=True)
-        cast = _Cast(keeper.url, directory, seconds, start)
+        cast = Cast(keeper.url, directory, seconds, start)
         try:
             cast.begin_worker()
             run_id = cast.submit(source, output)
@@ -153,7 +153,7 @@ def everybody_dies(
 
 
 @dataclass
-class _Cast:
+class Cast:
     """The processes beside the server."""
 
     url: str

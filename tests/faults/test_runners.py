@@ -17,6 +17,7 @@ import pytest
 from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
+from benchmarks.batches import everybody_dies_in_a_batch
 from benchmarks.kills import Damage, damage, finished_jobs, folder_of
 from benchmarks.submitted import everybody_dies
 from jobs.errors import RunCancelled, RunExpired, RunFailed
@@ -255,13 +256,20 @@ def test_by_its_name_from_plain_rq_and_never_by_a_plain_worker(
     assert "rankmill-files" not in [each["name"] for each in status["queues"]]
 
 
-def test_submitter_runner_worker_and_server_die(tmp_path: Path) -> None:
-    def start(command: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-        with log.open("ab") as out:
-            env = {**ENVIRON, **environ}
-            return PreloadedProcess(list(command), cwd=tmp_path, env=env, stdout=out, stderr=out)
+def start_fork(command: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as out:
+        env = {**ENVIRON, **environ}
+        return PreloadedProcess(list(command), cwd=log.parent, env=env, stdout=out, stderr=out)
 
-    toll = everybody_dies(tmp_path, rows=4000, kills=1, seed=1, seconds=0.5, start=start)
+
+def test_gateway_runner_worker_and_server_die_in_a_batch(tmp_path: Path) -> None:
+    toll = everybody_dies_in_a_batch(tmp_path, lines=2000, kills=1, seed=1, seconds=0.5, start=start_fork)
+    assert (toll.lost, toll.doubled, toll.different, toll.moved) == (0, 0, 0, 0)
+    assert toll.kills == 7
+
+
+def test_submitter_runner_worker_and_server_die(tmp_path: Path) -> None:
+    toll = everybody_dies(tmp_path, rows=4000, kills=1, seed=1, seconds=0.5, start=start_fork)
     assert (toll.lost, toll.doubled, toll.different, toll.moved, toll.scored_again) == (0, 0, 0, 0, 0)
     assert toll.kills == 4
     assert 0 < toll.journalled[0] < 4000 <= toll.submitted

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -17,8 +19,12 @@ from hypothesis import strategies as st
 from openai import OpenAI
 
 from jobs.errors import InputError
+from jobs.runtime.settings import load_settings
+from rankmill.gateway.batches.folder import Folder
 from rankmill.gateway.batches.lines import read_requests
+from rankmill.gateway.batches.service import Batches
 from rankmill.gateway.keys.api_keys import KeyStore
+from rankmill.gateway.refusals import Refusal
 from tests.conftest import ENVIRON, QUICK_LEASE, wait_for
 from tests.harness.gateways import PAIR, Reply, Running, running_gateway
 from tests.harness.preloaded import PreloadedProcess
@@ -245,6 +251,27 @@ def test_files_and_batches_belong_to_the_keys_of_a_name(gateway: Running, shared
 
 def _named(key: dict[str, str]) -> dict[str, str]:
     return {name.replace("_", "-"): text for name, text in key.items()}
+
+
+def test_only_what_is_old_and_forgotten_is_swept_away(tmp_path: Path) -> None:
+    for name in ("file-old", "batch_old", "file-known", "file-new", "somebody-else's"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "content.csv").write_text("a,b\n")
+        if "new" not in name:
+            os.utime(tmp_path / name, (0, 0))
+    Folder(str(tmp_path)).sweep(lambda name: name == "file-known", seconds=3600)
+    assert {path.name for path in tmp_path.iterdir()} == {"file-known", "file-new", "somebody-else's"}
+
+
+def test_the_files_of_a_name_have_a_limit(server: Server, tmp_path: Path) -> None:
+    settings = load_settings({"gateway_files": str(tmp_path), "gateway_files_gib": 1e-6})
+    known = Batches(settings, server.url)
+    first = known.upload(None, "a.csv", io.BytesIO(b"x" * 1000), 1000)
+    with pytest.raises(Refusal, match="delete some"):
+        known.upload(None, "b.csv", io.BytesIO(b"x" * 1000), 1000)
+    known.delete(None, first.id)
+    assert not list(tmp_path.iterdir())
+    known.delete(None, known.upload(None, "b.csv", io.BytesIO(b"x" * 1000), 1000).id)
 
 
 A_LINE = st.one_of(st.binary(max_size=60), st.sampled_from([lines(request(n))[:-1] for n in range(3)]))
