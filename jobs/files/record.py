@@ -7,7 +7,7 @@ import time
 import uuid
 from typing import Literal
 
-from jobs.files.request import BATCH_FORMAT, FileOrder
+from jobs.files.request import NEW_ORDER_FORMAT, FileOrder
 from jobs.run import Progress
 from jobs.schema import FORMAT, Count, Seconds, WireModel
 
@@ -75,7 +75,7 @@ class FileRun(WireModel):
         What it has made; known shortly before its end.
     """
 
-    formats = frozenset({FORMAT, BATCH_FORMAT})
+    formats = frozenset({FORMAT, NEW_ORDER_FORMAT})
 
     id: str
     order: FileOrder

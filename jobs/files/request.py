@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_serializer, model_serializer, model_validator
 
 from jobs.errors import InputError
 from jobs.schema import FORMAT, WireModel
@@ -72,6 +72,12 @@ class FileRequest(WireModel):
             raise ValueError(f"shard: {self.shard[0]}/{self.shard[1]} is no part of a whole, such as 3/8")
         return self
 
+    @model_serializer(mode="wrap")
+    def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without fields that runners of the release before do not know, where they are not set."""
+        found: dict[str, Any] = write(self)
+        return {name: value for name, value in found.items() if value or name not in {"models", "mean"}}
+
     @property
     def relative_path(self) -> str | None:
         """A path that is not absolute, if there is one."""
@@ -119,8 +125,8 @@ def _absolute(path: str) -> str:
     return path if _is_absolute(path) else os.path.abspath(path)  # noqa: PTH100 -- also of globs
 
 
-BATCH_FORMAT = 4
-"""Version of an order with a batch, and of its run; runners of releases that know no batches leave it."""
+NEW_ORDER_FORMAT = 4
+"""Version of an order with a batch or several models, and of its run; runners that know neither leave it."""
 
 
 class BatchOrder(WireModel):
@@ -154,7 +160,7 @@ class FileOrder(WireModel):
     """
 
     added = frozenset({*FileRequest.model_fields, "queue", "chunk_size", "webhook", "batch"})
-    formats = frozenset({FORMAT, BATCH_FORMAT})
+    formats = frozenset({FORMAT, NEW_ORDER_FORMAT})
 
     request: FileRequest
     spec: ScoreSpec
@@ -163,10 +169,14 @@ class FileOrder(WireModel):
     webhook: Annotated[str, Field(max_length=2000, pattern=r"^https?://[^\s]+$")] | None = None
     batch: BatchOrder | None = None
 
+    @field_serializer("spec")
+    def _spec_written(self, spec: ScoreSpec) -> dict[str, Any]:
+        return spec.written()
+
     @property
     def format(self) -> int:
         """The version that its text and that of its run have."""
-        return BATCH_FORMAT if self.batch else FORMAT
+        return NEW_ORDER_FORMAT if self.batch or self.request.models else FORMAT
 
     def arguments(self) -> tuple[dict[str, object]]:
         """The arguments of the RQ job."""

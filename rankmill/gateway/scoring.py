@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jobs.errors import RankmillError, RunFailed
+from jobs.errors import ConfigError, RankmillError, RunFailed
 from jobs.priority import Priority, choose_priority
 from jobs.runtime.settings import Settings
 from producer.aio.client import AsyncClient, AsyncScoringRun
@@ -76,9 +76,18 @@ class Scoring:
         The server, the queue, and what every request asks for unless it says otherwise.
     admission
         Lets requests in, and holds callers to the limits of their keys.
+
+    Raises
+    ------
+    ConfigError
+        The settings ask for all outputs of a model: an answer has one score for each text.
     """
 
     def __init__(self, settings: Settings, redis_url: str, admission: Admission) -> None:
+        if settings.all_labels:
+            raise ConfigError(
+                "all_labels: the gateway gives one score for each text; name an output as label"
+            )
         self.settings = settings
         self.admission = admission
         self.client = AsyncClient(redis_url, no_workers_seconds=_NO_WORKERS_SECONDS, settings=settings)

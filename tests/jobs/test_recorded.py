@@ -14,6 +14,8 @@ import pyarrow as pa
 from rq.job import Job
 
 from jobs import keys
+from jobs.files.record import FileRun
+from jobs.files.request import FileOrder
 from jobs.job import JOB_FUNCTION, Payload, attempt, chunk_of
 from jobs.results import ChunkFailure, ChunkScores, from_entry, to_entry
 from jobs.run import read_run
@@ -82,6 +84,21 @@ FAILURE = {
     b"worker": b"",
     b"died": b"0",
 }
+FILE_RUN = (
+    '{"format": 2, "id": "s0000000000000000000000000000000", "order": {"request": {"inputs": '
+    '["/a.parquet"], "output": "/b.parquet", "run": null, "queries": [], "corpus": [], "depth": null, '
+    '"qrels": null, "with_texts": false, "output_format": null, "top_k": null, "tag": "rankmill", '
+    '"query_column": "query", "passage_column": "passage", "score_column": "score", "rank_column": '
+    '"rank", "query_id_column": null, "passage_id_column": null, "text_columns": [], "list_columns": [], '
+    '"delimiter": null, "limit": null, "shard": null, "rows_per_part": null, "reuse": null, "on_null": '
+    '"error", "force": false, "restart": false}, "spec": {"model": "demo", "revision": null, "precision":'
+    ' "auto", "max_length": null, "activation": "default", "instruction": null, "prompt_template": null, '
+    '"label": null, "long": "truncate", "long_stride": null}, "queue": "q", "chunk_size": 8, "webhook": '
+    'null}, "created": 1795374000.5, "state": "waiting", "reason": "", "runner": "", "started": null, '
+    '"ended": null, "deaths": 0, "rows": null, "begun_rows": 0, "progress": {"rows": 0, "row_errors": 0, '
+    '"since": 0.0, "since_rows": 0, "at": 0.0}, "seal": null, "restarted": false, "outcome": null, '
+    '"notice": null}'
+)
 
 
 def test_this_release_reads_them() -> None:
@@ -120,3 +137,33 @@ def test_this_release_writes_the_same_fields(server: Server) -> None:
     assert json.loads(str(written["stats"])) == json.loads(STATS)
     failure = to_entry(ChunkFailure(chunk=0, message="broken", fatal=False))
     assert {name.encode(): str(value).encode() for name, value in failure.items()} == FAILURE
+
+
+def test_submitted_files_have_the_same_fields() -> None:
+    run = FileRun.read_json(FILE_RUN, "a run")
+    assert (run.order.request.inputs, run.order.spec.model) == (("/a.parquet",), "demo")
+    written, theirs = json.loads(run.written()), json.loads(FILE_RUN)
+    added = {
+        "priority",
+        "instruction",
+        "prompt_template",
+        "label",
+        "long_stride",
+        "long",
+    }  # the spec's own rule
+    assert (
+        theirs["order"]["spec"].keys() - added
+        <= written["order"]["spec"].keys()
+        <= theirs["order"]["spec"].keys()
+    )
+    del written["order"]["spec"], theirs["order"]["spec"]
+    assert written == theirs
+    (argument,) = run.order.arguments()
+    assert argument["request"].keys() <= theirs["order"]["request"].keys()  # type: ignore[attr-defined]
+
+
+def test_what_needs_a_new_runner_is_left_by_others() -> None:
+    order = FileRun.read_json(FILE_RUN, "a run").order
+    several = order.model_copy(update={"request": order.request.model_copy(update={"models": ("a", "b")})})
+    assert several.arguments()[0]["format"] == 4
+    assert FileOrder.model_validate(several.model_dump()).request.models == ("a", "b")

@@ -56,3 +56,10 @@ def test_an_address_that_others_reach_needs_keys_or_open(address: str, shared_se
     (line,) = ended.err.splitlines()
     assert "there are no keys" in line
     assert "--open" in line
+
+
+def test_all_outputs_of_a_model_are_refused(shared_server: Server) -> None:
+    environ = {"RANKMILL_ALL_LABELS": "true"}
+    ended = run_command("rankmill", "serve", "--redis", shared_server.url, "--port", "0", environ=environ)
+    (line,) = ended.err.splitlines()
+    assert (ended.code, "all_labels: the gateway gives one score" in line) == (2, True), line
