@@ -138,7 +138,8 @@ def test_other_scores_are_refused(
     other = make_bert(tmp_path / "other", seed=1)
     given = [str(each).format(other=other, folder=earlier.parent) for each in arguments]
     source = write(tmp_path / "b.parquet", [1])
-    done = score_file(source, *options, "--model", model, "--reuse", earlier, *given)
+    asked = [] if "--model" in given else ["--model", model]
+    done = score_file(source, *options, *asked, "--reuse", earlier, *given)
     (line,) = done.err.strip().splitlines()
     assert (done.code, message in line) == (2, True), line
     assert not (tmp_path / "b.scored.parquet").exists()
