@@ -71,7 +71,7 @@ class LeasedWorker(SimpleWorker):
             execution = Execution.create(job, lease, pipeline=pipe, worker_name=self.name)
             self.executions[execution.id] = execution
             self.set_state(WorkerStatus.BUSY, pipeline=pipe)
-            self.heartbeat(lease, pipeline=pipe)
+            self.heartbeat(pipeline=pipe)  # a worker that dies is listed as lost for some minutes
             job.heartbeat(now(), lease, pipeline=pipe)
             job.prepare_for_execution(self.name, pipeline=pipe)
             pipe.expire(job.key, job.run_ttl)
