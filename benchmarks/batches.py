@@ -11,30 +11,17 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.cluster import wait_until
 from benchmarks.simulated import simulated_score
-from benchmarks.submitted import CHUNK, QUICK, Cast, Keeper, Start, start_process
+from benchmarks.submitted import CHUNK, QUICK, Cast, Keeper, Start, Toll, start_process
 from producer import Client, SubmittedFile
 
 QUERY = "big cat"
 ENDPOINT = "/v1/score"
-
-
-@dataclass
-class BatchToll:
-    """What became of the lines of a batch: how many are not in the output once, in order, as scored."""
-
-    lost: int = 0
-    doubled: int = 0
-    different: int = 0
-    moved: int = 0
-    kills: int = 0
-    seconds: float = 0.0
 
 
 class BatchCast(Cast):
@@ -84,7 +71,7 @@ class BatchCast(Cast):
 
 def everybody_dies_in_a_batch(
     directory: Path, *, lines: int, kills: int, seed: int, seconds: float, start: Start = start_process
-) -> BatchToll:
+) -> Toll:
     """Submit a batch, and SIGKILL gateway, runner, worker and server, `kills` times in the middle of it.
 
     The gateway dies just after it has answered, too, and runners while they read the lines and while they
@@ -102,7 +89,7 @@ def everybody_dies_in_a_batch(
         How processes are started.
     """
     rng = random.Random(seed)
-    toll = BatchToll()
+    toll = Toll()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rm-") as name:
         keeper = Keeper(Path(name), appendonly=True)
@@ -167,7 +154,7 @@ def _passage(number: int) -> str:
     return f"moon river {number}"
 
 
-def _compare(output: bytes, lines: int, toll: BatchToll) -> BatchToll:
+def _compare(output: bytes, lines: int, toll: Toll) -> Toll:
     """Compare each line with the score that a SimulatedWorker gives its pair."""
     numbers, scores = [], []
     for raw in output.splitlines():

@@ -32,7 +32,7 @@ from benchmarks.cluster import start_worker, valkey, wait_until
 from benchmarks.kills import damage, environment, finished_jobs, run_under_kills, start
 from benchmarks.models import random_bert
 from benchmarks.outages import full, replica
-from benchmarks.submitted import Keeper, everybody_dies
+from benchmarks.submitted import Keeper, Toll, everybody_dies
 from jobs.store.worker_report import queue_workers
 
 CHUNK = 128
@@ -303,11 +303,10 @@ def _redis(directory: Path, rows: int, kills: int, seed: int, how: str) -> Figur
 def submitted(directory: Path, rows: int, kills: int, seed: int) -> Figures:
     """SIGKILL the submitter of a file, then repeatedly its runner, the worker and the server (with AOF)."""
     toll = everybody_dies(directory, rows=rows, kills=kills, seed=seed, seconds=0.3)
-    harmed = ("lost", "doubled", "different", "moved")
     return {
         "rows": rows,
         "kills": toll.kills,
-        **{f"rows {what}": getattr(toll, what) for what in harmed},
+        **_harmed(toll),
         "rows submitted to workers": toll.submitted,
         "rows scored again": toll.scored_again,
         "rows journalled at a kill": max(toll.journalled, default=0),
@@ -318,13 +317,16 @@ def submitted(directory: Path, rows: int, kills: int, seed: int) -> Figures:
 def batch(directory: Path, rows: int, kills: int, seed: int) -> Figures:
     """SIGKILL the gateway, a runner, the worker and the server (with AOF), in the middle of a batch."""
     toll = everybody_dies_in_a_batch(directory, lines=rows, kills=kills, seed=seed, seconds=0.3)
-    harmed = ("lost", "doubled", "different", "moved")
     return {
         "lines": rows,
         "kills": toll.kills,
-        **{f"rows {what}": getattr(toll, what) for what in harmed},
+        **_harmed(toll),
         "seconds": toll.seconds,
     }
+
+
+def _harmed(toll: Toll) -> Figures:
+    return {f"rows {what}": getattr(toll, what) for what in ("lost", "doubled", "different", "moved")}
 
 
 def harm(output: Path, undisturbed: Path) -> Figures:

@@ -70,20 +70,26 @@ def _answers(client: redis.Redis) -> bool:
 
 @dataclass
 class Toll:
-    """What became of a submitted file: rows that were harmed, and rows scored again that were journalled.
-
-    ``submitted`` counts the rows that runners gave to workers, by their logs; ``journalled`` are the rows in
-    the journal when a runner was killed, for each kill.
-    """
+    """What became of the rows of a run: how many are not in the output once, in order, as scored."""
 
     lost: int = 0
     doubled: int = 0
     different: int = 0
     moved: int = 0
-    scored_again: int = 0
-    submitted: int = 0
     kills: int = 0
     seconds: float = 0.0
+
+
+@dataclass
+class FileToll(Toll):
+    """Also the rows that were scored again although they were journalled.
+
+    ``submitted`` counts the rows that runners gave to workers, by their logs; ``journalled`` are the rows in
+    the journal when a runner was killed, for each kill.
+    """
+
+    scored_again: int = 0
+    submitted: int = 0
     journalled: list[int] = field(default_factory=list)
 
 
@@ -97,7 +103,7 @@ def start_process(command: Sequence[str], environ: Mapping[str, str], log: Path)
 
 def everybody_dies(
     directory: Path, *, rows: int, kills: int, seed: int, seconds: float, start: Start = start_process
-) -> Toll:
+) -> FileToll:
     """Submit a file, and SIGKILL submitter, and then `kills` times runner, worker and server.
 
     Parameters
@@ -113,7 +119,7 @@ def everybody_dies(
     """
     rng = random.Random(seed)
     source, output = write_rows(directory / "in.parquet", rows), directory / "out.parquet"
-    toll = Toll()
+    toll = FileToll()
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="rm-") as name:
         keeper = Keeper(Path(name), appendonly=True)
@@ -234,7 +240,7 @@ def _submitted(log: Path, journalled: list[tuple[int, int]]) -> tuple[int, int]:
     return rows, again
 
 
-def compare(source: Path, output: Path, toll: Toll) -> Toll:
+def compare(source: Path, output: Path, toll: FileToll) -> FileToll:
     """Compare each row with the score that a SimulatedWorker gives it."""
     wanted, found = pq.read_table(source), pq.read_table(output)
     ids = found["id"].to_numpy()

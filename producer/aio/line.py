@@ -85,10 +85,10 @@ class Line:
                     replies = [await _reply(connection) for _ in call.commands]
                     if not call.replies.done():
                         call.replies.set_result(replies)
-        except TimeoutError as error:
-            raise redis.TimeoutError("it does not answer") from error
-        except BaseException:
-            await connection.disconnect(nowait=True)
+        except BaseException as error:
+            await connection.disconnect(nowait=True)  # replies that are still to come are nobody else's
+            if isinstance(error, TimeoutError):
+                raise redis.TimeoutError("it does not answer") from error
             raise
         finally:
             await self._pool.release(connection)

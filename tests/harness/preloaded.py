@@ -40,7 +40,7 @@ _address: list[str] = []
 
 
 class PreloadedProcess(subprocess.Popen[AnyStr]):
-    """A `Popen` of one of `_COMMANDS` or ``python -c``, whose parent is the process it was forked from."""
+    """A `Popen` of a command of `tests.harness.forks`, ``python -c`` or ``-m``; a fork of that process."""
 
     _line: socket.socket
     _words: TextIO

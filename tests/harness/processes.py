@@ -77,8 +77,8 @@ def start_worker(
 ) -> subprocess.Popen[bytes]:
     """RQ's own command line, as the README shows it; its log goes to ``worker.log``.
 
-    It runs in a fork that has the libraries (`tests.harness.preloaded`); tests of the embedded mode,
-    of score-workers, ``rq worker-pool`` and ``--burst`` start it from the beginning.
+    It runs in a fork that has the libraries (`tests.harness.preloaded`); tests of families of processes,
+    of ``rq worker-pool`` and ``--burst`` start it from the beginning.
     """
     options = ["--worker-class", worker_class, "--serializer", serializer, "--url", server.url]
     command = ["rq", "worker", queue, *options, *(["--name", name] if name else [])]

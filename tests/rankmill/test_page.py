@@ -22,10 +22,11 @@ from producer import Client
 from rankmill.cluster.history import WINDOW_SECONDS, History, quantile
 from rankmill.cluster.snapshot import Snapshot, WorkerState
 from tests.conftest import ENVIRON, QUICK_LEASE, Server, StartWorker, wait_for
+from tests.harness.browser import shown
 from tests.harness.models import make_bert
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.runs import stored_run
-from tests.harness.tools import free_port, tool
+from tests.harness.tools import free_port
 from tests.rankmill.test_cluster import read
 
 PAGE = Path(__file__).resolve().parents[2] / "rankmill" / "cluster" / "page"
@@ -58,16 +59,6 @@ def figures(url: str, page: str = "0") -> dict[str, Any]:
     except urllib.error.HTTPError as error:  # 503
         found = json.load(error)
     return found
-
-
-def shown(url: str, directory: Path) -> str:
-    """The page as a browser has it after some seconds."""
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={directory}", "--dump-dom"]
-    done = subprocess.run(
-        [tool("chromium", "chromium"), *options, "--virtual-time-budget=5000", url],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    return done.stdout
 
 
 def text(html: str, element: str) -> str:

@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from jobs.errors import InputError
 from rankmill.gateway.batches.folder import open_bytes
-from rankmill.gateway.dialects.base import Body, Form, Route
+from rankmill.gateway.dialects.base import Body, Form, Route, read_as
 from rankmill.gateway.dialects.routes import ROUTES
 from rankmill.gateway.refusals import Refusal
 from rankmill.gateway.scoring import Asked, Scored
@@ -151,16 +151,11 @@ def _request(number: int, line: Line, route: Route) -> Request:
     form = route.forms[0]
     try:
         form = route.form(line.body)
-        body = form.body.model_validate(line.body)
+        body = read_as(form.body, line.body)
         asked = body.asked()
         if not asked.passages:
             raise Refusal("empty", "there is nothing to score: the list of texts is empty")
         asked.pairs()
     except Refusal as refusal:
         return Request(number, line, form, None, None, refusal)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the body"
-        invalid = Refusal("invalid", f"{place[:200]}: {first['msg']}", param=place[:200])
-        return Request(number, line, form, None, None, invalid)
     return Request(number, line, form, body, asked)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rankmill.gateway.refusals import STATUS, Kind, Refusal
 from rankmill.gateway.scoring import Asked, Scored
@@ -21,6 +21,8 @@ Top = Annotated[int, Field(ge=1)] | None
 """How many of the best are wanted; ``None``: all."""
 
 JsonObject = dict[str, Any]
+
+T = TypeVar("T", bound=BaseModel)
 
 
 class TextDocument(BaseModel):
@@ -122,3 +124,19 @@ class Route:
     def form(self, body: JsonObject) -> Form:
         """The form of a body."""
         return self.choose(body) if self.choose else self.forms[0]
+
+
+def read_as(kind: type[T], found: JsonObject) -> T:
+    """Read an object as a body of this kind.
+
+    Raises
+    ------
+    Refusal
+        A field is missing or wrong; the message names it.
+    """
+    try:
+        return kind.model_validate(found)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the body"
+        raise Refusal("invalid", f"{place[:200]}: {first['msg']}", param=place[:200]) from None

@@ -15,7 +15,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from jobs.errors import RankmillError
 from rankmill.gateway.batches.service import Batches, NewBatch
 from rankmill.gateway.batches.views import ENDED, file_view, page
-from rankmill.gateway.http.bodies import parse, read_as
+from rankmill.gateway.dialects.base import read_as
+from rankmill.gateway.http.bodies import parse
 from rankmill.gateway.http.plain_routes import Answer, guarded
 from rankmill.gateway.http.uploads import uploaded
 from rankmill.gateway.refusals import Refusal

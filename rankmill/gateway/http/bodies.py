@@ -5,17 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
 from rankmill.gateway import metrics
 from rankmill.gateway.dialects.base import JsonObject
 from rankmill.gateway.refusals import Refusal
-
-T = TypeVar("T", bound=BaseModel)
 
 _READ_SECONDS = 60.0
 """Longest time in which a body is read: a client that sends none takes a request's place."""
@@ -115,19 +112,3 @@ def parse(raw: bytes) -> JsonObject:
     if not isinstance(found, dict):
         raise Refusal("invalid", "the body is not a JSON object")
     return found
-
-
-def read_as(kind: type[T], found: JsonObject) -> T:
-    """Read an object as a body of this kind.
-
-    Raises
-    ------
-    Refusal
-        A field is missing or wrong; the message names it.
-    """
-    try:
-        return kind.model_validate(found)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the body"
-        raise Refusal("invalid", f"{place[:200]}: {first['msg']}", param=place[:200]) from None

@@ -16,8 +16,9 @@ from starlette.responses import JSONResponse, Response
 from jobs.errors import RankmillError
 from jobs.runtime.connection import unreachable
 from rankmill.gateway import metrics
+from rankmill.gateway.dialects.base import read_as
 from rankmill.gateway.dialects.shared import SHARED
-from rankmill.gateway.http.bodies import parse, read_as
+from rankmill.gateway.http.bodies import parse
 from rankmill.gateway.http.observed import seen
 from rankmill.gateway.http.score_routes import refused
 from rankmill.gateway.refusals import Refusal, refusal_of

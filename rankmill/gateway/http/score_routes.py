@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rankmill.gateway import metrics
-from rankmill.gateway.dialects.base import Dialect, Form, Route
+from rankmill.gateway.dialects.base import Dialect, Form, Route, read_as
 from rankmill.gateway.dialects.routes import ROUTES
-from rankmill.gateway.http.bodies import parse, read_as
+from rankmill.gateway.http.bodies import parse
 from rankmill.gateway.http.observed import Seen, seen
 from rankmill.gateway.http.streams import Events, wants_events
 from rankmill.gateway.refusals import Refusal

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from urllib.parse import urlencode
 
 from rankmill.gateway.http import page_routes
+from tests.harness.browser import shown
 from tests.harness.gateways import PAIR, Running
-from tests.harness.tools import tool
 
 PAGE = Path(page_routes.__file__).parent / "page"
 QUERY, TEXTS = PAIR
-
-
-def shown(url: str, directory: Path) -> str:
-    """The page as a browser has it after some seconds."""
-    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={directory}", "--dump-dom"]
-    done = subprocess.run(
-        [tool("chromium", "chromium"), *options, "--virtual-time-budget=8000", url],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    return done.stdout
 
 
 def test_a_browser_ranks_passages(gateway: Running, tmp_path: Path) -> None:
