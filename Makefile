@@ -21,17 +21,17 @@ check: $(READY)  ## linter, formatter, types
 
 chaos: $(READY)  ## what is lost when things die, at full size; docs/BENCHMARKS.md has its figures
 	$(BIN)/python -m pytest -m long
-	$(BIN)/python -m benchmarks.chaos producer --rows 100000 --kills 20
-	$(BIN)/python -m benchmarks.chaos worker --rows 100000 --kills 55
-	$(BIN)/python -m benchmarks.chaos rq-worker --rows 250000 --kills 50
-	$(BIN)/python -m benchmarks.chaos redis-aof --rows 100000 --kills 10
-	$(BIN)/python -m benchmarks.chaos redis-bare --rows 100000 --kills 10
-	$(BIN)/python -m benchmarks.chaos redis-flush --rows 100000 --kills 10
-	$(BIN)/python -m benchmarks.chaos redis-failover --rows 100000 --kills 5
-	$(BIN)/python -m benchmarks.chaos redis-full --rows 100000 --kills 5
-	$(BIN)/python -m benchmarks.chaos submitted --rows 100000 --kills 5
-	$(BIN)/python -m benchmarks.chaos batch --rows 50000 --kills 3
-	$(BIN)/python -m benchmarks.fuzz --minutes 10
+	$(BIN)/python -m benchmarks.faults.chaos producer --rows 100000 --kills 20
+	$(BIN)/python -m benchmarks.faults.chaos worker --rows 100000 --kills 55
+	$(BIN)/python -m benchmarks.faults.chaos rq-worker --rows 250000 --kills 50
+	$(BIN)/python -m benchmarks.faults.chaos redis-aof --rows 100000 --kills 10
+	$(BIN)/python -m benchmarks.faults.chaos redis-bare --rows 100000 --kills 10
+	$(BIN)/python -m benchmarks.faults.chaos redis-flush --rows 100000 --kills 10
+	$(BIN)/python -m benchmarks.faults.chaos redis-failover --rows 100000 --kills 5
+	$(BIN)/python -m benchmarks.faults.chaos redis-full --rows 100000 --kills 5
+	$(BIN)/python -m benchmarks.faults.chaos submitted --rows 100000 --kills 5
+	$(BIN)/python -m benchmarks.faults.chaos batch --rows 50000 --kills 3
+	$(BIN)/python -m benchmarks.faults.fuzz --minutes 10
 
 clients: $(READY)  ## the gateway, asked by real clients of other services from an environment of their own
 	$(PYTHON) -m venv .venv-clients

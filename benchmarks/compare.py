@@ -23,11 +23,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.ceiling import Ceiling
-from benchmarks.contenders import CONTENDERS, FP32, Contender, run
-from benchmarks.environments import HOME, ROOT
-from benchmarks.report import bar_chart, machine
-from benchmarks.standings import Results, from_json, standings
+from benchmarks.comparison.contenders import CONTENDERS, FP32, Contender, run
+from benchmarks.comparison.environments import HOME, ROOT
+from benchmarks.comparison.report import bar_chart, machine
+from benchmarks.comparison.standings import Results, from_json, standings
+from benchmarks.engine.ceiling import Ceiling
 from rankmill.tuning.agreement import agreement
 from rankmill.tuning.quality import ndcg, read_qrels
 
@@ -129,7 +129,7 @@ def one_round(
 
 def ceiling(model: Path, pairs: Path) -> Ceiling:
     """The ceiling, measured in a process of its own like every contender."""
-    command = [sys.executable, "-m", "benchmarks.ceiling", str(model), str(pairs)]
+    command = [sys.executable, "-m", "benchmarks.engine.ceiling", str(model), str(pairs)]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     return Ceiling(**json.loads(done.stdout.splitlines()[-1]))
 

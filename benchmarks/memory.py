@@ -17,7 +17,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.models import random_bert
+from benchmarks.engine.models import random_bert
 
 MIB = 1 << 20
 

@@ -29,8 +29,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
-from benchmarks.environments import HOME
-from benchmarks.report import machine
+from benchmarks.comparison.environments import HOME
+from benchmarks.comparison.report import machine
 from jobs.errors import RankmillError
 from jobs.runtime.limits import cores
 from jobs.runtime.settings import BackendName, Settings, load_settings

@@ -33,7 +33,7 @@ from tests.harness.processes import (
     start_worker,
     wait_for,
 )
-from tests.harness.servers import Server, serve
+from tests.harness.servers.valkey import Server, serve
 from workers.device import use_threads
 
 __all__ = [
@@ -53,10 +53,10 @@ __all__ = [
     "wait_for",
 ]
 pytest_plugins = [
-    "tests.harness.buckets",
-    "tests.harness.models",
+    "tests.harness.servers.buckets",
+    "tests.harness.models.tiny",
     "tests.harness.processes",
-    "tests.harness.servers",
+    "tests.harness.servers.valkey",
 ]
 
 # A shell that runs the suite in the background has it ignore Ctrl-C, and so would all that tests interrupt.

@@ -13,8 +13,8 @@ import pytest
 from jobs.errors import RunCancelled
 from producer import Client
 from tests.conftest import Server, StartWorker, wait_for
-from tests.harness.models import make_bert
-from tests.harness.servers import nothing_left
+from tests.harness.models.tiny import make_bert
+from tests.harness.servers.valkey import nothing_left
 
 OF_RQ = {b"rq:queues", b"rq:workers", b"rq:workers:rankmill"}
 """Sets of names that RQ keeps for good; a few bytes for each queue and worker."""

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rq.job import Job
 
-from benchmarks.damaged_jobs import FIELDS, put_damaged, put_leases
+from benchmarks.faults.damaged_jobs import FIELDS, put_damaged, put_leases
 from jobs import keys
 from jobs.errors import RunFailed
 from jobs.schema import FORMAT

@@ -16,7 +16,7 @@ import pytest
 from jobs.store.worker_report import queue_workers
 from producer import Client
 from tests.conftest import ENVIRON, Server, run_command, wait_for
-from tests.harness.models import make_bert
+from tests.harness.models.tiny import make_bert
 from tests.harness.preloaded import EXECUTED, PreloadedProcess
 
 Start = Callable[..., "subprocess.Popen[bytes]"]

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.kills import folder_of, stop
+from benchmarks.faults.kills import folder_of, stop
 from jobs import keys
 from jobs.errors import RunFailed
 from jobs.store.refusals import refuse, take_back
 from producer import Client
 from tests.conftest import Server, StartWorker, score_file, start_command, wait_for
-from tests.harness.models import make_bert
+from tests.harness.models.tiny import make_bert
 from workers.queue.refusals import FIRST_PAUSE, LONGEST_PAUSE, ROUND, Refusals
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(300)]

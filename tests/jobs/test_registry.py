@@ -19,8 +19,8 @@ from jobs.registry.folder import PIECE, Folder
 from jobs.registry.names import Reference, check_name, parse_reference
 from jobs.registry.registry import Registry, files_folder, next_version
 from jobs.registry.resolver import Resolver
-from tests.harness.buckets import Bucket
-from tests.harness.registries import put_version
+from tests.harness.models.registries import put_version
+from tests.harness.servers.buckets import Bucket
 
 FILES = {"config.json": b"{}", "model.safetensors": b"weights" * 100, "1_Pooling/config.json": b"[]"}
 

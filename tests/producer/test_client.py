@@ -37,10 +37,10 @@ from producer import Client
 from producer.pairs import CHUNK_TEXT_BYTES
 from producer.runs.listeners import Listeners
 from tests.conftest import Server
-from tests.harness.models import cross_encoder
-from tests.harness.servers import nothing_left
-from tests.producer.test_results import STATS
-from tests.workers.test_engine import some_pairs
+from tests.harness.models.tiny import cross_encoder
+from tests.harness.servers.valkey import nothing_left
+from tests.producer.runs.test_results import STATS
+from tests.workers.engine.test_engine import some_pairs
 
 PAIRS = list(zip(*some_pairs(90), strict=True))
 

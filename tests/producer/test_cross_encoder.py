@@ -18,8 +18,8 @@ from sentence_transformers.util import mine_hard_negatives
 from jobs.errors import ConfigError, InputError
 from producer import CrossEncoder
 from tests.conftest import Server
-from tests.harness.embeddings import bags
-from tests.harness.servers import nothing_left
+from tests.harness.models.embeddings import bags
+from tests.harness.servers.valkey import nothing_left
 
 PAIRS = [(query, f"moon river {'big ' * (n % 5)}{n}") for n in range(12) for query in ("how far", "big cat")]
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.outages import OUTAGES, full
+from benchmarks.faults.outages import OUTAGES, full
 from jobs.errors import RankmillError, RedisUnavailable
 from jobs.runtime import connection
 from producer import Client
 from tests.conftest import Server, wait_for
-from tests.harness.servers import nothing_left
+from tests.harness.servers.valkey import nothing_left
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(40)]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.ceiling import linear_layers
-from benchmarks.contenders import CONTENDERS
-from benchmarks.environments import ROOT, dependencies
-from benchmarks.report import bar_chart
-from benchmarks.standings import from_json, goals, speed_table, standings
+from benchmarks.comparison.contenders import CONTENDERS
+from benchmarks.comparison.environments import ROOT, dependencies
+from benchmarks.comparison.report import bar_chart
+from benchmarks.comparison.standings import from_json, goals, speed_table, standings
+from benchmarks.engine.ceiling import linear_layers
 from rankmill.tuning.machine import markdown_table
 from rankmill.tuning.quality import ndcg, read_qrels
 

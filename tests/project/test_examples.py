@@ -1,4 +1,4 @@
-"""The examples run as they are; that of plain RQ is in tests/workers/test_score_pairs.py."""
+"""The examples run as they are; that of plain RQ is in tests/workers/queue/test_score_pairs.py."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.fuzz import CHUNK, PAIRS, Fuzz
+from benchmarks.faults.fuzz import CHUNK, PAIRS, Fuzz
 from producer import Scores
 
 

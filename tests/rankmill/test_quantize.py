@@ -28,10 +28,10 @@ from rankmill.tuning.agreement import Agreement
 from rankmill.tuning.pairs import fingerprint
 from rankmill.tuning.precision_check import Measured
 from tests.conftest import BIN, ENVIRON, Outcome, run_command, wait_for
-from tests.harness.models import make_bert
-from tests.harness.registries import put_version
+from tests.harness.models.registries import put_version
+from tests.harness.models.tiny import make_bert
 from tests.harness.tools import needs_package
-from tests.workers.test_backends import EXAMPLES
+from tests.workers.backends.test_backends import EXAMPLES
 from workers.engine.engine import Engine
 from workers.models.loading import load_model
 

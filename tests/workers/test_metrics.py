@@ -33,9 +33,9 @@ from jobs.store.runs import RunStore
 from jobs.store.worker_report import STAGES, GpuReport, WorkerReport, queue_workers, worker_reports
 from producer import Client
 from tests.conftest import Server, StartWorker, score_file, wait_for
-from tests.harness.models import make_bert
+from tests.harness.models.tiny import make_bert
 from tests.harness.tools import tool
-from tests.workers.test_engine import misbehaving
+from tests.workers.engine.test_engine import misbehaving
 from workers import metrics
 from workers.gpu import Gpu
 from workers.queue.heartbeat import Heartbeat

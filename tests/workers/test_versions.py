@@ -15,10 +15,10 @@ from jobs.errors import WorkerError
 from jobs.registry.fetch import fetch_files
 from jobs.registry.names import Reference
 from jobs.registry.registry import Registry, files_folder
-from tests.harness.disks import resize, small_disk
 from tests.harness.environ import ENVIRON
+from tests.harness.models.registries import put_version
 from tests.harness.preloaded import PreloadedProcess
-from tests.harness.registries import put_version
+from tests.harness.servers.disks import resize, small_disk
 from workers.versions.room import make_room
 from workers.versions.store import VersionStore
 
@@ -191,7 +191,7 @@ def test_killed_while_it_fetches_the_next_goes_on(registry: Path, cache: Path) -
 def test_killed_while_it_pushes_the_next_goes_on(tmp_path: Path, model: Path) -> None:
     url = tmp_path / "empty"
     url.mkdir()
-    setup = "from tests.harness.registries import put_version"
+    setup = "from tests.harness.models.registries import put_version"
     kills = 0
     while dies(kills + 1, setup, f"put_version({str(url)!r}, Path({str(model)!r}), 'reranker')"):
         kills += 1

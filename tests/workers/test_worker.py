@@ -39,7 +39,7 @@ from tests.conftest import (
     start_worker,
     wait_for,
 )
-from tests.harness.models import make_bert
+from tests.harness.models.tiny import make_bert
 from workers import ScoringWorker
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(200)]

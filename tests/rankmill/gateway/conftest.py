@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness.gateways import Running, running_gateway
-from tests.harness.servers import Server
+from tests.harness.servers.valkey import Server
 
 
 @pytest.fixture(scope="module")

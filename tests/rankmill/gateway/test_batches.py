@@ -28,7 +28,7 @@ from rankmill.gateway.refusals import Refusal
 from tests.conftest import ENVIRON, QUICK_LEASE, wait_for
 from tests.harness.gateways import PAIR, Reply, Running, running_gateway
 from tests.harness.preloaded import PreloadedProcess
-from tests.harness.servers import Server
+from tests.harness.servers.valkey import Server
 
 QUERY, TEXTS = PAIR
 ENDED = {"completed", "failed", "cancelled"}

@@ -21,7 +21,7 @@ from rankmill.gateway.grpc import tei_pb2 as tei
 from rankmill.gateway.keys.api_keys import KeyStore
 from tests.conftest import run_command
 from tests.harness.gateways import PAIR, Running, running_gateway
-from tests.harness.servers import Server
+from tests.harness.servers.valkey import Server
 
 ROOT = Path(__file__).resolve().parents[3]
 QUERY, TEXTS = PAIR

@@ -14,7 +14,7 @@ from producer.local.embedded import EmbeddedCluster
 from rankmill.cli.gateway import serve as command
 from tests.conftest import run_command
 from tests.harness.gateways import PAIR, Running, running_gateway
-from tests.harness.servers import Server
+from tests.harness.servers.valkey import Server
 
 
 def test_it_ranks_texts(gateway: Running) -> None:

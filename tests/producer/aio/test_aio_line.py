@@ -1,0 +1,112 @@
+"""Many tasks share a connection and a reader: each gets its own replies and results, and loses none."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import redis
+from rq.job import Job
+
+from jobs import keys
+from jobs.results import ChunkScores
+from jobs.store.runs import RunStore
+from producer import AsyncClient, Client
+from producer.aio import bridge
+from producer.aio.connection import LoopRedis
+from producer.aio.streams import Streams
+from tests.conftest import Server
+from tests.producer.aio.test_aio import NOBODY, in_a_loop, runs_left
+from tests.producer.runs.test_results import STATS
+from tests.producer.test_client import PAIRS
+
+
+def test_tasks_that_share_a_connection_get_their_own_replies(shared_server: Server) -> None:
+    """Also if others are cancelled, or have a command that the server refuses."""
+
+    async def main() -> None:
+        client: Any = LoopRedis(shared_server.url, 60)
+
+        def count(key: str, times: int) -> list[Any]:
+            with client.pipeline() as pipe:
+                for _ in range(times):
+                    pipe.incr(key)
+                pipe.expire(key, 60)
+                return [*pipe.execute(), client.get(key)]
+
+        def fail() -> None:
+            with client.pipeline() as pipe:
+                pipe.set("line:text", "text", ex=60)
+                pipe.lpush("line:text", 1)
+                pipe.execute()
+
+        tasks = [asyncio.create_task(bridge.run(count, f"line:{at}", at)) for at in range(1, 150)]
+        refused = [asyncio.create_task(bridge.run(fail)) for _ in range(5)]
+        await asyncio.sleep(0)
+        for task in tasks[::3]:
+            task.cancel()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        for at, reply in enumerate(found, 1):
+            if at % 3 == 1:
+                assert isinstance(reply, asyncio.CancelledError)
+            else:
+                assert reply == [*range(1, at + 1), True, str(at).encode()]
+        for error in await asyncio.gather(*refused, return_exceptions=True):
+            assert isinstance(error, redis.ResponseError)
+            assert "WRONGTYPE" in str(error)
+        await client.line.close()
+        await client.loop_client.aclose()
+        for key in shared_server.client.scan_iter("line:*"):
+            shared_server.client.delete(key)
+
+    asyncio.run(main())
+
+
+def test_a_request_is_stored_and_deleted_with_a_transaction_each(server: Server) -> None:
+    """Nothing else is asked of the server before its result is waited for."""
+
+    def transactions() -> int:
+        return int(server.client.info("commandstats").get("cmdstat_exec", {"calls": 0})["calls"])
+
+    client = Client(server.url, **NOBODY)
+    before = transactions()
+    run = client.submit(PAIRS[:20])
+    assert transactions() == before + 1
+    assert client.store.load(run.id)
+    assert server.client.llen("rq:queue:nobody-listens") == 1
+    run.cancel()
+    assert transactions() == before + 2
+    assert not runs_left(server)
+
+
+def test_results_that_the_shared_reader_has_not_brought_yet_are_not_lost(
+    shared_server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The sweep for lost chunks reads the stream itself: a job that is gone may have ended just now."""
+
+    async def nothing(self: Streams, stream: str, after: str, seconds: float) -> list[Any]:
+        await asyncio.sleep(0)
+        return []
+
+    monkeypatch.setattr(Streams, "read", nothing)
+    monkeypatch.setattr("producer.submission._SWEEP_SECONDS", 0)
+    store = RunStore(shared_server.client)
+
+    async def work(client: AsyncClient) -> None:
+        run = await client.submit(PAIRS[:3])
+        job = keys.job_id(run.id, 0)
+        with shared_server.client.pipeline() as pipe:  # as a worker ends a job
+            pipe.lrem("rq:queue:nobody-listens", 1, job)
+            pipe.delete(Job.key_for(job))
+            result = ChunkScores(0, pa.array([1, 2, 3], pa.float32()), pa.nulls(3, pa.string()), STATS)
+            store.add_result(pipe, run.id, result, 60)
+            pipe.execute()
+        np.testing.assert_array_equal(await run.scores(timeout=60), [1, 2, 3])
+        assert run.stats.retries == 0
+
+    in_a_loop(shared_server.url, work, **NOBODY)
+    assert "lost" not in caplog.text
+    assert not shared_server.client.llen("rq:queue:nobody-listens")

@@ -1,0 +1,287 @@
+"""Files in object stores: paths, reading, waiting."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import logging
+import os
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import s3fs
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jobs.errors import InputChanged, InputError, OutputBusy, StoreError
+from producer.files.inputs import find_files
+from producer.files.manifest import fingerprint
+from producer.files.readers import TextColumns
+from producer.files.source import Source, open_source
+from producer.files.stores import lock, patience, reading, upload
+from producer.files.stores.paths import ObjectPath, as_path, is_url, object_path
+from producer.files.stores.reading import ObjectReader
+from producer.files.stores.writing import identity, put
+from tests.harness.models.hub import hub
+from tests.harness.servers.buckets import Bucket
+
+ROWS = [{"query": "q", "passage": f"p {n}", "n": n} for n in range(20)]
+
+
+def store_object(url: str, data: bytes) -> str:
+    with fsspec.open(url, "wb") as file:
+        file.write(data)
+    return url
+
+
+def parquet(rows: list[dict[str, object]]) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), sink, row_group_size=6)
+    return sink.getvalue()
+
+
+def lines(rows: list[dict[str, object]]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def opened(*names: str) -> Source:
+    return open_source(find_files(names), TextColumns("query", "passage"), allow_nulls=True)
+
+
+def read(*names: str) -> list[dict[str, object]]:
+    return [row for table in opened(*names).tables(lambda _: 7) for row in table.to_pylist()]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.parquet", parquet(ROWS)),
+        ("a.jsonl", lines(ROWS)),
+        ("a.jsonl.gz", gzip.compress(lines(ROWS))),
+        ("a.json", json.dumps(ROWS).encode()),
+        ("a.csv", "".join(["query,passage,n\n", *(f"q,p {n},{n}\n" for n in range(20))]).encode()),
+    ],
+)
+def test_objects_are_read_like_files(bucket: Bucket, name: str, data: bytes) -> None:
+    assert read(store_object(f"{bucket.url}/in/{name}", data)) == ROWS
+
+
+def test_folders_and_globs_are_read_in_order_with_their_partitions(bucket: Bucket) -> None:
+    for day in (2, 1):
+        store_object(f"{bucket.url}/in/day={day}/a.jsonl", lines(ROWS[day : day + 1]))
+    store_object(f"{bucket.url}/in/notes.txt", b"no pairs")
+    expected = [{**ROWS[day], "day": day} for day in (1, 2)]
+    assert read(f"{bucket.url}/in") == expected
+    assert read(f"{bucket.url}/in/**/*.jsonl") == expected
+    assert read(f"{bucket.url}/in/day=2/a.jsonl") == [ROWS[2]]
+    with pytest.raises(InputError, match="/nothing: no such object, and none below it"):
+        find_files([f"{bucket.url}/nothing"])
+
+
+def test_an_object_that_changes_while_it_is_read_is_noticed(bucket: Bucket) -> None:
+    url = store_object(f"{bucket.url}/a.jsonl", lines(ROWS))
+    source = opened(url)
+    store_object(url, lines([{**row, "query": "r"} for row in ROWS]))  # of the same size
+    with pytest.raises(InputChanged, match=r"a\.jsonl has changed while it was read"):
+        list(source.tables(lambda _: 7))
+
+
+def test_files_of_the_hub_are_read_with_its_own_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"data/a.parquet": parquet(ROWS[:9]), "data/b.parquet": parquet(ROWS[9:]), "README.md": b"#"}
+    with hub("someone/pairs", files) as url:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": url, "token": False})
+        name = "hf://datasets/someone/pairs"
+        assert read(f"{name}/data/*.parquet") == ROWS
+        assert read(f"{name}/data/b.parquet") == ROWS[9:]
+        source = opened(f"{name}/data/a.parquet")
+        files["data/a.parquet"] = parquet(list(reversed(ROWS[:9])))
+        with pytest.raises(InputChanged, match=r"data/a\.parquet has changed while it was read"):
+            list(source.tables(lambda _: 7))
+        with pytest.raises(InputError, match="no such object"):
+            opened(f"{name}/data/c.parquet")
+
+
+def test_what_a_path_of_an_object_is(bucket: Bucket, tmp_path: Path) -> None:
+    path = object_path(f"{bucket.url}/out/a.csv.gz")
+    assert isinstance(path.parent / "b", ObjectPath)
+    assert (str(path), path.resolve(), path.suffixes) == (f"{bucket.url}/out/a.csv.gz", path, [".csv", ".gz"])
+    assert str(path.with_name("b")) == f"{bucket.url}/out/b"
+    assert (path.exists(), path.parent.is_dir()) == (False, False)
+    (tmp_path / "a").write_bytes(b"12345")
+    before = identity(tmp_path / "a", in_store=True)
+    put(tmp_path / "a", path)
+    assert (path.is_file(), path.is_dir(), path.parent.is_dir()) == (True, False, True)
+    assert (list(path.parent.iterdir()), identity(path, in_store=True)) == ([path], before)
+    first = fingerprint(path)
+    assert first.startswith("5 bytes ETag ")
+    store_object(str(path), b"54321")
+    assert fingerprint(path) != first
+    path.unlink()
+    path.unlink(missing_ok=True)
+    assert not path.exists()
+    with pytest.raises(InputError, match=r"a\.csv\.gz: no such object"):
+        fingerprint(path)
+
+
+def grow(file: Path, sending: upload.Upload) -> bytes:
+    """Write a file of three and a half pieces, and let it be sent meanwhile."""
+    for _ in range(7):
+        with file.open("ab") as out:
+            out.write(os.urandom(_PIECE // 2))
+        sending.follow()
+    return file.read_bytes()
+
+
+_PIECE = 5 << 20
+"""The smallest that S3 takes."""
+
+
+def test_a_file_is_sent_while_it_is_written_and_appears_at_the_end(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upload, "_PIECE_BYTES", _PIECE)
+    store = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
+    name = bucket.url.removeprefix("s3://")
+
+    def unfinished() -> list[Any]:
+        return list(store.call_s3("list_multipart_uploads", Bucket=name).get("Uploads", ()))
+
+    target = object_path(f"{bucket.url}/out/a.bin")
+    sending = upload.Upload(tmp_path / "a", target)
+    data = grow(tmp_path / "a", sending)
+    sending._wait()
+    assert (len(unfinished()), target.exists()) == (1, False)
+    put(tmp_path / "a", target, sending)
+    assert (unfinished(), store.cat_file(str(target)) == data) == ([], True)
+
+    given_up = upload.Upload(tmp_path / "a", target)
+    grow(tmp_path / "a", given_up)
+    given_up.abandon()
+    assert (unfinished(), store.cat_file(str(target)) == data) == ([], True)
+
+    # What fails on the way is sent as a whole at the end, and nothing of it is left in the store.
+    failing = upload.Upload(tmp_path / "a", target)
+    again = grow(tmp_path / "a", failing)
+    failing._wait()
+    store.call_s3(
+        "abort_multipart_upload", Bucket=name, Key="out/a.bin", UploadId=unfinished()[0]["UploadId"]
+    )
+    put(tmp_path / "a", target, failing)
+    assert (unfinished(), store.cat_file(str(target)) == again) == ([], True)
+
+
+@pytest.mark.parametrize("url", ["s3://KEY:SECRET@bucket/a.csv", "https://host/a.csv?X-Amz-Signature=SECRET"])
+def test_a_url_with_a_secret_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(InputError, match="a URL with a password or a signature") as refused:
+        find_files([url])
+    assert "SECRET" not in str(refused.value)
+    assert "KEY" not in str(refused.value)
+
+
+def test_names_and_urls() -> None:
+    assert [is_url(name) for name in ("s3://b/k", "az://c/k", "a/b.csv", "c:x", "-")] == [
+        True, True, False, False, False
+    ]  # fmt: skip
+    assert as_path("file:///tmp/a.csv") == Path("/tmp/a.csv")
+    with pytest.raises(InputError, match=r"empty parts, \. or \.\. are not supported"):
+        object_path("s3://bucket/a//b.csv")
+    with pytest.raises(InputError, match="xyz"):
+        find_files(["xyz://bucket/a.csv"])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(
+    st.binary(max_size=60),
+    st.lists(st.tuples(st.integers(0, 70), st.integers(-1, 30)), max_size=8),
+    st.integers(1, 9),
+)
+def test_an_object_is_read_as_if_it_were_in_memory(
+    monkeypatch: pytest.MonkeyPatch, data: bytes, reads: list[tuple[int, int]], block: int
+) -> None:
+    monkeypatch.setattr(reading, "_BLOCK_BYTES", block)
+    monkeypatch.setattr(reading, "_KEPT", 3)
+    reader, plain = ObjectReader(object_path(store_object("memory://a/b", data))), io.BytesIO(data)
+    for place, size in reads:
+        assert reader.seek(place) == plain.seek(place)
+        assert reader.read(size) == plain.read(size)
+        assert reader.tell() == max(plain.tell(), place)
+
+
+def test_a_store_that_fails_is_asked_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(patience, "_FIRST_PAUSE", 0.001)
+    path = object_path(store_object("memory://a/c.jsonl", lines(ROWS)))
+    system = path.store[0]
+    real, calls = system.cat_file, []
+
+    def cat_file(*arguments: object, **options: object) -> object:
+        calls.append(1)
+        if len(calls) < 4:
+            raise ConnectionError("reset by peer")
+        found = real(*arguments, **options)
+        return found[:-1] if len(calls) == 4 else found  # cut off
+
+    monkeypatch.setattr(system, "cat_file", cat_file)
+    with caplog.at_level(logging.WARNING):
+        assert ObjectReader(path).read() == lines(ROWS)
+    assert "memory://a/c.jsonl: the store does not serve, trying again: reset by peer" in caplog.text
+    assert "bytes came instead of" in caplog.text
+
+
+def test_a_store_that_stays_away_or_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "_FIRST_PAUSE", 0.001)
+
+    def fails(error: Exception) -> None:
+        raise error
+
+    for error, kind, message in [
+        (ConnectionError("refused"), StoreError, "x: the store does not serve: refused"),
+        (PermissionError("Access Denied"), StoreError, r"x: no permission \(Access Denied\)"),
+        (FileNotFoundError("x"), InputError, "x: no such object"),
+        (ImportError("Install gcsfs"), InputError, r"x: Install gcsfs \(pip install"),
+        (ValueError("Protocol not known"), InputError, "x: Protocol not known"),
+    ]:
+        with pytest.raises(kind, match=message):
+            patience.patiently("x", partial(fails, error), 0.01)
+
+
+def test_a_lock_is_its_holders_until_it_does_not_change_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(lock, "LEASE_SECONDS", 2.0)
+    path, output = object_path("memory://locks/_a.rankmill"), Path("a")
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder in folders:
+        folder.mkdir()
+    first = lock.ObjectLock(path, output, folders[0])
+    with first:
+        with pytest.raises(OutputBusy, match=r"score-file on host .* is making a; let it finish"):
+            lock.ObjectLock(path, output, folders[1]).__enter__()
+        first.check()
+    assert not path.exists()
+
+    first = lock.ObjectLock(path, output, folders[0]).__enter__()
+    first._ended.set()  # as if it were killed
+    first._thread.join()
+    again = lock.ObjectLock(path, output, folders[0]).__enter__()  # the same command continues at once
+    again._ended.set()
+    again._thread.join()
+    monkeypatch.setattr(lock, "LEASE_SECONDS", 0.2)
+    with lock.ObjectLock(path, output, folders[1]) as second:
+        second.check()
+        again._ended.clear()  # it was only away, and comes back
+        again._keep()
+        with pytest.raises(OutputBusy, match="makes it now, as this host was away"):
+            again.check()
+        again.__exit__(None, None, None)
+        assert path.exists()
+    assert not path.exists()

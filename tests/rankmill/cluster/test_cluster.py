@@ -1,0 +1,228 @@
+"""What is seen of a cluster from outside: queues, workers, runs."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import fakeredis
+import pytest
+import redis
+from rich.console import Console
+
+from jobs import keys
+from jobs.errors import RunCancelled
+from jobs.run import Progress, RowError
+from jobs.store.queues import UNUSED_SECONDS
+from jobs.store.row_errors import read_row_errors
+from jobs.store.runs import RunStore
+from jobs.store.worker_report import WorkerReport, announce_worker
+from producer import Client, ScoringRun
+from rankmill.cluster.snapshot import Snapshot, WorkerState, read_cluster
+from rankmill.cluster.tables import overview
+from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
+from tests.harness.models.tiny import make_bert
+from tests.harness.runs import stored_run
+
+
+@pytest.fixture
+def slow_model(tmp_path: Path) -> Path:
+    return make_bert(tmp_path / "slow", hidden=128, layers=4)
+
+
+def worker_named(cluster: Snapshot, name: str) -> WorkerState | None:
+    return next((worker for worker in cluster.workers if worker.name == name), None)
+
+
+def read(run: ScoringRun) -> None:
+    """Take the results until the run is cancelled."""
+    with suppress(RunCancelled):
+        run.scores()
+
+
+def test_a_cluster_at_work_is_seen_as_it_is(server: Server, workers: StartWorker, slow_model: Path) -> None:
+    client = Client(server.url, model=str(slow_model), chunk_size=64, window=8)
+    pairs: list[tuple[str, str | None]] = [("big cat", "the moon " * 40)] * 200_000
+    pairs[3] = ("big cat", None)
+    run = client.submit(pairs)
+    before = read_cluster(server.client)
+    (queue,) = before.queues
+    assert (queue.name, queue.waiting, queue.started, queue.workers) == ("rankmill", 8, 0, 0)
+    assert queue.oldest_seconds is not None
+    (seen,) = before.runs
+    assert (seen.id, seen.queue, seen.model) == (run.id, "rankmill", str(slow_model))
+    assert (seen.rows, seen.rows_done, seen.seconds_left, before.runs_total) == (200_000, 0, None, 1)
+    workers(name="w1", environ={"RANKMILL_CLAIM_AHEAD": "64"})
+    reader = threading.Thread(target=read, args=(run,))
+    reader.start()
+    found: list[Snapshot] = []
+
+    def at_work() -> bool:
+        found.append(read_cluster(server.client))
+        (worker,), runs = found[-1].workers, found[-1].runs
+        under_way = bool(runs) and 3 * 64 <= runs[0].rows_done < 200_000 and runs[0].seconds_left is not None
+        return worker.state == "busy" and found[-1].queues[0].started > 0 and under_way
+
+    wait_for(at_work)
+    errors, damaged = read_row_errors(client.store.redis, run.id)
+    assert damaged == 0
+    unkept = [key for key in server.client.scan_iter("rankmill:*") if server.client.ttl(key) == -1]
+    (worker,) = found[-1].workers
+    assert (worker.name, worker.queues, found[-1].queues[0].workers) == ("w1", ("rankmill",), 1)
+    assert worker.report
+    assert worker.report.device == "cpu"
+    assert found[-1].runs[0].row_errors == 1
+    assert errors == [RowError(row=3, error="passage is null", attempts=1, worker="w1")]
+    assert not unkept
+    run.cancel()
+    reader.join()
+    wait_for(lambda: (found := worker_named(read_cluster(server.client), "w1")) and found.state == "idle")
+    after = read_cluster(server.client)
+    assert (after.runs, after.runs_total, after.queues[0].waiting) == ((), 0, 0)
+    assert not list(server.client.scan_iter("rankmill:run*"))
+
+
+def test_a_killed_worker_is_lost_then_gone_and_others_are_foreign(
+    server: Server, workers: StartWorker
+) -> None:
+    killed = workers(name="mine", environ=QUICK_LEASE)
+    workers(name="other", worker_class="rq.SimpleWorker", ready=False)
+    stopped = workers(name="stopped")
+    wait_for(lambda: worker_named(read_cluster(server.client), "other"))
+    killed.kill()
+    stopped.terminate()
+    stopped.wait(timeout=30)
+
+    def state(name: str) -> str | None:
+        found = worker_named(read_cluster(server.client), name)
+        return found.state if found else None
+
+    wait_for(lambda: state("mine") == "lost")
+    assert state("other") == "foreign"
+    assert state("stopped") is None
+    assert 0 < server.client.ttl("rq:worker:mine") < 900
+    server.client.delete("rq:worker:mine")  # as its expiry does
+    assert state("mine") is None
+
+
+def test_workers_are_whole_again_after_the_server_has_lost_its_data(
+    server: Server, workers: StartWorker
+) -> None:
+    workers(name="mine", environ=QUICK_LEASE)
+    server.client.flushall()
+
+    def is_whole() -> bool:
+        found = worker_named(read_cluster(server.client), "mine")
+        return bool(found and (found.queues, found.state) == (("rankmill",), "idle"))
+
+    wait_for(is_whole)  # a heartbeat in progress may have written a part of it
+
+
+def test_a_run_cancelled_elsewhere_ends_its_producer(server: Server, tiny_model: Path) -> None:
+    client = Client(server.url, model=str(tiny_model), chunk_size=1, window=8)
+    run = client.submit((f"cat {n}", "moon") for n in itertools.count())
+    other = RunStore(redis.Redis.from_url(server.url))
+    (found,) = other.find(run.id[:8])
+    known = other.load(found)
+    assert known
+    assert other.cancel(known) == 8
+    left = [key for key in server.client.scan_iter("*") if run.id.encode() in key]
+    assert left == [keys.cancelled(run.id).encode()]
+    assert server.client.ttl(left[0]) > 0
+    with pytest.raises(RunCancelled):
+        run.scores(timeout=60)
+    assert not [key for key in server.client.scan_iter("*") if run.id.encode() in key]
+    assert not server.client.exists(keys.runs())
+
+
+def test_thousands_of_runs_are_paged_and_expired_ones_are_not_shown() -> None:
+    client = fakeredis.FakeRedis()
+    store = RunStore(client)
+    made = [stored_run(store, ttl=60 + number, rows=9) for number in range(230)]
+    pages = [read_cluster(client, page=page, page_size=100) for page in range(3)]
+    assert [len(page.runs) for page in pages] == [100, 100, 30]
+    assert {run.id for page in pages for run in page.runs} == {run.id for run in made}
+    assert pages[0].runs[0].id == made[-1].id  # the last that was worked on
+    assert pages[2].runs_total == 230
+    client.zadd(keys.runs(), {made[0].id: time.time() - 1})
+    assert read_cluster(client).runs_total == 229
+    stored_run(store)
+    assert client.zscore(keys.runs(), made[0].id) is None
+
+
+def test_a_look_takes_the_same_round_trips_however_much_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = fakeredis.FakeRedis()
+    store = RunStore(client)
+    sent: list[object] = []
+    execute = redis.client.Pipeline.execute
+
+    def counted(pipe: redis.client.Pipeline, raise_on_error: bool = True) -> object:
+        sent.append(pipe)
+        return execute(pipe, raise_on_error)
+
+    monkeypatch.setattr(redis.client.Pipeline, "execute", counted)
+    for runs in (1, 40):
+        for _ in range(runs):
+            stored_run(store)
+        sent.clear()
+        read_cluster(client)
+        assert len(sent) == 5
+
+
+def test_a_queue_that_nobody_has_used_for_a_day_leaves_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = fakeredis.FakeRedis()
+    stored_run(RunStore(client), queue="new")
+    for name in ("old", "full", "served"):
+        client.sadd("rq:queues", f"rq:queue:{name}")
+    client.zadd(keys.queues(), {"old": time.time() - UNUSED_SECONDS - 1})
+    client.rpush("rq:queue:full", "job")
+    client.sadd("rq:workers", "rq:worker:w")
+    client.hset("rq:worker:w", mapping={"birth": "2026-01-01T00:00:00.000000Z", "queues": "served"})
+    announce_worker(client, "w", WorkerReport(device="cpu", started=0, beat=0), 60)
+    assert [queue.name for queue in read_cluster(client).queues] == ["full", "new", "served"]
+    assert 0 < client.ttl(keys.queues()) <= UNUSED_SECONDS
+    monkeypatch.setattr("jobs.store.queues.time.time", lambda: 2e9)
+    stored_run(RunStore(client), queue="later")
+    assert client.zrange(keys.queues(), 0, -1) == [b"later"]
+
+
+def test_what_another_release_wrote_does_not_break_the_view() -> None:
+    client = fakeredis.FakeRedis()
+    store = RunStore(client)
+    old, new = (stored_run(store) for _ in range(2))
+    client.hset(keys.run(old.id), "format", 99)
+    client.sadd("rq:workers", "rq:worker:old")
+    client.set(keys.worker("old"), '{"device": 7}', ex=60)
+    seen = read_cluster(client)
+    assert [run.id for run in seen.runs] == [new.id]
+    assert [(worker.name, worker.state, worker.report) for worker in seen.workers] == [("old", "idle", None)]
+
+
+def test_refusals_of_workers_are_shown_whatever_is_in_them() -> None:
+    client = fakeredis.FakeRedis()
+    client.sadd("rq:workers", "rq:worker:w")
+    report = WorkerReport(
+        device="cpu",
+        started=0,
+        beat=0,
+        refusals=("no\x1b[31m model" + "x" * 5000, "b", "c"),
+        half_open=("no hub",),
+    )
+    announce_worker(client, "w", report, 60)
+    console = Console(width=1000, record=True, file=io.StringIO())
+    console.print(overview(read_cluster(client), 10))
+    found = console.export_text()
+    assert "w leaves chunks to other workers: no\N{REPLACEMENT CHARACTER}[31m model" in found
+    assert "(and 2 more)" in found
+    assert "w tries again with the next chunk what it has refused: no hub" in found
+    assert "\x1b" not in found
+    assert found.count("x") < 400
+
+
+def test_speed_counts_from_the_first_result_of_this_run() -> None:
+    assert Progress(rows=50, since_rows=50, since=10, at=10).rows_per_second() is None
+    assert Progress(rows=150, since_rows=50, since=10, at=15).rows_per_second() == 20

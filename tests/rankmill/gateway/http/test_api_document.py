@@ -1,0 +1,48 @@
+"""docs/API.md: every path is there, and every line of it works; so does the example."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.harness.gateways import Running
+from tests.harness.tools import tool
+
+ROOT = Path(__file__).resolve().parents[4]
+TEXT = (ROOT / "docs" / "API.md").read_text()
+LINES = re.findall(r"^curl .*$", TEXT, re.M)
+
+
+def test_every_path_has_a_line(gateway: Running) -> None:
+    named = {re.search(r"localhost:9809(/[^ ?]*)", line)[1] for line in LINES}  # type: ignore[index]
+    paths = {path for path in gateway.get("/openapi.json").json["paths"] if "{" not in path}
+    paths -= {"/v1/files", "/v1/batches"}  # tests/rankmill/gateway/test_batches.py
+    assert paths <= named, paths - named
+
+
+def test_every_line_is_answered(gateway: Running) -> None:
+    tool("curl", "curl")
+    script = "\n".join(
+        line.replace("curl ", "curl --silent --show-error --fail-with-body ").replace(
+            "localhost:9809", gateway.url
+        )
+        for line in LINES
+        if "cache" not in line  # tests/rankmill/gateway/http/test_http.py: each takes a worker's heartbeat
+    )
+    done = subprocess.run(
+        ["bash", "-e", "-c", script], capture_output=True, text=True, check=False, timeout=200
+    )
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr
+
+
+def test_the_example_ranks_and_streams(gateway: Running) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "http_client.py"), gateway.url],
+        capture_output=True, text=True, check=True, timeout=200,
+    )  # fmt: skip
+    best, *rest = done.stdout.splitlines()
+    assert best.endswith("About 384,400 km from the earth.")
+    assert rest[-1] == "all scores are there"
+    assert sum(int(line.split()[0]) for line in rest if line.endswith(" scores")) == 300

@@ -1,0 +1,207 @@
+"""A running gateway with a real worker, by HTTP."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from producer import Client
+from rankmill.gateway.dialects.routes import ROUTES
+from tests.harness.gateways import PAIR, Reply, Running
+from tests.harness.processes import wait_for
+from tests.harness.servers.valkey import Server, nothing_left
+
+QUERY, TEXTS = PAIR
+PATHS = sorted(route.path for route in ROUTES if "rerank" in route.path and "tei" not in route.path)
+
+
+def best_of(reply: Reply) -> int:
+    """The place of the best text, in any dialect's answer."""
+    assert reply.status == 200, reply.body
+    found = reply.json
+    ranking = found if isinstance(found, list) else found.get("results") or found["data"]
+    return int(ranking[0]["index"])
+
+
+def test_every_dialect_ranks_with_the_workers_scores(gateway: Running, shared_queue: Server) -> None:
+    documents = {"query": QUERY, "documents": TEXTS, "model": "demo"}
+    for path in PATHS:
+        assert best_of(gateway.post(path, documents)) == 1, path
+    for path in ("/rerank", "/tei/rerank"):
+        assert best_of(gateway.post(path, {"query": QUERY, "texts": TEXTS})) == 1
+    client = Client(shared_queue.url, model="demo")
+    expected = client.score([(QUERY, text) for text in TEXTS], activation="default").tolist()
+    for path in ("/score", "/v1/score"):
+        reply = gateway.post(path, {"queries": QUERY, "documents": TEXTS})
+        assert [each["score"] for each in reply.json["data"]] == pytest.approx(expected)
+        assert reply.json["usage"]["total_tokens"] > 20
+    raw = client.score([(QUERY, text) for text in TEXTS], activation="identity").tolist()
+    predicted = gateway.post(
+        "/predict", {"inputs": [[QUERY, text] for text in TEXTS], "raw_scores": True}
+    ).json
+    assert [each["score"] for (each,) in predicted] == pytest.approx(raw)
+    client.close()
+
+
+def test_models_and_info(gateway: Running) -> None:
+    assert next(each["id"] for each in gateway.get("/v1/models").json["data"]) == "demo"
+    info = gateway.get("/info").json
+    assert (info["model_id"], info["max_client_batch_size"]) == ("demo", 100_000)
+    assert gateway.get("/ready").status == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "shown"),
+    [
+        ("/rerank", {"query": "q"}, 422, r'"error":"texts: Field required","error_type":"validation"'),
+        ("/rerank", {"query": "q", "texts": []}, 400, '"error_type":"empty"'),
+        ("/cohere/v2/rerank", {"query": "q"}, 400, '"message":"documents: Field required"'),
+        ("/jina/v1/rerank", {"query": "q"}, 422, '"detail":"documents: Field required"'),
+        ("/infinity/rerank", {"query": "q", "documents": []}, 422, '"param":"documents","code":422'),
+        ("/v1/score", {"queries": "q"}, 400, '"type":"BadRequestError"'),
+        ("/v2/rerank", {"query": "q", "documents": ["a"], "model": "other"}, 404, "this gateway serves demo"),
+        ("/v1/rerank", b"{", 400, "not JSON"),
+        ("/rerank", b"[" * 1000, 422, "not JSON"),
+    ],
+)
+def test_errors_have_the_form_of_their_dialect(
+    gateway: Running, path: str, body: Any, status: int, shown: str
+) -> None:
+    reply = gateway.post(path, body)
+    assert (reply.status, shown in reply.body.decode()) == (status, True), reply.body
+
+
+def test_what_is_not_json_by_its_type_is_not_read(gateway: Running) -> None:
+    body = {"query": QUERY, "texts": TEXTS}
+    assert gateway.post("/rerank", body, content_type="text/plain").status == 415
+    assert gateway.post("/rerank", body, content_type="application/json; charset=utf-8").status == 200
+    assert gateway.get("/rerank").status == 405
+    assert gateway.get("/nowhere").status == 404
+
+
+def test_a_body_that_says_or_shows_that_it_is_too_large_is_not_read(gateway: Running) -> None:
+    host, _, port = gateway.url.removeprefix("http://").partition(":")
+    for head, rest in (
+        (b"Content-Length: 99999999999999\r\n\r\n", b""),
+        (b"Transfer-Encoding: chunked\r\n\r\n", (b"100000\r\n" + b" " * (1 << 20) + b"\r\n") * 40),
+    ):
+        with socket.create_connection((host, int(port)), timeout=60) as line:
+            line.sendall(
+                b"POST /v1/rerank HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + head
+            )
+            try:
+                line.sendall(rest)
+                answer = b"".join(iter(lambda: line.recv(65536), b""))
+            except ConnectionError:  # it has answered, and closed the connection meanwhile
+                continue
+            assert answer.startswith(b"HTTP/1.1 413 ")
+            assert b"larger than 32 MiB" in answer
+
+
+def events_of(reply: Reply) -> list[tuple[str, Any]]:
+    found = re.findall(r"event: (\w+)\ndata: (.*)\n\n", reply.body.decode())
+    return [(name, json.loads(data)) for name, data in found]
+
+
+def test_a_stream_of_ten_thousand_documents_has_scores_as_chunks_are_done_and_then_the_ranking(
+    gateway: Running, tiny_model: Path
+) -> None:
+    documents = [f"text {number}" for number in range(10_000)]
+    body = {"query": QUERY, "documents": documents, "model": str(tiny_model), "stream": True}
+    reply = gateway.post("/cohere/v2/rerank", body)
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    *parts, (last, result) = events_of(reply)
+    assert len(parts) > 1
+    assert {name for name, _ in parts} == {"scores"}
+    scores: dict[int, float] = {}
+    for _, part in parts:
+        assert part["first"] == len(scores)
+        scores |= dict(enumerate(part["scores"], part["first"]))
+    assert last == "result"
+    assert len(scores) == len(documents)
+    ranking = [each["relevance_score"] for each in result["results"]]
+    assert ranking == sorted(ranking, reverse=True)
+    assert {each["index"]: each["relevance_score"] for each in result["results"]} == scores
+    asked_for = gateway.post("/score", {"queries": "q", "documents": "a"}, accept="text/event-stream")
+    assert [name for name, _ in events_of(asked_for)] == ["scores", "result"]
+    refused = gateway.post("/score", {"queries": "q", "documents": [], "stream": True})
+    assert refused.status == 400
+    long = {"query": "q", "documents": ["a"], "truncate_prompt_tokens": 10**9}
+    ((name, error),) = events_of(gateway.post("/vllm/rerank", {**long, "stream": True}))
+    assert (name, error["error"]["code"]) == ("error", 400)
+    assert "do not fit the model" in gateway.post("/vllm/rerank", long).json["error"]["message"]
+
+
+def test_a_client_that_goes_leaves_no_run(gateway: Running, shared_queue: Server) -> None:
+    host, _, port = gateway.url.removeprefix("http://").partition(":")
+    raw = json.dumps({"query": QUERY, "documents": [f"words {n}" * 50 for n in range(20_000)]}).encode()
+    head = "POST /v2/rerank HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with nothing_left(shared_queue), socket.create_connection((host, int(port)), timeout=60) as line:
+        before = list(shared_queue.client.scan_iter("rankmill:run:*"))
+        line.sendall(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
+        wait_for(lambda: list(shared_queue.client.scan_iter("rankmill:run:*")) != before)
+
+
+def test_the_id_of_a_request_is_in_its_answer_and_in_the_log(gateway: Running) -> None:
+    body = {"query": QUERY, "texts": TEXTS}
+    assert (
+        gateway.post("/rerank", body, x_request_id="my-request.1").headers["x-request-id"] == "my-request.1"
+    )
+    assert '"request": "my-request.1"' in gateway.log.read_text()
+    made = gateway.post("/rerank", {}, x_request_id="not valid\u00e9").headers["x-request-id"]
+    assert re.fullmatch("[0-9a-f]{32}", made)
+
+
+def test_many_requests_at_once_are_all_answered(gateway: Running) -> None:
+    replies: list[Reply] = []
+
+    def ask(number: int) -> None:
+        reply = gateway.post("/score", {"queries": QUERY, "documents": [f"number {number}", *TEXTS]})
+        replies.append(reply)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [reply.status for reply in replies] == [200] * 64
+    assert len({tuple(each["score"] for each in reply.json["data"][1:]) for reply in replies}) >= 1
+
+
+def test_metrics_count_by_route_dialect_key_and_status(gateway: Running) -> None:
+    gateway.post("/jina/v1/rerank", {"query": QUERY, "documents": TEXTS})
+    gateway.post("/jina/v1/rerank", {"query": QUERY})
+    text = gateway.get("/metrics").body.decode()
+    labels = 'dialect="jina",key="",route="/jina/v1/rerank",status='
+    assert f'rankmill_gateway_requests_total{{{labels}"200"}} ' in text
+    assert f'rankmill_gateway_requests_total{{{labels}"422"}} ' in text
+    for stage in ("admission", "queue", "work"):
+        assert f'rankmill_gateway_stage_seconds_count{{stage="{stage}"}} ' in text
+    assert "rankmill_gateway_body_bytes 0.0" in text
+    assert "rankmill_gateway_requests_in_progress 0.0" in text
+    assert 'rankmill_gateway_pairs_total{dialect="jina",key=""} ' in text
+
+
+def test_names_of_other_hosts_are_refused_on_loopback(gateway: Running) -> None:
+    assert gateway.get("/health", host="evil.example").status == 403
+    assert gateway.get("/health", host="localhost:1").status == 200
+    reply = gateway.get("/health", origin="http://evil.example")
+    assert "access-control-allow-origin" not in reply.headers
+
+
+def test_workers_load_and_unload_models(gateway: Running) -> None:
+    gateway.post("/rerank", {"query": QUERY, "texts": TEXTS})
+    (worker,) = gateway.get("/v1/cache").json["data"]
+    assert worker["hits"] + worker["loads"] > 0
+    (done,) = gateway.post("/v1/cache/warm", {"model": "demo"}).json["data"]
+    assert (done["order"], done["state"]) == ("warm", "done")
+    assert gateway.post("/v1/cache/warm", {"model": "other"}).status == 404
+    assert gateway.post("/v1/cache/warm", {"modle": "demo"}).status == 400
+    outcomes = gateway.post("/v1/cache/clear", {}).json["data"]
+    assert {(each["order"], each["state"]) for each in outcomes} <= {("unload", "done")}

@@ -1,0 +1,202 @@
+"""What a gateway takes on, whom it serves, and how it stops."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.requests import Request
+
+from jobs.runtime.settings import load_settings
+from jobs.store.worker_report import STAGES, WorkerReport, announce_worker
+from producer.aio import bridge
+from producer.aio.connection import LoopRedis
+from rankmill.gateway.capacity import Capacity, speed
+from rankmill.gateway.http import bodies as bodies_module
+from rankmill.gateway.http.bodies import Bodies
+from rankmill.gateway.keys.api_keys import KeyStore
+from rankmill.gateway.refusals import Refusal
+from tests.harness.gateways import PAIR, Reply, Running, running_gateway
+from tests.harness.processes import wait_for
+from tests.harness.servers.valkey import Server
+
+QUERY, TEXTS = PAIR
+BODY = {"query": QUERY, "texts": TEXTS}
+
+
+@pytest.fixture(scope="module")
+def narrow(shared_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A gateway with a limit of one request at a time, on a queue that nobody listens on."""
+    options = ["--model", "demo", "--queue", "nobody"]
+    environ = {
+        "RANKMILL_GATEWAY_REQUESTS": "1",
+        "RANKMILL_GATEWAY_PAIRS": "3",
+        "RANKMILL_GATEWAY_STOP_SECONDS": "1",
+        "RANKMILL_GATEWAY_ORIGINS": "https://app.example",
+        "RANKMILL_GATEWAY_HOSTS": "gateway.example",
+    }
+    directory = tmp_path_factory.mktemp("narrow")
+    with running_gateway(shared_server.url, directory, *options, environ=environ) as running:
+        yield running
+
+
+def test_while_one_request_waits_the_next_is_told_to_come_back(narrow: Running) -> None:
+    raw = json.dumps(BODY).encode()
+    head = "POST /rerank HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    host, _, port = narrow.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as line:
+        line.sendall(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
+        wait_for(lambda: "in_progress 1.0" in narrow.get("/metrics").body.decode())
+        refused = narrow.post("/rerank", BODY)
+        assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+        assert refused.json == {"error": "1 requests are in progress", "error_type": "overloaded"}
+        assert narrow.get("/health").status == 200
+    wait_for(lambda: "in_progress 0.0" in narrow.get("/metrics").body.decode())
+
+
+def test_more_pairs_than_allowed_are_refused(narrow: Running) -> None:
+    reply = narrow.post("/v2/rerank", {"query": "q", "documents": ["a"] * 4})
+    assert (reply.status, reply.json["message"]) == (413, "4 pairs are more than the 3 of one request")
+
+
+def test_a_query_that_would_be_repeated_too_often_is_refused(narrow: Running) -> None:
+    reply = narrow.post("/rerank", {"query": "q", "texts": ["x" * ((1 << 20) + 1)]})
+    assert reply.status == 422
+
+
+def test_named_origins_and_hosts_may_use_it(narrow: Running) -> None:
+    reply = narrow.get("/health", origin="https://app.example", host="gateway.example")
+    assert (reply.status, reply.headers["access-control-allow-origin"]) == (200, "https://app.example")
+    assert "access-control-allow-origin" not in narrow.get("/health", origin="https://evil.example").headers
+
+
+def test_all_bodies_together_are_bounded() -> None:
+    bodies = Bodies(100)
+    with bodies.hold() as first:
+        bodies.take(100, 0)
+        first.size += 100
+        with pytest.raises(Refusal, match="larger than"):
+            bodies.take(1, 100)
+        others = [bodies.hold() for _ in range(7)]
+        for other in others:
+            other.__enter__().size += 100
+            bodies.take(100, 0)
+        with pytest.raises(Refusal) as refused:
+            bodies.take(1, 0)
+        assert (refused.value.kind, refused.value.retry_after) == ("overloaded", 1)
+        for other in others:
+            other.__exit__(None, None, None)
+    bodies.take(100, 0)
+
+
+def test_a_body_that_does_not_come_gives_its_place_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies_module, "_READ_SECONDS", 0.01)
+
+    async def read() -> None:
+        scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
+        request = Request(scope, receive=asyncio.Event().wait)  # type: ignore[arg-type]
+        with Bodies(100).hold() as held, pytest.raises(Refusal) as refused:
+            await held.read(request)
+        assert refused.value.kind == "slow"
+
+    asyncio.run(read())
+
+
+def report(**counts: float) -> WorkerReport:
+    stages = tuple(counts.pop("forward", 0.0) if name == "forward" else 0.0 for name in STAGES)
+    return WorkerReport.model_validate(
+        {"device": "cpu", "started": 1.0, "beat": time.time(), "stage_seconds": stages, **counts}
+    )
+
+
+def test_a_workers_speed_stands_for_those_that_have_scored_nothing() -> None:
+    assert speed([]) is None
+    assert speed([report()]) is None
+    assert speed([report(pairs=100, forward=2.0)]) == 50
+    assert speed([report(pairs=100, forward=2.0), report()]) == 100
+    assert speed([report(pairs=100, forward=2.0), report(drained=True)]) == 50
+
+
+def test_requests_are_refused_while_too_many_seconds_of_requests_wait(server: Server) -> None:
+    settings = load_settings({"gateway_backlog_seconds": 10})
+    announce_worker(server.client, "w", report(pairs=100, forward=10.0), 60)
+    server.client.sadd("rq:workers:rankmill", "rq:worker:w")
+    waiting = [f"r{number:032x}-0" for number in range(400)]
+    bulk = [f"{number:032x}-0" for number in range(1000)]
+    server.client.rpush("rq:queue:rankmill", *waiting, *bulk)
+
+    async def look() -> None:
+        client = LoopRedis(server.url, 10)
+        capacity = Capacity(settings, client)
+        await bridge.run(capacity.look)
+        assert capacity.backlog_seconds == pytest.approx(40)
+        with (
+            pytest.raises(Refusal, match="need 40 s for the requests that wait") as refused,
+            capacity.request(),
+        ):
+            pass
+        assert (refused.value.kind, refused.value.retry_after) == ("overloaded", 30)
+        server.client.ltrim("rq:queue:rankmill", 390, -1)
+        await bridge.run(capacity.look)
+        assert capacity.backlog_seconds == pytest.approx(1)
+        with capacity.request():
+            pass
+        await client.loop_client.aclose()
+
+    asyncio.run(look())
+
+
+def test_with_keys_only_their_holders_are_served(server: Server, tmp_path: Path) -> None:
+    store = KeyStore(server.client)
+    shop, _ = store.create("shop", days=1, models=("demo",), requests_at_once=1)
+    boss, _ = store.create("boss", days=1, admin=True)
+    options = ["--model", "demo", "--model", "other", "--address", "0.0.0.0"]
+    environ = {"RANKMILL_GATEWAY_STOP_SECONDS": "1"}
+    with running_gateway(server.url, tmp_path, *options, environ=environ) as gateway:
+        here = Running(gateway.url.replace("0.0.0.0", "127.0.0.1"), gateway.process, gateway.log)
+        refused = here.post("/v2/rerank", {"query": "q", "documents": ["a"]})
+        assert (refused.status, refused.headers["www-authenticate"]) == (401, "Bearer")
+        assert "give an API key" in refused.json["message"]
+        for path in ("/metrics", "/v1/models", "/info"):
+            assert here.get(path).status == 401
+        for path in ("/health", "/docs", "/openapi.json", "/"):
+            assert here.get(path).status == 200
+        for header in ({"authorization": f"Bearer {shop}"}, {"authorization": shop}, {"x-api-key": shop}):
+            assert [each["id"] for each in here.get("/v1/models", **header).json["data"]] == ["demo"]
+        forbidden = here.post(
+            "/v2/rerank", {"query": "q", "documents": ["a"], "model": "other"}, x_api_key=shop
+        )
+        assert forbidden.status == 403
+        assert here.get("/v1/cache", **{"x-api-key": shop}).status == 403
+        assert here.get("/v1/cache", **{"x-api-key": boss}).json == {"object": "list", "data": []}
+        text = here.get("/metrics", **{"x-api-key": boss}).body.decode()
+        assert re.search(
+            r'requests_total\{dialect="cohere",key="shop",route="/v2/rerank",status="403"\}', text
+        )
+        assert shop not in gateway.log.read_text()
+
+
+def test_a_gateway_that_is_told_to_stop_finishes_what_it_has(shared_queue: Server, tmp_path: Path) -> None:
+    body = {
+        "queries": QUERY,
+        "documents": [f"words {number} " * 40 for number in range(60)],
+        "model": "demo",
+    }
+    replies: list[Reply] = []
+    with running_gateway(shared_queue.url, tmp_path, "--model", "demo") as gateway:
+        thread = threading.Thread(target=lambda: replies.append(gateway.post("/score", body)))
+        thread.start()
+        wait_for(lambda: "run begins" in gateway.log.read_text())
+        gateway.process.send_signal(signal.SIGTERM)
+        thread.join()
+        assert gateway.process.wait(timeout=60) == 0
+    assert [reply.status for reply in replies] == [200]
+    assert len(json.loads(replies[0].body)["data"]) == 60

@@ -1,0 +1,145 @@
+"""score-file --reuse: scores of an earlier output."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.conftest import Outcome, Server, run_command, score_file
+from tests.harness.models.tiny import make_bert
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bert(tmp_path_factory.mktemp("model") / "a")
+
+
+@pytest.fixture(scope="module")
+def options(shared_queue: Server) -> list[object]:
+    return ["--redis", shared_queue.url, "--chunk-size", 20]
+
+
+def write(path: Path, numbers: list[int]) -> Path:
+    texts = [None if n == 13 else f"moon {'river ' * (n % 4)}{n}" for n in numbers]
+    pq.write_table(pa.table({"id": numbers, "query": ["q"] * len(numbers), "passage": texts}), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def earlier(options: list[object], model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An output with the numbers to 49, of which 13 has no score."""
+    path = write(tmp_path_factory.mktemp("earlier") / "a.parquet", list(range(50)))
+    assert score_file(path, *options, "--model", model, "--precision", "fp32").code == 3
+    return path.with_name("a.scored.parquet")
+
+
+NUMBERS = [*range(40, 60), *range(40), 60, 60, 61, 60, 62, *range(30)]
+"""New are 50 to 62, and 13, which has no score."""
+
+
+def submitted(done: Outcome) -> int:
+    """Rows that were sent to workers."""
+    return sum(int(rows) for rows in re.findall(r"submitted (\d+) rows", done.err))
+
+
+@pytest.fixture(scope="module")
+def expected(options: list[object], model: Path, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
+    path = write(tmp_path_factory.mktemp("all") / "b.parquet", NUMBERS)
+    assert score_file(path, *options, "--model", model, "--precision", "fp32").code == 3
+    return pq.read_table(path.with_name("b.scored.parquet"))
+
+
+def check(output: Path, expected: pa.Table) -> None:
+    found = pq.read_table(output)
+    assert found.drop_columns("score").equals(expected.drop_columns("score"))
+    assert found["score"].to_pylist() == pytest.approx(expected["score"].to_pylist(), abs=1e-5)
+    assert pq.read_metadata(output).metadata[b"rankmill.precision"] == b"fp32"
+
+
+def test_only_new_pairs_are_scored(
+    options: list[object], model: Path, earlier: Path, expected: pa.Table, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "moved"
+    shutil.copytree(model, elsewhere)  # the same files
+    source = write(tmp_path / "b.parquet", NUMBERS)
+    command = [source, *options, "--model", elsewhere, "--reuse", earlier]  # and the precision of the scores
+    done = score_file(*command, "-v", "--json")
+    new = len([n for n in NUMBERS if n >= 50 or n == 13])
+    assert (done.code, done.summary["reused_rows"]) == (3, len(NUMBERS) - new), done.err
+    assert submitted(done) == 10 + 1 + 3  # 60 comes three times in a chunk, 13 in two chunks
+    check(tmp_path / "b.scored.parquet", expected)
+    chained = [*command[:-1], tmp_path / "b.scored.parquet", "-o", tmp_path / "c.parquet"]
+    again = score_file(*chained, "-v", "--json")
+    assert (again.code, submitted(again)) == (3, 1), again.err  # the pair without a score
+    check(tmp_path / "c.parquet", expected)
+
+
+def test_an_interrupted_command_continues(
+    options: list[object], model: Path, earlier: Path, expected: pa.Table, tmp_path: Path
+) -> None:
+    source = write(tmp_path / "b.parquet", NUMBERS)
+    command = [source, *options, "--model", model, "--reuse", earlier]
+    dies = """
+import os
+from producer.files.sink import ScoredFile
+ScoredFile.finish = lambda *_: os.kill(os.getpid(), 9)
+from rankmill.cli.score import score_file
+score_file()
+"""
+    assert run_command("python", "-c", dies, *command).code == -9
+    done = score_file(*command, "-v", "--json")
+    assert (done.code, done.summary["resumed_rows"] > 0, submitted(done)) == (3, True, 0), done.err
+    check(tmp_path / "b.scored.parquet", expected)
+    moved = [*command[:-1], shutil.copy(earlier, tmp_path / "e.parquet"), "--force"]
+    assert run_command("python", "-c", dies, *command, "--force").code == -9
+    refused = score_file(*moved)
+    assert (refused.code, "--reuse was" in refused.err) == (2, True), refused.err
+
+
+def test_an_earlier_output_without_scores_is_of_no_use_and_no_harm(
+    options: list[object], model: Path, tmp_path: Path
+) -> None:
+    nothing = write(tmp_path / "a.parquet", [13])
+    command = [*options, "--model", model, "--precision", "fp32"]
+    assert score_file(nothing, *command).code == 3
+    source = write(tmp_path / "b.parquet", [1, 2, 1])
+    done = score_file(source, *command, "--reuse", tmp_path / "a.scored.parquet", "--json")
+    assert (done.code, done.summary["reused_rows"]) == (0, 0), done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "{other}"], "they are of another model files"),
+        (["--precision", "bf16"], "they are of another precision: fp32, not bf16"),
+        (["--max-length", 64], "they are of another max length: none, not 64"),
+        (["--instruction", "rank"], "they are of another instruction: none, not rank"),
+        (["--reuse", "{folder}/a.parquet"], "a.parquet: --reuse needs an output of score-file"),
+        (["--reuse", "{folder}/nothing.parquet"], "nothing.parquet: no such file (--reuse)"),
+        (["--reuse", "{folder}/a.csv"], "a.csv: --reuse needs Parquet"),
+        (["--score-column", "ce"], "no column 'ce', which --reuse needs"),
+    ],
+)
+def test_other_scores_are_refused(
+    options: list[object],
+    model: Path,
+    earlier: Path,
+    arguments: list[object],
+    message: str,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    (earlier.parent / "a.csv").write_text("query,passage,score\nq,p,1\n")
+    other = make_bert(tmp_path / "other", seed=1)
+    given = [str(each).format(other=other, folder=earlier.parent) for each in arguments]
+    source = write(tmp_path / "b.parquet", [1])
+    asked = [] if "--model" in given else ["--model", model]
+    done = score_file(source, *options, *asked, "--reuse", earlier, *given)
+    (line,) = done.err.strip().splitlines()
+    assert (done.code, message in line) == (2, True), line
+    assert not (tmp_path / "b.scored.parquet").exists()

@@ -1,0 +1,217 @@
+"""Backends: each scores as plain transformers does, and the one that runs is the one to be expected."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoTokenizer
+
+from jobs.errors import SpecError
+from jobs.spec import ScoreSpec
+from tests.harness.models.backends import require
+from tests.harness.models.tiny import make_bert
+from tests.workers.backends.test_first_token import FAMILIES, OTHERS, small_model
+from tests.workers.engine.test_engine import one_at_a_time
+from workers.backends.base import OutOfMemory
+from workers.backends.families import TRACEABLE
+from workers.backends.registry import BACKENDS, Choice, choose_backend
+from workers.backends.torch import backend as torch_backend
+from workers.device import use_threads
+from workers.disk_cache import cache_folder
+from workers.engine.engine import Engine
+from workers.models.loading import load_model
+from workers.models.tokens import Batch
+
+CACHE = cache_folder("auto")
+"""The suite's own."""
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "pairs.jsonl"
+
+
+@pytest.fixture
+def openvino_backend() -> Any:
+    pytest.importorskip("openvino")
+    from workers.backends.openvino.backend import OpenVinoBackend
+    from workers.backends.openvino.graph import graph_of
+
+    return lambda classifier, precision: OpenVinoBackend(graph_of(classifier, precision), precision)
+
+
+def some_batch(rows: int, longest: int, types: int) -> Batch:
+    rng = np.random.default_rng(rows)
+    lengths = rng.integers(2, longest + 1, rows)
+    lengths[0] = longest
+    mask = (np.arange(longest) < lengths[:, None]).astype(np.int64)
+    ids = np.where(mask == 1, rng.integers(5, 99, mask.shape), 1)
+    return Batch(ids, rng.integers(0, types, mask.shape) if types > 1 else None, mask)
+
+
+@torch.inference_mode()
+def plain_logits(model: Any, batch: Batch) -> Any:
+    inputs = {"input_ids": batch.ids, "token_type_ids": batch.types, "attention_mask": batch.mask}
+    tensors = {name: torch.from_numpy(array) for name, array in inputs.items() if array is not None}
+    return model(**tensors).logits[:, 0].numpy()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_openvino_scores_as_transformers_does(family: str, openvino_backend: Any) -> None:
+    plain = small_model(family, FAMILIES[family])
+    backend = openvino_backend(copy.deepcopy(plain), "fp32")
+    types = getattr(plain.config, "type_vocab_size", 0)
+    batches = [some_batch(*shape, types) for shape in [(5, 20), (1, 2), (3, 61), (17, 33), (2, 16)]]
+    pending = [backend.submit(batch) for batch in batches]  # all under way at a time
+    for batch, forward in zip(batches, pending, strict=True):
+        np.testing.assert_allclose(forward.result(), plain_logits(plain, batch), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])  # each has a head of its own
+def test_openvino_with_small_weights_and_several_threads(family: str, openvino_backend: Any) -> None:
+    """OpenVINO loses the scale of a head with 8-bit weights, with two threads and not with one."""
+    plain = small_model(family, FAMILIES[family])
+    use_threads(2)
+    try:
+        backend = openvino_backend(copy.deepcopy(plain), "int8")
+    finally:
+        use_threads(1)
+    batch = some_batch(17, 33, getattr(plain.config, "type_vocab_size", 0))
+    logits, expected = backend.submit(batch).result(), plain_logits(plain, batch)
+    assert np.abs(logits - expected).max() < 0.3 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_openvino_ranks_the_example_as_fp32_does(precision: str, openvino_backend: Any) -> None:
+    rows = [json.loads(line) for line in EXAMPLES.read_text().splitlines()][:120]
+    texts = [row["query"] for row in rows], [row["passage"] for row in rows]
+    require("openvino", precision)
+    ranks = []
+    for each in ("fp32", precision):
+        spec = ScoreSpec.model_validate({"model": "demo", "precision": each})
+        model = load_model(spec, "cpu", "openvino")
+        assert model.backend.name == "openvino"
+        assert model.backend.precision in {"fp32", "bf16", "int8 weights"}
+        ranks.append(Engine(model, 4096).score(*texts).scores.argsort().argsort())
+    assert np.min(np.corrcoef(ranks)) > 0.999 - 0.001 * (precision == "int8")
+
+
+def test_openvino_runs_the_families_it_is_known_to_score(openvino_backend: Any) -> None:
+    """Whether ``auto`` takes it is a question of speed, which `test_speed` asks."""
+    for family in TRACEABLE:
+        assert BACKENDS["openvino"].obstacle(AutoConfig.for_model(family), "cpu", "fp32") is None
+
+
+def test_bf16_is_never_computed_in_fp32(openvino_backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = AutoConfig.for_model("bert")
+    for has_bf16, able in ((True, "openvino"), (False, "torch")):
+        monkeypatch.setattr("workers.backends.openvino._has_bf16", lambda found=has_bf16: found)
+        assert choose_backend("auto", "bf16", config, "cpu", CACHE) == Choice(able, "bf16")
+    assert choose_backend("openvino", "auto", config, "cpu", CACHE) == Choice("openvino", "fp32")
+    with pytest.raises(
+        SpecError, match=r"openvino cannot be used: it has no bf16 on this CPU.*--backend torch"
+    ):
+        choose_backend("openvino", "bf16", config, "cpu", CACHE)
+
+
+@pytest.mark.parametrize("family", sorted(set(OTHERS) - TRACEABLE))
+def test_other_families_stay_with_pytorch_and_the_log_says_why(
+    family: str, openvino_backend: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = AutoConfig.for_model(family, **OTHERS[family])
+    with caplog.at_level(logging.INFO, "workers"):
+        assert choose_backend("auto", "auto", config, "cpu", CACHE).backend == "torch"
+    assert f"backend torch, not openvino: it is not known to score {family} models" in caplog.text
+    with pytest.raises(SpecError, match=f"openvino cannot be used: .* {family} models .*--backend torch"):
+        choose_backend("openvino", "auto", config, "cpu", CACHE)
+
+
+def test_a_deberta_is_scored_all_the_same(tmp_path: Path, tiny_model: Path) -> None:
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path)
+    options = {**OTHERS["deberta-v2"], "vocab_size": 200, "type_vocab_size": 2}
+    small_model("deberta-v2", options).save_pretrained(tmp_path)
+    queries, passages = ["what big moon"] * 4, ["a cat", "", "the dog and the king", "tea " * 50]
+    engine = Engine(
+        load_model(ScoreSpec(model=str(tmp_path), precision="fp32", activation="identity"), "cpu"), 64
+    )
+    assert engine.model.backend.name == "torch"
+    scores = engine.score(queries, passages).scores
+    np.testing.assert_allclose(scores, one_at_a_time(tmp_path, queries, passages), atol=1e-5)
+
+
+def test_a_gpu_is_pytorch_s() -> None:
+    config = AutoConfig.for_model("bert")
+    assert choose_backend("auto", "fp16", config, "cuda", CACHE) == Choice("torch", "fp16")
+    with pytest.raises(SpecError, match="it runs on CPUs, not on cuda"):
+        choose_backend("openvino", "auto", config, "cuda", CACHE)
+
+
+def test_without_openvino_auto_is_another_and_asking_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tiny_model: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    spec = ScoreSpec(model=str(tiny_model))
+    assert load_model(spec, "cpu").backend.name in {"torch", "onnx"}
+    with pytest.raises(SpecError, match=r"not installed \(pip install 'rankmill\[worker\]'\)"):
+        load_model(spec, "cpu", "openvino")
+
+
+def test_fewer_bits_without_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = AutoConfig.for_model("bert")
+    assert choose_backend("auto", "int8", config, "cpu", CACHE) == Choice("openvino", "int8")
+    monkeypatch.setitem(sys.modules, "nncf", None)
+    assert choose_backend("auto", "int8", config, "cpu", CACHE) == Choice("onnx", "int8")
+    with pytest.raises(SpecError, match=r"int8 needs NNCF \(pip install 'rankmill\[openvino-int8\]'\)"):
+        choose_backend("openvino", "int8", config, "cpu", CACHE)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(SpecError, match=r"no backend here: openvino .* NNCF .*; onnx .*rankmill\[onnx\]"):
+        choose_backend("auto", "int8", config, "cpu", CACHE)
+
+
+def test_what_apple_s_gpu_runs_out_of_is_memory_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words are those of PyTorch's allocator; there is no such GPU here."""
+    emptied: list[str] = []
+    monkeypatch.setattr(torch_backend, "empty_cache", emptied.append)
+    with pytest.raises(OutOfMemory), torch_backend._device_errors("mps"):
+        raise RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB, max allowed: 9.07 GB).")
+    with pytest.raises(OutOfMemory), torch_backend._device_errors("cuda"):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+    with pytest.raises(RuntimeError, match="of another kind"), torch_backend._device_errors("mps"):
+        raise RuntimeError("of another kind")
+    assert emptied == ["mps", "cuda"]
+
+
+@pytest.mark.parametrize("backend", ["torch", "openvino"])
+def test_a_pair_of_8192_tokens_among_short_ones(backend: str, tmp_path: Path) -> None:
+    pytest.importorskip(backend)
+    make_bert(tmp_path, positions=8192)
+    queries = ["how far"] * 50
+    passages = ["a cat"] * 20 + ["the moon " * 9000] + ["a big dog"] * 29
+    spec = ScoreSpec(model=str(tmp_path), precision="fp32", activation="identity")
+    scored = Engine(load_model(spec, "cpu", backend), 4096).score(queries, passages)
+    assert scored.padded_tokens < scored.tokens + 500  # the short ones are not padded to the long one
+    some = [0, 20, 21]
+    expected = one_at_a_time(tmp_path, queries[:3], [passages[row] for row in some])
+    np.testing.assert_allclose(scored.scores[some], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["torch", "openvino"])
+def test_a_tokenizer_without_a_pad_token(backend: str, tmp_path: Path, tiny_model: Path) -> None:
+    pytest.importorskip(backend)
+    make_bert(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer.pad_token = None
+    tokenizer.save_pretrained(tmp_path)
+    assert AutoTokenizer.from_pretrained(tmp_path).pad_token is None
+    queries, passages = ["how far"] * 3, ["a cat", "the big river and the king", ""]
+    scores = [
+        Engine(load_model(ScoreSpec(model=str(model), precision="fp32"), "cpu", backend), 512)
+        .score(queries, passages).scores
+        for model in (tmp_path, tiny_model)
+    ]  # fmt: skip
+    np.testing.assert_allclose(scores[0], scores[1], atol=1e-6)

@@ -1,0 +1,183 @@
+"""ONNX Runtime: exported once, kept, and scored as plain transformers does."""
+
+from __future__ import annotations
+
+import json
+import logging
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoConfig
+
+from jobs.errors import SpecError
+from jobs.spec import ScoreSpec
+from producer import Client
+from tests.conftest import Server, StartWorker
+from tests.harness.models.tiny import make_bert
+from tests.workers.backends.test_backends import CACHE, EXAMPLES, plain_logits, some_batch
+from tests.workers.backends.test_first_token import FAMILIES, small_model
+from tests.workers.engine.test_engine import one_at_a_time
+from workers.backends.base import ModelFiles
+from workers.backends.layer import LayerShape
+from workers.backends.registry import choose_backend
+from workers.engine.engine import Engine
+from workers.models.loading import load_model
+
+pytest.importorskip("onnxruntime")
+import onnx
+
+from workers.backends.onnx.backend import OnnxBackend, session
+from workers.backends.onnx.files import onnx_file
+from workers.backends.onnx.probe import probe
+
+SHAPES = [(5, 20), (1, 2), (3, 61), (17, 33), (2, 16)]
+
+
+def file_of(folder: Path, family: str, precision: str) -> tuple[Any, Path]:
+    plain = small_model(family, FAMILIES[family])
+    plain.save_pretrained(folder / "model")
+    return plain, onnx_file(ModelFiles(folder / "model", None, plain.config, folder / "cache"), precision)
+
+
+def worst_difference(plain: Any, file: Path, precision: str) -> float:
+    backend = OnnxBackend(file, "cpu", precision)
+    types = getattr(plain.config, "type_vocab_size", 0)
+    batches = [some_batch(*shape, types) for shape in SHAPES]
+    return max(
+        float(np.abs(backend.submit(batch).result() - plain_logits(plain, batch)).max()) for batch in batches
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_each_family_scores_as_in_transformers(family: str, tmp_path: Path) -> None:
+    assert worst_difference(*file_of(tmp_path, family, "fp32"), "fp32") < 1e-4
+
+
+def test_what_a_gpu_would_run_in_fp16_is_the_same_model(tmp_path: Path) -> None:
+    plain, file = file_of(tmp_path, "bert", "fp16")
+    assert worst_difference(plain, file, "fp16") < 3e-2
+    logits = OnnxBackend(file, "cpu", "fp16").submit(some_batch(17, 33, 2)).result()
+    assert np.any(logits != logits.astype(np.float16))  # the head is fp32
+
+
+def test_int8_ranks_the_example_as_fp32_does() -> None:
+    rows = [json.loads(line) for line in EXAMPLES.read_text().splitlines()]
+    texts = [row["query"] for row in rows], [row["passage"] for row in rows]
+    ranks = []
+    for precision in ("fp32", "int8"):
+        spec = ScoreSpec.model_validate({"model": "demo", "precision": precision, "activation": "identity"})
+        model = load_model(spec, "cpu", "onnx")
+        assert (model.backend.name, model.backend.precision) == ("onnx", precision)
+        ranks.append(Engine(model, 4096).score(*texts).scores.argsort().argsort())
+    assert np.min(np.corrcoef(ranks)) > 0.995
+
+
+def test_a_model_is_exported_once_for_each_content_and_precision(tmp_path: Path) -> None:
+    model, cache = make_bert(tmp_path / "model"), tmp_path / "cache"
+
+    def load(precision: str = "fp32") -> None:
+        spec = ScoreSpec.model_validate({"model": str(model), "precision": precision})
+        load_model(spec, "cpu", "onnx", str(cache))
+
+    def files() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (cache / "onnx").rglob("*") if path.is_file()}
+
+    load()
+    first = files()
+    assert len(first) == 1
+    load()
+    assert files() == first
+    load("int8")
+    assert len(files()) == 2
+    make_bert(model, seed=1)
+    load()
+    assert len(files()) == 3
+    assert first.items() <= files().items()
+    assert not list(cache.glob("onnx/.making-*"))
+
+
+def test_a_file_that_came_with_the_model_is_used(tmp_path: Path) -> None:
+    model, other = make_bert(tmp_path / "model"), make_bert(tmp_path / "other", seed=1)
+    load_model(ScoreSpec(model=str(other), precision="fp32"), "cpu", "onnx", str(tmp_path / "cache"))
+    (exported,) = tmp_path.glob("cache/onnx/*/model.onnx")
+    (model / "onnx").mkdir()
+    exported.rename(model / "onnx" / "model.onnx")  # of other weights, by which it is told
+    spec = ScoreSpec(model=str(model), precision="fp32", activation="identity")
+    scores = Engine(load_model(spec, "cpu", "onnx"), 64).score(["how far"], ["a cat"]).scores
+    np.testing.assert_allclose(scores, one_at_a_time(other, ["how far"], ["a cat"]), atol=1e-5)
+
+
+def test_a_file_that_makes_no_scores_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model, other = make_bert(tmp_path / "model"), make_bert(tmp_path / "other", seed=1)
+    cache = str(tmp_path / "cache")
+    load_model(ScoreSpec(model=str(other), precision="fp32"), "cpu", "onnx", cache)
+    (exported,) = tmp_path.glob("cache/onnx/*/model.onnx")
+    graph = onnx.load(exported)
+    graph.graph.output[0].type.tensor_type.shape.dim.add().dim_value = 64  # as hidden states have
+    (model / "onnx").mkdir()
+    onnx.save(graph, model / "onnx" / "model.onnx")
+    spec = ScoreSpec(model=str(model), precision="fp32", activation="identity")
+    with caplog.at_level(logging.WARNING, "workers"):
+        scores = Engine(load_model(spec, "cpu", "onnx", cache), 64).score(["how far"], ["a cat"]).scores
+    assert "it does not make one score per pair" in caplog.text
+    np.testing.assert_allclose(scores, one_at_a_time(model, ["how far"], ["a cat"]), atol=1e-5)
+
+
+def test_what_it_does_not_run_is_said(tmp_path: Path) -> None:
+    config = AutoConfig.for_model("bert")
+    with pytest.raises(SpecError, match="bf16 is not supported on cpu by backend onnx; use fp32 or int8"):
+        choose_backend("onnx", "bf16", config, "cpu", CACHE)
+    with pytest.raises(SpecError, match="onnx cannot be used: it is ONNX Runtime's build for CPUs"):
+        choose_backend("onnx", "fp16", config, "cuda", CACHE)
+    with pytest.raises(SpecError, match="onnx cannot be used: it runs on CPUs and NVIDIA GPUs, not on mps"):
+        choose_backend("onnx", "fp16", config, "mps", CACHE)
+    file = tmp_path / "a-file"
+    file.write_text("")
+    with pytest.raises(SpecError, match="cannot load the model in"):
+        load_model(ScoreSpec(model=str(make_bert(tmp_path)), precision="fp32"), "cpu", "onnx", str(file))
+
+
+def test_workers_that_start_together_share_one_file(
+    server: Server, workers: StartWorker, tmp_path: Path, tiny_model: Path
+) -> None:
+    environ = {"RANKMILL_BACKEND": "onnx", "RANKMILL_CACHE_DIR": str(tmp_path / "cache")}
+    for name in ("a", "b"):
+        workers(ready=name == "b", environ=environ, name=name)
+    queries, passages = ["how far"] * 40, ["a cat " * n for n in range(40)]
+    client = Client(server.url, model=str(tiny_model), precision="fp32", activation="identity", chunk_size=4)
+    run = client.submit(zip(queries, passages, strict=True))
+    parts = list(run.tables())
+    assert {part.stats.backend for part in parts if part.stats} == {"onnx"}
+    scores = np.concatenate([part.scores.to_numpy() for part in parts])
+    np.testing.assert_allclose(scores, one_at_a_time(tiny_model, queries, passages), atol=1e-5)
+    assert len(list(tmp_path.glob("cache/onnx/*"))) == 1
+
+
+def test_a_probe_has_no_two_products_that_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+
+    def seen(file: Path, device: str) -> Any:
+        graphs.append(onnx.load(file).graph)
+        return session(file, device)
+
+    monkeypatch.setattr("workers.backends.onnx.probe.session", seen)
+    probe(LayerShape(rows=2, hidden=64, inner=128))()
+    weights = [each.raw_data for each in graphs[0].initializer if each.name.startswith("w_")]
+    assert len(set(weights)) == len(weights) == 6
+
+
+def test_a_file_is_kept_where_only_the_build_for_gpus_is_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def gpu_only(name: str) -> str:
+        if name == "onnxruntime":
+            raise metadata.PackageNotFoundError(name)
+        return metadata.version(name)
+
+    family = next(iter(FAMILIES))
+    before = file_of(tmp_path, family, "fp32")[1]
+    monkeypatch.setattr("workers.backends.onnx.files.version", gpu_only)
+    assert file_of(tmp_path, family, "fp32")[1] == before

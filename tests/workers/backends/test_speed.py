@@ -1,0 +1,260 @@
+"""Which precision and backend are the fastest on a CPU: measured on it, kept, and never a reason to fail."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from jobs.spec import ScoreSpec
+from tests.harness.models.backends import require
+from tests.harness.tools import needs_package
+from workers.backends import openvino, registry, speed, torch
+from workers.backends.base import ModelFiles
+from workers.backends.layer import LayerShape
+from workers.backends.registry import BACKENDS, Choice, choose_backend
+from workers.backends.speed import Speeds, cpu_speeds, measure
+from workers.device import threads, use_threads
+from workers.models.loading import load_model
+
+SMALL = SimpleNamespace(model_type="bert", hidden_size=128, intermediate_size=512)
+OPENVINO, TORCH, ONNX = ("openvino", "torch", "onnx")
+PRECISIONS = ("fp32", "bf16")
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a worker that starts."""
+    monkeypatch.setattr(speed, "_known", {})
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "workers")
+    return caplog
+
+
+class Clock:
+    """Time that passes only where a layer says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def layer(self, *seconds: float) -> Callable[[], None]:
+        """One whose runs take so long, one after the other, and then again."""
+        runs = 0
+
+        def run() -> None:
+            nonlocal runs
+            self.now += seconds[runs % len(seconds)]
+            runs += 1
+
+        return run
+
+
+@pytest.mark.parametrize("backend", [OPENVINO, TORCH, ONNX])
+def test_each_backend_is_measured_in_its_own_arithmetic(
+    backend: str, tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    require(backend)
+    kind = BACKENDS[backend]
+    found = cpu_speeds([kind], SMALL, tmp_path)
+    expected = {"fp32", "bf16"} & set(kind.precisions["cpu"])
+    expected |= {"int8 in fp32", "int8 in bf16"} if backend == OPENVINO else set()
+    able = {precision for precision in expected if kind.lacks("cpu", precision) is None}
+    assert set(found.gflops) == {(backend, precision) for precision in able}
+    assert all(0.1 < gflops < 10_000 for gflops in found.gflops.values())
+    assert "measured in" in log.text
+    assert f"{backend} fp32 {found.gflops[backend, 'fp32']:.0f}" in log.text
+
+
+def test_what_was_measured_is_kept_for_this_machine_and_number_of_threads(
+    tmp_path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steady(monkeypatch)
+    similar = SimpleNamespace(hidden_size=120, intermediate_size=500)
+
+    def measured_again(config: Any = SMALL) -> bool:
+        monkeypatch.setattr(speed, "_known", {})
+        log.clear()
+        assert cpu_speeds([torch.KIND], config, tmp_path).gflops
+        assert ("as measured before" in log.text) != ("measured in" in log.text)
+        return "measured in" in log.text
+
+    assert measured_again()
+    assert not measured_again()
+    assert not measured_again(similar)
+    assert measured_again(SimpleNamespace(hidden_size=384, intermediate_size=1536))
+    before = threads()
+    try:
+        use_threads(before + 1)
+        assert measured_again()
+    finally:
+        use_threads(before)
+    monkeypatch.setattr(
+        speed, "cpu_flags", lambda: frozenset({"avx2"})
+    )  # a folder shared with another machine
+    assert measured_again()
+    monkeypatch.setattr(speed, "version", lambda package: "0.1")
+    assert measured_again()
+    for file in tmp_path.rglob("*.json"):
+        file.write_text('{"gflops": {"torch": 7}}')
+    assert measured_again()
+
+
+def steady(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the machine that the suite runs on for a quiet one."""
+    real = speed.measure
+    monkeypatch.setattr(speed, "measure", lambda *args: replace(real(*args), steady=True))
+
+
+def test_the_best_of_each_counts_whatever_else_the_machine_does() -> None:
+    clock = Clock()
+    layers = {(TORCH, "fp32"): clock.layer(3.0, 2.0, 9.0), (TORCH, "bf16"): clock.layer(1.0, 50.0)}
+    found = measure(layers, 4_000_000_000, clock)
+    assert found.gflops == {(TORCH, "fp32"): 2.0, (TORCH, "bf16"): 4.0}
+    assert found.steady
+    assert found.fastest(layers) == (TORCH, "bf16")
+
+
+def test_what_was_measured_on_a_busy_machine_is_used_for_an_hour(
+    tmp_path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    kind = replace(torch.KIND, probe=lambda shape, precision: clock.layer(*(2.0**n for n in range(30))))
+    real = speed.measure
+    monkeypatch.setattr(speed, "measure", lambda layers, operations: real(layers, operations, clock))
+
+    def said() -> str:
+        monkeypatch.setattr(speed, "_known", {})
+        log.clear()
+        assert cpu_speeds([kind], SMALL, tmp_path).gflops
+        return log.text
+
+    assert "kept for an hour only, as the machine is busy" in said()
+    (file,) = tmp_path.rglob("*.json")
+    assert "as measured before" in said()
+    os.utime(file, (0, time.time() - 3601))
+    assert "measured in" in said()
+
+
+@pytest.mark.parametrize(
+    ("gflops", "expected"),
+    [
+        ({(OPENVINO, "fp32"): 320, (OPENVINO, "bf16"): 170, (TORCH, "fp32"): 200, (TORCH, "bf16"): 180}, 0),
+        ({(OPENVINO, "fp32"): 100, (OPENVINO, "bf16"): 200, (TORCH, "fp32"): 70, (TORCH, "bf16"): 130}, 1),
+        ({(OPENVINO, "fp32"): 100, (OPENVINO, "bf16"): 104, (TORCH, "fp32"): 70, (TORCH, "bf16"): 70}, 0),
+        ({(OPENVINO, "fp32"): 100, (OPENVINO, "bf16"): 60, (TORCH, "fp32"): 70, (TORCH, "bf16"): 180}, 3),
+        ({(OPENVINO, "fp32"): 98, (OPENVINO, "bf16"): 60, (TORCH, "fp32"): 100, (TORCH, "bf16"): 101}, 0),
+        ({(TORCH, "fp32"): 98, (TORCH, "bf16"): 150}, 1),
+        ({}, None),
+    ],
+)
+def test_auto_is_the_fastest_and_of_equals_the_most_exact(
+    gflops: dict[tuple[str, str], float],
+    expected: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    speeds = Speeds(gflops)
+    monkeypatch.setattr(registry, "cpu_speeds", lambda *args: speeds)
+    pytest.importorskip("openvino")
+    chosen = choose_backend("auto", "auto", AutoConfig.for_model("bert"), "cpu", tmp_path)
+    assert chosen == (Choice("openvino", "fp32") if expected is None else Choice(*list(gflops)[expected]))
+    if gflops:
+        alone = choose_backend("torch", "auto", AutoConfig.for_model("bert"), "cpu", tmp_path)
+        assert alone.precision == ("bf16" if gflops[TORCH, "bf16"] > 1.05 * gflops[TORCH, "fp32"] else "fp32")
+        given = choose_backend("auto", "bf16", AutoConfig.for_model("bert"), "cpu", tmp_path)
+        assert given.precision == "bf16"
+
+
+@pytest.mark.parametrize(("in_bf16", "gain"), [(300.0, 1.5), (190.0, 1.0)])
+def test_what_int8_would_gain_is_known_but_int8_is_never_chosen(
+    in_bf16: float, gain: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    needs_package("nncf")
+    found = {"fp32": 100.0, "bf16": 200.0, "int8 in fp32": 200.0, "int8 in bf16": in_bf16}
+    speeds = Speeds({(OPENVINO, name): speed for name, speed in found.items()})
+    monkeypatch.setattr(registry, "cpu_speeds", lambda *args: speeds)
+    config = AutoConfig.for_model("bert")
+    chosen = choose_backend("auto", "auto", config, "cpu", tmp_path)
+    assert (chosen, chosen.int8_gain) == (Choice("openvino", "bf16"), gain)
+    assert choose_backend("auto", "fp32", config, "cpu", tmp_path).int8_gain is None  # as was asked for
+    assert choose_backend("torch", "auto", config, "cpu", tmp_path).int8_gain is None  # which has no int8
+    unknown = AutoConfig.for_model("deberta-v2")  # OpenVINO does not run it, so int8 cannot be had
+    assert choose_backend("auto", "auto", unknown, "cpu", tmp_path).int8_gain is None
+
+
+def test_no_product_of_the_layer_is_left_out_as_the_same_as_another() -> None:
+    """As OpenVINO does; the three that attention begins with would count as one."""
+    pytest.importorskip("openvino")
+    from workers.backends.openvino import probe
+
+    shape = LayerShape.of(SMALL, 1)
+    graph = probe._graph(shape, probe._as_it_is)
+    weights = [node.data for node in graph.get_ops() if node.get_type_name() == "Constant"]
+    matrices = [each.tobytes() for each in weights if each.ndim == 2]
+    assert len(set(matrices)) == len(matrices) == 6
+
+
+def test_a_measurement_that_fails_keeps_no_worker_from_scoring(
+    tiny_model: Path, tmp_path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(shape: LayerShape, precision: str) -> Callable[[], object]:
+        if precision == "fp32":
+            raise MemoryError("no room")
+        return lambda: 1 / 0
+
+    for name in (OPENVINO, TORCH, ONNX):
+        monkeypatch.setitem(BACKENDS, name, replace(BACKENDS[name], probe=broken))
+    model = load_model(ScoreSpec(model=str(tiny_model)), "cpu", "auto", str(tmp_path))
+    assert model.backend.precision == "fp32"
+    assert "cannot measure torch in fp32: no room" in log.text
+    assert "cannot measure torch in bf16: division by zero" in log.text
+
+
+def test_a_folder_that_cannot_be_written_to_costs_only_the_next_measurement(
+    tiny_model: Path, tmp_path: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steady(monkeypatch)
+    cache = tmp_path / "cache"
+    cache.write_text("not a folder")
+    load_model(ScoreSpec(model=str(tiny_model)), "cpu", "torch", str(cache))
+    assert "the speed of this CPU cannot be kept" in log.text
+
+
+@pytest.mark.parametrize("faster", ["fp32", "bf16"])
+def test_what_openvino_has_not_in_8_bits_is_in_the_faster_precision(
+    faster: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needs_package("nncf")
+    speeds = Speeds({(OPENVINO, f"int8 in {each}"): 2.0 if each == faster else 1.0 for each in PRECISIONS})
+    monkeypatch.setattr(openvino, "cpu_speeds", lambda *args: speeds)
+    config = AutoConfig.from_pretrained(tiny_model)
+    backend: Any = openvino.KIND.load(ModelFiles(tiny_model, None, config, tmp_path), "cpu", "int8")
+    hint = backend._compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
+    assert hint in {"fp32": {"f32"}, "bf16": {"bf16", "f32"}}[faster]  # f32 where the CPU has no bf16
+    assert backend.precision == "int8 weights"
+
+
+def test_similar_models_share_a_measurement() -> None:
+    def shape(hidden: int, inner: int) -> tuple[int, int]:
+        found = LayerShape.of(SimpleNamespace(hidden_size=hidden, intermediate_size=inner), 1)
+        assert 1 <= found.rows <= 16
+        return found.hidden, found.inner
+
+    assert shape(384, 1536) == shape(400, 1500) == (384, 1536)
+    assert shape(768, 3072) == (768, 3072)
+    assert shape(1024, 4096) == (1024, 4096)
+    assert shape(32, 128) == (64, 128)

@@ -1,0 +1,190 @@
+"""The models a worker keeps: which ones stay, which ones go, and what a job notices of it."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobs.errors import SpecError
+from jobs.spec import ScoreSpec
+from jobs.store.worker_report import queue_workers, worker_reports
+from producer import Client, ScoringRun
+from tests.conftest import Server, StartWorker, wait_for
+from tests.harness.models.tiny import make_bert
+from tests.workers.engine.test_engine import one_at_a_time
+from workers import metrics
+from workers.engine.cache import EngineCache, Limits
+from workers.engine.engine import Engine
+from workers.models.loading import load
+
+LOAD = partial(load, device="cpu", backend="torch", cache_dir="auto")
+MAKE = partial(Engine, token_budget=100)
+
+
+def cache_of(limits: Limits, drained: list[str] | None = None) -> EngineCache:
+    return EngineCache(LOAD, "cpu", limits, MAKE, lambda: (drained or []).append("once"))
+
+
+@pytest.fixture(scope="module")
+def specs(tmp_path_factory: pytest.TempPathFactory) -> list[ScoreSpec]:
+    folders = [make_bert(tmp_path_factory.mktemp("model"), seed=seed) for seed in range(3)]
+    return [ScoreSpec(model=str(folder), precision="fp32") for folder in folders]
+
+
+Counted = Callable[..., float]
+
+
+@pytest.fixture
+def counted() -> Counted:
+    """What ``rankmill_model_…_total`` has counted in the course of the test."""
+
+    def now(what: str, **labels: str) -> float:
+        return metrics.REGISTRY.get_sample_value(f"rankmill_model_{what}_total", labels) or 0.0
+
+    ways: list[tuple[str, dict[str, str]]] = [(what, {}) for what in ("hits", "evictions", "unloads")]
+    ways += [("loads", {"outcome": outcome}) for outcome in ("loaded", "failed")]
+    before = {str((what, labels)): now(what, **labels) for what, labels in ways}
+    return lambda what, **labels: now(what, **labels) - before[str((what, labels))]
+
+
+def test_it_keeps_what_was_used_last(counted: Counted, specs: list[ScoreSpec]) -> None:
+    drained: list[str] = []
+    cache = EngineCache(LOAD, "cpu", Limits(models=2), MAKE, lambda: drained.append("once"))
+    first, second = cache.get(specs[0]), cache.get(specs[1])
+    assert cache.get(specs[0]) is first
+    assert not drained
+    assert cache.fits(specs[1])
+    assert not cache.fits(specs[2])
+    cache.get(specs[2])  # the second leaves, when it is no longer in use
+    assert drained == ["once"]
+    assert cache.get(specs[0]) is first
+    assert cache.models == [specs[2].model, specs[0].model]
+    assert cache.get(specs[1]) is not second
+    assert (counted("hits"), counted("loads", outcome="loaded"), counted("evictions")) == (2, 4, 2)
+
+
+def test_lengths_and_activations_share_weights(counted: Counted, specs: list[ScoreSpec]) -> None:
+    cache = cache_of(Limits(models=1))
+    whole = cache.get(specs[0])
+    short = cache.get(specs[0].model_copy(update={"max_length": 8, "activation": "identity"}))
+    assert short.model.backend is whole.model.backend
+    assert short.model.tokenizer.max_length == 8
+    assert whole.model.tokenizer.max_length == 128
+    assert counted("loads", outcome="loaded") == 1
+
+
+def test_a_limit_in_bytes(specs: list[ScoreSpec]) -> None:
+    cache = cache_of(Limits(models=9))
+    cache.get(specs[0])
+    one = cache.bytes
+    cache.get(specs[1])
+    assert cache.bytes == 2 * one
+    small = cache_of(Limits(models=9, bytes=2 * one))
+    for spec in specs:
+        small.get(spec)
+    assert small.models == [specs[1].model, specs[2].model]
+    tiny = cache_of(Limits(models=9, bytes=1))  # the one in use stays all the same
+    for spec in specs:
+        tiny.get(spec)
+        assert tiny.models == [spec.model]
+
+
+def test_idle_models_go(counted: Counted, specs: list[ScoreSpec]) -> None:
+    patient = cache_of(Limits(models=2, idle_seconds=3600))
+    patient.get(specs[0])
+    patient.unload_idle()
+    assert patient.models == [specs[0].model]
+    hasty = cache_of(Limits(models=2, idle_seconds=1e-9))
+    hasty.get(specs[0])
+
+    def gone() -> bool:
+        hasty.unload_idle()
+        return not hasty.models
+
+    wait_for(gone)
+    assert counted("unloads") == 1
+    assert hasty.bytes == 0
+
+
+def test_new_files_in_a_directory_are_loaded(counted: Counted, tmp_path: Path) -> None:
+    spec = ScoreSpec(model=str(make_bert(tmp_path)), precision="fp32", activation="identity")
+    cache = cache_of(Limits(models=2))
+    old = cache.get(spec)
+    make_bert(tmp_path, seed=1)
+    new = cache.get(spec)
+    assert new is not old
+    expected = one_at_a_time(tmp_path, ["how far"], ["a cat"])
+    np.testing.assert_allclose(new.score(["how far"], ["a cat"]).scores, expected, atol=1e-5)
+    assert (counted("loads", outcome="loaded"), counted("unloads")) == (2, 1)
+
+
+def test_a_model_that_cannot_be_loaded_is_tried_each_time(
+    counted: Counted, specs: list[ScoreSpec], tmp_path: Path
+) -> None:
+    cache = cache_of(Limits(models=1))
+    bad = specs[0].model_copy(update={"model": str(tmp_path)})
+    for _ in range(2):
+        with pytest.raises(SpecError, match=r"no config\.json"):
+            cache.get(bad)
+    assert (counted("loads", outcome="failed"), counted("loads", outcome="loaded"), cache.models) == (
+        2,
+        0,
+        [],
+    )
+
+
+def test_a_worker_warms_up_what_it_is_told_to(
+    server: Server, workers: StartWorker, specs: list[ScoreSpec], tmp_path: Path
+) -> None:
+    (tmp_path / "none").mkdir()
+    warm = f"{specs[0].model}, {tmp_path / 'none'}"
+    environ = {"RANKMILL_WARM": warm, "RANKMILL_PRECISION": "fp32", "RANKMILL_BACKEND": "onnx"}
+    workers(environ={**environ, "RANKMILL_CACHE_DIR": str(tmp_path / "cache")})
+    # It says that it is there only when all is warm: what a load leaves is there.
+    assert len(list(tmp_path.glob("cache/onnx/*/model.onnx"))) == 1
+    assert f"cannot warm up: {tmp_path / 'none'} is not a model" in (tmp_path / "worker.log").read_text()
+
+
+def test_a_worker_takes_up_new_files_and_new_models_without_a_restart(
+    server: Server, workers: StartWorker, tmp_path: Path
+) -> None:
+    folders = [make_bert(tmp_path / name, seed=seed) for seed, name in enumerate("abc")]
+    workers(environ={"RANKMILL_MODEL_CACHE_SIZE": "1", "RANKMILL_BACKEND": "torch"})
+    client = Client(server.url, precision="fp32", activation="identity")
+
+    def check(folder: Path) -> None:
+        scores = client.score([("how far", "the moon")], model=str(folder))
+        np.testing.assert_allclose(scores, one_at_a_time(folder, ["how far"], ["the moon"]), atol=1e-5)
+
+    for folder in folders:
+        check(folder)
+    make_bert(folders[2], seed=7)
+    check(folders[2])
+
+
+def test_jobs_of_one_model_are_grouped(server: Server, workers: StartWorker, specs: list[ScoreSpec]) -> None:
+    """Chunks of three models take turns in the queue; a worker that keeps one loads each once or twice."""
+    client = Client(server.url, precision="fp32", activation="identity", chunk_size=1)
+    passages = ["the moon", "a cat", "a big dog", "tea"]
+    runs: dict[str, list[ScoringRun]] = {spec.model: [] for spec in specs}
+    for passage in passages:
+        for spec in specs:
+            runs[spec.model].append(client.submit([("how far", passage)], model=spec.model))
+    settings = {"MODEL_CACHE_SIZE": "1", "BACKEND": "torch", "METRICS_ADDRESS": "127.0.0.1:0"}
+    workers(environ={f"RANKMILL_{name}": value for name, value in settings.items()})
+    for model, mine in runs.items():
+        scores = np.concatenate([run.scores(timeout=60) for run in mine])
+        expected = one_at_a_time(model, ["how far"] * 4, passages)
+        np.testing.assert_allclose(scores, expected, atol=1e-5)
+    (name,) = queue_workers(server.client, "rankmill").scoring
+    url = worker_reports(server.client, [name])[name].metrics_url
+    assert url
+    shown = urllib.request.urlopen(url, timeout=10).read().decode()
+    (loads,) = re.findall(r'^rankmill_model_loads_total{outcome="loaded"} (\d+)', shown, re.M)
+    assert int(loads) <= 2 * len(specs)  # 12, job by job

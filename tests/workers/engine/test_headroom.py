@@ -1,0 +1,191 @@
+"""Memory before it is gone: batches that would not fit are cut before they run."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jobs.spec import ScoreSpec
+from workers.backends.base import Logits, OutOfMemory
+from workers.engine.budget import BudgetSearch
+from workers.engine.engine import Engine
+from workers.engine.headroom import Headroom, HostMemory
+from workers.engine.pipeline import Pipeline
+from workers.models.loading import Model, load_model
+from workers.models.tokens import Batch
+
+TOKEN = 1000
+"""Bytes that a forward of `Hungry` needs for each padded token."""
+
+
+class Hungry:
+    """A backend with so many bytes of memory, of which others may use some; notes its batches."""
+
+    name, device, precision, bytes = "hungry", "cpu", "fp32", 0
+
+    def __init__(self, size: int, depth: int = 1) -> None:
+        self.size, self.depth, self.shares_beginnings = size, depth, False
+        self.others = self.taken = self.most = 0
+        self.batches: list[int] = []
+        self.failures = 0
+
+    def submit(self, batch: Batch) -> HungryForward:
+        self.batches.append(len(batch.ids))
+        return HungryForward(self, batch)
+
+    def take(self, count: int) -> None:
+        if self.taken + self.others + count > self.size:
+            self.failures += 1
+            raise OutOfMemory("no memory is left")
+        self.taken += count
+        self.most = max(self.most, self.taken)
+
+    def used(self) -> int:
+        return self.taken
+
+    def used_and_free(self) -> tuple[int, int]:
+        return self.taken, self.size - self.taken - self.others
+
+    def peak(self) -> int:
+        return self.most
+
+    def begin(self) -> None:
+        self.most = self.taken
+
+
+class HungryForward:
+    def __init__(self, backend: Hungry, batch: Batch) -> None:
+        self._backend, self._rows, self._bytes = backend, len(batch.ids), TOKEN * batch.ids.size
+        backend.take(self._bytes)
+
+    def result(self) -> Logits:
+        self._backend.taken -= self._bytes
+        return np.zeros(self._rows, np.float32)
+
+
+@pytest.fixture
+def model(tiny_model: Path) -> Model:
+    return load_model(ScoreSpec(model=str(tiny_model), precision="fp32"), "cpu")
+
+
+def engine_with(model: Model, backend: Hungry, budget: int, **options: object) -> Engine:
+    object.__setattr__(model, "backend", backend)
+    return Engine(model, budget, headroom=Headroom(backend), **options)  # type: ignore[arg-type]
+
+
+def score(engine: Engine, rows: int) -> None:
+    work = engine.prepare(["a query"] * rows, ["a cat"] * rows)
+    pipeline = Pipeline(0.0)
+    pipeline.put(engine, work, lambda: None)
+    pipeline.close(finish=True)
+    assert not work.scored.errors
+    assert np.isfinite(work.scored.scores).all()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_batches_that_would_not_fit_are_cut(
+    depth: int, model: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    length = int(Engine(model, 1).prepare(["a query"], ["a cat"]).tokens.lengths[0])
+    rows = 1024 // length
+    backend = Hungry(size=10_000 * TOKEN, depth=depth)
+    engine = engine_with(model, backend, budget=4096)
+    score(engine, rows)  # learns what a batch needs
+    assert backend.batches == [rows]
+    backend.others = 8_000 * TOKEN
+    with caplog.at_level(logging.WARNING):
+        score(engine, 4 * rows)
+    assert backend.failures == 0
+    assert max(backend.batches) * length <= 2_000
+    assert engine.token_budget == 4096  # memory may be free again later
+    assert caplog.text.count("MiB of memory are free: cut a batch of") == 1
+    backend.others = 0
+    backend.batches.clear()
+    score(engine, 4 * rows)
+    assert max(backend.batches) * length > 2_000
+
+
+def test_a_row_that_seems_too_large_may_try(model: Model) -> None:
+    backend = Hungry(size=10_000 * TOKEN)
+    engine = engine_with(model, backend, budget=4096)
+    score(engine, 100)
+    backend.others = backend.size - 50 * TOKEN
+    score(engine, 20)
+    assert backend.failures == 0
+    assert set(backend.batches[1:]) == {min(backend.batches[1:])}
+
+
+def test_the_search_tries_no_budget_that_would_not_fit(model: Model, tmp_path: Path) -> None:
+    backend = Hungry(size=3000 * TOKEN)
+    search = BudgetSearch(backend, "hungry", 1024, tmp_path, after=0.0)
+    score(engine_with(model, backend, budget=1024, search=search), 300)
+    assert len(backend.batches) > 4
+    assert backend.failures == 0
+
+
+def test_the_memory_of_this_process() -> None:
+    memory = HostMemory()
+    memory.begin()
+    before = memory.used()
+    block = np.ones(200 << 20, np.uint8)
+    assert memory.used() - before > 100 << 20
+    del block
+    assert memory.peak() - before > 100 << 20
+    memory.begin()
+    assert memory.peak() - before < 100 << 20
+    used, free = memory.used_and_free()
+    assert used > 0
+    assert free > 0
+
+
+LIMITED = """
+import resource, sys
+import numpy as np, psutil
+from tests.workers.engine.test_headroom import *
+
+class Allocating(Hungry):
+    def submit(self, batch):
+        self.batches.append(len(batch.ids))
+        try:
+            block = np.ones((batch.ids.size, 50_000), np.uint8)  # bytes for each token
+        except MemoryError as error:
+            self.failures += 1
+            raise OutOfMemory(str(error)) from error
+        return Done(len(batch.ids))
+
+class Done:
+    def __init__(self, rows):
+        self.rows = rows
+    def result(self):
+        return np.zeros(self.rows, np.float32)
+
+def failures(headroom):
+    backend = Allocating(0)
+    object.__setattr__(model, "backend", backend)
+    engine = Engine(model, 16384, headroom=headroom)
+    score(engine, 50)
+    limit = psutil.Process().memory_info().vms + (300 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
+    score(engine, 2000)
+    return backend.failures
+
+model = load_model(ScoreSpec(model=sys.argv[1], precision="fp32"), "cpu")
+print(failures(Headroom(HostMemory())), failures(Headroom()))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit the address space")
+def test_a_real_limit_of_a_real_process(tiny_model: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tiny_model)],
+        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    with_headroom, without = map(int, done.stdout.split())
+    assert with_headroom == 0
+    assert without > 0  # the limit is one

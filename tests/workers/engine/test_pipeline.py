@@ -1,0 +1,228 @@
+"""What is put into the pipeline is answered once, soon, and fairly."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from jobs.spec import ScoreSpec
+from tests.conftest import run_command
+from workers.backends.base import Logits
+from workers.backends.torch.backend import TorchForward
+from workers.engine.engine import Engine, Work
+from workers.engine.pipeline import Pipeline
+from workers.models.loading import load_model
+from workers.models.tokens import Batch
+
+
+class Paced:
+    """A backend that takes `seconds` for each batch and notes the sizes of its batches."""
+
+    name, device, precision, depth = "paced", "cpu", "fp32", 1
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.sizes: list[int] = []
+
+    def submit(self, batch: Batch) -> TorchForward:
+        self.sizes.append(len(batch.ids))
+        time.sleep(self.seconds)
+        return TorchForward(torch.zeros(len(batch.ids)), None)
+
+
+def paced(model: Path, seconds: float, rows_in_batch: int) -> tuple[Engine, Paced, Callable[[int], Work]]:
+    engine = Engine(load_model(ScoreSpec(model=str(model), precision="fp32"), "cpu"), 5 * rows_in_batch)
+    backend = Paced(seconds)
+    object.__setattr__(engine.model, "backend", backend)
+    return engine, backend, lambda rows: engine.prepare(["q"] * rows, ["cat"] * rows)  # five tokens each
+
+
+def test_a_request_does_not_wait_for_what_was_claimed_before_it(tiny_model: Path) -> None:
+    engine, backend, work = paced(tiny_model, 0.1, rows_in_batch=20)
+    pipeline = Pipeline(0.0)
+    large, request = [work(100) for _ in range(4)], work(15)
+    finished: list[str] = []
+    for number, each in enumerate(large):
+        pipeline.put(engine, each, lambda number=number: finished.append(f"large {number}"))  # type: ignore[misc]
+    pipeline.wait_for(lambda: large[0].left < 100, 5)
+    before = len(backend.sizes)
+    pipeline.put(engine, request, lambda: finished.append("request"), "request")
+    pipeline.close(finish=True)
+    # the batch in progress was before it, and one more where this thread was late
+    assert backend.sizes.index(15) - before <= 2
+    assert finished[0] == "request"
+    assert [name for name in finished if name != "request"] == [f"large {number}" for number in range(4)]
+
+
+def test_requests_do_not_keep_bulk_work_from_its_turn(tiny_model: Path) -> None:
+    engine, _, work = paced(tiny_model, 0.005, rows_in_batch=50)
+    pipeline = Pipeline(0.0)
+    large = threading.Event()
+    pipeline.put(engine, work(512), large.set)
+    deadline = time.monotonic() + 20
+    while not large.is_set():
+        assert time.monotonic() < deadline
+        pipeline.put(engine, work(50), lambda: None, "request")
+        pipeline.wait_for(lambda: pipeline.pending < 1000, 1)
+    pipeline.close(finish=False)
+
+
+def test_requests_that_come_together_share_batches(tiny_model: Path) -> None:
+    engine, backend, work = paced(tiny_model, 0.001, rows_in_batch=200)
+    pipeline = Pipeline(0.2)
+    done = threading.Semaphore(0)
+    for _ in range(50):
+        pipeline.put(engine, work(20), done.release)
+    for _ in range(50):
+        assert done.acquire(timeout=5)
+    assert len(backend.sizes) <= 10
+    assert sum(backend.sizes) == 1000
+    pipeline.close(finish=True)
+
+
+def test_scores_of_shared_batches_are_those_of_each_alone(tiny_model: Path) -> None:
+    engine = Engine(load_model(ScoreSpec(model=str(tiny_model), precision="fp32"), "cpu"), 512)
+    pairs = [
+        [("q " * (1 + n % 5), "a cat " * (1 + (n * m) % 17)) for n in range(m, m + 30)] for m in range(8)
+    ]
+    works = [engine.prepare(*(list(texts) for texts in zip(*some, strict=True))) for some in pairs]
+    pipeline = Pipeline(0.05)
+    for work in works:
+        pipeline.put(engine, work, lambda: None)
+    pipeline.close(finish=True)
+    for work, some in zip(works, pairs, strict=True):
+        alone = engine.score(*(list(texts) for texts in zip(*some, strict=True)))
+        np.testing.assert_allclose(work.scored.scores, alone.scores, atol=1e-5)
+        assert work.scored.tokens == alone.tokens
+
+
+def test_room_is_what_is_pending(tiny_model: Path) -> None:
+    engine, _, work = paced(tiny_model, 0.1, rows_in_batch=100)
+    pipeline = Pipeline(0.0)
+    pipeline.put(engine, work(300), lambda: None)
+    assert not pipeline.wait_for(lambda: pipeline.pending < 100, 0.01)
+    assert pipeline.wait_for(lambda: pipeline.pending < 250, 5)
+    assert pipeline.wait_until_idle(5)
+    pipeline.close(finish=False)
+
+
+def test_what_is_dropped_is_answered_after_the_batch_in_progress(tiny_model: Path) -> None:
+    engine, backend, work = paced(tiny_model, 0.05, rows_in_batch=10)
+    pipeline = Pipeline(0.0)
+    dropped, kept = work(512), work(30)
+    answers: list[str] = []
+    pipeline.put(engine, dropped, lambda: answers.append("dropped"))
+    pipeline.put(engine, kept, lambda: answers.append("kept"))
+    time.sleep(0.12)
+    for _ in range(2):
+        pipeline.drop(dropped, lambda: answers.append("given up"))
+    assert pipeline.wait_until_idle(5)
+    assert sorted(answers) == ["given up", "kept"]
+    assert sum(backend.sizes) < 150
+    assert np.isfinite(kept.scored.scores).all()
+    pipeline.close(finish=True)
+
+
+@pytest.mark.parametrize("where", ["forward", "answer"])
+def test_what_cannot_go_on_ends_the_process(where: str, tiny_model: Path) -> None:
+    script = f"""
+import sys, time
+from pathlib import Path
+from tests.workers.engine.test_pipeline import paced
+from workers.backends.base import DeviceLost
+from workers.engine.pipeline import Pipeline
+engine, backend, work = paced(Path({str(tiny_model)!r}), 0.0, 10)
+def lose(*_):
+    raise DeviceLost("gone")
+if {where!r} == "forward":
+    backend.submit = lose
+Pipeline(0.0).put(engine, work(5), lose)
+time.sleep(30)
+"""
+    done = run_command("python", "-c", script)
+    assert done.code == 1
+    assert "the worker ends after an error" in done.err
+
+
+def test_bulk_work_that_is_not_begun_can_be_withdrawn(tiny_model: Path) -> None:
+    engine, _, work = paced(tiny_model, 0.02, rows_in_batch=10)
+    pipeline = Pipeline(0.0)
+    answers: list[str] = []
+    works = {name: work(100) for name in ("first", "second", "third")}
+    for name, each in works.items():
+        pipeline.put(engine, each, lambda name=name: answers.append(name), whole=True)  # type: ignore[misc]
+    pipeline.wait_for(lambda: works["first"] not in pipeline.unstarted(), 5)
+    assert works["third"] in pipeline.unstarted()
+    assert pipeline.withdraw(works["third"])
+    assert not pipeline.withdraw(works["third"])
+    assert not pipeline.withdraw(works["first"])
+    pipeline.close(finish=True)
+    assert answers == ["first", "second"]
+    assert pipeline.pending == 0
+
+
+def test_chunks_are_answered_one_after_the_other(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.engine.mixing._SECONDS", 0.0)  # the fewest batches
+    engine, backend, work = paced(tiny_model, 0.002, rows_in_batch=10)
+    pipeline = Pipeline(0.0)
+    pipeline.put(engine, work(30), lambda: None)
+    assert pipeline.wait_until_idle(5)
+    before = sum(backend.sizes)
+    answers: list[tuple[int, int]] = []
+    for number in range(30):
+        answer = partial(lambda number: answers.append((number, sum(backend.sizes) - before)), number)
+        pipeline.put(engine, work(100), answer)
+    assert pipeline.wait_until_idle(20)
+    numbers, scored = zip(*answers, strict=True)
+    assert sorted(numbers) == list(range(30))
+    assert scored[9] < 2000  # all at the end without it
+    pipeline.close(finish=True)
+
+
+class Ahead(Paced):
+    """A device that takes forwards ahead, and notes how many are in progress when one begins."""
+
+    depth = 3
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.in_progress: list[int] = []
+        self.open = 0
+
+    def submit(self, batch: Batch) -> _Forward:  # type: ignore[override]
+        self.sizes.append(len(batch.ids))
+        self.in_progress.append(self.open)
+        self.open += 1
+        return _Forward(self, len(batch.ids))
+
+
+class _Forward:
+    def __init__(self, device: Ahead, rows: int) -> None:
+        self._device, self._rows = device, rows
+
+    def result(self) -> Logits:
+        time.sleep(self._device.seconds)
+        self._device.open -= 1
+        return np.zeros(self._rows, np.float32)
+
+
+def test_while_requests_come_one_forward_is_in_progress(tiny_model: Path) -> None:
+    engine, _, work = paced(tiny_model, 0.05, rows_in_batch=20)
+    device = Ahead(0.05)
+    object.__setattr__(engine.model, "backend", device)
+    pipeline = Pipeline(0.0)
+    pipeline.put(engine, work(400), lambda: None)
+    pipeline.wait_for(lambda: pipeline.pending < 350, 30)
+    assert max(device.in_progress) == 2
+    pipeline.put(engine, work(15), lambda: None, "request")
+    pipeline.close(finish=True)
+    after = device.in_progress[device.sizes.index(15) :]
+    assert len(after) > 3
+    assert not any(after[1:])

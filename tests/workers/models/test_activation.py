@@ -1,0 +1,149 @@
+"""The function from logit to score is the one that `CrossEncoder` would apply, wherever it was saved."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from jobs.errors import SpecError
+from jobs.spec import ScoreSpec
+from producer.files.manifest import differences, manifest
+from tests.harness.models.tiny import cross_encoder, make_bert
+from tests.workers.engine.test_cache import cache_of
+from tests.workers.engine.test_engine import engine as engine_of
+from tests.workers.engine.test_engine import some_pairs
+from workers.engine.cache import Limits
+from workers.engine.engine import Engine
+from workers.models.loading import Model, load_model
+
+engine = partial(engine_of, backend="torch")
+"""The function is the model's own, whatever runs it; other backends would convert each of these models."""
+
+QUERIES, PASSAGES = some_pairs(12)
+PAIRS = list(zip(QUERIES, PASSAGES, strict=True))
+ABOUT = "config_sentence_transformers.json"
+TANH, SIGMOID = "torch.nn.modules.activation.Tanh", "torch.nn.modules.activation.Sigmoid"
+
+
+def edit(file: Path, **entries: object) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
+
+
+def saved_with(folder: Path, activation: torch.nn.Module) -> Path:
+    """A model as sentence-transformers saves it."""
+    plain = make_bert(folder / "plain")
+    cross_encoder(plain, activation_fn=activation).save_pretrained(str(folder / "saved"))
+    return folder / "saved"
+
+
+@pytest.fixture(scope="module")
+def saved_tanh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Saved with tanh; for all tests of this file, so none may change it."""
+    return saved_with(tmp_path_factory.mktemp("tanh"), torch.nn.Tanh())
+
+
+@pytest.fixture
+def tanh(saved_tanh: Path, tmp_path: Path) -> Path:
+    """A model that sentence-transformers saved with tanh, for the test to change."""
+    return Path(shutil.copytree(saved_tanh, tmp_path / "tanh"))
+
+
+def check(model: Path) -> None:
+    """Scores are those of `CrossEncoder`, and by another function they would not be."""
+    expected = cross_encoder(model).predict(PAIRS)
+    np.testing.assert_allclose(engine(model).score(QUERIES, PASSAGES).scores, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "function", [torch.nn.Identity(), torch.nn.Sigmoid(), torch.nn.Tanh(), torch.nn.Softsign()]
+)
+def test_as_sentence_transformers_saves_it(function: torch.nn.Module, tmp_path: Path) -> None:
+    model = saved_with(tmp_path, function)
+    check(model)
+    other = "torch.nn.modules.activation.ReLU"
+    edit(model / "config.json", sentence_transformers={"activation_fn": other})
+    edit(model / "config.json", sbert_ce_default_activation_function=other)
+    check(model)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {},
+        {"sentence_transformers": {"activation_fn": TANH}},
+        {"sbert_ce_default_activation_function": TANH},
+        {"sentence_transformers": {"activation_fn": TANH}, "sbert_ce_default_activation_function": SIGMOID},
+        {"sentence_transformers": {"activation_fn": None}, "sbert_ce_default_activation_function": TANH},
+        {"sentence_transformers": {"version": "4.0"}, "sbert_ce_default_activation_function": TANH},
+    ],
+)
+def test_as_config_json_has_it(entries: dict[str, object], tmp_path: Path) -> None:
+    edit(make_bert(tmp_path) / "config.json", **entries)
+    check(tmp_path)
+
+
+@pytest.mark.parametrize("change", ["no modules.json", "another model_type", "no activation_fn"])
+def test_a_file_that_sentence_transformers_does_not_go_by(change: str, tanh: Path) -> None:
+    if change == "no modules.json":
+        (tanh / "modules.json").unlink()
+    else:
+        edit(
+            tanh / ABOUT, **({"activation_fn": None} if change.startswith("no") else {"model_type": "Other"})
+        )
+    edit(tanh / "config.json", sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"})
+    check(tanh)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["some.module.Function", "torch.nn.Linear", "torch.nn.GLU", "torch.load", "torch.nn.functional.relu", ""],
+)
+def test_what_is_no_activation_is_one_line(path: str, tanh: Path) -> None:
+    edit(tanh / ABOUT, activation_fn=path)
+    with pytest.raises(
+        SpecError, match=r"names activation .* which torch\.nn does not have; set --activation$"
+    ):
+        engine(tanh)
+    assert engine(tanh, activation="sigmoid").score(QUERIES, PASSAGES).errors == {}
+
+
+def test_a_model_of_the_hub_has_the_file_from_there(
+    tmp_path: Path, tanh: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By what huggingface_hub keeps of a model: refs to commits, and a folder for each."""
+    kept, commit = tmp_path / "hub" / "models--some--model", "0123456789abcdef" * 2 + "01234567"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text(commit)
+    shutil.copytree(tanh, kept / "snapshots" / commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    spec = ScoreSpec(model="some/model", precision="fp32")
+
+    def load(cache: str) -> Model:
+        """With a cache of its own: what an earlier load has written there would be used instead."""
+        return load_model(spec, "cpu", "torch", str(tmp_path / cache))
+
+    model = load("first")
+    assert model.revision == commit
+    expected = engine(tanh).score(QUERIES, PASSAGES).scores
+    np.testing.assert_allclose(Engine(model, 512).score(QUERIES, PASSAGES).scores, expected, atol=1e-5)
+    (kept / "snapshots" / commit / ABOUT).unlink()
+    with caplog.at_level(logging.WARNING, "workers"):
+        load("second")
+    assert f"{ABOUT} of some/model was never fetched: going on without it" in caplog.text
+
+
+def test_a_change_of_the_file_is_noticed(tanh: Path) -> None:
+    cache, spec = cache_of(Limits(models=1)), ScoreSpec(model=str(tanh), precision="fp32")
+    before, files = cache.get(spec).score(QUERIES, PASSAGES).scores, manifest({}, [str(tanh)], {})
+    edit(tanh / ABOUT, activation_fn="torch.nn.modules.linear.Identity")
+    after = cache.get(spec).score(QUERIES, PASSAGES).scores
+    np.testing.assert_allclose(np.tanh(after), before, atol=1e-6)
+    assert ABOUT in differences(files, manifest({}, [str(tanh)], {}))

@@ -1,0 +1,386 @@
+"""Each family of rerankers has the scores of `CrossEncoder.predict`, whatever its batches are."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sentence_transformers import CrossEncoder
+from sentence_transformers.base.modules import Dense, Transformer
+from sentence_transformers.base.modules.normalize import Normalize
+from sentence_transformers.cross_encoder.modules import LogitScore
+from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling
+from torch import nn
+
+from jobs.errors import ConfigError, RunFailed, SpecError
+from jobs.prompts import read_template, shipped_templates
+from jobs.spec import ScoreSpec
+from producer import Client
+from tests.conftest import Server, StartWorker
+from tests.harness.models.rerankers import (
+    DECODERS,
+    ENCODERS,
+    PAIR_TEMPLATE,
+    PASS_ALL_TEMPLATE,
+    make_chain,
+    make_decoder,
+    make_encoder,
+)
+from tests.workers.engine.test_engine import some_pairs
+from workers.backends.base import Logits
+from workers.backends.families import TRACEABLE
+from workers.engine.engine import Engine
+from workers.models.loading import load_model
+
+QUERIES, PASSAGES = (
+    [*texts, *texts[:3], *more]
+    for texts, more in zip(some_pairs(16), (["", "so far", ""], ["", "", "the moon"]), strict=True)
+)
+"""Some rows are truncated, some are repeated, some have no text."""
+
+RAW = nn.Identity()
+
+
+def expected(model: Path, *, load: dict[str, Any] | None = None, **options: Any) -> Logits:
+    """One pair at a time: no padding."""
+    pairs = list(zip(QUERIES, PASSAGES, strict=True))
+    theirs = CrossEncoder(str(model), device="cpu", **(load or {}))
+    scores: Logits = theirs.predict(pairs, batch_size=1, **options)
+    return scores
+
+
+def scores_of(model: Path, cache: Path, *, backend: str = "torch", budget: int = 300, **spec: Any) -> Logits:
+    wanted = ScoreSpec.model_validate({"model": str(model), "precision": "fp32", **spec})
+    loaded = load_model(wanted, "cpu", backend, str(cache))
+    assert loaded.backend.name == backend
+    scored = Engine(loaded, budget).score(QUERIES, PASSAGES)
+    assert scored.errors == {}
+    return scored.scores
+
+
+def refusal(model: Path, cache: Path, **spec: Any) -> str:
+    with pytest.raises(SpecError) as caught:
+        scores_of(model, cache, **spec)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders(name: str, tmp_path: Path) -> None:
+    model = make_encoder(tmp_path / "model", name)
+    theirs = expected(model, activation_fn=RAW)
+    assert theirs.std() > 0.05
+    for budget in (1, 400):
+        ours = scores_of(model, tmp_path, budget=budget, activation="identity")
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    np.testing.assert_allclose(scores_of(model, tmp_path), expected(model), atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["openvino", "onnx"])
+@pytest.mark.parametrize("name", [name for name, (kind, *_) in ENCODERS.items() if kind in TRACEABLE])
+def test_encoders_as_graphs(name: str, backend: str, tmp_path: Path) -> None:
+    pytest.importorskip({"onnx": "onnxruntime"}.get(backend, backend))
+    model = make_encoder(tmp_path / "model", name)
+    theirs = expected(model, activation_fn=RAW)
+    for budget in (64, 400):
+        ours = scores_of(model, tmp_path, backend=backend, budget=budget, activation="identity")
+        np.testing.assert_allclose(ours, theirs, atol=2e-5)
+
+
+def head(width: int, **options: Any) -> Dense:
+    return Dense(width, 1, activation_function=RAW, module_output_name="scores", **options)
+
+
+def ettin(width: int) -> list[Any]:
+    return [
+        Pooling(width, "cls"),
+        Dense(width, width, bias=False, activation_function=nn.GELU()),
+        LayerNorm(width),
+        head(width),
+    ]
+
+
+def winding(width: int) -> list[Any]:
+    return [
+        Pooling(width, ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]),
+        Dropout(0.5),
+        Dense(6 * width, width, use_residual=True),
+        Dense(width, width, use_residual=True, module_output_name="other"),
+        Normalize("other", "sentence_embedding"),
+        head(width, bias=False),
+    ]
+
+
+CHAINS = {
+    "as Ettin's": ("modernbert, cls", ettin),
+    "mean pooling": ("bert", lambda width: [Pooling(width, "mean"), head(width)]),
+    "all poolings": ("modernbert, cls", winding),
+    "xlm-roberta, cls": ("xlm-roberta", ettin),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_module_chains(name: str, tmp_path: Path) -> None:
+    model = make_chain(tmp_path, *CHAINS[name])
+    theirs = expected(model, activation_fn=RAW)
+    assert theirs.std() > 0.01
+    for budget in (1, 400):
+        ours = scores_of(model, tmp_path, budget=budget, activation="identity")
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+def test_a_chain_that_cannot_be_run_is_one_line(tmp_path: Path) -> None:
+    model = make_chain(tmp_path, "bert", ettin)
+    assert "backend openvino cannot be used" in refusal(model, tmp_path, backend="openvino")
+    edit(model / "2_Dense" / "config.json", out_features=31)
+    assert "2_Dense/model.safetensors does not fit" in refusal(model, tmp_path)
+    edit(model / "2_Dense" / "config.json", out_features=32, activation_function="some.Function")
+    assert "names activation some.Function" in refusal(model, tmp_path)
+    (model / "2_Dense" / "model.safetensors").unlink()
+    edit(model / "2_Dense" / "config.json", activation_function="torch.nn.Tanh")
+    assert "has no 2_Dense/model.safetensors" in refusal(model, tmp_path)
+    edit(model / "sentence_bert_config.json", query_expansion={"length": 9})
+    assert "sets query_expansion in sentence_bert_config.json" in refusal(model, tmp_path)
+    modules = json.loads((model / "modules.json").read_text())
+    (model / "modules.json").write_text(json.dumps([*modules, {**modules[-1], "type": "some.Other"}]))
+    assert "has modules that only sentence-transformers runs" in refusal(model, tmp_path)
+
+
+def edit(file: Path, **entries: object) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **entries}))
+
+
+LABELS = {"id2label": {0: "contradiction", 1: "entailment", 2: "neutral"}}
+
+
+def test_several_outputs(tmp_path: Path) -> None:
+    model = make_encoder(tmp_path / "model", "roberta", 3, **LABELS)
+    raw, shares = expected(model), expected(model, apply_softmax=True)
+    for label in ("entailment", "Entailment", "1"):
+        np.testing.assert_allclose(scores_of(model, tmp_path, label=label), raw[:, 1], atol=1e-5)
+    ours = scores_of(model, tmp_path, label="neutral", activation="softmax")
+    np.testing.assert_allclose(ours, shares[:, 2], atol=1e-5)
+    bits = scores_of(model, tmp_path, label="neutral", precision="bf16")
+    assert 0 < np.abs(bits - raw[:, 2]).max() < 0.3
+    assert len(np.unique(bits)) == len(np.unique(raw[:, 2]))
+    every = "0: contradiction, 1: entailment, 2: neutral"
+    assert f"has 3 outputs; name the one to score by with --label ({every})" in refusal(model, tmp_path)
+    assert f"has no output 'other'; it has {every}" in refusal(model, tmp_path, label="other")
+    assert "has no output '3'" in refusal(model, tmp_path, label="3")
+    one = make_encoder(tmp_path / "one", "roberta")
+    assert "softmax is for several outputs" in refusal(one, tmp_path, activation="softmax")
+    assert "has no output 'entailment'" in refusal(one, tmp_path, label="entailment")
+
+
+def test_an_instruction_stands_before_the_query(tmp_path: Path) -> None:
+    model = make_encoder(tmp_path / "plain", "bert")
+    asked = scores_of(model, tmp_path, instruction="find the moon: ")
+    np.testing.assert_allclose(asked, expected(model, prompt="find the moon: "), atol=1e-5)
+    assert np.abs(asked - scores_of(model, tmp_path)).max() > 1e-3
+    saved = tmp_path / "saved"
+    prompts: Any = {"prompts": {"query": "represent this: ", "other": "x"}, "default_prompt_name": "query"}
+    CrossEncoder(str(model), device="cpu", **prompts).save_pretrained(str(saved))
+    np.testing.assert_allclose(scores_of(saved, tmp_path), expected(saved), atol=1e-5)
+    assert np.abs(expected(saved) - expected(model)).max() > 1e-3
+    np.testing.assert_allclose(scores_of(saved, tmp_path, instruction=""), expected(model), atol=1e-5)
+
+
+def test_a_limit_that_sentence_transformers_saved(tmp_path: Path) -> None:
+    """Without modules.json, sentence-transformers does not read the file."""
+    model = make_encoder(tmp_path / "plain", "roberta")
+    settings = {"transformer_task": "sequence-classification", "max_seq_length": 12}
+    (model / "sentence_bert_config.json").write_text(json.dumps(settings))
+    whole = expected(model)
+    np.testing.assert_allclose(scores_of(model, tmp_path), whole, atol=1e-5)
+    saved = tmp_path / "saved"
+    CrossEncoder(str(model), device="cpu").save_pretrained(str(saved))
+    edit(saved / "sentence_bert_config.json", max_seq_length=12)
+    cut = expected(saved)
+    assert np.abs(cut - whole).max() > 1e-3
+    np.testing.assert_allclose(scores_of(saved, tmp_path), cut, atol=1e-5)
+    limited = scores_of(model, tmp_path, max_length=12)
+    np.testing.assert_allclose(limited, cut, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+def test_language_models_that_answer(kind: str, tmp_path: Path) -> None:
+    model = make_decoder(tmp_path / "model", kind, task="causal", template=PAIR_TEMPLATE)
+    theirs = expected(model, activation_fn=RAW)
+    assert theirs.std() > 0.05
+    for budget in (1, 600):
+        ours = scores_of(model, tmp_path, budget=budget, activation="identity")
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    asked = scores_of(model, tmp_path, instruction="Find the moon.", activation="identity")
+    theirs = expected(model, prompt="Find the moon.", activation_fn=RAW)
+    np.testing.assert_allclose(asked, theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
+def test_their_conversions_to_one_output(kind: str, tmp_path: Path) -> None:
+    model = make_decoder(tmp_path / "model", kind, task="classifier", template=PAIR_TEMPLATE)
+    theirs = expected(model, activation_fn=RAW)
+    assert theirs.std() > 0.05
+    for budget in (1, 600):
+        ours = scores_of(model, tmp_path, budget=budget, activation="identity")
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+
+
+@pytest.mark.parametrize("answers", [(7, 9), (7, None)])
+def test_a_language_model_as_sentence_transformers_saves_it(
+    answers: tuple[int, int | None], tmp_path: Path
+) -> None:
+    """With answers of its own, variables of the template, prompts, and a limit on the length."""
+    make_decoder(tmp_path / "plain", "qwen3", task="causal", template=PASS_ALL_TEMPLATE)
+    body = Transformer(
+        str(tmp_path / "plain"),
+        transformer_task="text-generation",
+        processing_kwargs={"chat_template": {"add_generation_prompt": True}},
+    )
+    prompts: Any = {"prompts": {"web": "find: ", "code": "find code: "}, "default_prompt_name": "web"}
+    theirs = CrossEncoder(modules=[body, LogitScore(*answers)], device="cpu", **prompts)
+    theirs.max_length = 48
+    theirs.save_pretrained(str(tmp_path / "model"))
+    model = tmp_path / "model"
+    for asked in (None, "find it: ", ""):
+        ours = scores_of(model, tmp_path, activation="identity", instruction=asked)
+        np.testing.assert_allclose(ours, expected(model, activation_fn=RAW, prompt=asked), atol=1e-4)
+    np.testing.assert_allclose(scores_of(model, tmp_path), expected(model), atol=1e-4)
+
+
+@pytest.mark.parametrize("task", ["causal", "classifier"])
+@pytest.mark.parametrize("template", [None, PASS_ALL_TEMPLATE])
+def test_without_a_prompt_for_pairs_a_language_model_is_refused(
+    task: str, template: str | None, tmp_path: Path
+) -> None:
+    """A chat template that knows no pairs would give scores, but not those of the model."""
+    model = make_decoder(tmp_path / "model", "qwen3", task=task, template=template)
+    said = refusal(model, tmp_path)
+    assert "its files name no prompt for pairs" in said
+    assert "use --prompt-template FILE, or bge-reranker-v2-gemma, mxbai-rerank-v2, qwen3-reranker" in said
+    ours = scores_of(model, tmp_path, prompt_template=PAIR_TEMPLATE, activation="identity")
+    load = {"processor_kwargs": {"chat_template": PAIR_TEMPLATE}}
+    np.testing.assert_allclose(ours, expected(model, load=load, activation_fn=RAW), atol=1e-4)
+    if template is None:
+        spec = ScoreSpec(model=str(model), precision="fp32", prompt_template="none")
+        alone = Engine(load_model(spec, "cpu", "torch", str(tmp_path)), 300).score(QUERIES, PASSAGES)
+        empty = [row for row, texts in enumerate(zip(QUERIES, PASSAGES, strict=True)) if texts == ("", "")]
+        reason = "tokenizer: ValueError: the pair has no tokens"
+        assert alone.errors == dict.fromkeys(empty, reason)
+        others = np.isfinite(alone.scores)
+        pairs = [pair for pair in zip(QUERIES, PASSAGES, strict=True) if pair != ("", "")]
+        theirs = CrossEncoder(str(model), device="cpu").predict(pairs, batch_size=1)
+        np.testing.assert_allclose(alone.scores[others], theirs, atol=1e-4)
+
+
+def test_a_template_that_cannot_be_filled_is_one_line(tmp_path: Path) -> None:
+    model = make_decoder(tmp_path / "model", "qwen3", task="causal", template=PAIR_TEMPLATE)
+    assert "cannot be filled" in refusal(model, tmp_path, prompt_template="{{ messages | nothing }}")
+    dropping = "{{ messages[0].content }}"
+    assert "drops the text of the role document" in refusal(model, tmp_path, prompt_template=dropping)
+    unknown = "{# answers: certainly not #}" + PAIR_TEMPLATE
+    assert "has no token 'certainly'" in refusal(model, tmp_path, prompt_template=unknown)
+    encoder = make_encoder(tmp_path / "encoder", "bert")
+    assert "reads two texts, not a prompt" in refusal(encoder, tmp_path, prompt_template=PAIR_TEMPLATE)
+
+
+def test_answers_are_exact_in_fewer_bits(tmp_path: Path) -> None:
+    """In bf16 logits of 8 bits would make ties of their differences."""
+    model = make_decoder(tmp_path / "model", "qwen3", task="causal", template=PAIR_TEMPLATE)
+    exact = scores_of(model, tmp_path, activation="identity")
+    bits = scores_of(model, tmp_path, activation="identity", precision="bf16")
+    assert 0 < np.abs(bits - exact).max() < 0.3 * np.abs(exact).max()
+    assert len(np.unique(bits)) >= len(np.unique(exact.round(4)))  # some pairs are the same
+
+
+def test_a_template_may_name_the_answers(tmp_path: Path) -> None:
+    model = make_decoder(tmp_path / "model", "qwen3", task="causal", template=PAIR_TEMPLATE)
+    ours = scores_of(model, tmp_path, prompt_template="{# answers: 1 0 #}" + PAIR_TEMPLATE)
+    theirs = CrossEncoder(str(model), device="cpu")
+    ids = theirs.tokenizer.convert_tokens_to_ids(["1", "0"])
+    theirs[1].true_token_id, theirs[1].false_token_id = ids
+    np.testing.assert_allclose(ours, theirs.predict(list(zip(QUERIES, PASSAGES, strict=True))), atol=1e-4)
+
+
+QWEN3 = (  # as the model's card has it
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the "
+    'Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
+    "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n"
+    "<Query>: far?\n<Document>: a moon<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+
+
+def test_the_shipped_templates(tmp_path: Path) -> None:
+    tokenizer = CrossEncoder(str(make_encoder(tmp_path, "bert")), device="cpu").tokenizer
+    chat = [{"role": "query", "content": "far?"}, {"role": "document", "content": "a moon"}]
+
+    def filled(name: str, *system: dict[str, str]) -> str:
+        template = read_template(name)
+        text: str = tokenizer.apply_chat_template(
+            [*system, *chat], chat_template=template, tokenize=False, bos_token="<bos>"
+        )
+        return text
+
+    assert filled("qwen3-reranker") == QWEN3
+    instead = filled("qwen3-reranker", {"role": "system", "content": "Do it."})
+    assert "<Instruct>: Do it.\n<Query>: far?\n" in instead
+    for name in shipped_templates():
+        assert filled(name).count("far?") == filled(name).count("a moon") == 1
+
+
+def test_a_run_brings_its_prompt_and_its_label_to_the_workers(
+    server: Server, workers: StartWorker, tmp_path: Path
+) -> None:
+    labelled = make_encoder(tmp_path / "labelled", "roberta", 3, **LABELS)
+    answering = make_decoder(tmp_path / "answering", "qwen3", task="causal", template=None)
+    workers()
+    client, pairs = Client(server.url), list(zip(QUERIES, PASSAGES, strict=True))
+    asked: Any = {"label": "neutral", "activation": "softmax", "instruction": "see: "}
+    ours = client.score(pairs, timeout=120, model=str(labelled), precision="fp32", **asked)
+    theirs = expected(labelled, apply_softmax=True, prompt="see: ")
+    np.testing.assert_allclose(ours, theirs[:, 2], atol=1e-5)
+    file = tmp_path / "pairs.jinja"
+    file.write_text(PAIR_TEMPLATE)
+    for template in (PAIR_TEMPLATE, str(file)):
+        asked = {"prompt_template": template, "instruction": "Find it."}
+        ours = client.score(pairs, timeout=120, model=str(answering), precision="fp32", **asked)
+        load = {"processor_kwargs": {"chat_template": PAIR_TEMPLATE}}
+        np.testing.assert_allclose(ours, expected(answering, load=load, prompt="Find it."), atol=1e-4)
+    with pytest.raises(RunFailed, match="use --prompt-template"):
+        client.score(pairs, timeout=120, model=str(answering))
+    with pytest.raises(ConfigError, match=r"nothing\.jinja is no template .*one of bge-reranker-v2-gemma"):
+        client.score(pairs, model=str(answering), prompt_template="nothing.jinja")
+
+
+@pytest.mark.parametrize("instruction", [None, "see: "])
+def test_long_passages_count_by_their_best_window(instruction: str | None, tmp_path: Path) -> None:
+    model = make_encoder(tmp_path, "bert")
+    spec = ScoreSpec(
+        model=str(model), precision="fp32", long="split", long_stride=10, instruction=instruction
+    )
+    engine = Engine(load_model(spec, "cpu", "torch", str(tmp_path / "cache")), 500)
+    words = [f"{['moon', 'the', 'pair'][n % 3]} {n}" for n in range(60)]
+    passages = ["the moon", " ".join(words), "", " ".join(words[:40]), "the pair " * 40]
+    queries = ["moon"] * 4 + ["a pair " * 30]
+    scored = engine.score(queries, passages)
+    assert scored.errors == {}
+    cut = engine.model.windows
+    assert cut is not None
+    rows, _, texts = cut.cut(queries, passages)
+    counts = np.bincount(rows)
+    assert counts[[0, 2, 4]].tolist() == [1, 1, 1]  # fit, or have a query that leaves no room
+    assert counts[1] > counts[3] > 2
+    assert scored.windows == counts[1] + counts[3]
+    plain = CrossEncoder(str(model), device="cpu")
+    pairs = [(queries[row], text) for row, text in zip(rows, texts, strict=True)]
+    each = plain.predict(pairs, prompt=instruction)
+    best = [each[rows == row].max() for row in range(5)]
+    np.testing.assert_allclose(scored.scores, best, atol=1e-5)
+    of_one = [text.split() for row, text in zip(rows, texts, strict=True) if row == 1]
+    assert set(words) <= {" ".join(pair) for text in of_one for pair in pairwise(text)}
+    lengths = engine.model.tokenizer([queries[row] for row in rows], texts).lengths[rows == 1]
+    assert lengths.max() <= 64
+    assert lengths.min() >= 58  # the last is as long as the others

@@ -1,0 +1,133 @@
+"""`jobs.score_pairs`: enqueued by name by whoever has RQ, with the scores in RQ's own result."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rq import Queue
+from rq.job import Job, JobStatus
+from rq.serializers import JSONSerializer, PickleSerializer
+
+from jobs.pairs_job import MAX_PAIRS
+from jobs.store.set_aside import MAX_DATA
+from producer import Client
+from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
+from tests.harness.environments import environment_with
+from tests.harness.models.tiny import cross_encoder, make_bert
+from tests.workers.engine.test_engine import some_pairs
+
+ROOT = Path(__file__).resolve().parents[3]
+PAIRS = [list(pair) for pair in zip(*some_pairs(40), strict=True)]
+
+
+def queue_of(server: Server, name: str = "rankmill", serializer: Any = JSONSerializer) -> Queue:
+    return Queue(name, connection=server.client, serializer=serializer)
+
+
+def result_of(job: Job) -> Any:
+    """RQ's own result of a job, once it is there."""
+    wait_for(job.latest_result)
+    return job.latest_result()
+
+
+def test_a_script_with_nothing_but_rq_and_redis_gets_scores(shared_queue: Server, tmp_path: Path) -> None:
+    python = environment_with(tmp_path / "venv", "rq", "redis")
+    without = subprocess.run([python, "-c", "import pyarrow"], cwd=tmp_path, capture_output=True, check=False)
+    assert b"ModuleNotFoundError" in without.stderr
+    script = [str(python), "-P", str(ROOT / "examples" / "rq_producer.py"), shared_queue.url]
+    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    best, other, missing = done.stdout.splitlines()
+    assert "384,400 km" in best
+    assert "Cheese" in other
+    assert missing.strip() == "row 2 has no score: passage is null"
+
+
+def test_scores_are_those_of_the_model_in_the_order_of_the_pairs(
+    shared_queue: Server, tiny_model: Path
+) -> None:
+    queue = queue_of(shared_queue)
+    spec: dict[str, Any] = {"model": str(tiny_model), "precision": "fp32"}
+    pairs = [*PAIRS, [None, "p"], ["q", "lone \ud800 surrogate"]]
+    found = result_of(queue.enqueue("jobs.score_pairs", pairs, **spec))
+    assert found.type is found.Type.SUCCESSFUL
+    value = found.return_value
+    expected = cross_encoder(tiny_model).predict(list(map(tuple, PAIRS)))
+    np.testing.assert_allclose(value["scores"][: len(PAIRS)], expected, atol=1e-5)
+    assert value["scores"][len(PAIRS)] is None
+    assert value["scores"][len(PAIRS) + 1] is not None
+    assert value["errors"] == [{"row": len(PAIRS), "error": "query is null"}]
+    assert value["stats"]["precision"] == "fp32"
+    by_client = Client(shared_queue.url, **spec).score(map(tuple, PAIRS), timeout=60)
+    assert np.float32(value["scores"][: len(PAIRS)]).tolist() == pytest.approx(by_client.tolist(), abs=1e-6)
+    empty = result_of(queue.enqueue("jobs.score_pairs", pairs=[], **spec)).return_value
+    assert (empty["scores"], empty["errors"]) == ([], [])
+
+
+BAD: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
+    "no list": (("pairs",), {}, "takes one list of pairs"),
+    "nothing": ((), {}, "takes one list of pairs"),
+    "twice": ((PAIRS,), {"pairs": PAIRS}, "takes one list of pairs"),
+    "two lists": ((["q"], ["p"]), {}, "takes one list of pairs"),
+    "no pair": ((["qp"],), {}, "pair 0 is 'qp', not a query and a passage"),
+    "number": (([["q", "p"], ["q", 5]],), {}, "pair 1 is ['q', 5], not a query and a passage"),
+    "many": (([["q", "p"]] * (MAX_PAIRS + 1),), {}, "takes at most 1,024 pairs, not 1,025"),
+    "large": (([["q", "long " * (MAX_DATA // 5)]],), {}, "its data is over 1,048,576 bytes"),
+    "option": ((PAIRS,), {"speed": "high"}, "speed: Extra inputs are not permitted"),
+    "precision": ((PAIRS,), {"precision": "fp8"}, "precision: "),
+    "model": ((PAIRS,), {"model": "/gone/model"}, "no such directory"),
+    "no model": ((PAIRS,), {"model": None}, "model: "),
+}
+
+
+def test_a_bad_job_fails_alone_with_its_reason(shared_queue: Server, tiny_model: Path) -> None:
+    queue, spec = queue_of(shared_queue), {"model": str(tiny_model)}
+    jobs = {
+        what: queue.enqueue("jobs.score_pairs", *args, **{**spec, **named})
+        for what, (args, named, _) in BAD.items()
+    }
+    pickled = queue_of(shared_queue, serializer=PickleSerializer).enqueue("jobs.score_pairs", PAIRS, **spec)
+    good = queue.enqueue("jobs.score_pairs", PAIRS, **spec)
+    for what, (_, _, reason) in BAD.items():
+        found = result_of(jobs[what])
+        assert found.type is found.Type.FAILED, what
+        (line,) = found.exc_string.splitlines()
+        assert reason in line, what
+        assert jobs[what].get_status() is JobStatus.FAILED
+    assert "enqueue it with serializer=JSONSerializer" in result_of(pickled).exc_string
+    assert len(result_of(good).return_value["scores"]) == len(PAIRS)
+
+
+def test_what_depends_on_a_job_follows_it(shared_queue: Server, tiny_model: Path) -> None:
+    first = queue_of(shared_queue).enqueue("jobs.score_pairs", PAIRS, model=str(tiny_model))
+    after = queue_of(shared_queue, "after")
+    job = after.enqueue("some.function", depends_on=first)
+    wait_for(lambda: job.id in after.job_ids)
+    after.delete()
+
+
+def test_a_job_outlives_its_worker_and_leaves_it_if_cancelled(
+    server: Server, workers: StartWorker, tmp_path: Path
+) -> None:
+    slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
+    pairs = [["big cat", "the moon over the river " * 20]] * 100
+    queue = queue_of(server)
+    job = queue.enqueue("jobs.score_pairs", pairs, model=str(slow))
+    worker = workers(environ=QUICK_LEASE)
+    wait_for(lambda: job.get_status() is JobStatus.STARTED, worker)
+    worker.kill()
+    worker = workers(environ=QUICK_LEASE)
+    assert len(result_of(job).return_value["scores"]) == 100
+
+    cancelled = queue.enqueue("jobs.score_pairs", [*pairs] * 10, model=str(slow))
+    wait_for(lambda: cancelled.get_status() is JobStatus.STARTED, worker)
+    cancelled.cancel()
+    after = queue.enqueue("jobs.score_pairs", [["q", "p"]], model=str(slow))
+    assert result_of(after).return_value["errors"] == []
+    wait_for(lambda: not server.client.zcard("rq:wip:rankmill"), worker)
+    assert cancelled.latest_result() is None
+    assert all(server.client.ttl(key) > 0 for key in server.client.scan_iter("rankmill:run:*"))
