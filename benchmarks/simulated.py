@@ -57,7 +57,11 @@ FIRST = "SIMULATED_FIRST"
 """Environment variable: a file that gets the time (s, `time.monotonic`) of the first score of any worker."""
 
 LENGTHS = "SIMULATED_LENGTHS"
-"""Environment variable: if set, a simulated pair has as many tokens as words."""
+"""Environment variable: if set, a simulated pair has as many tokens as words, and a forward takes as long as
+its padded tokens; the value is how many tokens the average pair has."""
+
+SCORED = "SIMULATED_SCORED"
+"""Environment variable: a file that gets a line for each batch: its end (s, `time.monotonic`) and tokens."""
 
 TOKENS = 16
 """Tokens of every other simulated pair: a batch of the default token budget holds 128 pairs."""
@@ -85,7 +89,7 @@ class SimulatedWorker(ScoringWorker):
     def _prepare(self, settings: WorkerSettings) -> None:
         loading.load = _load  # workers.assembly, which is imported next, takes it from there
         fixed: dict[str, object] = {"device": "cpu", "threads": 1}
-        if settings.token_budget == "auto":  # whose search of a better one would sleep for seconds
+        if settings.token_budget == "auto" and LENGTHS not in os.environ:  # the search of one sleeps
             fixed["token_budget"] = TOKEN_BUDGETS["cpu"]
         super()._prepare(settings.model_copy(update=fixed))
 
@@ -115,12 +119,16 @@ class _Tokenizer:
 class _Pending:
     logits: np.ndarray
     end: float
+    tokens: int
 
     def result(self) -> np.ndarray:
         time.sleep(max(self.end - time.monotonic(), 0.0))
         if FIRST in os.environ:
             with suppress(FileExistsError), Path(os.environ[FIRST]).open("x") as file:
                 file.write(str(time.monotonic()))
+        if SCORED in os.environ:
+            with Path(os.environ[SCORED]).open("a") as file:
+                file.write(f"{time.monotonic()} {self.tokens}\n")
         return self.logits
 
 
@@ -138,8 +146,9 @@ class _Backend:
     _free: float = 0.0
 
     def submit(self, batch: Batch) -> _Pending:
-        self._free = max(self._free, time.monotonic()) + len(batch.ids) * self.seconds / 1000
-        return _Pending((batch.ids[:, 0] / 0xFFFF).astype(np.float32), self._free)
+        pairs = batch.ids.size / float(os.environ[LENGTHS]) if LENGTHS in os.environ else len(batch.ids)
+        self._free = max(self._free, time.monotonic()) + pairs * self.seconds / 1000
+        return _Pending((batch.ids[:, 0] / 0xFFFF).astype(np.float32), self._free, int(batch.mask.sum()))
 
 
 class _SimulatedModel(Loaded):

@@ -21,7 +21,7 @@ _REFILL_SHARE = 4
 CHUNK_SECONDS = 1.0
 """With ``chunk_size: auto``, seconds of work in a chunk, for the slowest worker."""
 
-MIN_ROWS, MAX_ROWS = 64, 16_384
+MIN_ROWS, MAX_ROWS = 16, 16_384
 """Fewest and most rows in a chunk with ``chunk_size: auto``; the first chunks have the fewest."""
 
 _GROWTH = 4
@@ -30,8 +30,11 @@ _GROWTH = 4
 _SPEED_SECONDS = 10
 """A worker's speed is that of its results in the last seconds, at least the last two."""
 
-_LEAST_SECONDS = 0.05
-"""Results that come together tell no speed."""
+_LEAST_SECONDS = 0.5
+"""Results of less time tell no speed."""
+
+_TOGETHER_SECONDS = 0.25
+"""Results that came with the first one were scored before it: their rows do not count for the speed."""
 
 _GONE_SECONDS = 30
 """A worker without results for so long does not count."""
@@ -144,4 +147,4 @@ def _speed(results: deque[tuple[float, int]], now: float) -> float | None:
     first, last = results[0][0], results[-1][0]
     if last - first < _LEAST_SECONDS or now - last > _GONE_SECONDS:
         return None
-    return sum(rows for at, rows in results if at - first >= _LEAST_SECONDS) / (last - first)
+    return sum(rows for at, rows in results if at - first > _TOGETHER_SECONDS) / (last - first)

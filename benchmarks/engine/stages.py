@@ -27,8 +27,9 @@ from jobs.wire import decode_pairs, decode_scores, encode_pairs, encode_scores
 from workers.backends.base import Backend, Logits, Pending
 from workers.backends.torch.backend import DTYPES
 from workers.device import resolve_device, resolve_token_budget, use_threads
-from workers.engine.engine import Engine, Work
+from workers.engine.engine import Engine
 from workers.engine.planner import plan_batches
+from workers.engine.work import Work
 from workers.models.loading import load_model
 from workers.models.tokens import Batch, pad
 

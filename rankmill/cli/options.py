@@ -37,7 +37,7 @@ HELP = {
     "redis_url": "redis://, rediss:// (TLS), unix:// or redis+sentinel:// URL of the server.",
     "queue": "Name of the queue.",
     "file_queue": "Name of the queue of submitted runs.",
-    "chunk_size": "Most pairs in a job; auto: about a second's work of the slowest worker, 64 to 16,384.",
+    "chunk_size": "Most pairs in a job; auto: about a second's work of the slowest worker, 16 to 16,384.",
     "workers": "Worker processes on this host; auto: one for each GPU, else 1.",
     "threads": f"CPU threads of each worker; auto: its share of the cores ({cores()} here).",
     "device": "Device on which workers of this host run the model; auto: cuda, else mps, else cpu.",

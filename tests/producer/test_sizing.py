@@ -46,6 +46,18 @@ def test_chunks_follow_the_slowest_worker(monkeypatch: pytest.MonkeyPatch) -> No
     assert fixed.at(0) == 7
 
 
+def test_results_that_come_together_are_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of 1,000 pairs/s scores chunks together, and their results come at once, each half second."""
+    clock = Clock(monkeypatch)
+    size = ChunkSize("auto", "m", None, {})
+    for burst in range(1, 40):
+        for number in range(10):
+            clock.now = burst * 0.5 + number * 0.01
+            size.see("w", 50)
+            assert size.at(0) <= 1200
+    assert size.at(0) >= 900
+
+
 def test_a_chunk_ends_where_the_journal_has_one(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal.db")
     failures = {start: ChunkFailure(chunk=start, message="no", fatal=False) for start in (10, 100)}
@@ -57,11 +69,11 @@ def test_a_chunk_ends_where_the_journal_has_one(tmp_path: Path) -> None:
 
 def test_the_size_of_chunks_grows_with_the_speed(shared_queue: Server, tiny_model: Path) -> None:
     client = Client(shared_queue.url, model=str(tiny_model), precision="fp32")
-    pairs = [("big cat", f"moon river {number % 7}") for number in range(6000)]
+    pairs = [("big cat", f"moon river {number % 7}") for number in range(12_000)]
     run = client.submit(pairs)
     parts = list(run.tables())
     sizes = [len(part.table) for part in parts]
-    assert sum(sizes) == 6000
+    assert sum(sizes) == 12_000
     assert sizes[0] == MIN_ROWS < max(sizes)
     scores = np.concatenate([part.scores.to_numpy() for part in parts])
     assert all(np.allclose(scores[row::7], scores[row], atol=1e-4) for row in range(7))

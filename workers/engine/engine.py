@@ -7,10 +7,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from workers import metrics
 from workers.backends.base import DeviceLost, Logits, OutOfMemory, Pending
@@ -20,63 +18,9 @@ from workers.engine.headroom import Headroom
 from workers.engine.mixing import Mixing
 from workers.engine.planner import Rows
 from workers.engine.rows import WaitingRows
+from workers.engine.work import Flight, PairScores, Part, Work, longest_in, rows_in
 from workers.models.loading import Model
 from workers.models.tokens import Batch, Tokens, pad
-
-
-@dataclass
-class PairScores:
-    """Scores of `n` pairs, with the tokens and batches that they took.
-
-    ``scores`` is float32, ``[n]`` or ``[n, labels]``; NaN for the rows in ``errors``, row to reason.
-    ``tokens`` counts real tokens, ``padded_tokens`` real tokens and padding. ``batches`` counts the
-    batches with at least one of the pairs. ``windows`` counts the windows of the ``cut`` passages.
-    """
-
-    scores: npt.NDArray[np.float32]
-    errors: dict[int, str] = field(default_factory=dict)
-    tokens: int = 0
-    padded_tokens: int = 0
-    batches: int = 0
-    windows: int = 0
-    cut: int = 0
-
-    def fail(self, row: int, kind: str, reason: str) -> None:
-        """Set the error of a row; `kind` is one of `metrics.ROW_ERRORS`."""
-        self.errors[row] = reason
-        metrics.row_errors.labels(kind).inc()
-
-
-@dataclass(eq=False)
-class Work:
-    """The pairs of a chunk in the engine: their tokens, and their scores so far.
-
-    ``rows[i]`` is the number of the pair in row ``i`` of ``tokens``; a pair has a row for each window.
-    ``left`` is how many rows are not scored yet.
-    """
-
-    tokens: Tokens
-    rows: Rows
-    scored: PairScores
-    left: int
-
-    @property
-    def done(self) -> int:
-        """Pairs that are scored; those of several windows count in parts."""
-        rows = len(self.rows)
-        return (rows - self.left) * (rows - self.scored.windows + self.scored.cut) // rows if rows else 0
-
-
-Part = tuple[Work, Rows]
-"""Some rows of one `Work`, as indices into its ``tokens``."""
-
-
-@dataclass(frozen=True)
-class Flight:
-    """A batch whose forward has begun, or could not begin (then ``pending`` is the error)."""
-
-    parts: list[Part]
-    pending: Pending | Exception
 
 
 class Engine:
@@ -94,6 +38,8 @@ class Engine:
         Finds a better token budget, for `adapt`.
     headroom
         Knows which batches fit into memory; others are cut before they run.
+    short_batches
+        Whether batches of a slow model are smaller, so that each takes half a second (`Mixing`).
     """
 
     def __init__(
@@ -105,6 +51,7 @@ class Engine:
         length_aware: bool = True,
         search: BudgetSearch | None = None,
         headroom: Headroom | None = None,
+        short_batches: bool = False,
     ) -> None:
         self.model = model
         self.token_budget = token_budget
@@ -112,7 +59,7 @@ class Engine:
         self._headroom = headroom or Headroom()
         self._max_batch = max_batch
         self._length_aware = length_aware
-        self._mixing = Mixing()
+        self._mixing = Mixing(short_batches=short_batches)
 
     def score(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> PairScores:
         """Score pairs ``[n]``. A row that cannot be scored gets an error; the other rows get scores."""
@@ -132,10 +79,12 @@ class Engine:
         tokens, groups = work.tokens, None
         if tokens.shared is not None and tokens.groups is not None and self.model.backend.shares_beginnings:
             groups = np.where(tokens.shared > 0, tokens.groups, 0)
-        lengths = tokens.lengths if groups is None else tokens.costs
+        lengths, budget = tokens.costs, self.token_budget
+        if groups is None:  # else rows that share a beginning gain from large batches
+            lengths, budget = tokens.lengths, self._mixing.budget(budget)
         waiting.add(
-            work, lengths, self.token_budget, max_batch=self._max_batch, length_aware=self._length_aware,
-            mixed_batches=self._mixing.batches, whole=whole, groups=groups,
+            work, lengths, budget, max_batch=self._max_batch, length_aware=self._length_aware,
+            mixed_batches=self._mixing.batches(budget), whole=whole, groups=groups,
         )  # fmt: skip
 
     def prepare(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> Work:
@@ -171,7 +120,7 @@ class Engine:
 
     def submit(self, parts: list[Part]) -> Flight:
         """Begin the forward of a batch; raises `DeviceLost`."""
-        if _rows(parts) > self._headroom.most_rows(_longest(parts)):
+        if rows_in(parts) > self._headroom.most_rows(longest_in(parts)):
             return Flight(parts, _TooLarge())
         try:
             return Flight(parts, self._begin(parts))
@@ -205,11 +154,11 @@ class Engine:
 
     def may_adapt(self, flight: Flight, seconds: float) -> bool:
         """Record the time of a batch; returns whether it is time to call `adapt`."""
-        self._mixing.see(seconds)
+        self._mixing.see(rows_in(flight.parts) * longest_in(flight.parts), seconds)
         if self._search is None:
             return False
         tokens = sum(int(work.tokens.lengths[rows].sum()) for work, rows in flight.parts)
-        return self._search.see(_rows(flight.parts), tokens, seconds)
+        return self._search.see(rows_in(flight.parts), tokens, seconds)
 
     def adapt(self, flight: Flight) -> None:
         """Find the best token budget, with batches like that of `flight`; raises `DeviceLost`.
@@ -228,7 +177,7 @@ class Engine:
 
     def _cut(self, parts: list[Part]) -> None:
         """Run a batch that was not expected to fit in pieces that do."""
-        rows, length, done = _rows(parts), _longest(parts), 0
+        rows, length, done = rows_in(parts), longest_in(parts), 0
         self._headroom.log_cut(rows, length)
         while done < rows:
             end = min(done + self._headroom.most_rows(length), rows)
@@ -239,7 +188,7 @@ class Engine:
         """Bisect a failed batch until its parts fit into memory and each row that fails is found."""
         if isinstance(error, OutOfMemory):
             self._shrink_budget(parts)
-        rows = _rows(parts)
+        rows = rows_in(parts)
         self._run_again(parts, np.array_split(np.arange(rows), min(2, rows)))
 
     def _run_again(self, parts: list[Part], pieces: list[Rows]) -> None:
@@ -264,13 +213,13 @@ class Engine:
     def _shrink_budget(self, parts: list[Part]) -> None:
         """Lower the token budget to half of the tokens of `parts`, and stop searching a better one."""
         costs = [work.tokens.costs[rows].max() for work, rows in parts]
-        needed = int(max(costs)) * _rows(parts)
+        needed = int(max(costs)) * rows_in(parts)
         self.token_budget = max(1, min(self.token_budget, needed // 2))
         self._search = None
 
     def _scatter(self, parts: list[Part], logits: Logits) -> None:
         scores = self.model.activation(logits)
-        longest = _longest(parts)
+        longest = longest_in(parts)
         real = done = 0
         for work, rows in parts:
             mine, out, places = scores[done : done + len(rows)], work.scored, work.rows[rows]
@@ -285,16 +234,8 @@ class Engine:
             out.tokens += mine_real
             out.padded_tokens += longest * len(rows)
             out.batches += 1
-        metrics.count_batch(done, real, longest * done, self.token_budget)
+        metrics.count_batch(done, real, longest * done, self._mixing.budget(self.token_budget))
 
 
 class _TooLarge(Exception):
     """A batch is not expected to fit into memory."""
-
-
-def _rows(parts: list[Part]) -> int:
-    return sum(len(rows) for _, rows in parts)
-
-
-def _longest(parts: list[Part]) -> int:
-    return max(int(work.tokens.lengths[rows].max()) for work, rows in parts)

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 
 from jobs.priority import Priority
 from workers import metrics
-from workers.engine.engine import Engine, Flight, Part, Work
+from workers.engine.engine import Engine
 from workers.engine.rows import WaitingRows
 from workers.engine.turns import Turns
+from workers.engine.work import Flight, Part, Work
 
 _WAIT_SECONDS = 5
 

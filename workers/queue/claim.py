@@ -16,7 +16,8 @@ from jobs.spec import ScoreSpec, WeightsKey, weights_key
 from workers.queue.rq_job import ScoringJob
 
 if TYPE_CHECKING:
-    from workers.engine.engine import Engine, Work
+    from workers.engine.engine import Engine
+    from workers.engine.work import Work
     from workers.sources import Source
 
 GROUP = 8

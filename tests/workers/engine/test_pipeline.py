@@ -16,8 +16,9 @@ from jobs.spec import ScoreSpec
 from tests.conftest import run_command
 from workers.backends.base import Logits
 from workers.backends.torch.backend import TorchForward
-from workers.engine.engine import Engine, Work
+from workers.engine.engine import Engine
 from workers.engine.pipeline import Pipeline
+from workers.engine.work import Work
 from workers.models.loading import load_model
 from workers.models.tokens import Batch
 

@@ -132,7 +132,7 @@ def test_small_runs_of_known_size_are_requests_unless_the_caller_says_otherwise(
 
 
 def test_a_request_overtakes_the_bulk_work_in_the_queue_and_in_the_worker() -> None:
-    with simulated_cluster(1, 4.0, QUICK) as cluster:
+    with simulated_cluster(1, 6.0, QUICK) as cluster:
         redis, client = cluster.client, client_of(cluster)
         bulk = client.submit(pairs(64 * 128))
         wait_until(lambda: finished(redis, bulk.id) >= 1)
