@@ -16,7 +16,6 @@ from jobs.runtime import tracing
 from producer.journal import Journal
 from producer.notes import Notes, log_result
 from producer.reuse.earlier import EarlierScores
-from producer.reuse.rows import rows_to_score
 from producer.reuse.shared import Lenders, SharedPairs
 from producer.sizing import Load, WindowSize
 from producer.splitting import ScoredTable, Unit, join, scored_table
@@ -69,8 +68,8 @@ class Window:
     span
         The run's span, the parent of the chunks' spans.
     reuse
-        The scores that are known; rows with these pairs are not sent, nor pairs that another row or a chunk
-        without a result asks for.
+        The scores that are known, perhaps none; rows with these pairs are not sent, nor pairs that another
+        row or a chunk without a result asks for. ``None``: all rows are sent.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Window:
         reuse: EarlierScores | None = None,
     ) -> None:
         self._reuse = reuse
-        self._lenders = Lenders()
+        self._lenders = None if reuse is None else Lenders(reuse.columns)
         self._idle = 0
         """Chunks that wait only for others' scores."""
         self._run = run
@@ -166,14 +165,13 @@ class Window:
 
     def _begin(self, table: pa.Table) -> Unit | None:
         """Begin a chunk, and return what is to be scored of it; ``None`` if nothing is."""
-        reuse, shared = self._reuse, None
-        if reuse is not None:
-            digests = reuse.digests(table)
-            asked = rows_to_score(table, reuse.columns, reuse.known(digests))
-            if not len(asked.rows):
-                self._finish(self._cut, asked.table(table, None))
+        shared = None
+        if self._reuse is not None and self._lenders is not None:
+            known = self._reuse.known(self._reuse.digests(table)) if len(self._reuse) else None
+            shared = self._lenders.share(self._cut, table, known)
+            if shared and not shared.keys:
+                self._finish(self._cut, shared.asked.table(table, None))
                 return None
-            shared = self._lenders.share(self._cut, asked, [each.tobytes() for each in digests[asked.rows]])
         span = tracing.begin("chunk", self._span, chunk=self._cut, rows=len(table))
         chunk = self._in_flight[self._cut] = InFlight(table, span, shared)
         if not chunk.rows:
@@ -249,23 +247,31 @@ class Window:
     def _answered(self, number: int, whole: ChunkResult) -> dict[int, tuple[int, ChunkResult]]:
         """Finish a chunk whose units have their results, and those that waited for it; return what is new."""
         chunk = self._in_flight[number]
+        answers = self._lenders.answer(number, whole) if self._lenders else {}
+        finished: dict[int, tuple[int, ChunkResult]] = {}
         if chunk.shared is None:
             self._end(number)
             self._finish(number, scored_table(chunk.table, whole))
-            return {number: (len(chunk.table), whole)}
-        finished: dict[int, tuple[int, ChunkResult]] = {}
-        answers = {number: {}, **self._lenders.answer(chunk.shared, whole)}
+            finished[number] = len(chunk.table), whole
+        else:
+            chunk.shared.result = whole
+            finished |= self._complete(number, chunk.shared)
         for each, found in answers.items():
-            waiting = self._in_flight[each]
-            assert waiting.shared
-            waiting.shared.add(found)
-            if waiting.shared.is_complete:
-                self._end(each)
-                result = waiting.shared.whole(each)
-                if result is not None:  # a failure is that of some rows: it is tried again
-                    finished[each] = len(waiting.table), result
-                self._finish(each, waiting.shared.table(waiting.table))
+            waiting = self._in_flight[each].shared
+            assert waiting
+            waiting.add(found)
+            finished |= self._complete(each, waiting)
         return finished
+
+    def _complete(self, number: int, shared: SharedPairs) -> dict[int, tuple[int, ChunkResult]]:
+        """Finish a chunk with shared pairs, if it has all answers; return what the journal gets."""
+        if not shared.is_complete:
+            return {}
+        table = self._in_flight[number].table
+        self._end(number)
+        self._finish(number, shared.table(table))
+        result = shared.whole(number)
+        return {} if result is None else {number: (len(table), result)}  # a failure is tried again
 
     def _end(self, number: int) -> None:
         chunk = self._in_flight.pop(number)

@@ -28,7 +28,7 @@ from producer.files.source import PairSource
 from producer.files.workspace import Workspace
 from producer.journal import OLD_CHUNK_SIZE, Journal
 from producer.pairs import RowsAt
-from producer.reuse.earlier import EarlierScores
+from producer.reuse.earlier import EarlierScores, no_earlier
 from producer.runs.scoring_run import ScoringRun
 from producer.runs.several import SeveralRuns
 from producer.window import FIRST_PIECE
@@ -176,13 +176,14 @@ def _score(
     options: dict[str, Any] = {
         "rows": source.rows,
         "priority": "bulk",
+        "reuse": earlier or no_earlier(source.columns.names),
     }
     revision = _revision(journal, client.settings)
     if models:
         others = [each.first and each.first.revision for each in work.journals[1:]]
         options |= {"models": models, "journals": work.journals, "revisions": [revision, *others]}
     else:
-        options |= {"journal": journal, "reuse": earlier, "revision": revision}
+        options |= {"journal": journal, "revision": revision}
 
     def cut(rows_at: RowsAt) -> Iterator[pa.Table]:
         size = request.rows_per_part

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from jobs.errors import InputError
+from producer.reuse.pair_keys import as_bytes
 
 _ROWS = 65_536
 
@@ -50,6 +51,11 @@ class EarlierScores:
         places = np.minimum(np.searchsorted(self._keys[:, 0], keys[:, 0]), len(self) - 1)
         missing = (self._keys[places] != keys).any(axis=1)
         return pa.array(self._scores[places], mask=missing)
+
+
+def no_earlier(columns: tuple[str, str]) -> EarlierScores:
+    """No scores at all, of pairs in these columns."""
+    return EarlierScores(columns, np.zeros((0, 2), np.uint64), np.zeros(0, np.float32))
 
 
 def open_earlier(
@@ -140,18 +146,13 @@ OPEN = {"rankmill.revision", "rankmill.precision"}
 
 def _digests(columns: list[pa.ChunkedArray]) -> Keys:
     """A digest of each pair, ``[n, 2]``."""
-    texts = [_plain(column).to_pylist() for column in columns]
+    texts = [as_bytes(column).to_pylist() for column in columns]
     queries = {text: blake2b(_bytes(text), digest_size=16).digest() for text in set(texts[0])}
     joined = b"".join(
         blake2b(_bytes(passage), digest_size=16, key=queries[query]).digest()
         for query, passage in zip(*texts, strict=True)
     )
     return np.frombuffer(joined, np.uint64).reshape(-1, 2)
-
-
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    kind = column.type
-    return (column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column).cast(pa.binary())
 
 
 def _bytes(text: bytes | None) -> bytes:

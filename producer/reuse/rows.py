@@ -65,7 +65,10 @@ class RowsToScore:
             assert result is not None
             found = scores_and_errors(result, len(self.rows))
         scores, errors = found
-        return pc.coalesce(self.known, scores.take(self.places)), errors.take(self.places)
+        scores, errors = scores.take(self.places), errors.take(self.places)
+        if self.known.null_count < len(self.known):
+            scores = pc.coalesce(self.known, scores)
+        return scores, errors
 
 
 def rows_to_score(table: pa.Table, columns: tuple[str, str], known: pa.Array) -> RowsToScore:

@@ -1,36 +1,54 @@
-"""Pairs that several chunks in the window have: the first of these chunks asks for their scores, for all."""
+"""Pairs that several rows in the window have: one chunk asks for their score, for all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress, count
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from jobs.results import ChunkResult, ChunkScores
-from producer.reuse.rows import RowsToScore
+from jobs.results import ChunkResult, ChunkScores, ChunkStats
+from producer.reuse.pair_keys import as_bytes, pair_keys
+from producer.reuse.rows import RowsToScore, rows_to_score
 from producer.splitting import ScoredTable, scores_and_errors
 
-Answer = tuple[float | None, str | None]
+Answer = tuple[float | list[float] | None, str | None]
 """Score and error of a pair; one of them is null."""
+
+_NO_WORK = {"attempt": 1, "tokens": 0, "padded_tokens": 0, "batches": 0, "seconds": 0.0, "windows": 0}
+"""Statistics of a chunk for which no worker did anything."""
+
+
+class Answers(NamedTuple):
+    """Answers to pairs by their keys, the type of the scores, and the statistics of their chunk, if any."""
+
+    found: Mapping[int, Answer]
+    kind: pa.DataType
+    stats: ChunkStats | None
 
 
 @dataclass
 class SharedPairs:
     """The distinct pairs of a chunk without a known score, and the answers to them.
 
-    ``asked`` has a row for each. ``own`` says for each whether this chunk asks for it; another chunk asks for
-    the rest, whose digests are in ``missing`` until their answers are there.
+    ``asked`` and ``keys`` have an entry for each. ``own`` says for each whether this chunk asks for it;
+    another chunk asks for the rest, whose keys are in ``missing`` until their answers are there.
     """
 
     asked: RowsToScore
-    digests: Sequence[bytes]
+    keys: Sequence[int]
     own: npt.NDArray[np.bool_]
-    missing: set[bytes]
+    missing: set[int]
     result: ChunkResult | None = None
-    answers: dict[bytes, Answer] = field(default_factory=dict)
+    answers: dict[int, Answer] = field(default_factory=dict)
+    kind: pa.DataType = field(default_factory=pa.float32)
+    lent: ChunkStats | None = None
+    """How the last answers of another chunk were made."""
 
     @property
     def is_complete(self) -> bool:
@@ -41,16 +59,22 @@ class SharedPairs:
         """The rows that this chunk asks for itself."""
         return self.asked.select(table).filter(pa.array(self.own))
 
-    def add(self, answers: Mapping[bytes, Answer]) -> None:
+    def add(self, answers: Answers) -> None:
         """Take in answers to pairs that another chunk has asked for."""
-        self.answers.update(answers)
-        self.missing.difference_update(answers)
+        self.answers.update(answers.found)
+        self.missing.difference_update(answers.found)
+        if answers.stats:
+            self.kind, self.lent = answers.kind, answers.stats
 
     def whole(self, chunk: int) -> ChunkScores | None:
         """The result of all rows for the journal; ``None`` where there are no statistics."""
-        if not isinstance(self.result, ChunkScores):
+        if isinstance(self.result, ChunkScores):
+            stats = self.result.stats
+        elif self.result is None and self.lent:
+            stats = self.lent.model_copy(update=_NO_WORK)
+        else:
             return None
-        return self.asked.whole(chunk, ChunkScores(chunk, *self._found(), self.result.stats))
+        return self.asked.whole(chunk, ChunkScores(chunk, *self._found(), stats))
 
     def table(self, table: pa.Table) -> ScoredTable:
         """The chunk's rows with their scores."""
@@ -58,44 +82,129 @@ class SharedPairs:
 
     def _found(self) -> tuple[pa.Array, pa.Array]:
         """Scores and errors of the distinct pairs, in order."""
-        count = int(self.own.sum())
-        if self.result is None:
-            own: Iterator[Answer] = iter(())
-        else:
-            own = zip(*(each.to_pylist() for each in scores_and_errors(self.result, count)), strict=True)
+        own: Iterator[Answer] = iter(())
+        kind = self.kind
+        if self.result is not None:
+            scores, errors = scores_and_errors(self.result, int(self.own.sum()))
+            own = zip(scores.to_pylist(), errors.to_pylist(), strict=True)
+            kind = self.result.scores.type if isinstance(self.result, ChunkScores) else kind
         found = [
-            next(own) if is_own else self.answers[digest]
-            for digest, is_own in zip(self.digests, self.own, strict=True)
+            next(own) if is_own else self.answers[key]
+            for key, is_own in zip(self.keys, self.own, strict=True)
         ]
-        return pa.array([score for score, _ in found], pa.float32()), pa.array(
+        return pa.array([score for score, _ in found], kind), pa.array(
             [error for _, error in found], pa.string()
         )
 
 
+class _Asking(NamedTuple):
+    """The rows that a chunk without a result asks for, and their keys."""
+
+    rows: pa.Table
+    keys: Sequence[int]
+
+
 class Lenders:
-    """Which chunk asks for a pair, and which others wait for its answer."""
+    """Which chunk asks for a pair, and which others wait for its answer.
 
-    def __init__(self) -> None:
-        self._waiting: dict[bytes, list[int]] = {}
+    A chunk in which no pair is repeated costs a hash of its texts, and nothing else.
 
-    def share(self, chunk: int, asked: RowsToScore, digests: Sequence[bytes]) -> SharedPairs:
-        """The pairs of a new chunk: it asks for those that no chunk without a result asks for."""
-        own = np.array([digest not in self._waiting for digest in digests], bool)
-        for digest, is_own in zip(digests, own, strict=True):
-            if is_own:
-                self._waiting[digest] = []
+    Parameters
+    ----------
+    columns
+        Those of the query and the passage.
+    """
+
+    def __init__(self, columns: tuple[str, str]) -> None:
+        self._columns = columns
+        self._asking: dict[int, _Asking] = {}
+        self._lender: dict[int, int] = {}
+        """The chunk that asks for a pair, by the pair's key."""
+        self._waiting: dict[int, list[int]] = {}
+        """The chunks that wait for a pair of another one, by the pair's key."""
+        self._unlike = count(1 << 64)
+        """Keys of pairs whose own key is that of another pair: no other pair has one of these."""
+
+    def share(self, chunk: int, table: pa.Table, known: pa.Array | None) -> SharedPairs | None:
+        """The pairs of a new chunk: it asks for those that no row before and no chunk in the window asks for.
+
+        Parameters
+        ----------
+        chunk, table
+            The chunk, and its rows.
+        known
+            The scores that are known; ``None``: none is.
+
+        Returns
+        -------
+        The pairs; ``None`` if the chunk asks for all of its rows.
+        """
+        keys = pair_keys(table, self._columns)
+        if known is None:
+            own = dict.fromkeys(keys, chunk)
+            if len(own) == len(keys) and self._lender.keys().isdisjoint(own):
+                self._lender |= own
+                self._asking[chunk] = _Asking(table, keys)
+                return None
+            known = pa.nulls(len(table), pa.float32())
+        asked = rows_to_score(table, self._columns, known)
+        keys = [keys[row] for row in asked.rows]
+        lent = self._lent(asked.select(table), keys)
+        used = set(compress(keys, lent))
+        for place, key in enumerate(keys):
+            if lent[place]:
+                self._waiting.setdefault(key, []).append(chunk)
             else:
-                self._waiting[digest].append(chunk)
-        missing = {digest for digest, is_own in zip(digests, own, strict=True) if not is_own}
-        return SharedPairs(asked, digests, own, missing)
+                if key in self._lender:
+                    keys[place] = next(self._unlike)
+                self._lender[keys[place]] = chunk
+        shared = SharedPairs(asked, keys, ~lent, used)
+        if not lent.all():
+            self._asking[chunk] = _Asking(shared.select(table), list(compress(keys, shared.own)))
+        return shared
 
-    def answer(self, shared: SharedPairs, result: ChunkResult) -> dict[int, dict[bytes, Answer]]:
-        """Note the result of a chunk's own pairs; returns the answers for the chunks that wait for them."""
-        shared.result = result
-        scores, errors = scores_and_errors(result, int(shared.own.sum()))
-        own = (digest for digest, is_own in zip(shared.digests, shared.own, strict=True) if is_own)
-        found: dict[int, dict[bytes, Answer]] = {}
-        for digest, score, error in zip(own, scores.to_pylist(), errors.to_pylist(), strict=True):
-            for chunk in self._waiting.pop(digest):
-                found.setdefault(chunk, {})[digest] = (score, error)
-        return found
+    def _lent(self, rows: pa.Table, keys: Sequence[int]) -> npt.NDArray[np.bool_]:
+        """Which of the rows have a pair that another chunk asks for; the texts decide, not the keys."""
+        lent = np.zeros(len(keys), bool)
+        places: dict[int, list[int]] = {}
+        for place, key in enumerate(keys):
+            if key in self._lender:
+                places.setdefault(self._lender[key], []).append(place)
+        for lender, here in places.items():
+            asking = self._asking[lender]
+            row_of = {key: row for row, key in enumerate(asking.keys)}
+            there = [row_of[keys[place]] for place in here]
+            lent[here] = self._same(rows.take(here), asking.rows.take(there))
+        return lent
+
+    def _same(self, first: pa.Table, second: pa.Table) -> npt.NDArray[np.bool_]:
+        same = np.ones(len(first), bool)
+        for name in self._columns:
+            equal = pc.equal(as_bytes(first[name]), as_bytes(second[name]))
+            same &= np.asarray(pc.fill_null(equal, False))
+        return same
+
+    def answer(self, chunk: int, result: ChunkResult) -> dict[int, Answers]:
+        """Note the result of the rows that a chunk asked for.
+
+        Returns
+        -------
+        The answers for the chunks that wait for them.
+        """
+        asking = self._asking.pop(chunk)
+        for key in asking.keys:
+            del self._lender[key]
+        wanted = [row for row, key in enumerate(asking.keys) if key in self._waiting] if self._waiting else []
+        if not wanted:
+            return {}
+        scores, errors = scores_and_errors(result, len(asking.keys))
+        rows = pa.array(wanted)
+        stats = result.stats if isinstance(result, ChunkScores) else None
+        found: dict[int, dict[int, Answer]] = {}
+        for row, score, error in zip(
+            wanted, scores.take(rows).to_pylist(), errors.take(rows).to_pylist(), strict=True
+        ):
+            key = asking.keys[row]
+            for each in self._waiting.pop(key):
+                found.setdefault(each, {})[key] = (score, error)
+        return {each: Answers(answers, scores.type, stats) for each, answers in found.items()}
