@@ -83,6 +83,10 @@ class Spool:
         """Whether the next chunk goes to disk."""
         return self._used >= self._memory_bytes
 
+    def has_room(self, expected: int) -> bool:
+        """Whether `expected` bytes more would stay in memory, or little is there."""
+        return self._used + expected < self._memory_bytes or self._used < self._memory_bytes // 4
+
     def put(self, chunk: int, part: ScoredTable) -> None:
         """Keep a finished chunk."""
         if not self.memory_is_full or not self._write(chunk, part):

@@ -85,9 +85,7 @@ class Window:
         self._lenders = None if reuse is None else Lenders(reuse.columns)
         self._idle = 0
         """Chunks that wait only for others' scores."""
-        self._run = run
-        self._source = source
-        self._size = size
+        self._run, self._source, self._size = run, source, size
         self._journal = journal
         self._span = span
         self._in_flight: dict[int, InFlight] = {}
@@ -101,6 +99,8 @@ class Window:
         """Bytes of payload of the units in the load, by number."""
         self._payload_share = 1.0
         """Bytes of payload for a byte of a table, as last seen."""
+        self._most_bytes = 0
+        """Most bytes of tables that were in the load at once."""
         self.notes = Notes(journal.rows, journal.finished.row_errors) if journal else Notes(0)
         self.chunk_rows = 0
         """Rows of the largest chunk so far."""
@@ -133,14 +133,10 @@ class Window:
 
     def wants_chunks(self) -> bool:
         """Whether to submit chunks now."""
-        if (
-            self._exhausted
-            or self._finished.full
-            or self._idle >= _AT_ONCE
-            or (self.ready and self._finished.memory_is_full)
-        ):
+        if self._exhausted or self._finished.full or self._idle >= _AT_ONCE:
             return False
-        return self._size.wants_more(self._load)
+        has_room = not self.ready or self._finished.has_room(self._most_bytes)
+        return has_room and self._size.wants_more(self._load)
 
     def fill(self) -> dict[int, Unit]:
         """Cut chunks until the window is full, or there are several; return the units to submit."""
@@ -191,6 +187,7 @@ class Window:
             self._load = self._load.plus(len(unit.table), unit.payload_bytes)
         tables = sum(unit.table.nbytes for unit in units.values())
         self._payload_share = sum(unit.payload_bytes for unit in units.values()) / max(tables, 1)
+        self._most_bytes = max(self._most_bytes, int(self._load.payload / self._payload_share))
 
     def _known(self, rows: int) -> ChunkResult | None:
         """The result of the chunk that is cut now, if an earlier run has left a sound one."""
@@ -271,7 +268,7 @@ class Window:
         self._end(number)
         self._finish(number, shared.table(table))
         result = shared.whole(number)
-        return {} if result is None else {number: (len(table), result)}  # a failure is tried again
+        return {number: (len(table), result)} if result else {}  # a failure is tried again
 
     def _end(self, number: int) -> None:
         chunk = self._in_flight.pop(number)

@@ -128,8 +128,8 @@ class RunStore:
         with self.redis.pipeline() as pipe:
             if new:
                 self._write(pipe, run)
+            pipe.unlink(*(Job.key_for(keys.job_id(run.id, chunk)) for chunk in payloads))  # left by lost jobs
             for chunk, payload in payloads.items():
-                pipe.unlink(Job.key_for(keys.job_id(run.id, chunk)))  # a lost job may have left some fields
                 pipe.set(keys.pairs(run.id, chunk), payload.pairs, ex=run.ttl)
             if not new:
                 self._touch(pipe, run)
@@ -182,9 +182,9 @@ class RunStore:
         Also write the run's new progress, and the new rows without a score.
         """
         with self.redis.pipeline() as pipe:
-            for chunk in chunks:
-                pipe.unlink(keys.pairs(run.id, chunk))
-                pipe.hdel(keys.scored_rows(run.id), str(chunk))
+            if done := list(chunks):
+                pipe.unlink(*(keys.pairs(run.id, chunk) for chunk in done))
+                pipe.hdel(keys.scored_rows(run.id), *map(str, done))
             pipe.xdel(keys.results(run.id), *entries)
             self._note(pipe, run, progress)
             if row_errors:

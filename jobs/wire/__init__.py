@@ -16,6 +16,7 @@ from __future__ import annotations
 import struct
 from typing import cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -96,10 +97,11 @@ def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array]:
     """
     batch = _read(payload, _SCORES)
     scores, errors = batch["score"], batch["error"]
-    if not pc.all(pc.xor(pc.is_valid(scores), pc.is_valid(errors)), min_count=0).as_py():
+    all_have_one = not scores.null_count and errors.null_count == len(errors)
+    if not all_have_one and not pc.all(pc.xor(pc.is_valid(scores), pc.is_valid(errors)), min_count=0).as_py():
         raise WireError("a row has both a score and an error, or neither")
     numbers = scores.drop_null().flatten() if outputs(scores) else scores.drop_null()
-    if not pc.all(pc.fill_null(pc.is_finite(numbers), False), min_count=0).as_py():
+    if numbers.null_count or not np.isfinite(numbers.to_numpy()).all():
         raise WireError("a score is not a finite number")
     return scores, errors
 
@@ -223,6 +225,8 @@ def _scores(kind: pa.DataType) -> pa.Schema:
 
 
 def _check_schema(found: pa.Schema, expected: pa.Schema) -> None:
+    if found.equals(expected):
+        return
     if expected is _SCORES and found.names == _SCORES.names and outputs(found.empty_table()["score"]):
         expected = _scores(pa.list_(pa.float32(), outputs(found.empty_table()["score"])))
     if not found.equals(expected):

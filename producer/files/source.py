@@ -16,6 +16,7 @@ from jobs.wire import is_text
 from producer.files.inputs import PARQUET, InputFile
 from producer.files.manifest import fingerprint
 from producer.files.readers import Reader, Survey, TextColumns
+from producer.files.readers.ahead import read_ahead
 from producer.files.readers.choice import Options, choose
 from producer.files.schema import conform, to_ask_for, unify, with_partition
 from producer.pairs import RowsAt, cut_tables
@@ -188,7 +189,7 @@ def cut_batches(
     start: int = 0,
 ) -> Iterator[pa.Table]:
     """Yield the rows of `batches`, the first of which is row `start`, as a table for each chunk."""
-    tables = (pa.Table.from_batches([batch], schema) for batch in batches)
+    tables = (pa.Table.from_batches([batch], schema) for batch in read_ahead(batches))
     return cut_tables(tables, columns.names, rows_at, start)
 
 

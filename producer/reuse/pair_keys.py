@@ -8,18 +8,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-"""Makes the key of a query and a passage another one than that of the two exchanged."""
+"""With this factor the key of a query and a passage is not that of the two exchanged."""
 
 
 def pair_keys(table: pa.Table, columns: tuple[str, str]) -> list[int]:
     """A number of 64 bits for each row's pair: equal pairs have equal numbers, others hardly ever.
 
-    The numbers are those of Python's own hash, so they mean nothing to another process.
+    The numbers are made of Python's own hashes, so they mean nothing to another process.
     """
     query, passage = (as_bytes(table[name]) for name in columns)
-    queries = pc.dictionary_encode(query, null_encoding="encode").combine_chunks()
-    known = _hashes(queries.dictionary) * _ODD
-    keys: list[int] = (known[np.asarray(queries.indices)] ^ _hashes(passage)).tolist()
+    hashes = [np.zeros(0, np.uint64)]
+    for part in pc.dictionary_encode(query, null_encoding="encode").chunks:
+        hashes.append(_hashes(part.dictionary)[np.asarray(part.indices)])
+    keys: list[int] = (np.concatenate(hashes) * _ODD ^ _hashes(passage)).tolist()
     return keys
 
 

@@ -107,7 +107,7 @@ class _Asking(NamedTuple):
 class Lenders:
     """Which chunk asks for a pair, and which others wait for its answer.
 
-    A chunk in which no pair is repeated costs a hash of its texts, and nothing else.
+    A chunk in which no pair is repeated costs the keys of its pairs, and nothing else.
 
     Parameters
     ----------
@@ -180,8 +180,9 @@ class Lenders:
     def _same(self, first: pa.Table, second: pa.Table) -> npt.NDArray[np.bool_]:
         same = np.ones(len(first), bool)
         for name in self._columns:
-            equal = pc.equal(as_bytes(first[name]), as_bytes(second[name]))
-            same &= np.asarray(pc.fill_null(equal, False))
+            one, other = as_bytes(first[name]), as_bytes(second[name])
+            both_null = pc.and_(pc.is_null(one), pc.is_null(other))
+            same &= np.asarray(pc.or_(both_null, pc.fill_null(pc.equal(one, other), False)))
         return same
 
     def answer(self, chunk: int, result: ChunkResult) -> dict[int, Answers]:

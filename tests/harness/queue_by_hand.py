@@ -67,6 +67,11 @@ class QueueByHand:
         scores = pa.array([float(query) for query in self.queries(chunk)], pa.float32())
         self._answer(ChunkScores(chunk, scores, pa.nulls(len(scores), pa.string()), STATS))
 
+    def score_all(self) -> None:
+        """Answer all chunks that wait."""
+        for chunk in self.waiting():
+            self.score(chunk)
+
     def fail(self, chunk: int) -> None:
         """Say that a chunk cannot be scored."""
         self._answer(ChunkFailure(chunk=chunk, message="bad", fatal=False, attempts=1))

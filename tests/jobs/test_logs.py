@@ -39,7 +39,7 @@ def test_one_id_follows_a_chunk_from_producer_to_worker_and_back(
     server: Server, workers: StartWorker, tiny_model: Path, tmp_path: Path
 ) -> None:
     source = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"query": ["cat"] * 50, "passage": ["moon"] * 49 + [None]}), source)
+    pq.write_table(pa.table({"query": ["cat"] * 50, "passage": [*map(str, range(49)), None]}), source)
     worker = workers(name="w1", environ={"RANKMILL_LOG_LEVEL": "debug"})
     done = score_file(source, "--redis", server.url, "--model", tiny_model, "--chunk-size", 25, "-v")
     assert done.code == 3, done.err

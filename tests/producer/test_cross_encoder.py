@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
@@ -110,6 +111,36 @@ def test_mine_hard_negatives_mines_the_same(ours: CrossEncoder, original: Origin
     )
     assert len(expected) >= 6
     assert found.to_list() == expected.to_list()
+
+
+def test_pyterrier_pipelines_run_with_either(ours: CrossEncoder, original: Original) -> None:
+    import pyterrier as pt  # its first import takes a second
+
+    found = pd.DataFrame(
+        {"qid": str(n % 2), "query": query, "docno": f"d{n}", "text": text, "score": -n, "rank": n // 2}
+        for n, (query, text) in enumerate(PAIRS)
+    )
+    topics = found[["qid", "query"]].drop_duplicates()
+    judged = pd.DataFrame({"qid": ["0", "1"], "docno": ["d14", "d9"], "label": [1, 1]})
+
+    def pipeline(model: Any) -> Any:
+        """BM25's results, as if from an index, and their best three by the model."""
+
+        def scores(rows: pd.DataFrame) -> Any:
+            return model.predict(list(zip(rows["query"], rows["text"], strict=True)))
+
+        return (pt.Transformer.from_df(found) >> pt.apply.doc_score(scores, batch_size=7)) % 3
+
+    mine, theirs = (pipeline(model)(topics).sort_values(["qid", "rank"]) for model in (ours, original))
+    assert (
+        mine[["qid", "docno", "rank"]].to_numpy().tolist()
+        == theirs[["qid", "docno", "rank"]].to_numpy().tolist()
+    )
+    assert mine["score"].to_list() == pytest.approx(theirs["score"].to_list(), abs=1e-5)
+    figures = pt.Experiment(
+        [pipeline(ours), pipeline(original)], topics, judged, ["recip_rank", "ndcg_cut_3"]
+    )
+    assert figures.iloc[0, 1:].tolist() == pytest.approx(figures.iloc[1, 1:].tolist())
 
 
 def test_prompts_by_name(shared_queue: Server, tiny_model: Path) -> None:

@@ -6,7 +6,6 @@ from operator import length_hint
 from pathlib import Path
 from random import Random
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,10 +14,13 @@ from hypothesis import strategies as st
 
 from jobs.errors import InputError
 from jobs.results import ChunkFailure, ChunkScores
-from producer.reuse.earlier import EarlierScores, open_earlier
+from producer.journal import Journal
+from producer.reuse import shared
+from producer.reuse.earlier import EarlierScores, no_earlier, open_earlier
+from producer.reuse.pair_keys import pair_keys
 from producer.reuse.rows import rows_to_score
 from producer.sizing import WindowSize
-from tests.harness.queue_by_hand import STATS, QueueByHand
+from tests.harness.queue_by_hand import STATS, QueueByHand, pairs
 
 COLUMNS = ("query", "passage")
 TEXTS = st.sampled_from([None, "", "a", "b", "a\0", "\0b", "long " * 30])
@@ -90,18 +92,26 @@ CHUNKS = st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5), min_size=
 
 
 @settings(max_examples=40)
-@given(CHUNKS, st.randoms(), st.sampled_from([1, 3, 40]), st.sets(st.integers(0, 11)))
+@given(CHUNKS, st.randoms(), st.sampled_from([1, 3, 40]), st.sets(st.integers(0, 11)), st.booleans())
 def test_a_pair_of_several_chunks_in_the_window_is_asked_for_once(
-    chunks: list[list[int]], random: Random, window: int, failing: set[int]
+    chunks: list[list[int]], random: Random, window: int, failing: set[int], keys_are_alike: bool
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        if keys_are_alike:
+            patch.setattr(shared, "pair_keys", lambda table, _: [number % 2 for number in range(len(table))])
+        _check_asked_once(chunks, random, window, failing, strictly=window == 40 and not keys_are_alike)
+
+
+def _check_asked_once(
+    chunks: list[list[int]], random: Random, window: int, failing: set[int], *, strictly: bool
 ) -> None:
     tables = [pa.table({"query": [str(n) for n in chunk], "passage": ["p"] * len(chunk)}) for chunk in chunks]
-    nothing = EarlierScores(COLUMNS, np.zeros((0, 2), np.uint64), np.zeros(0, np.float32))
-    queue = QueueByHand(tables, WindowSize(window, 1 << 20), reuse=nothing)
+    queue = QueueByHand(tables, WindowSize(window, 1 << 20), reuse=no_earlier(COLUMNS))
     asker: dict[int, int] = {}
     for place, chunk in enumerate(chunks):
         for number in chunk:
             asker.setdefault(number, place)
-    failed = {number for number, place in asker.items() if place in failing} if window == 40 else set()
+    failed = {number for number, place in asker.items() if place in failing} if strictly else set()
 
     def answer_some() -> None:
         waiting = queue.waiting()
@@ -113,15 +123,33 @@ def test_a_pair_of_several_chunks_in_the_window_is_asked_for_once(
 
     found = queue.scores(answer_some)
     assert found == [None if n in failed else float(n) for chunk in chunks for n in chunk]
-    if window == 40:  # all chunks are in the window at once
+    if strictly:  # all chunks are in the window at once
         assert sorted(map(int, queue.asked)) == sorted({n for chunk in chunks for n in chunk})
+
+
+def test_scores_of_others_are_kept_for_the_next_command(tmp_path: Path) -> None:
+    tables = [pa.table({"query": ["7", "8"], "passage": ["p", "p"]}), *[pairs(1, 7) for _ in range(3)]]
+    for asked in (["7", "8"], []):
+        journal = Journal(tmp_path / "journal.db")
+        queue = QueueByHand(tables, WindowSize(40, 1 << 20), journal, reuse=no_earlier(COLUMNS))
+        found = queue.scores(queue.score_all)
+        journal.close()
+        assert (found, queue.asked) == ([7.0, 8.0, 7.0, 7.0, 7.0], asked)
+
+
+@given(PAIRS)
+def test_equal_pairs_have_equal_keys(pairs: list[tuple[str | None, str | None]]) -> None:
+    keys = pair_keys(table(pairs), COLUMNS)
+    assert pair_keys(table(pairs, dictionary=True), COLUMNS) == keys
+    assert len(set(keys)) == len(set(pairs))
+    alone = [key for pair in pairs for key in pair_keys(table([pair]), COLUMNS)]
+    assert (pair_keys(table(pairs[1:]), COLUMNS), alone) == (keys[1:], keys)
 
 
 def test_chunks_that_wait_for_others_are_bounded() -> None:
     same = [pa.table({"query": ["7"], "passage": ["p"]}) for _ in range(500)]
-    nothing = EarlierScores(COLUMNS, np.zeros((0, 2), np.uint64), np.zeros(0, np.float32))
     source = iter(same)
-    queue = QueueByHand(same, WindowSize(4, 1 << 20), reuse=nothing, source=source)
+    queue = QueueByHand(same, WindowSize(4, 1 << 20), reuse=no_earlier(COLUMNS), source=source)
     cut = []
 
     def answer() -> None:

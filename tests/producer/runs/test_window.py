@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -33,6 +34,22 @@ def test_a_late_chunk_keeps_no_other_from_being_scored(memory: int, monkeypatch:
     assert queue.scores(all_but_the_first) == list(range(120))
     assert queue.most_waiting == 4
     assert not queue.store.redis.keys("rankmill:run:*")
+
+
+def test_workers_that_are_quicker_than_the_caller_fill_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("producer.window.Spool", lambda folder: Spool(folder, 60_000))
+    monkeypatch.setattr("producer.spool.tempfile.TemporaryFile", lambda **_: pytest.fail("a file was made"))
+    monkeypatch.setattr("jobs.store.runs.RunStore.patrol_seconds", 0)
+    queue = QueueByHand([pairs(1, row, "p" * 1000) for row in range(300)], WindowSize(16, 1 << 20))
+    results = queue.store.results
+
+    def results_of_all(*arguments: Any, **options: Any) -> Any:
+        queue.score_all()
+        return results(*arguments, **options)
+
+    monkeypatch.setattr(queue.store, "results", results_of_all)
+    assert queue.scores(lambda: None) == list(range(300))
+    assert queue.most_waiting == 16
 
 
 def test_the_window_follows_the_workers() -> None:

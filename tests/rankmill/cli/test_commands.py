@@ -61,7 +61,8 @@ def test_a_cancelled_score_file_says_so_and_can_be_continued(
     model = make_bert(tmp_path / "model", hidden=128, layers=4)
     rows = 2000
     source = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"query": ["cat"] * rows, "passage": ["the moon " * 40] * rows}), source)
+    passages = [f"{'the moon ' * 40}{row}" for row in range(rows)]
+    pq.write_table(pa.table({"query": ["cat"] * rows, "passage": passages}), source)
     options = [source, "--redis", server.url, "--model", model, "--chunk-size", "32"]
     workers()
     process = start_command("score-file", *options)

@@ -6,10 +6,12 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from producer import Client
 from tests.conftest import Outcome, Server, run_command, score_file
 from tests.harness.models.tiny import make_bert
 
@@ -48,10 +50,12 @@ def submitted(done: Outcome) -> int:
 
 
 @pytest.fixture(scope="module")
-def expected(options: list[object], model: Path, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
-    path = write(tmp_path_factory.mktemp("all") / "b.parquet", NUMBERS)
-    assert score_file(path, *options, "--model", model, "--precision", "fp32").code == 3
-    return pq.read_table(path.with_name("b.scored.parquet"))
+def expected(shared_queue: Server, model: Path, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
+    """The numbers with the scores of a client, which sends each pair as often as it is there."""
+    table = pq.read_table(write(tmp_path_factory.mktemp("all") / "b.parquet", NUMBERS))
+    with Client(shared_queue.url, precision="fp32") as client:
+        scores = client.score(table, model=str(model), timeout=60)
+    return table.append_column("score", pa.array(scores, pa.float32(), from_pandas=True))
 
 
 def check(output: Path, expected: pa.Table) -> None:
@@ -59,6 +63,52 @@ def check(output: Path, expected: pa.Table) -> None:
     assert found.drop_columns("score").equals(expected.drop_columns("score"))
     assert found["score"].to_pylist() == pytest.approx(expected["score"].to_pylist(), abs=1e-5)
     assert pq.read_metadata(output).metadata[b"rankmill.precision"] == b"fp32"
+
+
+@pytest.mark.parametrize("way", [[], ["--rows-per-part", 35], ["--score-column", "score,b"]])
+def test_a_pair_is_scored_once_for_all_rows_in_the_window(
+    options: list[object], model: Path, expected: pa.Table, way: list[object], tmp_path: Path
+) -> None:
+    source, output = write(tmp_path / "b.parquet", NUMBERS), tmp_path / "out.parquet"
+    command = [source, *options, "--model", model, "--precision", "fp32", *way]
+    models = 1
+    if "score,b" in way:
+        models = 2
+        command += ["--model", make_bert(tmp_path / "b", seed=1)]
+    if "--rows-per-part" in way:
+        output = output.with_suffix("")
+    done = score_file(*command, "-o", output, "-v")
+    assert (done.code, submitted(done)) == (3, len(set(NUMBERS)) * models), done.err
+    found = pq.read_table(output)
+    assert found["id"].to_pylist() == NUMBERS
+    assert found["score"].to_pylist() == pytest.approx(expected["score"].to_pylist(), abs=1e-5)
+
+
+def test_shards_and_all_outputs_of_repeated_pairs(
+    options: list[object], tmp_path: Path, shared_queue: Server
+) -> None:
+    numbers = [*range(30), *range(30)]
+    source, model = write(tmp_path / "b.parquet", numbers), str(make_bert(tmp_path / "m", labels=3))
+    with Client(shared_queue.url, precision="fp32", activation="softmax", all_labels=True) as client:
+        asked = client.score(pq.read_table(source), model=model, timeout=60)
+    command = [
+        source,
+        *options,
+        "--model",
+        model,
+        "--precision",
+        "fp32",
+        "--activation",
+        "softmax",
+        "--all-labels",
+    ]
+    done = score_file(*command, "--shard", "1/1", "-o", tmp_path / "out.parquet", "-v")
+    assert (done.code, submitted(done)) == (3, 30 + 1), done.err  # 1: the pair that tells the labels
+    found = pq.read_table(tmp_path / "out.parquet")
+    scores = [found[f"score_LABEL_{number}"].to_pylist() for number in range(3)]
+    rows = [[None if np.isnan(each) else each for each in row] for row in asked.tolist()]
+    for mine, theirs in zip(zip(*scores, strict=True), rows, strict=True):
+        assert list(mine) == pytest.approx(theirs, abs=1e-5)
 
 
 def test_only_new_pairs_are_scored(
