@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs.results import ChunkResult, ChunkScores, ChunkStats
-from producer.reuse.pair_keys import as_bytes, pair_keys
+from producer.reuse.pair_keys import as_bytes, pair_keys, whole_keys
 from producer.reuse.rows import RowsToScore, rows_to_score
 from producer.splitting import ScoredTable, scores_and_errors
 
@@ -122,7 +122,7 @@ class Lenders:
         """The chunk that asks for a pair, by the pair's key."""
         self._waiting: dict[int, list[int]] = {}
         """The chunks that wait for a pair of another one, by the pair's key."""
-        self._unlike = count(1 << 64)
+        self._unlike = count(1 << 65)
         """Keys of pairs whose own key is that of another pair: no other pair has one of these."""
 
     def share(self, chunk: int, table: pa.Table, known: pa.Array | None) -> SharedPairs | None:
@@ -148,8 +148,13 @@ class Lenders:
                 return None
             known = pa.nulls(len(table), pa.float32())
         asked = rows_to_score(table, self._columns, known)
-        keys = [keys[row] for row in asked.rows]
-        lent = self._lent(asked.select(table), keys)
+        rows, keys = asked.select(table), [keys[row] for row in asked.rows]
+        lent = self._lent(rows, keys)
+        if alike := self._alike(keys, lent):
+            others = rows.take(alike)
+            for place, key in zip(alike, whole_keys(others, self._columns), strict=True):
+                keys[place] = key
+            lent[alike] = self._lent(others, [keys[place] for place in alike])
         used = set(compress(keys, lent))
         for place, key in enumerate(keys):
             if lent[place]:
@@ -162,6 +167,16 @@ class Lenders:
         if not lent.all():
             self._asking[chunk] = _Asking(shared.select(table), list(compress(keys, shared.own)))
         return shared
+
+    def _alike(self, keys: Sequence[int], lent: npt.NDArray[np.bool_]) -> list[int]:
+        """Places of the pairs that have the key of another pair."""
+        seen: set[int] = set()
+        found = []
+        for place, key in enumerate(keys):
+            if not lent[place] and (key in self._lender or key in seen):
+                found.append(place)
+            seen.add(key)
+        return found
 
     def _lent(self, rows: pa.Table, keys: Sequence[int]) -> npt.NDArray[np.bool_]:
         """Which of the rows have a pair that another chunk asks for; the texts decide, not the keys."""
