@@ -39,6 +39,15 @@ class _Document(BaseModel):
         return self.model_dump_json(indent=1).encode() + b"\n"
 
 
+def check_path(path: str) -> str:
+    """Return `path`, or raise `ValueError` if it is no path inside a model's folder."""
+    parts = path.split("/")
+    plain = path.isprintable() and "\\" not in path and len(path) <= 300
+    if not plain or any(part in {"", ".", ".."} for part in parts) or PurePosixPath(path).is_absolute():
+        raise ValueError(f"{path[:80]!r} is no path inside a model's folder")
+    return path
+
+
 class ModelFile(_Document):
     """A file of a version: its path in the model's folder, its size and its SHA-256."""
 
@@ -49,11 +58,7 @@ class ModelFile(_Document):
     @field_validator("path")
     @classmethod
     def _stays_inside(cls, path: str) -> str:
-        parts = path.split("/")
-        plain = path.isprintable() and "\\" not in path and len(path) <= 300
-        if not plain or any(part in {"", ".", ".."} for part in parts) or PurePosixPath(path).is_absolute():
-            raise ValueError(f"{path[:80]!r} is no path inside a model's folder")
-        return path
+        return check_path(path)
 
 
 class Manifest(_Document):

@@ -18,6 +18,7 @@ from rankmill.gateway.http.hosts import KnownHosts
 from rankmill.gateway.http.observed import HEADER, Observed
 from rankmill.gateway.http.page_routes import page_router
 from rankmill.gateway.http.plain_routes import plain_router
+from rankmill.gateway.http.registry_routes import RegistryRoutes
 from rankmill.gateway.http.score_routes import score_router
 from rankmill.gateway.keys.admission import KeysNeeded
 
@@ -61,11 +62,12 @@ def make_app(settings: Settings, redis_url: str, needed: KeysNeeded, *, is_loopb
     app.include_router(score_router(gateway))
     app.include_router(plain_router(gateway, int(time.time())))
     app.include_router(BatchRoutes(gateway).router())
+    app.include_router(RegistryRoutes(gateway).router())
     app.include_router(page_router())
     if settings.gateway_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.gateway_origins),
-            allow_methods=["GET", "POST", "DELETE"],
+            allow_methods=["GET", "POST", "PUT", "DELETE"],
             allow_headers=["authorization", "content-type", "x-api-key", HEADER], expose_headers=[HEADER],
         )  # fmt: skip
     if is_loopback or settings.gateway_hosts:

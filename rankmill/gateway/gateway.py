@@ -22,6 +22,7 @@ from rankmill.gateway.http.observed import seen
 from rankmill.gateway.keys.admission import Admission, KeysNeeded, key_text
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.refusals import Refusal, refusal_of
+from rankmill.gateway.registry.models import Models
 from rankmill.gateway.scoring import Scoring
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class Gateway:
         self.batches = Batches(settings, redis_url) if settings.gateway_files else None
         self.grpc: GrpcServer | None = None
         self._url, self._needed = redis_url, needed
+        self.models = Models(settings, self.plain_redis) if settings.registry else None
 
     @cached_property
     def plain_redis(self) -> redis.Redis:
@@ -78,8 +80,22 @@ class Gateway:
             Its key does not allow that; without keys, the gateway serves everybody, not only this host.
         """
         key = await self.key(request)
-        if not (key.admin if key else self._needed == "if there are any"):
+        if not (key.admin if key else self._is_for_this_host):
             raise Refusal("forbidden", "this needs a key for admins: rankmill keys create NAME --admin")
+
+    async def manager(self, request: Request) -> ApiKey | None:
+        """The key of a request that reads or changes the registry; raises `Refusal` as `admin` does."""
+        key = await self.key(request)
+        if not (key.manage_models if key else self._is_for_this_host):
+            raise Refusal(
+                "forbidden", "this needs a key that manages models: rankmill keys create NAME --manage-models"
+            )
+        return key
+
+    @property
+    def _is_for_this_host(self) -> bool:
+        """Whether a request without a key can only come from this host."""
+        return self._needed == "if there are any"
 
     async def sweep(self) -> None:
         """Once an hour, delete the bytes of files and batches that have expired."""

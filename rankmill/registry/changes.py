@@ -14,11 +14,12 @@ from jobs.registry.names import Reference, check_name
 from jobs.registry.registry import Registry
 from jobs.registry.resolver import is_numbered
 from rankmill.cluster.snapshot import read_cluster
-from rankmill.registry.opening import who
 
 
-def target(registry: Registry, version: Reference, others: Mapping[str, float], shadow: str | None) -> Target:
-    """What an alias is to stand for: `version`, which gets the share that `others` leave, and a shadow.
+def target(
+    registry: Registry, version: Reference, others: Mapping[str, float], shadow: str | None, *, by: str
+) -> Target:
+    """What `by` lets an alias stand for: `version` with the share that `others` leave, and a shadow.
 
     Raises
     ------
@@ -33,7 +34,7 @@ def target(registry: Registry, version: Reference, others: Mapping[str, float], 
     for each in [version.tag, *others, *([shadow] if shadow else [])]:
         registry.manifest(Reference(version.name, check_name(each, "a version")))
     shares = {version.tag: round(rest, 9), **others}
-    return target_of(shares, shadow=shadow, by=who(), at=time.time())
+    return target_of(shares, shadow=shadow, by=by, at=time.time())
 
 
 def set_alias(registry: Registry, reference: Reference, wanted: Target) -> Alias:
@@ -52,8 +53,8 @@ def set_alias(registry: Registry, reference: Reference, wanted: Target) -> Alias
     return alias
 
 
-def roll_back(registry: Registry, reference: Reference) -> Alias:
-    """Let an alias stand for what it stood for before; once more goes one further back.
+def roll_back(registry: Registry, reference: Reference, *, by: str) -> Alias:
+    """Let an alias stand for what it stood for before; once more goes one further back. `by`: who does it.
 
     Raises
     ------
@@ -69,13 +70,15 @@ def roll_back(registry: Registry, reference: Reference) -> Alias:
     for version in last.named:
         if registry.find_manifest(Reference(reference.name, version)) is None:
             raise InputError(f"{reference} stood for {last}, and {version} is not in the registry any more")
-    now = last.model_copy(update={"by": who(), "at": time.time()})
+    now = last.model_copy(update={"by": by, "at": time.time()})
     back = Alias(now=now, before=alias.before[1:])
     registry.write_alias(reference, back)
     return back
 
 
-def remove_version(registry: Registry, reference: Reference, client: redis.Redis | None) -> Manifest:
+def remove_version(
+    registry: Registry, reference: Reference, client: redis.Redis | None, *, by: str
+) -> Manifest:
     """Remove a version.
 
     Parameters
@@ -84,6 +87,8 @@ def remove_version(registry: Registry, reference: Reference, client: redis.Redis
         The version.
     client
         A server whose runs may use it.
+    by
+        Who removes it.
 
     Raises
     ------
@@ -101,7 +106,7 @@ def remove_version(registry: Registry, reference: Reference, client: redis.Redis
     users = _live_runs(client, str(reference)) if client else []
     if users:
         raise InputError(f"{reference} is used by run {', '.join(users[:3])}; wait for its end, or cancel it")
-    about = {"by": who(), "at": time.time(), "content": manifest.content}
+    about = {"by": by, "at": time.time(), "content": manifest.content}
     registry.remove(reference, json.dumps(about).encode())
     return manifest
 

@@ -58,7 +58,7 @@ def find_files(folder: Path) -> list[LocalFile]:
 
 def _walk(folder: Path, top: Path) -> Iterator[LocalFile]:
     for path in folder.iterdir():
-        if path.name.startswith(".") or path.name == "__pycache__":
+        if is_left_out(path.name):
             continue
         if path.is_dir():
             if path.is_symlink():
@@ -69,18 +69,23 @@ def _walk(folder: Path, top: Path) -> Iterator[LocalFile]:
             continue
         if not path.is_file():
             raise InputError(f"{path} is not a file; remove it from the model's folder")
-        if path.suffix not in _DATA | _WORDS and path.name not in _PLAIN:
-            raise InputError(f"{path} cannot be pushed: {_why_not(path)}; remove it from the model's folder")
+        check_kind(path)
         about = path.stat()
         yield LocalFile(path.relative_to(top).as_posix(), path, about.st_size, about.st_mtime_ns)
 
 
-def _why_not(path: Path) -> str:
-    if path.suffix == ".py":
-        return "a registry holds no code"
-    return (
-        f"a registry holds weights as *.safetensors and data, not {path.suffix or 'files without an ending'}"
-    )
+def is_left_out(name: str) -> bool:
+    """Whether a file or folder of this name is not pushed."""
+    return name.startswith(".") or name == "__pycache__"
+
+
+def check_kind(path: Path) -> None:
+    """Raise `InputError` if a file of this name is neither weights in safetensors nor data."""
+    if path.suffix in _DATA | _WORDS or path.name in _PLAIN:
+        return
+    kind = path.suffix or "files without an ending"
+    why = "no code" if path.suffix == ".py" else f"weights as *.safetensors and data, not {kind}"
+    raise InputError(f"{path} cannot be pushed: a registry holds {why}; remove it from the model's folder")
 
 
 def _check_config(path: Path) -> None:

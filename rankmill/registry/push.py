@@ -13,7 +13,6 @@ from jobs.registry.documents import MAX_NOTES, Manifest, content_of
 from jobs.registry.names import Reference, check_name
 from jobs.registry.registry import Registry, files_folder, next_version
 from rankmill.registry.files import LocalFile, digests, find_files
-from rankmill.registry.opening import who
 from rankmill.registry.steps import Steps
 from rankmill.registry.trial import Trial
 
@@ -34,6 +33,7 @@ def push(
     trial: Callable[[Path], Trial],
     steps: Steps,
     *,
+    by: str,
     notes: str = "",
     precision: Sequence[dict[str, Any]] | None = None,
 ) -> Pushed:
@@ -49,8 +49,8 @@ def push(
         Tries the model in a folder.
     steps
         Shows progress.
-    notes, precision
-        For the manifest.
+    by, notes, precision
+        Who pushes it, and the rest of the manifest.
 
     Raises
     ------
@@ -78,7 +78,7 @@ def push(
         content=content,
         files=files,
         family=found.family,
-        by=who(),
+        by=by,
         at=time.time(),
         notes=notes,
         precision=None if precision is None else tuple(precision),

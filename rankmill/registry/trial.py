@@ -26,15 +26,15 @@ class Trial(BaseModel):
     precision: str
 
 
-def try_model(folder: Path, settings: Settings) -> Trial:
-    """Load the model in a folder, and score the shipped pairs.
+def try_model(folder: Path, settings: Settings, *, seconds: float | None = None) -> Trial:
+    """Load the model in a folder, and score the shipped pairs, within `seconds`.
 
     Raises
     ------
     InputError
         It cannot be scored; the message says why.
     TrialFailed
-        The process was killed, as the system does when memory runs out.
+        The process was killed, as the system does when memory runs out, or the time was over.
     """
     require_worker_packages()
     spec = settings.spec().model_copy(
@@ -42,7 +42,12 @@ def try_model(folder: Path, settings: Settings) -> Trial:
     )
     request = {"spec": spec.written()}
     command = [sys.executable, "-P", "-m", "workers.trial"]
-    done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command, input=json.dumps(request), capture_output=True, text=True, check=False, timeout=seconds
+        )
+    except subprocess.TimeoutExpired:
+        raise TrialFailed(f"the trial of {folder} took longer than {seconds:g} s") from None
     if not done.stdout:
         last = done.stderr.strip().rpartition("\n")[2]
         raise TrialFailed(f"the trial of {folder} ended with status {done.returncode}: {last or 'no reason'}")

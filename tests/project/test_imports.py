@@ -26,7 +26,7 @@ INSIDE: dict[str, set[str]] = {
     "rankmill.tuning": {"rankmill.session"},
     "rankmill.quantization": {"rankmill.registry", "rankmill.session", "rankmill.tuning"},
     "rankmill.registry": {"rankmill.cluster", "rankmill.session", "rankmill.tuning"},
-    "rankmill.gateway": {"rankmill.cluster"},
+    "rankmill.gateway": {"rankmill.cluster", "rankmill.registry"},
     "rankmill.scoring": set(),
     "rankmill.evaluation": set(),
     "rankmill.mining": set(),

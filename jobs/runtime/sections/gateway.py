@@ -36,3 +36,4 @@ class GatewaySettings(BaseModel):
     gateway_files: str | None = Field(min_length=1)
     gateway_file_mib: int = Field(ge=1)
     gateway_files_gib: float = Field(gt=0)
+    gateway_model_gib: float = Field(gt=0)

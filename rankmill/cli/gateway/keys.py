@@ -58,6 +58,11 @@ def keys() -> None:
     help="Days until it expires.",
 )
 @click.option("--admin", is_flag=True, help="It may load and unload models, and see everybody's files.")
+@click.option(
+    "--manage-models",
+    is_flag=True,
+    help="It may push models into the registry, set aliases and remove; with --model, those models only.",
+)
 @options.settings("redis_url")
 @options.as_json
 def create(name: str, redis_url: str | None, config: str | None, as_json: bool, **allowed: Any) -> None:
@@ -120,6 +125,7 @@ def _line(key: ApiKey) -> str:
             *(f"{most:,} {what}" for what, most in limits.items() if most),
             *([f"priority {key.priority}"] if key.priority else []),
             *(["admin"] if key.admin else []),
+            *(["manages models"] if key.manage_models else []),
             f"expires in {duration(key.expires - time.time())}",
         ]
     )

@@ -13,7 +13,7 @@ from jobs.runtime.settings import Settings, load_settings
 from rankmill.cli import options
 from rankmill.cluster.orders import Outcome
 from rankmill.registry.changes import remove_version, roll_back, set_alias, target
-from rankmill.registry.opening import one_version, open_registry, reference
+from rankmill.registry.opening import one_version, open_registry, reference, who
 from rankmill.registry.promote import promote as promote_version
 
 _WAIT_SECONDS = 5
@@ -64,7 +64,7 @@ def alias(
     registry = open_registry(load_settings(flags, config))
     version = one_version(registry, reference(model))
     called = Reference(version.name, check_name(alias, "an alias"))
-    found = set_alias(registry, called, target(registry, version, others, shadow))
+    found = set_alias(registry, called, target(registry, version, others, shadow, by=who()))
     click.echo(f"{called} stands for {found.now}")
 
 
@@ -93,7 +93,7 @@ def promote(
     registry = open_registry(settings)
     version = one_version(registry, reference(model))
     called = Reference(version.name, check_name(alias, "an alias"))
-    wanted = target(registry, version, others, shadow)
+    wanted = target(registry, version, others, shadow, by=who())
 
     def said(outcome: Outcome) -> None:
         click.echo(f"{outcome.worker}: {outcome.text}", err=outcome.state != "done")
@@ -110,7 +110,7 @@ def rollback(alias: str, config: str | None, **flags: Any) -> None:
     """Let an alias stand for what it stood for before."""
     registry = open_registry(load_settings(flags, config))
     called = reference(alias, "ALIAS")
-    click.echo(f"{called} stands for {roll_back(registry, called).now}")
+    click.echo(f"{called} stands for {roll_back(registry, called, by=who()).now}")
 
 
 @options.command("remove")
@@ -130,7 +130,7 @@ def remove(model: str, config: str | None, **flags: Any) -> None:
         click.echo(f"removed alias {named}")
         return
     client = _client(settings, settings.redis_url) if settings.redis_url else None
-    removed = remove_version(registry, named, client)
+    removed = remove_version(registry, named, client, by=who())
     click.echo(f"removed {removed}")
     if client is None:
         click.echo("warning: without --redis or REDIS_URL, runs that use it were not looked for", err=True)

@@ -12,11 +12,11 @@ from rich.table import Table
 
 from jobs.registry.documents import Alias, Manifest
 from jobs.registry.names import Reference
-from jobs.registry.registry import Registry
 from jobs.runtime.settings import load_settings
 from rankmill.cli import options
 from rankmill.cli.watch import console
 from rankmill.registry.opening import one_version, open_registry, reference
+from rankmill.registry.views import called, manifests, version_view
 
 
 @options.command("list")
@@ -26,19 +26,19 @@ from rankmill.registry.opening import one_version, open_registry, reference
 def list_models(names: tuple[str, ...], config: str | None, as_json: bool, **flags: Any) -> None:
     """List the models of the registry, their versions and aliases."""
     registry = open_registry(load_settings(flags, config))
-    found = {name: _versions(registry, name) for name in names or registry.models()}
+    found = {name: manifests(registry, name) for name in names or registry.models()}
     aliases = {name: registry.aliases(name) for name in found}
     if as_json:
-        click.echo(json.dumps([_as_json(each, aliases[name]) for name in found for each in found[name]]))
+        click.echo(json.dumps([version_view(each, aliases[name]) for name in found for each in found[name]]))
         return
     table = Table(box=SIMPLE_HEAD)
     for heading in ("version", "aliases", "family", "size", "pushed", "by", "notes"):
         table.add_column(heading)
-    for name, manifests in found.items():
-        for each in manifests:
+    for name, versions in found.items():
+        for each in versions:
             notes = each.notes.partition("\n")[0]
-            called = ", ".join(_aliases(each, aliases[name]))
-            table.add_row(str(each), called, each.family, _megabytes(each), _when(each.at), each.by, notes)
+            known_as = ", ".join(called(each, aliases[name]))
+            table.add_row(str(each), known_as, each.family, _megabytes(each), _when(each.at), each.by, notes)
     console().print(table)
 
 
@@ -56,7 +56,7 @@ def show(model: str, config: str | None, as_json: bool, **flags: Any) -> None:
     )
     aliases = registry.aliases(asked.name)
     if as_json:
-        click.echo(json.dumps(_as_json(manifest, aliases)))
+        click.echo(json.dumps(version_view(manifest, aliases)))
         return
     if alias is not None:
         click.echo(f"{asked} stands for {alias.now}, since {_when(alias.now.at)}, by {alias.now.by}")
@@ -75,30 +75,10 @@ def _first(asked: Reference, alias: Alias) -> Reference:
     return Reference(asked.name, max(shares, key=lambda version: shares[version]))
 
 
-def _versions(registry: Registry, name: str) -> list[Manifest]:
-    return [registry.manifest(Reference(name, version)) for version in registry.versions(name)]
-
-
-def _aliases(manifest: Manifest, aliases: dict[str, Alias]) -> list[str]:
-    """The aliases that name a version, with its share."""
-    called = []
-    for name, alias in aliases.items():
-        share = alias.now.versions.get(manifest.version)
-        if share is not None:
-            called.append(name if share == 1 else f"{name} {share:.0%}")
-        elif manifest.version == alias.now.shadow:
-            called.append(f"{name} (shadow)")
-    return called
-
-
-def _as_json(manifest: Manifest, aliases: dict[str, Alias]) -> dict[str, Any]:
-    return {**manifest.model_dump(), "bytes": manifest.bytes, "aliases": _aliases(manifest, aliases)}
-
-
 def _lines(manifest: Manifest, aliases: dict[str, Alias]) -> list[str]:
     lines = [
         f"version  {manifest}",
-        f"aliases  {', '.join(_aliases(manifest, aliases)) or 'none'}",
+        f"aliases  {', '.join(called(manifest, aliases)) or 'none'}",
         f"family   {manifest.family}",
         f"pushed   {_when(manifest.at)} by {manifest.by}",
         f"content  {manifest.content}",

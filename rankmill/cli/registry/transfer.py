@@ -12,7 +12,7 @@ import click
 from jobs.errors import InputError
 from jobs.runtime.settings import load_settings
 from rankmill.cli import options
-from rankmill.registry.opening import one_version, open_registry, reference
+from rankmill.registry.opening import one_version, open_registry, reference, who
 from rankmill.registry.pull import pull as pull_version
 from rankmill.registry.push import push as push_version
 from rankmill.registry.steps import Steps
@@ -59,6 +59,7 @@ def push(
         version or None,
         partial(try_model, settings=settings),
         Steps(quiet=quiet),
+        by=who(),
         notes=notes,
         precision=_precision(precision_report),
     )

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import redis
 from pydantic import Field, ValidationError
@@ -44,7 +44,11 @@ class ApiKey(WireModel):
         Priority of its requests; ``None``: requests of up to 256 pairs come before bulk work.
     admin
         Whether it may load and unload models, and see everybody's batches.
+    manage_models
+        Whether it may change the registry: push models, set aliases, remove.
     """
+
+    added: ClassVar[frozenset[str]] = frozenset({"manage_models"})
 
     id: str = Field(pattern=r"^[0-9a-f]{12}$")
     name: Name
@@ -56,6 +60,7 @@ class ApiKey(WireModel):
     requests_at_once: Limit | None = None
     priority: Priority | None = None
     admin: bool = False
+    manage_models: bool = False
 
     def may_use(self, model: str) -> bool:
         """Whether it may use a model, named as in a request: ``NAME``, ``NAME@VERSION`` or ``NAME@ALIAS``."""
@@ -157,4 +162,5 @@ def _digest(text: str) -> str:
 
 
 def _written(key: ApiKey) -> str:
-    return f'{{"format": {FORMAT}, {key.model_dump_json()[1:]}'
+    unset = None if key.manage_models else {"manage_models"}  # the release before can read it then
+    return f'{{"format": {FORMAT}, {key.model_dump_json(exclude=unset)[1:]}'

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from pathlib import Path
 
 from jobs.registry.documents import Manifest
@@ -14,4 +16,21 @@ from rankmill.registry.trial import Trial
 def put_version(url: str | Path, model: Path, name: str, version: str | None = None) -> Manifest:
     """Push a model without the trial, which takes seconds."""
     trial = Trial(family="bert", backend="torch", precision="fp32")
-    return push(Registry(str(url)), model, name, version, lambda folder: trial, Steps()).manifest
+    return push(Registry(str(url)), model, name, version, lambda folder: trial, Steps(), by="a test").manifest
+
+
+def archive(model: Path, *more: tarfile.TarInfo, below: str = ".") -> bytes:
+    """A model as ``tar`` sends it, in the folder `below`, with other entries behind it."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        tar.add(model, arcname=below)
+        for each in more:
+            tar.addfile(each, io.BytesIO(b"x" * each.size))
+    return out.getvalue()
+
+
+def entry(name: str, *, kind: bytes = tarfile.REGTYPE, size: int = 0, link: str = "") -> tarfile.TarInfo:
+    """An entry of an archive."""
+    found = tarfile.TarInfo(name)
+    found.type, found.size, found.linkname = kind, size, link
+    return found

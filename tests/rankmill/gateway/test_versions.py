@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -60,8 +61,19 @@ def test_an_alias_a_split_and_a_shadow_answer_as_their_versions(
     stands_for({"v1": 1.0})
     with running_gateway(server.url, tmp_path, "--model", "reranker@live", environ=here) as gateway:
         assert answers(gateway, {"v1": 1.0})
+        answer = gateway.post("/v1/score", {"text_1": QUERIES[0], "text_2": TEXTS}).json
+        assert answer["model"] == "reranker@v1"
+        loaded = page(server, "metrics")[1]
+        assert re.search(
+            r'^rankmill_model_info\{.*model="reranker@v1".*revision="[0-9a-f]{64}"', loaded, re.M
+        )
         stands_for(half)
         wait_for(lambda: answers(gateway, half))  # the gateway asks the registry again after 5 s
+        promoted = gateway.post("/v1/registry/reranker/aliases/live/promote", {"version": "v2"})
+        assert promoted.json["now"]["versions"] == {"v2": 1.0}
+        assert [each["state"] for each in promoted.json["workers"]] == ["done"]
+        assert "reranker@v2" in promoted.json["workers"][0]["text"]
+        wait_for(lambda: answers(gateway, {"v2": 1.0}))
         stands_for({"v1": 1.0}, shadow="v2")
         wait_for(lambda: answers(gateway, {"v1": 1.0}))
         wait_for(lambda: 'rankmill_model_pairs_total{model="reranker@v2",priority="bulk"' in

@@ -205,3 +205,10 @@ def test_workers_load_and_unload_models(gateway: Running) -> None:
     assert gateway.post("/v1/cache/warm", {"modle": "demo"}).status == 400
     outcomes = gateway.post("/v1/cache/clear", {}).json["data"]
     assert {(each["order"], each["state"]) for each in outcomes} <= {("unload", "done")}
+
+
+def test_without_a_registry_nothing_is_managed(gateway: Running) -> None:
+    for path in ("/v1/registry", "/v1/registry/reranker/versions/v1"):
+        reply = gateway.get(path)
+        assert reply.status == 404
+        assert "this gateway has no registry" in reply.json["message"]
