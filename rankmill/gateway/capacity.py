@@ -58,6 +58,11 @@ class Capacity:
         self._read = -math.inf
         self.backlog_seconds = 0.0
 
+    @property
+    def requests(self) -> int:
+        """Requests in progress."""
+        return self._requests
+
     @contextmanager
     def request(self) -> Iterator[None]:
         """Count a request while it is worked on.

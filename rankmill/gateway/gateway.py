@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from rankmill.gateway.grpc.server import GrpcServer
 
 _SWEEP_SECONDS = 3600
+
+_END_SECONDS = 5.0
+"""Longest time that requests take to cancel their runs, at the end."""
 
 logger = logging.getLogger(__name__)
 
@@ -107,9 +111,13 @@ class Gateway:
             await asyncio.sleep(_SWEEP_SECONDS)
 
     async def close(self, tasks: Collection[asyncio.Task[None]]) -> None:
-        """Wait for the last gRPC calls, end `tasks`, and close the connections."""
+        """Wait for the last gRPC calls and the end of cancelled requests, end `tasks`, and disconnect."""
         if self.grpc:
             await self.grpc.stop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_END_SECONDS):
+                while self.capacity.requests:  # they cancel their runs
+                    await asyncio.sleep(0.02)
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)

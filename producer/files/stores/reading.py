@@ -7,6 +7,7 @@ from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -82,6 +83,12 @@ class ObjectReader(io.RawIOBase):
             self._place += len(data)
             left -= len(data)
         return found[0] if len(found) == 1 else b"".join(found)
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer as far as there are bytes; that is how `io.BufferedReader` reads."""
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
     def _block(self, number: int) -> bytes:
         for each in range(number, number + 1 + _AHEAD):

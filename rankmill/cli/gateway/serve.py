@@ -79,6 +79,8 @@ def serve(
             cluster = stack.enter_context(EmbeddedCluster(settings))
             url = cluster.url()
             threading.Thread(target=_watch, args=(cluster, failed), name="embedded", daemon=True).start()
+            if settings.gateway_files:
+                click.echo(f"batches wait for a runner: rankmill runner --redis {url}", err=True)
         if not url:
             raise ConfigError("no Redis server is named: give --redis, set REDIS_URL, or add --embedded")
         server = url

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -77,6 +78,10 @@ class Observed:
             with about(request=note.id), tracing.within(span):
                 try:
                     await self._app(scope, receive, answer)
+                except asyncio.CancelledError:  # it took longer than gateway_stop_seconds
+                    text = "the gateway stops: ask again"
+                    if not begun:
+                        await JSONResponse({"error": text, "message": text}, 503)(scope, receive, answer)
                 except Exception:
                     logger.exception("the request for %s failed", scope["path"])
                     if begun:

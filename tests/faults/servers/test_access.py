@@ -6,7 +6,7 @@ import re
 import subprocess
 import tempfile
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,10 @@ from jobs.runtime.connection import client_for, connect
 from jobs.store.worker_report import queue_workers
 from producer import Client
 from rankmill.cli.main import rankmill
+from rankmill.gateway.keys.api_keys import KeyStore
 from tests.conftest import QUICK_LEASE, Server, StartExporter, StartRunner, score_file, start_worker, wait_for
+from tests.harness.gateways import Running, running_gateway
+from tests.harness.models.registries import put_version
 from tests.harness.tools import free_port, tool
 
 DEPLOY = (Path(__file__).resolve().parents[3] / "docs" / "DEPLOY.md").read_text()
@@ -104,7 +107,7 @@ def test_a_sentinel_is_asked_over_tls(tls: tuple[int, str], tmp_path: Path) -> N
 def acl() -> Iterator[tuple[Any, str]]:
     """A client with all rights on a server with the users of docs/DEPLOY.md, and a pattern of their URLs."""
     users = re.findall(r"^ +(user .*)$", DEPLOY, re.M)
-    assert len(users) == 3
+    assert len(users) == 4
     with (
         tempfile.TemporaryDirectory(prefix="rm-") as name,
         ValkeyServer(port=0, unix_socket_path=Path(name) / "s", data_dir=Path(name)) as valkey,
@@ -154,12 +157,75 @@ def test_each_user_may_do_what_it_must(
         Client(url.format("producer").replace("PASSWORD", "wr0ng"))
     assert "wr0ng" not in str(refused.value)
     assert "PASSWORD" not in log
-    denied = [
-        (entry["username"], entry["reason"], entry["object"])
-        for entry in admin.acl_log()
-        if entry["reason"] != "auth"
-    ]
-    assert not denied
+    assert not denied(admin)
+
+
+def denied(admin: Any) -> list[tuple[str, ...]]:
+    """What users were not allowed to do."""
+    found = [entry for entry in admin.acl_log() if entry["reason"] != "auth"]
+    return [(entry["username"], entry["reason"], entry["object"]) for entry in found]
+
+
+def test_the_gateway_may_do_what_it_must(
+    acl: tuple[Any, str], runners: StartRunner, tiny_model: Path, tmp_path: Path
+) -> None:
+    admin, url = acl
+    worker = start_worker(Server(url.format("worker"), admin), "rankmill", tmp_path, environ=QUICK_LEASE)
+    for name in ("files", "registry"):
+        (tmp_path / name).mkdir()
+    put_version(tmp_path / "registry", tiny_model, "reranker")
+    here = {
+        "RANKMILL_GATEWAY_FILES": str(tmp_path / "files"), "RANKMILL_REGISTRY": str(tmp_path / "registry")
+    }  # fmt: skip
+    limits = {"pairs_per_minute": 60, "requests_at_once": 1, "admin": True, "manage_models": True}
+    store = KeyStore(connect(url.format("gateway"), 10))
+    try:
+        with running_gateway(
+            url.format("gateway"), tmp_path, "--model", str(tiny_model), environ={**QUICK_LEASE, **here}
+        ) as gateway:
+            use_gateway(gateway, store.create("shop", days=1, **limits)[0], lambda: runners(
+                Server(url.format("producer"), admin)))  # fmt: skip
+        assert [key.name for key in store.all()] == ["shop"]
+        store.revoke(["shop"])
+    finally:
+        worker.kill()
+        worker.wait()
+    assert not denied(admin)
+
+
+def use_gateway(gateway: Running, key: str, start_runner: Callable[[], object]) -> None:
+    """Ask a gateway for all that makes it talk to its server."""
+    mine = {"x-api-key": key}
+    wait_for(lambda: gateway.get("/v1/cache", **mine).json["data"])
+    pairs = {"query": "moon", "texts": [text for _, text in PAIRS]}
+    assert gateway.post("/rerank", pairs, **mine).status == 200
+    assert gateway.post("/rerank", pairs, **mine).status == 429
+    (warmed,) = gateway.post("/v1/cache/warm", {"model": gateway.get("/info", **mine).json["model_id"]},
+                             **mine).json["data"]  # fmt: skip
+    assert warmed["state"] == "done"
+    assert gateway.get("/ready").status == 200
+    form = (
+        '--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        '--x\r\nContent-Disposition: form-data; name="file"; filename="in.csv"\r\n\r\n'
+        "query,passage\nmoon,a moon\n\r\n--x--\r\n"
+    )
+    kind = {"content-type": "multipart/form-data; boundary=x"}
+    file = gateway.post("/v1/files", form.encode(), **mine, **kind).json["id"]
+    first, second = (
+        gateway.post("/v1/batches", {"input_file_id": file, "endpoint": "/v1/score"}, **mine).json["id"]
+        for _ in range(2)
+    )
+    gateway.post(f"/v1/batches/{second}/cancel", {}, **mine)
+    start_runner()
+    wait_for(lambda: gateway.get(f"/v1/batches/{first}", **mine).json["status"] == "completed")
+    assert b"event: done" in gateway.get(f"/v1/batches/{first}/events", **mine).body
+    assert {each["status"] for each in gateway.get("/v1/batches", **mine).json["data"]} == {
+        "completed", "cancelled"
+    }  # fmt: skip
+    for method, path in (("GET", "/v1/files"), ("DELETE", f"/v1/files/{file}"),
+                         ("DELETE", "/v1/registry/reranker/versions/v1")):  # fmt: skip
+        asked = urllib.request.Request(gateway.url + path, headers=mine, method=method)
+        assert gateway.send(asked).status == 200, path
 
 
 EVERYBODY = [
@@ -173,6 +239,7 @@ EVERYBODY = [
 REFUSED = {
     "producer": [*EVERYBODY, "SUBSCRIBE rq:pubsub:worker"],
     "worker": EVERYBODY,
+    "gateway": EVERYBODY,
     "exporter": [*EVERYBODY, "SET rankmill:a b", "DEL rq:queues"],
 }
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import json
 import os
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import s3fs
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import OpenAI
@@ -25,9 +29,10 @@ from rankmill.gateway.batches.lines import read_requests
 from rankmill.gateway.batches.service import Batches
 from rankmill.gateway.keys.api_keys import KeyStore
 from rankmill.gateway.refusals import Refusal
-from tests.conftest import ENVIRON, QUICK_LEASE, wait_for
+from tests.conftest import ENVIRON, QUICK_LEASE, StartRunner, wait_for
 from tests.harness.gateways import PAIR, Reply, Running, running_gateway
 from tests.harness.preloaded import PreloadedProcess
+from tests.harness.servers.buckets import Bucket
 from tests.harness.servers.valkey import Server
 
 QUERY, TEXTS = PAIR
@@ -197,12 +202,16 @@ def test_what_cannot_be_a_batch_is_refused(gateway: Running) -> None:
         (gateway.get("/v1/files/..%2F..%2Fetc%2Fpasswd/content"), 404),
         (gateway.get("/v1/batches?limit=0"), 400),
         (upload(gateway, "in.exe", b"x"), 400),
-        (upload(gateway, "in.csv", b"x" * (3 << 20)), 413),
         (gateway.post("/v1/files", b"no form", content_type="multipart/form-data; boundary=x"), 400),
         (gateway.post("/v1/files", {}), 415),
     ]
     for reply, status in refusals:
         assert reply.status == status, reply.body
+    line = http.client.HTTPConnection(urlsplit(gateway.url).netloc)
+    with closing(line):  # nothing of a file that is too large is read, so nothing is sent
+        kind = {"content-type": "multipart/form-data; boundary=x", "content-length": str(3 << 20)}
+        line.request("POST", "/v1/files", headers=kind)
+        assert line.getresponse().status == 413
     assert (
         ended(gateway, gateway.post("/v1/batches", {"input_file_id": not_json}).json["id"])["status"]
         == "failed"
@@ -251,6 +260,33 @@ def test_files_and_batches_belong_to_the_keys_of_a_name(gateway: Running, shared
 
 def _named(key: dict[str, str]) -> dict[str, str]:
     return {name.replace("_", "-"): text for name, text in key.items()}
+
+
+def test_files_lie_in_an_object_store(
+    shared_queue: Server, bucket: Bucket, runners: StartRunner, tmp_path: Path
+) -> None:
+    environ = {**bucket.environ, "RANKMILL_GATEWAY_FILES": f"{bucket.url}/batches"}
+    own = ["--file-queue", "object-store"]
+    runners(shared_queue, *own, environ=bucket.environ)
+    environ["RANKMILL_FILE_QUEUE"] = "object-store"
+    with running_gateway(shared_queue.url, tmp_path, "--model", "demo", environ=environ) as gateway:
+        asked = [request(number) for number in range(5)]
+        bad = {**request(5), "body": {"text_1": QUERY, "text_2": []}}
+        made = submitted(gateway, "in.jsonl", lines(*asked, bad))
+        table = submitted(gateway, "in.csv", b"query,passage\nmoon,a moon\nmoon,cheese\n")
+        found = ended(gateway, made["id"])
+        assert (found["status"], found["request_counts"]["completed"]) == ("completed", 5), found
+        answers = gateway.get(f"/v1/files/{found['output_file_id']}/content").body.splitlines()
+        assert [json.loads(line)["custom_id"] for line in answers] == [f"q-{number}" for number in range(5)]
+        (wrong,) = gateway.get(f"/v1/files/{found['error_file_id']}/content").body.splitlines()
+        assert json.loads(wrong)["custom_id"] == "q-5"
+        scored = ended(gateway, table["id"])["output_file_id"]
+        assert gateway.get(f"/v1/files/{scored}/content").body.startswith(b'"query","passage","score"')
+        asked_delete = urllib.request.Request(f"{gateway.url}/v1/files/{scored}", method="DELETE")
+        assert gateway.send(asked_delete).json["deleted"] is True
+    left = s3fs.S3FileSystem(skip_instance_cache=True).find(f"{bucket.url}/batches")
+    assert not [path for path in left if path.endswith("output.csv")]
+    assert [path for path in left if path.endswith("output.jsonl")]
 
 
 def test_only_what_is_old_and_forgotten_is_swept_away(tmp_path: Path) -> None:

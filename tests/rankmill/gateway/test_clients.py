@@ -28,7 +28,11 @@ def test_every_client_finds_the_best_text(gateway: Running) -> None:
     if not CLIENTS.exists():
         pytest.skip("make clients makes the environment")
     done = subprocess.run(
-        [CLIENTS, real_clients.__file__, gateway.url], capture_output=True, text=True, check=True, timeout=280
+        [CLIENTS, "-P", real_clients.__file__, gateway.url],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=280,
     )
     names = [client.__name__ for client in real_clients.CLIENTS]
     found = [line for line in done.stdout.splitlines() if line.split(" ")[0] in names]

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import redis
 
 from jobs.errors import EmbeddedError
 from producer.local.embedded import EmbeddedCluster
 from rankmill.cli.gateway import serve as command
-from tests.conftest import run_command
+from tests.conftest import StartRunner, run_command
 from tests.harness.gateways import PAIR, Running, running_gateway
 from tests.harness.servers.valkey import Server
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "batch.py"
 
 
 def test_it_ranks_texts(gateway: Running) -> None:
@@ -30,10 +36,25 @@ def test_it_says_that_it_is_alive(gateway: Running) -> None:
     assert gateway.get("/health").status == 200
 
 
-def test_one_command_brings_server_and_workers(tmp_path: Path) -> None:
-    with running_gateway(None, tmp_path, "--model", "demo", "--workers", "1") as gateway:
+def test_one_command_brings_server_and_workers_and_names_the_runner_that_the_example_needs(
+    runners: StartRunner, tmp_path: Path
+) -> None:
+    (tmp_path / "files").mkdir()
+    environ = {"RANKMILL_GATEWAY_FILES": str(tmp_path / "files")}
+    with running_gateway(None, tmp_path, "--model", "demo", "--workers", "1", environ=environ) as gateway:
         query, texts = PAIR
         assert gateway.post("/rerank", {"query": query, "texts": texts}).json[0]["index"] == 1
+        (url,) = re.findall(r"^batches wait for a runner: rankmill runner --redis (\S+)$",
+                            gateway.log.read_text(), re.M)  # fmt: skip
+        runner = runners(Server(url, redis.Redis.from_url(url)))
+        command = [sys.executable, str(EXAMPLE), gateway.url, "requests.jsonl", "answers.jsonl"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
+        assert done.returncode == 0, done.stderr
+        assert [line.partition("  ")[0] for line in done.stdout.splitlines()] == ["q-0", "q-1", "q-2"]
+        assert done.stdout.splitlines()[0].endswith("About 384,400 km from the earth.")
+        assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 3
+        runner.terminate()
+        assert runner.wait(timeout=60) == 0
 
 
 def test_it_stops_when_they_cannot_be_kept_alive(monkeypatch: pytest.MonkeyPatch) -> None:

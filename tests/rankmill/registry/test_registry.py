@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,12 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from benchmarks.faults.kills import stop
+from jobs.errors import RunFailed
 from jobs.registry.names import Reference
 from jobs.registry.registry import Registry
 from producer import Client
 from rankmill.cli.main import rankmill
+from rankmill.registry.steps import Steps
 from tests.conftest import QUICK_LEASE, Server, StartWorker, run_command, score_file, start_command, wait_for
 from tests.harness.models.registries import put_version
 from tests.harness.models.tiny import make_bert
@@ -285,11 +289,30 @@ def test_a_version_that_a_worker_cannot_load_is_not_promoted(
     assert found.exit_code == 1
     assert "reranker@production stands for what it stood for: 1 of 1 workers" in found.stderr
     assert Registry(str(registry)).resolve(Reference("reranker", "production")).only == "reranker@v1"
+    client = Client(server.url, registry=str(registry), model="reranker@v2", precision="fp32")
+    with pytest.raises(RunFailed, match=r"reranker@v2") as failed:
+        client.score(PAIRS, timeout=60)
+    assert "\n" not in str(failed.value)
     put_version(registry, models["retrained"], "reranker")
     two = ("promote", "reranker@v3", "--split", "v1=0.1", "--alias", "production", "--redis", server.url)
     said = done(*two)
     assert "; unloaded reranker@v3 to make room (model_cache_size, model_cache_gib): they take turns" in said
     assert "reranker@production stands for v3 90%, v1 10%" in said
+
+
+def test_a_terminal_shows_how_far_a_push_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with Steps().measured("pushing", 100) as on_bytes:
+        on_bytes(50)
+    assert "pushing" in terminal.getvalue()
+    assert "50/100 bytes" in terminal.getvalue()
+    shown = len(terminal.getvalue())
+    with Steps(quiet=True).measured("pulling", 100) as on_bytes:
+        on_bytes(50)
+    assert len(terminal.getvalue()) == shown
 
 
 def test_two_versions_are_compared_on_a_file(

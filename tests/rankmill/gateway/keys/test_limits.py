@@ -26,7 +26,7 @@ from rankmill.gateway.keys.api_keys import KeyStore
 from rankmill.gateway.refusals import Refusal
 from tests.harness.gateways import PAIR, Reply, Running, running_gateway
 from tests.harness.processes import wait_for
-from tests.harness.servers.valkey import Server
+from tests.harness.servers.valkey import Server, nothing_left
 
 QUERY, TEXTS = PAIR
 BODY = {"query": QUERY, "texts": TEXTS}
@@ -200,3 +200,24 @@ def test_a_gateway_that_is_told_to_stop_finishes_what_it_has(shared_queue: Serve
         assert gateway.process.wait(timeout=60) == 0
     assert [reply.status for reply in replies] == [200]
     assert len(json.loads(replies[0].body)["data"]) == 60
+
+
+def test_a_request_that_takes_longer_than_the_time_to_stop_is_given_up(
+    shared_server: Server, tmp_path: Path
+) -> None:
+    environ = {"RANKMILL_GATEWAY_STOP_SECONDS": "1"}
+    options = ["--model", "demo", "--queue", "nobody"]
+    with (
+        nothing_left(shared_server),
+        running_gateway(shared_server.url, tmp_path, *options, environ=environ) as gateway,
+    ):
+        raw = json.dumps(BODY).encode()
+        head = "POST /rerank HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        host, _, port = gateway.url.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=60) as line:
+            line.sendall(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
+            wait_for(lambda: "run begins" in gateway.log.read_text())
+            gateway.process.send_signal(signal.SIGTERM)
+            assert gateway.process.wait(timeout=60) == 0
+            assert line.recv(1000).startswith(b"HTTP/1.1 503")
+        assert "timeout graceful shutdown exceeded" in gateway.log.read_text()
