@@ -40,7 +40,8 @@ CONTENDERS = (
     FP32,
     Contender("st-bf16", "sentence-transformers, torch bf16", "st_torch.py", "bf16"),
     FP16,
-    Contender("st-int8", "sentence-transformers, ONNX int8", "st_onnx.py", devices=("cpu",)),
+    Contender("st-onnx", "sentence-transformers, ONNX fp32", "st_onnx.py", "fp32", ("cpu",)),
+    Contender("st-int8", "sentence-transformers, ONNX int8", "st_onnx.py", "int8", ("cpu",)),
     Contender("st-openvino", "sentence-transformers, OpenVINO", "st_openvino.py", "auto", ("cpu",)),
     Contender("st-openvino-fp32", "sentence-transformers, OpenVINO fp32", "st_openvino.py", "fp32", ("cpu",)),
     Contender("st-openvino-int8", "sentence-transformers, OpenVINO int8", "st_openvino.py", "int8", ("cpu",)),
@@ -71,8 +72,10 @@ class Run:
     failure: str | None = None
 
 
-def run(contender: Contender, round_: int, model: Path, pairs: Path, output: Path, *, here: bool) -> Run:
-    """Make the contender's environment if it needs one, and run its script."""
+def run(
+    contender: Contender, round_: int, model: Path, pairs: Path, output: Path, *, here: bool, times: int = 1
+) -> Run:
+    """Make the contender's environment if it needs one, and run its script: all pairs, so many times."""
     script = ROOT / "benchmarks" / "peers" / contender.script
     try:
         python = python_for(script, here=here)
@@ -81,6 +84,7 @@ def run(contender: Contender, round_: int, model: Path, pairs: Path, output: Pat
     command = [str(python), str(script)]
     command += ["--model", str(model), "--pairs", str(pairs), "--output", str(output)]
     command += ["--variant", contender.variant] if contender.variant else []
+    command += ["--times", str(times)] if times > 1 else []
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS, env=_environment()

@@ -5,12 +5,13 @@
 #     "pyarrow",
 # ]
 # ///
-"""sentence-transformers on ONNX Runtime, in int8."""
+"""sentence-transformers on ONNX Runtime, in fp32 or in int8."""
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Callable
 
 from contract import Loaded, arguments, measure
 from onnx_export import export_int8
@@ -20,17 +21,26 @@ BATCH = 32  # the default of CrossEncoder.predict
 
 
 def load(args: argparse.Namespace) -> Loaded:
-    """Export and quantize the model, and load the result."""
+    """Export the model, for int8 quantize it, and load the result."""
+    if args.variant == "fp32":
+        exact = CrossEncoder(str(args.model), backend="onnx", model_kwargs={"export": True})
+        return Loaded(_scorer(exact), "fp32", f"cpu, batch {BATCH} (its default); start includes the export")
     with tempfile.TemporaryDirectory() as folder:
         file = export_int8(args.model, folder)
         model = CrossEncoder(folder, backend="onnx", model_kwargs={"file_name": file})
+    settings = f"cpu, {file}, batch {BATCH} (its default); start includes the export"
+    return Loaded(_scorer(model), "int8", settings)
 
+
+def _scorer(model: CrossEncoder) -> Callable[[list[str], list[str]], object]:
     def score(queries: list[str], passages: list[str]) -> object:
         pairs = list(zip(queries, passages, strict=True))
         return model.predict(pairs, batch_size=BATCH, show_progress_bar=False)
 
-    return Loaded(score, "int8", f"cpu, {file}, batch {BATCH} (its default); start includes the export")
+    return score
 
 
 if __name__ == "__main__":
-    measure(arguments(), load, ["sentence-transformers", "optimum-onnx", "onnxruntime"])
+    measure(
+        arguments(choices=["fp32", "int8"]), load, ["sentence-transformers", "optimum-onnx", "onnxruntime"]
+    )
