@@ -1,11 +1,14 @@
-"""The search for the best token budget of batches: a few seconds, once, with the result cached on disk."""
+"""The search for the best token budget of batches: a few seconds, once, with the result cached on disk.
+
+Whatever else a machine does only makes forwards slower. So the best of several short rounds counts, and the
+budget changes only where the gain is larger than the noise.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -25,12 +28,21 @@ AFTER_SECONDS = 60.0
 _FACTORS = (0.5, 1, 2, 4)
 """Budgets to try, as multiples of the device's default."""
 
-_ROUNDS = 3
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 12
 _LIMIT_SECONDS = 5
-"""The search starts another round only within this time."""
+"""In a round every budget runs once. The search ends when speeds are steady, or with the time."""
+
+_BATCH_SECONDS = 1.0
+"""Budgets whose batches would take longer are not tried: requests wait for a batch."""
 
 _AS_GOOD = 0.97
-"""The smallest budget with this share of the best speed wins: it pads less, and requests wait less."""
+"""Speeds with this share of the best count as equal: a small budget pads less, and requests wait less."""
+
+_STEADY = 0.03
+"""If the best round of a budget is over its second best by more than this share, the machine is busy."""
+
+_RECIPE = 2
+"""Version of the search; changes when the same machine would find another budget."""
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +70,7 @@ class BudgetSearch:
     ) -> None:
         self._backend, self._model, self._first, self._after = backend, model, first, after
         self._about: dict[str, Any] = {
+            "recipe": _RECIPE,
             "model": model,
             "backend": backend.name,
             "precision": backend.precision,
@@ -86,7 +99,7 @@ class BudgetSearch:
         return self._seconds >= self._after
 
     def find(self, batch: Batch, most_rows: Callable[[int], int] = lambda length: sys.maxsize) -> int:
-        """Try budgets in turn, with rows like those of `batch`, and cache the best.
+        """Try budgets in turn, with rows like those of `batch`; cache the best, unless the machine is busy.
 
         No other forward may be in progress on the device. `most_rows` says how many rows of a length fit
         into memory; larger batches are not tried.
@@ -101,26 +114,37 @@ class BudgetSearch:
         if found is not None:
             return found
         started = time.monotonic()
-        speeds = self._try([int(self._first * factor) for factor in _FACTORS], batch, most_rows)
+        speeds = self._try(self._budgets(), batch, most_rows)
         if not speeds:
             return self._first
-        best = min(budget for budget, speed in speeds.items() if speed >= _AS_GOOD * max(speeds.values()))
+        best, noise = _choose(speeds, self._first)
         seconds = time.monotonic() - started
-        self._write({**self._about, "token_budget": best, "tokens_per_second": speeds})
-        figures = ", ".join(f"{budget}: {speed:,.0f}" for budget, speed in speeds.items())
+        figures = {budget: max(found) for budget, found in speeds.items()}
+        if noise <= _STEADY:
+            self._write({**self._about, "token_budget": best, "tokens_per_second": figures})
         logger.info(
-            "token budget of %s: %d, found in %.1f s (tokens/s: %s)", self._model, best, seconds, figures
-        )
+            "token budget of %s: %d, found in %.1f s (tokens/s: %s)%s", self._model, best, seconds,
+            ", ".join(f"{budget}: {speed:,.0f}" for budget, speed in figures.items()),
+            "" if noise <= _STEADY else f"; not kept, as the machine is busy: {noise:.0%} of noise",
+        )  # fmt: skip
         return best
 
-    def _try(self, budgets: list[int], batch: Batch, most_rows: Callable[[int], int]) -> dict[int, float]:
-        """Median tokens a second of each budget that fits into the device's memory."""
+    def _budgets(self) -> list[int]:
+        """Budgets to try: those around the first whose batches take no longer than `_BATCH_SECONDS`."""
+        most = _BATCH_SECONDS * self._tokens / max(self._seconds, 1e-9)
+        wanted = [int(self._first * factor) for factor in _FACTORS]
+        return [budget for budget in wanted if budget <= max(self._first, most)]
+
+    def _try(
+        self, budgets: list[int], batch: Batch, most_rows: Callable[[int], int]
+    ) -> dict[int, list[float]]:
+        """Tokens a second in each round of each budget that fits into the device's memory."""
         length = max(self._tokens // max(self._rows, 1), 1)
         together = most_rows(length) // self._backend.depth
         budgets = [budget for budget in budgets if budget // length <= max(together, 1)]
         speeds: dict[int, list[float]] = {budget: [] for budget in budgets}
         deadline = time.monotonic() + _LIMIT_SECONDS
-        for number in range(_ROUNDS + 1):  # round 0 does not count: new shapes are slow once
+        for number in range(_MOST_ROUNDS + 1):  # round 0 does not count: new shapes are slow once
             for budget in list(speeds):
                 try:
                     speed = self._speed(_like(batch, max(budget // length, 1), length))
@@ -130,9 +154,10 @@ class BudgetSearch:
                     continue
                 if number:
                     speeds[budget].append(speed)
-            if number and time.monotonic() > deadline:
+            steady = all(_noise(found) <= _STEADY for found in speeds.values())
+            if (number >= _LEAST_ROUNDS and steady) or (number > 1 and time.monotonic() > deadline):
                 break
-        return {budget: statistics.median(found) for budget, found in speeds.items()}
+        return speeds
 
     def _speed(self, batch: Batch) -> float:
         """Tokens a second, with `Backend.depth` forwards in progress at a time."""
@@ -154,6 +179,25 @@ class BudgetSearch:
             write_json(self._file, found)
         except OSError as error:
             logger.warning("cannot cache the token budget: %s", error)
+
+
+def _choose(speeds: dict[int, list[float]], first: int) -> tuple[int, float]:
+    """The budget to use, given the speeds of each, and the noise: how far apart the best rounds of one are.
+
+    It is `first` unless another one is faster by more than the noise; then the smallest of the fastest.
+    """
+    best = {budget: max(found) for budget, found in speeds.items()}
+    noise = max(_noise(found) for found in speeds.values())
+    equal = min(_AS_GOOD, 1 / (1 + noise)) * max(best.values())
+    if best.get(first, 0.0) >= equal:
+        return first, noise
+    return min(budget for budget, speed in best.items() if speed >= equal), noise
+
+
+def _noise(speeds: list[float]) -> float:
+    """By which share the best of some speeds is over the second best; without end if there is one only."""
+    slower, faster = sorted([0.0, 0.0, *speeds])[-2:]
+    return faster / slower - 1 if slower else float("inf")
 
 
 def _like(batch: Batch, rows: int, length: int) -> Batch:

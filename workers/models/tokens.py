@@ -1,4 +1,4 @@
-"""Token ids of many rows: as flat arrays, and as the padded batches that models take."""
+"""Token ids of many rows: as flat arrays, and as the padded batches that models take, whole or in pieces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,9 @@ Ids = npt.NDArray[np.int64]
 
 _MEMORY_SHARE = 4
 """A token of a shared beginning counts as one of this many computed ones: it takes memory, not time."""
+
+_FEWEST_TOKENS = 256
+"""Smaller pieces are not worth a stream: reading the weights takes as long as the products."""
 
 
 @dataclass(frozen=True)
@@ -131,3 +134,55 @@ def pad(parts: Sequence[tuple[Tokens, Rows]], pad_id: int) -> Batch:
         types[mask] = np.concatenate([cast("Ids", tokens.types)[places] for tokens, places in found])
     groups = _together([None if tokens.groups is None else tokens.groups[rows] for tokens, rows in parts])
     return Batch(ids, types, mask.astype(np.int64), groups)
+
+
+class Piece(NamedTuple):
+    """Some rows of a batch, for a stream of a device: a batch of its own, as wide as its longest row."""
+
+    rows: Rows
+    batch: Batch
+
+
+def cut_batch(batch: Batch, most: int) -> list[Piece]:
+    """Cut a batch into up to `most` pieces of about equal work, the longest rows first.
+
+    Every row is in exactly one piece; a small batch is one piece. Groups are left out.
+
+    >>> mask = np.array([[1, 0, 0], [1, 1, 1], [1, 1, 0]])
+    >>> [piece.rows.tolist() for piece in cut_batch(Batch(mask, None, np.repeat(mask, 200, axis=1)), 2)]
+    [[1], [2, 0]]
+    """
+    lengths = batch.mask.sum(axis=1)
+    pieces = min(most, len(lengths), -(-int(lengths.sum()) // _FEWEST_TOKENS))
+    if pieces <= 1:
+        return [Piece(np.arange(len(lengths)), batch)]
+    order = np.argsort(-lengths, kind="stable")
+    sizes = _even(lengths[order].tolist(), pieces)
+    found = np.split(order, np.cumsum(sizes)[:-1])
+    return [Piece(rows, _part(batch, rows, int(lengths[rows[0]]))) for rows in found]
+
+
+def _even(lengths: list[int], pieces: int) -> list[int]:
+    """Rows of up to so many pieces, of which the heaviest has as few padded tokens as can be."""
+    low, high = 1, len(lengths) * lengths[0]
+    while low < high:
+        middle = (low + high) // 2
+        if len(_filled(lengths, middle)) <= pieces:
+            high = middle
+        else:
+            low = middle + 1
+    return _filled(lengths, high)
+
+
+def _filled(lengths: list[int], tokens: int) -> list[int]:
+    """Rows of pieces that are filled up to so many padded tokens, one after the other."""
+    sizes, start = [], 0
+    while start < len(lengths):
+        sizes.append(min(max(tokens // lengths[start], 1), len(lengths) - start))
+        start += sizes[-1]
+    return sizes
+
+
+def _part(batch: Batch, rows: Rows, longest: int) -> Batch:
+    types = None if batch.types is None else batch.types[rows, :longest]
+    return Batch(batch.ids[rows, :longest], types, batch.mask[rows, :longest])

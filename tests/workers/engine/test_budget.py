@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,8 +55,8 @@ BATCH = Batch(*(np.ones((2, 8), dtype=np.int64) for _ in range(3)))
 
 def search_of(backend: Costing, folder: Path, model: str = "some/model") -> BudgetSearch:
     search = BudgetSearch(backend, model, 64, folder, after=1.0)
-    assert not search.see(rows=2, tokens=16, seconds=0.9)
-    assert search.see(rows=2, tokens=16, seconds=0.2)
+    assert not search.see(rows=200, tokens=1600, seconds=0.9)
+    assert search.see(rows=200, tokens=1600, seconds=0.2)
     return search
 
 
@@ -70,6 +71,44 @@ def search_of(backend: Costing, folder: Path, model: str = "some/model") -> Budg
 )
 def test_the_best_budget_wins(tmp_path: Path, backend: Costing, expected: int) -> None:
     assert search_of(backend, tmp_path).find(BATCH) == expected
+
+
+class Disturbed(Costing):
+    """Other work makes all batches slower, but for some of them: one of `quiet`, if there are so many."""
+
+    def __init__(self, quiet: int, batch: float, square: float) -> None:
+        super().__init__(batch, square)
+        self._quiet, self._draw = quiet, random.Random(0)
+
+    def submit(self, batch: Batch) -> TorchForward:
+        if self._draw.randrange(self._quiet):
+            Costing.now += self._draw.uniform(0.001, 0.01) * batch.ids.size
+        return super().submit(batch)
+
+
+@pytest.mark.usefixtures("clock")
+def test_other_work_does_not_change_what_is_found(tmp_path: Path) -> None:
+    """The medians of some rounds would be those of the other work."""
+    often = Disturbed(2, batch=0.01, square=0.0)
+    assert search_of(often, tmp_path).find(BATCH) == 256
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_busy_machine_changes_no_budget_and_nothing_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    search = search_of(Disturbed(10**9, batch=0.0, square=0.0), tmp_path)
+    with caplog.at_level(logging.INFO):
+        assert search.find(BATCH) == 64
+    assert "not kept, as the machine is busy" in caplog.text
+    assert not list(tmp_path.rglob("*.json"))
+
+
+@pytest.mark.usefixtures("clock")
+def test_batches_of_a_slow_model_stay_short(tmp_path: Path) -> None:
+    search = BudgetSearch(Costing(batch=0.01, square=0.0), "slow", 64, tmp_path, after=1.0)
+    assert search.see(rows=16, tokens=150, seconds=1.0)
+    assert search.find(BATCH) == 128
 
 
 @pytest.mark.usefixtures("clock")
@@ -111,8 +150,9 @@ def test_where_nothing_can_be_kept_the_budget_is_used_all_the_same(
 
 
 def test_a_worker_finds_it_between_its_batches(
-    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("workers.engine.budget._STEADY", float("inf"))  # kept, however busy the machine is
     model = load_model(ScoreSpec(model=str(tiny_model), precision="fp32"), "cpu")
     engine = Engine(model, 64, search=BudgetSearch(model.backend, "tiny", 64, tmp_path, after=0.0))
     queries, passages = ["a query"] * 300, ["the cat sat on the mat " * (1 + n % 5) for n in range(300)]

@@ -1,4 +1,4 @@
-"""OpenVINO: x86 CPUs, with several forwards in progress at a time."""
+"""OpenVINO: x86 CPUs. Several streams compute pieces of a batch, each on its own cores."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from workers.backends.base import Logits, OutOfMemory
 from workers.backends.inputs import INPUTS, inputs_of
 from workers.backends.openvino.core import core
 from workers.device import threads
-from workers.models.tokens import Batch
+from workers.models.tokens import Batch, Piece, cut_batch
 
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 
@@ -45,6 +47,7 @@ class OpenVinoBackend:
         used = self._compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
         native = next((name for name, hint in _PRECISIONS.items() if hint == used), used)
         self.precision = "int8 weights" if precision == "int8" else native
+        self._streams = int(self._compiled.get_property("NUM_STREAMS"))
         self.depth = int(self._compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))
         constants = (node for node in graph.get_ops() if node.get_type_name() == "Constant")
         weights = sum(math.prod(node.get_output_shape(0)) for node in constants)
@@ -52,31 +55,42 @@ class OpenVinoBackend:
         self._idle: list[Any] = []
 
     def submit(self, batch: Batch) -> OpenVinoForward:
-        """Begin a forward in OpenVINO's own threads; raises `OutOfMemory`."""
-        named = inputs_of(batch)
-        request = self._idle.pop() if self._idle else self._compiled.create_infer_request()
-        try:
-            request.start_async([named[name] for name in self._inputs])
-        except RuntimeError as error:
-            raise _explained(error) from error
-        return OpenVinoForward(request, self._idle)
+        """Begin a forward in OpenVINO's own threads, in all streams; raises `OutOfMemory`."""
+        started: list[tuple[Piece, Any]] = []
+        for piece in cut_batch(batch, self._streams):
+            named = inputs_of(piece.batch)
+            request = self._idle.pop() if self._idle else self._compiled.create_infer_request()
+            try:
+                request.start_async([named[name] for name in self._inputs])
+            except RuntimeError as error:
+                for _, other in started:
+                    other.cancel()
+                raise _explained(error) from error
+            started.append((piece, request))
+        return OpenVinoForward(started, self._idle)
 
 
 class OpenVinoForward:
-    """A request in progress; it becomes idle again when its logits are read."""
+    """Requests in progress, each for some rows of a batch; idle again when their logits are read."""
 
-    def __init__(self, request: Any, idle: list[Any]) -> None:
-        self._request = request
+    def __init__(self, started: list[tuple[Piece, Any]], idle: list[Any]) -> None:
+        self._started = started
         self._idle = idle
 
     def result(self) -> Logits:
         """Logits of shape ``[rows]``, in float32; raises `OutOfMemory`."""
-        try:
-            self._request.wait()
-        except RuntimeError as error:
-            raise _explained(error) from error
-        logits: Logits = self._request.get_output_tensor(0).data.copy()
-        self._idle.append(self._request)
+        logits: Logits = np.empty(sum(len(piece.rows) for piece, _ in self._started), dtype=np.float32)
+        errors: list[RuntimeError] = []
+        for piece, request in self._started:
+            try:
+                request.wait()
+            except RuntimeError as error:  # the others go on: they have to end before they are used again
+                errors.append(error)
+                continue
+            logits[piece.rows] = request.get_output_tensor(0).data
+            self._idle.append(request)
+        if errors:
+            raise _explained(errors[0]) from errors[0]
         return logits
 
 
