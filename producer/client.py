@@ -38,7 +38,7 @@ from producer.runs.scores import Ranked, Scores, ranked
 from producer.runs.scoring_run import ScoringRun
 from producer.runs.several import SeveralModels
 from producer.runs.split import AnyRun, SplitScorer
-from producer.sizing import ChunkSize, Sizes, WindowSize
+from producer.sizing import MIN_ROWS, REQUEST_ROWS, ChunkSize, Sizes, WindowSize
 from producer.submission import Submission
 from producer.submitted.methods import SubmittedRuns
 
@@ -184,7 +184,9 @@ class Client(SubmittedRuns, SeveralModels):
             total = "rows as they come" if rows is None else f"{rows} rows"
             logger.info("run begins: %s on queue %r, model %s", total, run.queue, run.spec.model)
         window = WindowSize(settings.window, settings.window_mib << 20, sharers)
-        chunks = ChunkSize(chunk_size or settings.chunk_size, run.spec.model, journal, self._chunk_rows)
+        least = REQUEST_ROWS if run.priority == "request" else MIN_ROWS
+        rows = chunk_size or settings.chunk_size
+        chunks = ChunkSize(rows, run.spec.model, journal, self._chunk_rows, least)
         sizes, tables = Sizes(window, chunks), cut(chunks.at)
         submission = Submission(self.store, run, self._leftovers, tables, columns, sizes, journal, reuse)
         submission.deadline = deadline

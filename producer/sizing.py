@@ -21,6 +21,9 @@ _REFILL_SHARE = 4
 CHUNK_SECONDS = 1.0
 """With ``chunk_size: auto``, seconds of work in a chunk, for the slowest worker."""
 
+REQUEST_ROWS = 64
+"""With ``chunk_size: auto``, fewest rows in a chunk of a request: few chunks cost it less."""
+
 MIN_ROWS, MAX_ROWS = 16, 16_384
 """Fewest and most rows in a chunk with ``chunk_size: auto``; the first chunks have the fewest."""
 
@@ -100,11 +103,19 @@ class ChunkSize:
         Where it has a result, the chunk gets the rows of that result.
     learnt
         The last size with ``auto``, by model; runs of one process share it.
+    least
+        Fewest rows with ``auto``.
     """
 
     def __init__(
-        self, rows: int | Literal["auto"], model: str, journal: Journal | None, learnt: dict[str, int]
+        self,
+        rows: int | Literal["auto"],
+        model: str,
+        journal: Journal | None,
+        learnt: dict[str, int],
+        least: int = MIN_ROWS,
     ) -> None:
+        self._least = least
         self._model = model
         self._journal = journal
         self._learnt = learnt
@@ -113,7 +124,7 @@ class ChunkSize:
 
     def at(self, start: int) -> int:
         """Rows of the chunk that begins at row `start` of the input."""
-        rows = self._fixed or self._learnt.get(self._model, MIN_ROWS)
+        rows = self._fixed or max(self._learnt.get(self._model, MIN_ROWS), self._least)
         known = self._journal.next_cut(start) if self._journal else None
         if known is None:
             return rows
