@@ -185,8 +185,8 @@ class Client(SubmittedRuns, SeveralModels):
             logger.info("run begins: %s on queue %r, model %s", total, run.queue, run.spec.model)
         window = WindowSize(settings.window, settings.window_mib << 20, sharers)
         least = REQUEST_ROWS if run.priority == "request" else MIN_ROWS
-        rows = chunk_size or settings.chunk_size
-        chunks = ChunkSize(rows, run.spec.model, journal, self._chunk_rows, least)
+        most = chunk_size or settings.chunk_size
+        chunks = ChunkSize(most, run.spec.model, journal, self._chunk_rows, least)
         sizes, tables = Sizes(window, chunks), cut(chunks.at)
         submission = Submission(self.store, run, self._leftovers, tables, columns, sizes, journal, reuse)
         submission.deadline = deadline
