@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from jobs.errors import RankmillError
 from jobs.registry.documents import MAX_NOTES
@@ -73,6 +73,8 @@ class RegistryRoutes:
         add(version, "GET", "A version: its files, by whom and when", self.version)
         add(version, "PUT", "Push a model, a tar archive, as this version", self.push, **tar)
         add(version, "DELETE", "Remove a version that nothing uses", self.remove)
+        add(version + "/archive", "GET", "Pull a version, as a tar archive", self.pull,
+            responses={"200": {"description": "The files of the version", "content": _TAR}})  # fmt: skip
         add(alias, "GET", "What an alias stands for, now and before", self.alias)
         add(alias, "PUT", "Let an alias stand for a version", self.set_alias, **_body(NewTarget))
         add(alias, "DELETE", "Remove an alias", self.remove_alias)
@@ -111,6 +113,13 @@ class RegistryRoutes:
         key, known = await self._known(request)
         named = _named(request, "name"), _named(request, "version")
         return JSONResponse(await asyncio.to_thread(known.version, key, *named))
+
+    async def pull(self, request: Request) -> Response:
+        """The files of a version."""
+        key, known = await self._known(request)
+        packed = await apart(known.pull, key, _named(request, "name"), _named(request, "version"))
+        headers = {"content-length": str(packed.size)}
+        return StreamingResponse(packed.pieces(), headers=headers, media_type="application/x-tar")
 
     async def remove(self, request: Request) -> Response:
         """Remove a version."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Annotated, Any
 
@@ -24,10 +25,12 @@ from rankmill.cluster.orders import Outcome
 from rankmill.gateway.keys.admission import check_model
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.refusals import Refusal, refusal_of
+from rankmill.gateway.registry.packing import Packed
 from rankmill.gateway.registry.unpacking import Source, unpack
 from rankmill.gateway.registry.workspace import workspace
 from rankmill.registry.changes import remove_version, roll_back, set_alias, target
 from rankmill.registry.promote import NotWarm, promote
+from rankmill.registry.pull import pull
 from rankmill.registry.push import Pushed, push
 from rankmill.registry.steps import Steps
 from rankmill.registry.trial import TrialFailed, try_model
@@ -128,6 +131,18 @@ class Models:
             **version_view(pushed.manifest, self._registry.aliases(name)),
             "before": pushed.before,
         }
+
+    def pull(self, key: ApiKey | None, name: str, version: str) -> Packed:
+        """Fetch and verify the files of a version, for a tar archive of them."""
+        manifest = self._manifest(key, name, version)
+        with ExitStack() as stack:
+            folder = stack.enter_context(workspace()) / "model"
+            try:
+                pull(self._registry, manifest, folder, Steps(quiet=True))
+            except OSError as error:
+                text = error.strerror or error
+                raise Refusal("unavailable", f"the model cannot be fetched: {text}") from None
+            return Packed(manifest, folder, stack.pop_all())
 
     def set_alias(self, key: ApiKey | None, name: str, alias: str, asked: NewTarget) -> dict[str, Any]:
         """Let an alias stand for a version from the next run on."""

@@ -101,6 +101,7 @@ def everything(registry: Registry) -> list[str]:
 def test_the_lines_of_the_documentation(managing: Running, models: list[Path], tmp_path: Path) -> None:
     tool("curl", "curl")
     (tmp_path / "trained").symlink_to(models[2])
+    (tmp_path / "pulled").mkdir()
     said = {}
     for line in re.findall(r"^(?:tar|curl) .*?(?=  +#|$)", GUIDE, re.M):
         command = line.replace("localhost:9809", managing.url)
@@ -123,7 +124,10 @@ def test_the_lines_of_the_documentation(managing: Running, models: list[Path], t
     assert rolled == alias
     assert '"now":{"versions":{"v2":1.0}' in alias
     assert '"deleted":true' in removed
-    assert len(said) == 11
+    assert len(said) == 12
+    pulled, second = tmp_path / "pulled", models[1]
+    assert {path.name for path in pulled.iterdir()} == {path.name for path in second.iterdir()}
+    assert all(path.read_bytes() == (second / path.name).read_bytes() for path in pulled.iterdir())
     assert managing.get(f"{MODEL}/versions/v3").status == 404
     assert managing.get(f"{MODEL}/aliases/candidate").status == 404
     assert managing.get(f"{MODEL}/aliases/production").json["now"]["versions"] == {"v2": 1.0}
@@ -135,6 +139,22 @@ def test_the_same_model_is_the_same_version_and_another_needs_another_name(
 ) -> None:
     same = put(managing, f"{MODEL}/versions/v1", archive(models[0], below="model"))
     assert (same.status, same.json["before"], same.json["version"]) == (200, True, "v1")
+
+
+def test_a_version_that_is_pulled_can_be_pushed_and_a_damaged_one_is_not_sent(
+    managing: Running, registry: Registry, models: list[Path]
+) -> None:
+    with urllib.request.urlopen(f"{managing.url}{MODEL}/versions/v2/archive", timeout=60) as reply:
+        whole = reply.read()
+        assert int(reply.headers["content-length"]) == len(whole)
+    assert put(managing, f"{MODEL}/versions/v2", whole).json["before"]
+    assert managing.get(f"{MODEL}/versions/v7/archive").status == 404
+    put_version(registry.url, models[0], "damaged")
+    (config,) = Path(registry.url, "damaged").rglob("config.json")
+    config.write_bytes(bytes(config.stat().st_size))
+    damaged = managing.get("/v1/registry/damaged/versions/v1/archive")
+    assert (damaged.status, "config.json" in damaged.json["message"]) == (503, True)
+    assert not uploads(managing)
 
 
 REFUSED = {
