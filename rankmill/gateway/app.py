@@ -15,12 +15,13 @@ from jobs.runtime.settings import Settings
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.http.batch_routes import BatchRoutes
 from rankmill.gateway.http.hosts import KnownHosts
-from rankmill.gateway.http.observed import HEADER, Observed
+from rankmill.gateway.http.observed import Observed
 from rankmill.gateway.http.page_routes import page_router
 from rankmill.gateway.http.plain_routes import plain_router
 from rankmill.gateway.http.registry_routes import RegistryRoutes
 from rankmill.gateway.http.score_routes import score_router
 from rankmill.gateway.keys.admission import KeysNeeded
+from rankmill.gateway.seen import HEADER
 
 _ABOUT = (
     "Scores of queries and passages, in the forms that clients of TEI, Cohere, Jina, vLLM, infinity and "

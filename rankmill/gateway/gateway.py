@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ from jobs.errors import RankmillError
 from jobs.runtime.connection import client_for, impatient
 from jobs.runtime.settings import Settings
 from producer.aio.connection import LoopRedis
+from rankmill.gateway import metrics
 from rankmill.gateway.batches.service import Batches
 from rankmill.gateway.capacity import Capacity
 from rankmill.gateway.http.bodies import Bodies
@@ -24,7 +25,8 @@ from rankmill.gateway.keys.admission import Admission, KeysNeeded, key_text
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.refusals import Refusal, refusal_of
 from rankmill.gateway.registry.models import Models
-from rankmill.gateway.scoring import Scoring
+from rankmill.gateway.scoring import Scored, Scoring
+from rankmill.gateway.seen import Seen
 
 if TYPE_CHECKING:
     from rankmill.gateway.grpc.server import GrpcServer
@@ -66,14 +68,38 @@ class Gateway:
         return impatient(client_for(self._url, self.settings.redis_wait_seconds))
 
     async def key(self, request: Request) -> ApiKey | None:
-        """The key of a request; raises `Refusal` if it needs one and has none."""
+        """The key of a request, as `identify` finds it."""
+        return await self.identify(seen(request.scope), request.headers)
+
+    async def identify(self, note: Seen, headers: Mapping[str, str]) -> ApiKey | None:
+        """The key in a request's headers; raises `Refusal` if it needs one and has none."""
         try:
-            key = await self.admission.identify(key_text(request.headers))
+            key = await self.admission.identify(key_text(headers))
         except RankmillError as error:
             raise refusal_of(error) from None
         if key:
-            seen(request.scope).key = key.name
+            note.key = key.name
         return key
+
+    @asynccontextmanager
+    async def admitted(self, note: Seen, headers: Mapping[str, str]) -> AsyncIterator[ApiKey | None]:
+        """Let a request for scores in, before its body is read; it is in progress within the block.
+
+        Raises
+        ------
+        Refusal
+            There is no room for it, or it needs a key and has none.
+        """
+        with self.capacity.request():
+            yield await self.identify(note, headers)
+
+    def count(self, note: Seen, scored: Scored) -> None:
+        """Count a request that was scored."""
+        pairs = len(scored.scores)
+        metrics.pairs.labels(note.dialect, note.key).inc(pairs)
+        metrics.stages.labels("work").observe(scored.work_seconds)
+        metrics.stages.labels("queue").observe(max(scored.seconds - scored.work_seconds, 0.0))
+        self.capacity.saw(pairs, scored.chunks)
 
     async def admin(self, request: Request) -> None:
         """Let a request through that gives orders to workers.

@@ -13,7 +13,8 @@ _SECONDS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 
 
 requests = Counter(
     "rankmill_gateway_requests",
-    "Requests by path, dialect, name of the key (empty without one) and HTTP status of the answer.",
+    "Requests by path (gRPC: method), dialect, name of the key (empty without one) and HTTP status of the "
+    "answer (gRPC: name of the status).",
     ["route", "dialect", "key", "status"],
     registry=REGISTRY,
 )

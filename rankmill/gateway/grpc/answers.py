@@ -1,17 +1,25 @@
-"""How calls are answered: who calls, and what a refusal is in gRPC's terms."""
+"""How calls are answered: who calls, what is seen of it, and what a refusal is in gRPC's terms."""
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from grpc import StatusCode
 from grpc.aio import ServicerContext
 
 from jobs.errors import RankmillError
 from rankmill.gateway.refusals import Kind, Refusal, refusal_of
+from rankmill.gateway.seen import HEADER, Seen, observing
+
+if TYPE_CHECKING:
+    from rankmill.gateway.gateway import Gateway
+    from rankmill.gateway.keys.api_keys import ApiKey
+
+T = TypeVar("T")
 
 Context = ServicerContext[Any, Any]
 
@@ -24,6 +32,8 @@ CODES: dict[Kind, StatusCode] = {
     "no_model": StatusCode.NOT_FOUND,
     "not_found": StatusCode.NOT_FOUND,
     "media_type": StatusCode.INVALID_ARGUMENT,
+    "gone": StatusCode.CANCELLED,
+    "slow": StatusCode.DEADLINE_EXCEEDED,
     "busy": StatusCode.RESOURCE_EXHAUSTED,
     "overloaded": StatusCode.RESOURCE_EXHAUSTED,
     "unscorable": StatusCode.INVALID_ARGUMENT,
@@ -33,25 +43,64 @@ CODES: dict[Kind, StatusCode] = {
 }
 """Status of each kind of refusal, as TEI has it where TEI has one."""
 
-
-@asynccontextmanager
-async def refusing(context: Context) -> AsyncIterator[None]:
-    """End the call with a status if the ``with`` block refuses it."""
-    try:
-        yield
-    except Refusal as refusal:
-        await _abort(context, refusal)
-    except RankmillError as error:
-        await _abort(context, refusal_of(error))
+logger = logging.getLogger(__name__)
 
 
-async def _abort(context: Context, refusal: Refusal) -> NoReturn:
+@dataclass(frozen=True)
+class Call:
+    """A call that was let in: what is seen of it, and its key."""
+
+    note: Seen
+    key: ApiKey | None
+
+
+async def answer(
+    gateway: Gateway, context: Context, route: str, do: Callable[[Call], Awaitable[T]], *, scores: bool
+) -> T:
+    """Let a call in as the gateway lets in requests by HTTP, and answer it.
+
+    Parameters
+    ----------
+    gateway, context
+        What all its ways in share; the call as gRPC has it.
+    route
+        The method, as metrics have it.
+    do
+        Makes the answer; a `Refusal` or `RankmillError` that it raises ends the call with a status.
+    scores
+        Whether it asks for scores: then there must be room for it.
+    """
+    given = headers(context)
+    with observing(given.get(HEADER, ""), StatusCode.CANCELLED.name) as note:
+        note.route, note.dialect = route, "tei"
+        context.set_trailing_metadata(((HEADER, note.id),))
+        try:
+            if scores:
+                async with gateway.admitted(note, given) as key:
+                    found = await do(Call(note, key))
+            else:
+                found = await do(Call(note, await gateway.identify(note, given)))
+        except Refusal as refusal:
+            await _abort(context, note, refusal)
+        except RankmillError as error:
+            await _abort(context, note, refusal_of(error))
+        except Exception:
+            logger.exception("the call of %s failed", route)
+            text = f"the call failed; the gateway's log has the reason, with request={note.id}"
+            await _abort(context, note, Refusal("backend", text))
+        note.status = StatusCode.OK.name
+        return found
+
+
+async def _abort(context: Context, note: Seen, refusal: Refusal) -> NoReturn:
     """End the call; what knows of gRPC's retries waits as long as the refusal says."""
-    trailing: tuple[tuple[str, str], ...] = ()
+    trailing = [(HEADER, note.id)]
     if refusal.retry_after is not None:
         seconds = max(math.ceil(refusal.retry_after), 1)
-        trailing = (("retry-after", str(seconds)), ("grpc-retry-pushback-ms", str(1000 * seconds)))
-    await context.abort(CODES[refusal.kind], refusal.message, trailing)
+        trailing += [("retry-after", str(seconds)), ("grpc-retry-pushback-ms", str(1000 * seconds))]
+    code = CODES[refusal.kind]
+    note.status = code.name
+    await context.abort(code, refusal.message, tuple(trailing))
 
 
 def headers(context: Context) -> dict[str, str]:

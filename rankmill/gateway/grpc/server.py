@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from jobs.errors import ConfigError
+from rankmill.gateway.grpc.answers import Call, Context, answer
 from rankmill.gateway.grpc.services import TeiServices
 from rankmill.gateway.grpc.tei_pb2 import DESCRIPTOR
 
@@ -30,6 +33,9 @@ _KINDS = {
 }
 """By whether the client, and the server, sends a stream."""
 
+_REFUSED_AT_ONCE = 64
+"""Calls beyond those in progress that are told when to come again; gRPC itself refuses further ones."""
+
 
 class GrpcServer:
     """A server of one event loop. Calls in progress at its end have `gateway_stop_seconds`.
@@ -41,6 +47,7 @@ class GrpcServer:
     """
 
     def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
         self._settings = gateway.settings
         self._services = TeiServices(gateway)
         self._state = health.aio.HealthServicer()
@@ -60,7 +67,7 @@ class GrpcServer:
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
             ],
-            maximum_concurrent_rpcs=self._settings.gateway_requests,
+            maximum_concurrent_rpcs=self._settings.gateway_requests + _REFUSED_AT_ONCE,
         )
         names = self._add_services()
         found = self._listen(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
@@ -84,12 +91,36 @@ class GrpcServer:
         names = [health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
         for service in DESCRIPTOR.services_by_name.values():
             names.append(service.full_name)
-            handlers = {method.name: _handler(method, self._services) for method in service.methods}
+            handlers = {method.name: self._handler(method) for method in service.methods}
             generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
             self._server.add_generic_rpc_handlers([generic])
         health_pb2_grpc.add_HealthServicer_to_server(self._state, self._server)
         reflection.enable_server_reflection(names, self._server)
         return names
+
+    def _handler(self, method: MethodDescriptor) -> grpc.RpcMethodHandler[Any, Any]:
+        """The handler of a method: that of the services with its name, as Python writes it."""
+        do = getattr(self._services, re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower())
+        service = method.containing_service
+        route, scores = f"/{service.full_name}/{method.name}", service.name != "Info"
+
+        async def one(asked: Any, context: Context) -> Any:
+            return await answer(self._gateway, context, route, lambda call: do(asked, call), scores=scores)
+
+        async def several(asked: Any, context: Context) -> None:
+            async def write(call: Call) -> None:
+                replies: AsyncGenerator[Any, None] = do(asked, call)
+                async with aclosing(replies):
+                    async for reply in replies:
+                        await context.write(reply)
+
+            await answer(self._gateway, context, route, write, scores=scores)
+
+        return _KINDS[method.client_streaming, method.server_streaming](
+            several if method.server_streaming else one,
+            request_deserializer=GetMessageClass(method.input_type).FromString,
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        )
 
     def _listen(self, address: str) -> int:
         credentials = _credentials(self._settings)
@@ -101,16 +132,6 @@ class GrpcServer:
             raise ConfigError(
                 f"gateway_grpc_address: cannot listen on {address}: it is in use, or no address of this host"
             ) from None
-
-
-def _handler(method: MethodDescriptor, services: TeiServices) -> grpc.RpcMethodHandler[Any, Any]:
-    """The handler of a method: that of `services` with its name, as Python writes it."""
-    make = _KINDS[method.client_streaming, method.server_streaming]
-    return make(
-        getattr(services, re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()),
-        request_deserializer=GetMessageClass(method.input_type).FromString,
-        response_serializer=GetMessageClass(method.output_type).SerializeToString,
-    )
 
 
 def _credentials(settings: Settings) -> grpc.ServerCredentials | None:

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from rankmill.gateway.dialects.tei import LABEL, activation, check_direction
 from rankmill.gateway.grpc import tei_pb2 as tei
-from rankmill.gateway.grpc.answers import Context, headers, refusing
+from rankmill.gateway.grpc.answers import Call
 from rankmill.gateway.grpc.batches import batches, gather
-from rankmill.gateway.keys.admission import key_text
 from rankmill.gateway.refusals import Refusal
 from rankmill.gateway.scoring import Asked, Scored, ranked
 
 if TYPE_CHECKING:
     from rankmill.gateway.gateway import Gateway
-    from rankmill.gateway.keys.api_keys import ApiKey
 
 _Pair: TypeAlias = tuple[str, str]
 
@@ -35,10 +33,8 @@ class TeiServices:
         self._gateway = gateway
         self._most_bytes = gateway.settings.gateway_body_mib << 20
 
-    async def info(self, request: tei.InfoRequest, context: Context) -> tei.InfoResponse:
+    async def info(self, request: tei.InfoRequest, call: Call) -> tei.InfoResponse:
         """What the gateway serves."""
-        async with refusing(context):
-            await self._key(context)
         settings = self._gateway.settings
         return tei.InfoResponse(
             version=version("rankmill"),
@@ -51,70 +47,54 @@ class TeiServices:
             max_client_batch_size=settings.gateway_pairs,
         )
 
-    async def predict(self, request: tei.PredictRequest, context: Context) -> tei.PredictResponse:
+    async def predict(self, request: tei.PredictRequest, call: Call) -> tei.PredictResponse:
         """Refuse: one text has no score."""
-        async with refusing(context):
-            await self._key(context)
-            raise _lone_text()
-        raise AssertionError("the call was not refused")
+        raise _lone_text()
 
-    async def predict_pair(self, request: tei.PredictPairRequest, context: Context) -> tei.PredictResponse:
+    async def predict_pair(self, request: tei.PredictPairRequest, call: Call) -> tei.PredictResponse:
         """Score one pair."""
-        async with refusing(context):
-            (found,) = await self._predict([request], await self._key(context))
+        (found,) = await self._predict([request], call)
         return found
 
     async def predict_stream(
-        self, requests: AsyncIterator[tei.PredictRequest], context: Context
+        self, requests: AsyncIterator[tei.PredictRequest], call: Call
     ) -> AsyncIterator[tei.PredictResponse]:
         """Refuse the first text."""
-        async with refusing(context):
-            await self._key(context)
-            async for _ in requests:
-                raise _lone_text()
+        async for _ in requests:
+            raise _lone_text()
         return
         yield
 
     async def predict_pair_stream(
-        self, requests: AsyncIterator[tei.PredictPairRequest], context: Context
+        self, requests: AsyncIterator[tei.PredictPairRequest], call: Call
     ) -> AsyncIterator[tei.PredictResponse]:
         """Score pairs as they come; what has come is scored together, and answered in its order."""
-        async with refusing(context):
-            key = await self._key(context)
-            async for batch in batches(requests, self._most_bytes):
-                for found in await self._predict(batch, key):
-                    yield found
+        async for batch in batches(requests, self._most_bytes):
+            for found in await self._predict(batch, call):
+                yield found
 
-    async def rerank(self, request: tei.RerankRequest, context: Context) -> tei.RerankResponse:
+    async def rerank(self, request: tei.RerankRequest, call: Call) -> tei.RerankResponse:
         """Order texts by their score."""
-        async with refusing(context):
-            key = await self._key(context)
-            pairs = [(request.query, text) for text in request.texts]
-            scored = await self._score(pairs, request, key)
-        return _ranking(scored, pairs, with_text=request.return_text)
+        pairs = [(request.query, text) for text in request.texts]
+        return _ranking(await self._score(pairs, request, call), pairs, with_text=request.return_text)
 
     async def rerank_stream(
-        self, requests: AsyncIterator[tei.RerankStreamRequest], context: Context
+        self, requests: AsyncIterator[tei.RerankStreamRequest], call: Call
     ) -> tei.RerankResponse:
         """Order texts that come one by one, each with its query, when all are there."""
-        async with refusing(context):
-            key = await self._key(context)
-            found = await gather(requests, self._gateway.settings.gateway_pairs, self._most_bytes)
-            pairs = [(each.query, each.text) for each in found]
-            scored = await self._score(pairs, found[0] if found else tei.RerankStreamRequest(), key)
+        found = await gather(requests, self._gateway.settings.gateway_pairs, self._most_bytes)
+        pairs = [(each.query, each.text) for each in found]
+        scored = await self._score(pairs, found[0] if found else tei.RerankStreamRequest(), call)
         return _ranking(scored, pairs, with_text=found[0].return_text)
 
-    async def _key(self, context: Context) -> ApiKey | None:
-        return await self._gateway.admission.identify(key_text(headers(context)))
-
     async def _predict(
-        self, requests: Sequence[tei.PredictPairRequest], key: ApiKey | None
+        self, requests: Sequence[tei.PredictPairRequest], call: Call
     ) -> list[tei.PredictResponse]:
         found = []
         for _, same in groupby(requests, lambda each: (each.raw_scores, each.truncation_direction)):
             alike = list(same)
             pairs = [_pair(each.inputs) for each in alike]
-            scored = await self._score(pairs, alike[0], key)
+            scored = await self._score(pairs, alike[0], call)
             found += [
                 tei.PredictResponse(
                     predictions=[tei.Prediction(score=score, label=LABEL)], metadata=_metadata(scored, pair)
@@ -127,14 +107,16 @@ class TeiServices:
         self,
         pairs: Sequence[_Pair],
         options: tei.RerankRequest | tei.RerankStreamRequest | tei.PredictPairRequest,
-        key: ApiKey | None,
+        call: Call,
     ) -> Scored:
         check_direction("left" if options.truncation_direction == tei.TRUNCATION_DIRECTION_LEFT else "right")
         spec = {"activation": activation(raw=options.raw_scores)}
         with self._gateway.bodies.hold() as held:
             held.count(sum(len(query) + len(text) for query, text in pairs))
             asked = Asked([query for query, _ in pairs], [text for _, text in pairs], spec=spec)
-            return await self._gateway.scoring.score(asked, key)
+            scored = await self._gateway.scoring.score(asked, call.key)
+        self._gateway.count(call.note, scored)
+        return scored
 
 
 def _pair(inputs: Sequence[str]) -> _Pair:

@@ -16,9 +16,10 @@ from rankmill.gateway import metrics
 from rankmill.gateway.dialects.base import Dialect, Form, Route, read_as
 from rankmill.gateway.dialects.routes import ROUTES
 from rankmill.gateway.http.bodies import parse
-from rankmill.gateway.http.observed import Seen, seen
+from rankmill.gateway.http.observed import seen
 from rankmill.gateway.http.streams import Events, wants_events
 from rankmill.gateway.refusals import Refusal
+from rankmill.gateway.seen import Seen
 
 if TYPE_CHECKING:
     from rankmill.gateway.gateway import Gateway
@@ -58,8 +59,7 @@ class _Endpoint:
         form: Form | None = None
         async with AsyncExitStack() as stack:
             try:
-                stack.enter_context(self._gateway.capacity.request())
-                key = await self._gateway.key(request)
+                key = await stack.enter_async_context(self._gateway.admitted(note, request.headers))
                 held = stack.enter_context(self._gateway.bodies.hold())
                 found = parse(await held.read(request))
                 form = self._route.form(found)
@@ -74,20 +74,17 @@ class _Endpoint:
                     ends = AsyncExitStack()
                     events = Events(run, body, form.dialect, ends)
                     ends.push_async_exit(stack.pop_all())
-                    ends.callback(lambda: self._count(note, events.scored))
+                    ends.callback(self._count, note, events)
                     return events
                 scored = await _unless_gone(request, scoring.score(asked, key))
-                self._count(note, scored)
+                self._gateway.count(note, scored)
                 return JSONResponse(body.answer(scored), headers=_timing(scored))
             except Refusal as refusal:
                 return refused(form.dialect if form else self._route.dialect, refusal)
 
-    def _count(self, note: Seen, scored: Scored | None) -> None:
-        if scored:
-            metrics.pairs.labels(note.dialect, note.key).inc(len(scored.scores))
-            metrics.stages.labels("work").observe(scored.work_seconds)
-            metrics.stages.labels("queue").observe(max(scored.seconds - scored.work_seconds, 0.0))
-            self._gateway.capacity.saw(len(scored.scores), scored.chunks)
+    def _count(self, note: Seen, events: Events) -> None:
+        if events.scored:
+            self._gateway.count(note, events.scored)
 
 
 def refused(dialect: Dialect, refusal: Refusal) -> Response:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import grpc
 import pytest
@@ -18,7 +18,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from rankmill.gateway.grpc import tei_pb2 as tei
+from rankmill.gateway.grpc.answers import CODES
 from rankmill.gateway.keys.api_keys import KeyStore
+from rankmill.gateway.refusals import STATUS, Kind
 from tests.conftest import run_command
 from tests.harness.gateways import PAIR, Running, running_gateway
 from tests.harness.servers.valkey import Server
@@ -26,11 +28,15 @@ from tests.harness.servers.valkey import Server
 ROOT = Path(__file__).resolve().parents[3]
 QUERY, TEXTS = PAIR
 ANY_PORT = ("--grpc-address", "127.0.0.1:0", "--model", "demo")
+TWO = {"RANKMILL_GATEWAY_REQUESTS": "2"}
+"""Requests at once."""
 
 
 @pytest.fixture(scope="module")
 def gateway(shared_queue: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running_gateway(shared_queue.url, tmp_path_factory.mktemp("gateway"), *ANY_PORT) as running:
+    with running_gateway(
+        shared_queue.url, tmp_path_factory.mktemp("gateway"), *ANY_PORT, environ=TWO
+    ) as running:
         yield running
 
 
@@ -118,6 +124,53 @@ def test_each_pair_is_answered_when_it_comes(channel: grpc.Channel) -> None:
     for reply in call(channel, "Predict.PredictPairStream", requests()):
         answered.put(reply.predictions[0].score)
     assert answered.empty()
+
+
+def test_calls_and_requests_share_the_room_that_there_is(gateway: Running, channel: grpc.Channel) -> None:
+    more: list[queue.Queue[tei.PredictPairRequest | None]] = [queue.Queue(), queue.Queue()]
+    streams = [call(channel, "Predict.PredictPairStream", iter(each.get, None)) for each in more]
+    for requests, stream in zip(more, streams, strict=True):
+        requests.put(PAIR_REQUEST)
+        next(stream)  # it is in progress
+    refused = refusal(channel, "Rerank.Rerank", tei.RerankRequest(query=QUERY, texts=TEXTS))
+    assert refused.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "retry-after" in {each.key for each in refused.trailing_metadata() or ()}
+    assert gateway.post("/rerank", {"query": QUERY, "texts": TEXTS}).status == 429
+    for requests, stream in zip(more, streams, strict=True):
+        requests.put(None)
+        assert list(stream) == []
+    assert gateway.post("/rerank", {"query": QUERY, "texts": TEXTS}).status == 200
+
+
+def test_calls_are_counted_as_requests_are(gateway: Running, channel: grpc.Channel) -> None:
+    def counted(name: str, **labels: str) -> float:
+        listed = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
+        found = re.search(
+            rf"^{re.escape(f'rankmill_gateway_{name}{{{listed}}}')} (\S+)$",
+            gateway.get("/metrics").body.decode(),
+            re.MULTILINE,
+        )
+        return float(found[1]) if found else 0.0
+
+    def all_counted() -> list[float]:
+        route = {"route": "/tei.v1.Rerank/Rerank", "dialect": "tei"}
+        return [
+            counted("requests_total", **route, key="", status="OK"),
+            counted("requests_total", **route, key="", status="INVALID_ARGUMENT"),
+            counted("request_seconds_count", **route),
+            counted("pairs_total", dialect="tei", key=""),
+        ]
+
+    before = all_counted()
+    request = tei.RerankRequest(query=QUERY, texts=TEXTS)
+    call(channel, "Rerank.Rerank", request)
+    refused = refusal(channel, "Rerank.Rerank", tei.RerankRequest(query=QUERY), x_request_id="mine-1")
+    assert {each.key: each.value for each in refused.trailing_metadata() or ()}["x-request-id"] == "mine-1"
+    assert [now - then for now, then in zip(all_counted(), before, strict=True)] == [1, 1, 2, len(TEXTS)]
+
+
+def test_every_kind_of_refusal_has_a_status() -> None:
+    assert CODES.keys() == STATUS.keys() == set(get_args(Kind))
 
 
 LEFT = tei.TRUNCATION_DIRECTION_LEFT

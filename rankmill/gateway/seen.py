@@ -1,0 +1,62 @@
+"""What is seen of every request, by HTTP or gRPC: its id in logs and traces, and its metrics."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from jobs.runtime import tracing
+from jobs.runtime.logs import about
+from rankmill.gateway import metrics
+
+HEADER = "x-request-id"
+
+_VALID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Seen:
+    """What is known of a request, for metrics: each part writes what it learns.
+
+    ``status`` is the HTTP status of the answer, or gRPC's name of it.
+    """
+
+    id: str
+    status: int | str
+    route: str = "other"
+    dialect: str = ""
+    key: str = ""
+    began: float = 0.0
+
+
+@contextmanager
+def observing(given: str, status: int | str) -> Iterator[Seen]:
+    """Observe a request within the ``with`` block, and count it at its end.
+
+    Parameters
+    ----------
+    given
+        The id that the client gave it, or an empty text; one that is not valid is replaced.
+    status
+        Its status if the client goes before there is an answer.
+    """
+    note = Seen(given if _VALID.fullmatch(given) else uuid.uuid4().hex, status, began=time.perf_counter())
+    protocol = "http" if isinstance(status, int) else "rpc"
+    span = tracing.begin("request", request=note.id)
+    try:
+        with about(request=note.id), tracing.within(span):
+            yield note
+    finally:
+        span.set_attribute(f"{protocol}.response.status_code", note.status)
+        span.end()
+        took = time.perf_counter() - note.began
+        metrics.requests.labels(note.route, note.dialect, note.key, note.status).inc()
+        metrics.seconds.labels(note.route, note.dialect).observe(took)
+        logger.debug("%s: %s in %.1f ms", note.route, note.status, 1000 * took)
