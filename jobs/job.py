@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 JOB_FUNCTION = "jobs.score_chunk"
 
 _SUSPECT = "suspect"
-"""Key in a job's metadata."""
+_TIMES = "times"
+"""Keys in a job's metadata."""
 
 _MAX_BACKOFF = 60
 """Longest pause between two attempts at a chunk, in seconds, before jitter."""
@@ -40,13 +41,15 @@ class Payload(NamedTuple):
     """The encoded pairs of a chunk, their number (``rows``), and their trace, if any.
 
     A ``suspect`` chunk may kill its worker, so a worker runs it alone. It gets one attempt, so that it
-    can be split at once; a single row gets all attempts.
+    can be split at once; a single row gets all attempts. ``times``: who reads the result knows the fields of
+    its statistics that say how long the stages took; releases before do not, and get none.
     """
 
     pairs: bytes
     rows: int
     trace: Mapping[str, str] = MappingProxyType({})
     suspect: bool = False
+    times: bool = False
 
 
 def job_data(run: Run, chunk: int, payload: Payload) -> Any:
@@ -60,7 +63,11 @@ def job_data(run: Run, chunk: int, payload: Payload) -> Any:
         result_ttl=0,
         failure_ttl=run.ttl,
         retry=_retries(run.max_retries) if payload.rows == 1 or not payload.suspect else None,
-        meta={_SUSPECT: payload.suspect, **({TRACE: dict(payload.trace)} if payload.trace else {})},
+        meta={
+            _SUSPECT: payload.suspect,
+            **({TRACE: dict(payload.trace)} if payload.trace else {}),
+            **({_TIMES: True} if payload.times else {}),
+        },
     )
 
 
@@ -106,6 +113,11 @@ def suspect(job: Job) -> None:
 def is_suspect(job: Job) -> bool:
     """Whether a worker must run the job alone: if it kills the worker, no other job is blamed."""
     return bool(job.meta.get(_SUSPECT))
+
+
+def asks_for_times(job: Job) -> bool:
+    """Whether the result is to say how long the stages took."""
+    return bool(job.meta.get(_TIMES))
 
 
 def worker_command(queue: str) -> str:

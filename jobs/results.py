@@ -21,10 +21,14 @@ class ChunkStats(WireModel):
     ``seconds`` is the time from fetching the payload to having the scores. ``int8_gain`` is the speed of
     int8 on this worker as a multiple of this precision's speed, if it was measured. ``windows`` counts the
     windows of passages that were cut; ``labels`` names the outputs, where each row has several scores. Both
-    are written only where there are any, as older releases do not know them.
+    are written only where there are any, as older releases do not know them. ``tokenize_seconds`` and
+    ``forward_seconds`` are parts of ``seconds``: the second is the time of the batches that have the chunk's
+    rows. They are written only for a job that asks for them (`jobs.job.asks_for_times`).
     """
 
-    added: ClassVar[frozenset[str]] = frozenset({"int8_gain", "windows", "labels"})
+    added: ClassVar[frozenset[str]] = frozenset(
+        {"int8_gain", "windows", "labels", "tokenize_seconds", "forward_seconds"}
+    )
 
     worker: str
     device: str
@@ -39,12 +43,13 @@ class ChunkStats(WireModel):
     int8_gain: Annotated[float, Field(gt=0)] | None = None
     windows: Count = 0
     labels: tuple[str, ...] = ()
+    tokenize_seconds: Seconds | None = None
+    forward_seconds: Seconds | None = None
 
     def written(self) -> str:
         """As JSON."""
-        return self.model_dump_json(
-            exclude={name for name in ("windows", "labels") if not getattr(self, name)}
-        )
+        seldom = ("windows", "labels", "tokenize_seconds", "forward_seconds")
+        return self.model_dump_json(exclude={name for name in seldom if getattr(self, name) in {0, (), None}})
 
 
 @dataclass(frozen=True)

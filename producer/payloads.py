@@ -23,11 +23,16 @@ class Encoder:
         Names of the query and passage columns in their tables.
     trace
         Returns the trace to which a unit's job belongs.
+    times
+        As of `Payload`.
     """
 
-    def __init__(self, columns: tuple[str, str], trace: Callable[[Unit], Mapping[str, str]]) -> None:
+    def __init__(
+        self, columns: tuple[str, str], trace: Callable[[Unit], Mapping[str, str]], *, times: bool
+    ) -> None:
         self._columns = columns
         self._trace = trace
+        self._times = times
         self._threads: ThreadPoolExecutor | None = None
 
     def encode(self, units: Mapping[int, Unit]) -> dict[int, Payload]:
@@ -42,4 +47,4 @@ class Encoder:
         queries, passages = (unit.table[name] for name in self._columns)
         pairs = encode_pairs(queries, passages)
         unit.payload_bytes = len(pairs)
-        return Payload(pairs, len(unit.table), self._trace(unit), suspect=unit.piece)
+        return Payload(pairs, len(unit.table), self._trace(unit), suspect=unit.piece, times=self._times)

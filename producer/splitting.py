@@ -69,6 +69,8 @@ def join(chunk: int, parts: Sequence[tuple[Unit, ChunkResult]]) -> ChunkResult:
         "padded_tokens": sum(part.stats.padded_tokens for part in scored),
         "batches": sum(part.stats.batches for part in scored),
         "seconds": sum(part.stats.seconds for part in scored),
+        "tokenize_seconds": None,
+        "forward_seconds": None,
     }
     stats = scored[-1].stats.model_copy(update=totals)
     kind = scored[0].scores.type

@@ -85,7 +85,7 @@ class Submission:
         self._entries: list[str] = []  # ids of what was collected of the stream and is still in Redis
         self._cancelled, self._last_entry = False, "0"
         self._late = False  # whether the caller's time was over, when it was last looked at
-        self._encoder = Encoder(columns, self._window.trace)
+        self._encoder = Encoder(columns, self._window.trace, times=self._is_request)
         self._agreed = Agreed(run.spec, journal.first if journal else None)
 
     def begin(self) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from jobs.errors import FormatError, SpecError, WireError, WorkerError
-from jobs.job import attempt
+from jobs.job import asks_for_times, attempt
 from jobs.results import ChunkFailure, ChunkScores, ChunkStats
 from jobs.run import Run
 from jobs.spec import ScoreSpec, settled, weights_key
@@ -128,7 +128,9 @@ class ChunkScorer:
         if attempt(run, claim.job) > 1:
             metrics.retries.inc()
         with metrics.stage("tokenize"):
+            began = time.monotonic()
             claim.work = claim.engine.prepare(*pairs)
+            claim.work.seconds["tokenize"] = time.monotonic() - began
         return None
 
     def _check(self, key: Hashable) -> None:
@@ -177,6 +179,7 @@ class ChunkScorer:
         assert claim.work
         scored = claim.work.scored
         model = claim.engine.model
+        times = claim.work.seconds if asks_for_times(claim.job) else {}
         return ChunkScores(
             chunk=claim.chunk,
             scores=_as_arrow(scored.scores),
@@ -195,6 +198,8 @@ class ChunkScorer:
                 int8_gain=model.int8_gain,
                 windows=scored.windows,
                 labels=model.labels,
+                tokenize_seconds=times.get("tokenize"),
+                forward_seconds=times.get("forward"),
             ),
         )
 

@@ -85,8 +85,10 @@ class RunStats:
 
     ``retries`` counts attempts beyond a chunk's first; ``tokens`` are real ones, ``padded_tokens`` have the
     padding with them. ``workers`` has the rows of each worker, by name; ``seconds`` is the longest
-    time that a worker had a chunk, from fetching it to its scores. ``precision``, ``backend`` and
-    ``revision`` are those of the last chunk with scores (``None`` if there is none, or no revision).
+    time that a worker had a chunk, from fetching it to its scores; ``tokenize_seconds`` and
+    ``forward_seconds`` are parts of it (``None`` if they are not known: only requests ask for them).
+    ``precision``, ``backend`` and ``revision`` are those of the last chunk with scores (``None`` if there is
+    none, or no revision).
     """
 
     rows: int = 0
@@ -96,6 +98,8 @@ class RunStats:
     padded_tokens: int = 0
     workers: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+    tokenize_seconds: float | None = None
+    forward_seconds: float | None = None
     precision: str | None = None
     backend: str | None = None
     revision: str | None = None
@@ -104,6 +108,7 @@ class RunStats:
     def of(cls, parts: Sequence[RunStats]) -> RunStats:
         """Those of several runs together; what is of the last chunk is the last run's."""
         last = parts[-1] if parts else cls()
+        slowest = max(parts, key=lambda part: part.seconds, default=last)
         workers: dict[str, int] = {}
         for part in parts:
             for worker, rows in part.workers.items():
@@ -115,6 +120,8 @@ class RunStats:
             retries=sum(part.retries for part in parts),
             tokens=sum(part.tokens for part in parts),
             padded_tokens=sum(part.padded_tokens for part in parts),
-            seconds=max((part.seconds for part in parts), default=0.0),
+            seconds=slowest.seconds,
+            tokenize_seconds=slowest.tokenize_seconds,
+            forward_seconds=slowest.forward_seconds,
             workers=workers,
         )

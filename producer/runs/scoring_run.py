@@ -98,7 +98,10 @@ class ScoringRun:
         if part.stats:
             stats.tokens += part.stats.tokens
             stats.padded_tokens += part.stats.padded_tokens
-            stats.seconds = max(stats.seconds, part.stats.seconds)
+            if part.stats.seconds >= stats.seconds:
+                stats.seconds = part.stats.seconds
+                stats.tokenize_seconds = part.stats.tokenize_seconds
+                stats.forward_seconds = part.stats.forward_seconds
             stats.precision, stats.backend = part.stats.precision, part.stats.backend
             stats.revision = part.stats.revision
             self.labels = part.stats.labels

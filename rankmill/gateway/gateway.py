@@ -97,8 +97,8 @@ class Gateway:
         """Count a request that was scored."""
         pairs = len(scored.scores)
         metrics.pairs.labels(note.dialect, note.key).inc(pairs)
-        metrics.stages.labels("work").observe(scored.work_seconds)
-        metrics.stages.labels("queue").observe(max(scored.seconds - scored.work_seconds, 0.0))
+        for stage, seconds in scored.stages().items():
+            metrics.stages.labels(stage).observe(seconds)
         self.capacity.saw(pairs, scored.chunks)
 
     async def admin(self, request: Request) -> None:

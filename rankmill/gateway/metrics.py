@@ -28,7 +28,8 @@ seconds = Histogram(
 stages = Histogram(
     "rankmill_gateway_stage_seconds",
     "Parts of that time (s) of scored requests: admission (key and body), queue (until a worker has the "
-    "pairs, and the way of the scores back), work (the slowest chunk in its worker).",
+    "pairs, and the way of the scores back), work (the slowest chunk in its worker); of the work, tokenize "
+    "and forward (the batches with its pairs), which workers of older releases do not tell.",
     ["stage"],
     buckets=_SECONDS,
     registry=REGISTRY,

@@ -54,7 +54,8 @@ class Scored:
 
     ``tokens`` are those that were computed, without padding. ``created`` is in seconds since 1970,
     ``seconds`` is the time that the scores took, ``work_seconds`` that of the slowest chunk in its worker,
-    ``chunks`` their number.
+    of which ``tokenize_seconds`` and ``forward_seconds`` are parts (``None``: its worker does not tell, as it
+    is of an older release), ``chunks`` their number.
     """
 
     scores: Sequence[float]
@@ -62,9 +63,18 @@ class Scored:
     tokens: int = 0
     seconds: float = 0.0
     work_seconds: float = 0.0
+    tokenize_seconds: float | None = None
+    forward_seconds: float | None = None
     chunks: int = 1
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def stages(self) -> dict[str, float]:
+        """Where the time went (s): those stages that are known."""
+        queue = max(self.seconds - self.work_seconds, 0.0)
+        parts = {"tokenize": self.tokenize_seconds, "forward": self.forward_seconds}
+        known = {stage: seconds for stage, seconds in parts.items() if seconds is not None}
+        return {"queue": queue, "work": self.work_seconds, **known}
 
 
 class Scoring:
@@ -217,8 +227,9 @@ class Run:
         version = (self._run.model, stats.revision or "")
         metrics.by_model.count(version, self._priority, np.array(scores, np.float32), seconds)
         return Scored(
-            scores, self._run.model, stats.tokens, seconds, stats.seconds, max(stats.chunks, 1), self._run.id
-        )
+            scores, self._run.model, stats.tokens, seconds, stats.seconds, stats.tokenize_seconds,
+            stats.forward_seconds, max(stats.chunks, 1), self._run.id,
+        )  # fmt: skip
 
     async def scores(self) -> Scored:
         """Wait for all scores.

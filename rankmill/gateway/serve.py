@@ -84,9 +84,9 @@ class _Server(uvicorn.Server):
         self._gateway = gateway
         self._begin = begin
 
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._begin()
-        await super().serve(sockets)
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._begin()  # signals are handled already, so that whoever learns the address may send one
+        await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._gateway.grpc:

@@ -16,7 +16,7 @@ from rq.job import Job
 from jobs import keys
 from jobs.files.record import FileRun
 from jobs.files.request import FileOrder
-from jobs.job import JOB_FUNCTION, Payload, attempt, chunk_of
+from jobs.job import JOB_FUNCTION, Payload, asks_for_times, attempt, chunk_of
 from jobs.results import ChunkFailure, ChunkScores, from_entry, to_entry
 from jobs.run import read_run
 from jobs.store.runs import RunStore
@@ -137,6 +137,21 @@ def test_this_release_writes_the_same_fields(server: Server) -> None:
     assert json.loads(str(written["stats"])) == json.loads(STATS)
     failure = to_entry(ChunkFailure(chunk=0, message="broken", fatal=False))
     assert {name.encode(): str(value).encode() for name, value in failure.items()} == FAILURE
+
+
+def test_times_of_stages_are_written_only_for_who_asks(server: Server) -> None:
+    store = RunStore(server.client)
+    run, job_id = read_run(RUN_ID, RUN), keys.job_id(RUN_ID, 0)
+    for times in (False, True):
+        store.enqueue(run, {0: Payload(PAIRS, 3, times=times)}, new=True)
+        job = read_job(store.queue("q"), job_id.encode())
+        assert job is not None
+        assert asks_for_times(job) == times
+    assert server.client.hgetall(f"rq:job:{job_id}").keys() == JOB.keys()
+    told = json.loads(STATS) | {"tokenize_seconds": 0.1, "forward_seconds": 0.3}
+    result = from_entry({b"chunk": b"0", b"scores": SCORES, b"stats": json.dumps(told).encode()})
+    assert isinstance(result, ChunkScores)
+    assert json.loads(result.stats.written()) == told
 
 
 def test_submitted_files_have_the_same_fields() -> None:

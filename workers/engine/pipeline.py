@@ -275,6 +275,8 @@ class Pipeline:
         metrics.stage_seconds.labels("forward").observe(seconds)
         self._slowest_batch = max(self._slowest_batch or 0.0, seconds)
         self._batch_since = None if last else now
+        for work, _ in flight.parts:
+            work.seconds["forward"] = work.seconds.get("forward", 0.0) + seconds
         with self._changed:
             self._pending[lane.priority] -= sum(len(rows) for _, rows in flight.parts)
             for work in complete:

@@ -41,13 +41,14 @@ class Work:
     """The pairs of a chunk in the engine: their tokens, and their scores so far.
 
     ``rows[i]`` is the number of the pair in row ``i`` of ``tokens``; a pair has a row for each window.
-    ``left`` is how many rows are not scored yet.
+    ``left`` is how many rows are not scored yet. ``seconds`` are those of its stages, by name.
     """
 
     tokens: Tokens
     rows: Rows
     scored: PairScores
     left: int
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def done(self) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import click
@@ -78,7 +78,7 @@ def serve(
         if embedded:
             cluster = stack.enter_context(EmbeddedCluster(settings))
             url = cluster.url()
-            threading.Thread(target=_watch, args=(cluster, failed), name="embedded", daemon=True).start()
+            failed = stack.enter_context(_watched(cluster))
             if settings.gateway_files:
                 click.echo(f"batches wait for a runner: rankmill runner --redis {url}", err=True)
         if not url:
@@ -103,15 +103,30 @@ def serve(
             raise failed[0]
 
 
-def _watch(cluster: EmbeddedCluster, failed: list[EmbeddedError]) -> None:
-    """Stop serving when the embedded server or its workers cannot be kept alive."""
-    while not failed:
-        try:
-            cluster.check()
-        except EmbeddedError as error:
-            failed.append(error)
-            os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(_LOOK_SECONDS)
+@contextmanager
+def _watched(cluster: EmbeddedCluster) -> Iterator[list[EmbeddedError]]:
+    """Stop serving when the embedded server or its workers cannot be kept alive; gives the list of errors.
+
+    The watch ends with the ``with`` block: the end of the cluster, which follows, is no reason for a signal.
+    """
+    failed: list[EmbeddedError] = []
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not failed and not ended.wait(_LOOK_SECONDS):
+            try:
+                cluster.check()
+            except EmbeddedError as error:
+                failed.append(error)
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=watch, name="embedded", daemon=True)
+    thread.start()
+    try:
+        yield failed
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _require_packages() -> None:

@@ -102,7 +102,10 @@ def answer(request: Request, batch: str, model: str, scores: list[float], create
     """The line of the output for a request with scores."""
     scored = Scored(scores, model, id=_id(batch, request), created=int(created))
     assert request.body
-    return _answered(request, batch, 200, request.body.answer(scored))
+    body = request.body.answer(scored)
+    if isinstance(body, dict):
+        body.pop("usage", None)  # tokens are counted by the chunk, which has the pairs of many requests
+    return _answered(request, batch, 200, body)
 
 
 def failure(request: Request, batch: str) -> str:

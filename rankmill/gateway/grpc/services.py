@@ -138,8 +138,12 @@ def _ranking(scored: Scored, pairs: Sequence[_Pair], *, with_text: bool) -> tei.
 
 
 def _metadata(scored: Scored, *pairs: _Pair) -> tei.Metadata:
+    took = scored.stages()
     return tei.Metadata(
         compute_chars=sum(len(query) + len(text) for query, text in pairs),
         compute_tokens=scored.tokens if len(pairs) == len(scored.scores) else 0,  # of others as well
         total_time_ns=round(scored.seconds * 1e9),
+        tokenization_time_ns=round(took.get("tokenize", 0.0) * 1e9),
+        queue_time_ns=round(took["queue"] * 1e9),
+        inference_time_ns=round(took.get("forward", took["work"]) * 1e9),
     )

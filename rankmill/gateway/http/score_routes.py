@@ -102,14 +102,15 @@ def refused(dialect: Dialect, refusal: Refusal) -> Response:
 
 def _timing(scored: Scored) -> dict[str, str]:
     """Where the time went, as browsers and TEI's clients read it (ms)."""
-    total, work = 1000 * scored.seconds, 1000 * scored.work_seconds
-    return {
-        "server-timing": f"queue;dur={max(total - work, 0):.1f}, work;dur={work:.1f}",
+    took = {stage: 1000 * seconds for stage, seconds in scored.stages().items()}
+    found = {
+        "server-timing": ", ".join(f"{stage};dur={each:.1f}" for stage, each in took.items()),
         "x-compute-tokens": str(scored.tokens),
-        "x-total-time": f"{total:.0f}",
-        "x-queue-time": f"{max(total - work, 0):.0f}",
-        "x-inference-time": f"{work:.0f}",
+        "x-total-time": f"{1000 * scored.seconds:.0f}",
+        "x-queue-time": f"{took['queue']:.0f}",
+        "x-inference-time": f"{took.get('forward', took['work']):.0f}",
     }
+    return {**found, "x-tokenization-time": f"{took['tokenize']:.0f}"} if "tokenize" in took else found
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:

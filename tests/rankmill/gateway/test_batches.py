@@ -134,6 +134,7 @@ def test_openais_client_submits_a_batch_and_fetches_every_line_once(client: Open
         assert line["response"]["status_code"] == 200
         found = [each["score"] for each in line["response"]["body"]["data"]]
         assert found == pytest.approx(wanted, abs=1e-4)
+        assert "usage" not in line["response"]["body"]  # tokens are not counted by line
     for line in errors:
         assert line["response"]["status_code"] == 400
         assert line["response"]["body"]["error"]["message"]

@@ -92,6 +92,7 @@ def test_a_ranking_has_the_scores_of_http(gateway: Running, channel: grpc.Channe
     assert [(each.index, each.score) for each in found.ranks] == wanted
     assert [each.text for each in found.ranks] == [TEXTS[place] for place, _ in wanted]
     assert found.metadata.compute_tokens > 0
+    assert 0 < found.metadata.inference_time_ns < found.metadata.total_time_ns
     parts = [tei.RerankStreamRequest(query=QUERY, text=text, raw_scores=raw) for text in TEXTS]
     streamed = call(channel, "Rerank.RerankStream", iter(parts))
     assert [(each.index, each.score, each.HasField("text")) for each in streamed.ranks] == [

@@ -7,17 +7,22 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 import redis
+from fastapi import FastAPI
 
 from jobs.errors import EmbeddedError
+from jobs.runtime.settings import Settings
 from producer.local.embedded import EmbeddedCluster
 from rankmill.cli.gateway import serve as command
+from rankmill.gateway.serve import serve
 from tests.conftest import StartRunner, run_command
 from tests.harness.gateways import PAIR, Running, running_gateway
+from tests.harness.processes import wait_for
 from tests.harness.servers.valkey import Server
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "batch.py"
@@ -63,10 +68,30 @@ def test_it_stops_when_they_cannot_be_kept_alive(monkeypatch: pytest.MonkeyPatch
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(command, "_LOOK_SECONDS", 0)
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append((pid, number)))
-    failed: list[EmbeddedError] = []
-    command._watch(cluster, failed)
+    with command._watched(cluster) as failed:
+        wait_for(lambda: sent)
     assert sent == [(os.getpid(), signal.SIGTERM)]
     assert [str(error) for error in failed] == ["the embedded server has stopped"]
+
+
+def test_it_sends_itself_no_signal_when_it_ends_them() -> None:
+    with command._watched(Mock(EmbeddedCluster)) as failed:
+        assert "embedded" in [thread.name for thread in threading.enumerate()]
+    assert "embedded" not in [thread.name for thread in threading.enumerate()]
+    assert not failed
+
+
+def test_a_signal_as_soon_as_the_address_is_known_ends_it_well() -> None:
+    def unhandled(*_: object) -> None:
+        raise AssertionError("the gateway does not handle signals yet")
+
+    app = FastAPI()
+    app.state.gateway = Mock(grpc=None)
+    before = signal.signal(signal.SIGTERM, unhandled)
+    try:
+        serve(app, Settings(), ("127.0.0.1", 0), None, lambda at: os.kill(os.getpid(), signal.SIGTERM))
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.1:80"])

@@ -49,6 +49,17 @@ def test_every_dialect_ranks_with_the_workers_scores(gateway: Running, shared_qu
     client.close()
 
 
+def test_an_answer_says_where_its_time_went(gateway: Running) -> None:
+    reply = gateway.post("/score", {"queries": QUERY, "documents": TEXTS})
+    parts = [each.split(";dur=") for each in reply.headers["server-timing"].split(", ")]
+    took = {name: float(milliseconds) for name, milliseconds in parts}
+    assert took.keys() == {"queue", "work", "tokenize", "forward"}
+    assert 0 < took["forward"] <= took["work"]
+    shown = gateway.get("/metrics").body.decode()
+    for stage in ("admission", *took):
+        assert f'rankmill_gateway_stage_seconds_count{{stage="{stage}"}}' in shown
+
+
 def test_models_and_info(gateway: Running) -> None:
     assert next(each["id"] for each in gateway.get("/v1/models").json["data"]) == "demo"
     info = gateway.get("/info").json
