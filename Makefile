@@ -33,7 +33,7 @@ chaos: $(READY)  ## what is lost when things die, at full size; docs/BENCHMARKS.
 	$(BIN)/python -m benchmarks.faults.chaos batch --rows 50000 --kills 3
 	$(BIN)/python -m benchmarks.faults.fuzz --minutes 10
 
-clients: $(READY)  ## the gateway, asked by real clients of other services from an environment of their own
+clients: $(READY)  ## the gateway: real clients of other services, in an environment of their own; its OpenAPI document
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/python -m pip install --quiet --no-deps --requirement tests/harness/clients.txt
 	$(BIN)/python -m pytest -m long tests/rankmill/gateway/test_clients.py

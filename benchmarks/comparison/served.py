@@ -2,10 +2,11 @@
 
     python -m benchmarks.comparison.served --model DIR --pairs FILE.parquet
 
-All servers run all the time, on this host, with all its cores and the same model. In each round every one
-gets the same requests, a query with 20 documents each: one request after the other, then from 16 clients at
-once, each with a connection of its own. It prints one JSON object of medians, and for each server the mean
-rank correlation within a request with the scores of the plain fp32 server.
+rankmill serve --embedded beside infinity's server, and beside a plain one: FastAPI around sentence-transformers.
+All run all the time, on this host, with all its cores and the same model. In each round every one gets the
+same requests, a query with 20 documents each: one request after the other, then from 16 clients at once, each
+with a connection of its own. It prints one JSON object of medians, and for each server the mean rank
+correlation within a request with the scores of the plain fp32 server.
 """
 
 from __future__ import annotations
@@ -76,9 +77,10 @@ def main() -> None:
     requests = _requests(args.pairs, args.requests, args.size)
     HOME.mkdir(exist_ok=True)
     with ExitStack() as ends:
-        servers, missing = _started(ends, args.model.resolve(), args.only)
+        servers, missing = _started(ends, args.model.resolve(), args.precision, args.only)
         scores = {each.name: [each.ask(each.connect(), one) for one in requests[:40]] for each in servers}
-        for _ in range(args.repeats):
+        for number in range(args.repeats):
+            print(f"round {number + 1}", file=sys.stderr, flush=True)
             for server in servers:
                 server.lone_ms.append(_lone(server, requests[: args.lone]))
             for server in servers:
@@ -107,6 +109,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=16, help="clients at once")
     parser.add_argument("--lone", type=int, default=11, help="requests one after the other")
     parser.add_argument("--repeats", type=int, default=3, help="rounds; medians are printed")
+    parser.add_argument("--precision", default="auto", help="rankmill's; the others compute in fp32")
     parser.add_argument("--only", nargs="+", choices=["infinity", "plain"], default=["infinity", "plain"])
     return parser.parse_args()
 
@@ -123,13 +126,13 @@ def _requests(source: Path, most: int, size: int) -> list[Request]:
     return [Request(bodies[place], size) for place in chosen]
 
 
-def _started(ends: ExitStack, model: Path, others: list[str]) -> tuple[list[Server], dict[str, str]]:
+def _started(
+    ends: ExitStack, model: Path, precision: str, others: list[str]
+) -> tuple[list[Server], dict[str, str]]:
     """The servers, rankmill first, and why others cannot be had."""
     program = Path(sys.executable).with_name("rankmill")
-    servers = []
-    for name, more in (("rankmill", []), ("rankmill fp32", ["--precision", "fp32"])):
-        serve = [str(program), "serve", "--embedded", "--model", str(model), *more, "--log-level", "warning"]
-        servers.append(ends.enter_context(_running(name, [*serve, "--port"], "/infinity/rerank")))
+    serve = [str(program), "serve", "--embedded", "--model", str(model), "--precision", precision, "--port"]
+    servers = [ends.enter_context(_running("rankmill", serve, "/infinity/rerank"))]
     missing = {}
     for name, script in (("infinity", "infinity_server.py"), ("plain", "st_server.py")):
         path = ROOT / "benchmarks" / "peers" / script
@@ -161,6 +164,7 @@ def _running(name: str, command: list[str], path: str) -> Iterator[Server]:
                     if process.poll() is not None or time.monotonic() > deadline:
                         raise SystemExit(os.pread(log.fileno(), 1 << 16, 0).decode()) from None
                     time.sleep(0.2)
+            print(f"{name} answers", file=sys.stderr, flush=True)
             yield server
         finally:
             process.terminate()
