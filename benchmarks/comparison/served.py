@@ -2,11 +2,11 @@
 
     python -m benchmarks.comparison.served --model DIR --pairs FILE.parquet
 
-rankmill serve --embedded beside infinity's server, and beside a plain one: FastAPI around sentence-transformers.
-All run all the time, on this host, with all its cores and the same model. In each round every one gets the
-same requests, a query with 20 documents each: one request after the other, then from 16 clients at once, each
-with a connection of its own. It prints one JSON object of medians, and for each server the mean rank
-correlation within a request with the scores of the plain fp32 server.
+rankmill serve --embedded beside infinity's server, and beside a plain one, FastAPI around
+sentence-transformers. All run all the time, on this host, with all its cores and the same model. In each
+round every one gets the same requests, a query with 20 documents each: one request after the other, then from
+16 clients at once, each with a connection of its own. It prints one JSON object of medians, and for each
+server the mean rank correlation within a request with the scores of the plain fp32 server.
 """
 
 from __future__ import annotations
