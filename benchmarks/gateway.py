@@ -4,8 +4,9 @@
     python -m benchmarks.gateway --simulated 1      # with a worker that sleeps a second for 1,000 pairs
 
 Compares, in turn: a lone request of 20 pairs through HTTP and through `Client`; the pairs as one bulk run and
-as requests of 20 by 16 clients, each with a connection of its own. Then it sends one request of 10,000
-documents, and 1,000 requests at once, each until it is answered with 200, and looks at the gateway's memory.
+as requests of 20 by 16 clients, each with a connection of its own, with the CPU time that each process took
+for a request. Then it sends one request of 10,000 documents, and 1,000 requests at once, each until it is
+answered with 200, and looks at the gateway's memory.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from rq import Worker
 
 from benchmarks.cluster import cluster
 from benchmarks.simulated import simulated_cluster
@@ -61,10 +63,14 @@ def main() -> None:
         client = Client(place.url, model=args.model)
         client.score(pairs[:200])  # the model is loaded
         result = lone(client, port, pairs[: args.size], args.lone)
-        rounds = [
-            (bulk(client, pairs), by_clients(port, pairs, args.size, args.clients))
-            for _ in range(args.repeats)
-        ]
+        processes = processes_of(client, process)
+        rounds = []
+        for _ in range(args.repeats):
+            whole, before = bulk(client, pairs), cpu_seconds(processes)
+            rounds.append((whole, by_clients(port, pairs, args.size, args.clients)))
+            for name, seconds in cpu_seconds(processes).items():
+                each = 1000 * (seconds - before[name]) * args.size / len(pairs)
+                result[f"cpu_ms_of_{name}"] = each  # of the last round
         result["clients_over_bulk"] = statistics.median(each / whole for whole, each in rounds)
         result["bulk_pairs_per_second"] = statistics.median(whole for whole, _ in rounds)
         result |= large(port, args.documents)
@@ -128,6 +134,23 @@ def lone(client: Client, port: int, pairs: Pairs, times: int) -> dict[str, float
     more = statistics.median(one - other for one, other in zip(by_http, by_client, strict=True))
     medians = {"lone_http_ms": statistics.median(by_http), "lone_client_ms": statistics.median(by_client)}
     return {**medians, "http_takes_more_ms": more}
+
+
+def processes_of(client: Client, gateway: psutil.Process) -> dict[str, psutil.Process]:
+    """All that work on a request."""
+    server: Any = client.store.redis
+    (worker,) = Worker.all(connection=server)
+    return {
+        "clients": psutil.Process(),
+        "gateway": gateway,
+        "server": psutil.Process(int(server.info("server")["process_id"])),
+        "worker": psutil.Process(worker.pid),
+    }
+
+
+def cpu_seconds(processes: dict[str, psutil.Process]) -> dict[str, float]:
+    """CPU time that each process has taken so far."""
+    return {name: sum(process.cpu_times()[:2]) for name, process in processes.items()}
 
 
 def bulk(client: Client, pairs: Pairs) -> float:

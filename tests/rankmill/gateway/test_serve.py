@@ -16,7 +16,7 @@ import redis
 from fastapi import FastAPI
 
 from jobs.errors import EmbeddedError
-from jobs.runtime.settings import Settings
+from jobs.runtime.settings import load_settings
 from producer.local.embedded import EmbeddedCluster
 from rankmill.cli.gateway import serve as command
 from rankmill.gateway.serve import serve
@@ -89,7 +89,7 @@ def test_a_signal_as_soon_as_the_address_is_known_ends_it_well() -> None:
     app.state.gateway = Mock(grpc=None)
     before = signal.signal(signal.SIGTERM, unhandled)
     try:
-        serve(app, Settings(), ("127.0.0.1", 0), None, lambda at: os.kill(os.getpid(), signal.SIGTERM))
+        serve(app, load_settings(), ("127.0.0.1", 0), None, lambda at: os.kill(os.getpid(), signal.SIGTERM))
     finally:
         signal.signal(signal.SIGTERM, before)
 
