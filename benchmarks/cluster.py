@@ -21,6 +21,9 @@ from jobs.store.worker_report import queue_workers
 
 BIN = Path(sys.executable).parent
 
+_ROOT = Path(__file__).resolve().parents[1]
+"""Where workers find the classes of benchmarks, which are not installed."""
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -72,8 +75,9 @@ def start_worker(
     """Start ``rq worker`` on queue ``rankmill``."""
     command = [str(BIN / "rq"), "worker", "rankmill", "--url", url, "--worker-class", worker_class]
     command += ["--serializer", "json", *(["--name", name] if name else [])]
+    found = {**environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), environ.get("PYTHONPATH", "")])}
     with log.open("ab") as out:
-        return subprocess.Popen(command, env=environ, stdout=out, stderr=out, cwd=log.parent)
+        return subprocess.Popen(command, env=found, stdout=out, stderr=out, cwd=log.parent)
 
 
 def wait_until(condition: Callable[[], object], process: subprocess.Popen[bytes] | None = None) -> None:
