@@ -118,7 +118,9 @@ def write_run(folder: Path, pairs: str, rows: int, texts: int) -> Path:
             writer.write_table(pa.table([ids, whole], schema=schema))
     queries = part["query"].cast(pa.string()).to_pylist()
     count = max(rows // 1000, 1)
-    lines = (json.dumps({"_id": f"q{n}", "text": f"{n} {queries[n % len(queries)]}"}) + "\n" for n in range(count))
+    lines = (
+        json.dumps({"_id": f"q{n}", "text": f"{n} {queries[n % len(queries)]}"}) + "\n" for n in range(count)
+    )
     (folder / "queries.jsonl").write_text("".join(lines))
     random = np.random.default_rng(0)
     with (folder / "run.trec").open("w") as run:
