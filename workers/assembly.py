@@ -91,7 +91,7 @@ def _engine(settings: WorkerSettings, model: Model) -> Engine:
     token_budget = resolve_token_budget(settings.token_budget, model.backend.device)
     max_batch = settings.max_batch if isinstance(settings.max_batch, int) else None
     search = None
-    if measured := not isinstance(settings.token_budget, int) and max_batch is None:
+    if is_auto := not isinstance(settings.token_budget, int) and max_batch is None:
         search = BudgetSearch(model.backend, model.name, token_budget, cache_folder(settings.cache_dir))
         token_budget = search.start
     return Engine(
@@ -101,5 +101,5 @@ def _engine(settings: WorkerSettings, model: Model) -> Engine:
         length_aware=settings.length_aware,
         search=search,
         headroom=Headroom(memory_of(model.backend.device)),
-        short_batches=measured,
+        short_batches=is_auto,
     )

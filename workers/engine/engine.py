@@ -76,16 +76,24 @@ class Engine:
 
     def queue(self, work: Work, waiting: WaitingRows[Work], *, whole: bool = False) -> None:
         """Add the rows of `work` to `waiting`, cut into batches by this engine's limits."""
-        tokens, groups = work.tokens, None
-        if tokens.shared is not None and tokens.groups is not None and self.model.backend.shares_beginnings:
-            groups = np.where(tokens.shared > 0, tokens.groups, 0)
-        lengths, budget = tokens.costs, self.token_budget
-        if groups is None:  # else rows that share a beginning gain from large batches
-            lengths, budget = tokens.lengths, self._mixing.budget(budget)
+        groups, budget = self._groups(work.tokens), self._budget(work.tokens)
+        lengths = work.tokens.lengths if groups is None else work.tokens.costs
         waiting.add(
             work, lengths, budget, max_batch=self._max_batch, length_aware=self._length_aware,
             mixed_batches=self._mixing.batches(budget), whole=whole, groups=groups,
         )  # fmt: skip
+
+    def _groups(self, tokens: Tokens) -> Rows | None:
+        """Which rows share a beginning that is computed once; ``None`` if none is."""
+        if tokens.shared is None or tokens.groups is None or not self.model.backend.shares_beginnings:
+            return None
+        return np.where(tokens.shared > 0, tokens.groups, 0)
+
+    def _budget(self, tokens: Tokens) -> int:
+        """Padded tokens in a batch of such rows; those that share a beginning gain from large batches."""
+        if self._groups(tokens) is not None:
+            return self.token_budget
+        return self._mixing.budget(self.token_budget)
 
     def prepare(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> Work:
         """Tokenize pairs ``[n]``; pairs that cannot be tokenized get an error and are done."""
@@ -234,7 +242,7 @@ class Engine:
             out.tokens += mine_real
             out.padded_tokens += longest * len(rows)
             out.batches += 1
-        metrics.count_batch(done, real, longest * done, self._mixing.budget(self.token_budget))
+        metrics.count_batch(done, real, longest * done, self._budget(parts[0][0].tokens))
 
 
 class _TooLarge(Exception):

@@ -15,8 +15,8 @@ _BATCH_SECONDS = 0.5
 _LEAST_TOKENS = 512
 """Fewest tokens in a batch of a slow model: fewer cost speed (7% with 384 tokens, PyTorch on a CPU)."""
 
-_UNKNOWN = 4
-"""The first batches have the budget's 4th part of tokens: the model may be slow."""
+_FIRST_SHARE = 4
+"""The first batches have 1/4 of the budget's tokens: the model may be slow."""
 
 _FEWEST = 4
 """Fewest batches that are cut together, and as many until it is known how long one takes: rows in fewer
@@ -55,7 +55,7 @@ class Mixing:
         if not self._short_batches:
             return most
         if not self._speeds:
-            return max(most // _UNKNOWN, 1)
+            return max(most // _FIRST_SHARE, 1)
         return min(most, max(round(_BATCH_SECONDS * median(self._speeds)), _LEAST_TOKENS))
 
     def batches(self, budget: int) -> int:
