@@ -17,7 +17,7 @@ from rankmill.gateway.batches.service import Batches, NewBatch
 from rankmill.gateway.batches.views import ENDED, file_view, page
 from rankmill.gateway.dialects.base import read_as
 from rankmill.gateway.http.bodies import parse
-from rankmill.gateway.http.plain_routes import Answer, guarded
+from rankmill.gateway.http.plain_routes import documented
 from rankmill.gateway.http.uploads import uploaded
 from rankmill.gateway.refusals import Refusal
 
@@ -59,18 +59,7 @@ class BatchRoutes:
     def router(self) -> APIRouter:
         """The router of these paths."""
         router = APIRouter()
-
-        def add(path: str, method: str, summary: str, answer: Answer, **more: Any) -> None:
-            named = [
-                {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
-            ] if "{id}" in path else []  # fmt: skip
-            extra = {"parameters": [*named, *more.pop("parameters", [])], **more}
-            router.add_api_route(
-                path, guarded(path, answer), methods=[method], summary=summary, openapi_extra=extra,
-                operation_id=f"{method.lower()}{path.replace('/', '_').replace('{id}', 'id')}",
-                response_model=None, tags=["batches"],
-            )  # fmt: skip
-
+        add = documented(router, "batches")
         form = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}}
         batch = {"application/json": {"schema": NewBatch.model_json_schema()}}
         add("/v1/files", "POST", "Upload the file of a batch", self.upload, **form)

@@ -74,8 +74,7 @@ class Held:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             raise Refusal("media_type", "send JSON, with the header Content-Type: application/json")
-        stated = request.headers.get("content-length", "")
-        expected = int(stated) if stated.isdecimal() and len(stated) < 19 else 0
+        expected = stated_bytes(request)
         self.count(expected)
         parts, size = [], 0
         try:
@@ -95,6 +94,12 @@ class Held:
         """Count `size` bytes more; raises `Refusal` if they are too many."""
         self._bodies.take(size, self.size)
         self.size += size
+
+
+def stated_bytes(request: Request) -> int:
+    """How long the body is, by its header; 0 if that says nothing."""
+    stated = request.headers.get("content-length", "")
+    return int(stated) if stated.isdecimal() and len(stated) < 19 else 0
 
 
 def parse(raw: bytes) -> JsonObject:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -153,3 +154,24 @@ async def _order(gateway: Gateway, request: Request) -> ModelOrder:
     with gateway.bodies.hold() as held:
         raw = await held.read(request)
         return read_as(ModelOrder, parse(raw or b"{}"))
+
+
+def documented(router: APIRouter, tag: str) -> Callable[..., None]:
+    """What adds a path to `router`: ``add(path, method, summary, answer, **more)``.
+
+    The names in the path are its parameters; `more` is what else the OpenAPI document says of it.
+    """
+
+    def add(path: str, method: str, summary: str, answer: Answer, **more: Any) -> None:
+        named = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in re.findall(r"{(\w+)}", path)
+        ]
+        extra = {"parameters": [*named, *more.pop("parameters", [])], **more}
+        words = path.replace("{", "").replace("}", "").replace("/", "_")
+        router.add_api_route(
+            path, guarded(path, answer), methods=[method], summary=summary, openapi_extra=extra,
+            operation_id=f"{method.lower()}{words}", response_model=None, tags=[tag],
+        )  # fmt: skip
+
+    return add

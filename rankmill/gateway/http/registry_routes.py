@@ -15,7 +15,7 @@ from jobs.registry.documents import MAX_NOTES
 from rankmill.gateway.dialects.base import T, read_as
 from rankmill.gateway.dialects.shared import SHARED
 from rankmill.gateway.http.bodies import parse
-from rankmill.gateway.http.plain_routes import Answer, guarded
+from rankmill.gateway.http.plain_routes import documented
 from rankmill.gateway.http.score_routes import refused
 from rankmill.gateway.refusals import Refusal, refusal_of
 from rankmill.gateway.registry.models import Models, NewTarget, Promotion
@@ -52,20 +52,7 @@ class RegistryRoutes:
         router = APIRouter()
         model = "/v1/registry/{name}"
         version, alias = model + "/versions/{version}", model + "/aliases/{alias}"
-
-        def add(path: str, method: str, summary: str, answer: Answer, **more: Any) -> None:
-            named = [
-                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-                for name in ("name", "version", "alias")
-                if f"{{{name}}}" in path
-            ]
-            extra = {"parameters": [*named, *more.pop("parameters", [])], **more}
-            words = path.replace("{", "").replace("}", "").replace("/", "_")
-            router.add_api_route(
-                path, guarded(path, answer), methods=[method], summary=summary, openapi_extra=extra,
-                operation_id=f"{method.lower()}{words}", response_model=None, tags=["registry"],
-            )  # fmt: skip
-
+        add = documented(router, "registry")
         tar = {"requestBody": {"required": True, "content": _TAR}, "parameters": _NOTES}
         add("/v1/registry", "GET", "The models of the registry", self.models)
         add(model, "GET", "A model: its versions and aliases", self.model)

@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
+from rankmill.gateway.http.bodies import stated_bytes
 from rankmill.gateway.refusals import Refusal
 
 _FORM_BYTES = 1 << 20
@@ -35,8 +36,7 @@ async def uploaded(request: Request, most: int) -> AsyncIterator[UploadFile]:
             raise _too_large(most)
         return message
 
-    stated = request.headers.get("content-length", "")
-    if stated.isdecimal() and len(stated) < 19 and int(stated) > most + _FORM_BYTES:
+    if stated_bytes(request) > most + _FORM_BYTES:
         raise _too_large(most)
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise Refusal("media_type", "send a form, with Content-Type: multipart/form-data")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from rankmill.gateway.http.bodies import stated_bytes
 from rankmill.gateway.refusals import Refusal
 
 _QUIET_SECONDS = 60.0
@@ -40,8 +41,7 @@ class UploadedBody:
         self._most = most
         self._seen = 0
         self._rest = b""
-        stated = request.headers.get("content-length", "")
-        self._check(int(stated) if stated.isdecimal() and len(stated) < 19 else 0)
+        self._check(stated_bytes(request))
 
     def read(self, size: int) -> bytes:
         """At most `size` bytes, none at the end; called in a thread.

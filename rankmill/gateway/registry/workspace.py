@@ -1,4 +1,4 @@
-"""Folders for models that are uploaded, until they are tried and pushed."""
+"""Folders for models on their way: uploads until they are pushed, versions until they are sent."""
 
 from __future__ import annotations
 
