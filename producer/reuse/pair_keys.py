@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import count
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -14,27 +17,34 @@ _OF_QUERY, _OF_LENGTH, _OF_FIRST, _OF_LAST = _FACTORS
 """Odd numbers of 64 bits, by which the parts of a key are multiplied."""
 
 
-def pair_keys(table: pa.Table, columns: tuple[str, str]) -> list[int]:
-    """A number below 2^64 for each row's pair: equal pairs have equal numbers.
+def pair_keys(table: pa.Table, columns: tuple[str, str]) -> Keys:
+    """A multiple of four for each row's pair: equal pairs have equal numbers.
 
     It is made of the lengths of the texts and of their first and last eight bytes, which is several times as
     quick as a hash of all. So pairs of texts that differ only elsewhere have the same number.
     """
-    query, passage = (_of_places(as_bytes(table[name])) for name in columns)
-    keys: list[int] = (query * _OF_QUERY ^ passage).tolist()
-    return keys
+    return _joined(*(_of_places(as_bytes(table[name])) for name in columns))
 
 
-def whole_keys(table: pa.Table, columns: tuple[str, str]) -> list[int]:
-    """As `pair_keys`, but of the whole texts, and numbers from 2^64 on; they hold in this process only."""
-    query, passage = (_hashes(as_bytes(table[name])) for name in columns)
-    return [(1 << 64) + key for key in (query * _OF_QUERY ^ passage).tolist()]
+def whole_keys(table: pa.Table, columns: tuple[str, str]) -> Keys:
+    """As `pair_keys`, but of the whole texts, and other numbers; they hold in this process only."""
+    return _joined(*(_hashes(as_bytes(table[name])) for name in columns)) + np.uint64(1)
+
+
+def unlike_keys() -> Iterator[int]:
+    """Numbers that are no keys of pairs."""
+    return count(2, 4)
 
 
 def as_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """The texts of a column of any text type as bytes."""
     kind = column.type
     return (column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column).cast(pa.binary())
+
+
+def _joined(query: Keys, passage: Keys) -> Keys:
+    keys: Keys = (query * _OF_QUERY ^ passage) & ~np.uint64(3)
+    return keys
 
 
 def _of_places(texts: pa.ChunkedArray) -> Keys:

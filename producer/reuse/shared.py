@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, count
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs.results import ChunkResult, ChunkScores, ChunkStats
-from producer.reuse.pair_keys import as_bytes, pair_keys, whole_keys
+from producer.reuse.asked import NOBODY, AskedPairs
+from producer.reuse.pair_keys import Keys, as_bytes, pair_keys, unlike_keys, whole_keys
 from producer.reuse.rows import RowsToScore, rows_to_score
 from producer.splitting import ScoredTable, scores_and_errors
 
@@ -101,13 +101,13 @@ class _Asking(NamedTuple):
     """The rows that a chunk without a result asks for, and their keys."""
 
     rows: pa.Table
-    keys: Sequence[int]
+    keys: Keys
 
 
 class Lenders:
     """Which chunk asks for a pair, and which others wait for its answer.
 
-    A chunk in which no pair is repeated costs the keys of its pairs, and nothing else.
+    A chunk in which no pair is repeated costs the keys of its pairs, and looking these up.
 
     Parameters
     ----------
@@ -118,12 +118,11 @@ class Lenders:
     def __init__(self, columns: tuple[str, str]) -> None:
         self._columns = columns
         self._asking: dict[int, _Asking] = {}
-        self._lender: dict[int, int] = {}
-        """The chunk that asks for a pair, by the pair's key."""
+        self._asked = AskedPairs()
         self._waiting: dict[int, list[int]] = {}
         """The chunks that wait for a pair of another one, by the pair's key."""
-        self._unlike = count(1 << 65)
-        """Keys of pairs whose own key is that of another pair: no other pair has one of these."""
+        self._unlike = unlike_keys()
+        """Keys of pairs whose own keys are those of another pair: no other pair has one of these."""
 
     def share(self, chunk: int, table: pa.Table, known: pa.Array | None) -> SharedPairs | None:
         """The pairs of a new chunk: it asks for those that no row before and no chunk in the window asks for.
@@ -141,55 +140,45 @@ class Lenders:
         """
         keys = pair_keys(table, self._columns)
         if known is None:
-            own = dict.fromkeys(keys, chunk)
-            if len(own) == len(keys) and self._lender.keys().isdisjoint(own):
-                self._lender |= own
-                self._asking[chunk] = _Asking(table, keys)
+            if not _alike(keys, self._asked).any():
+                self._ask(chunk, table, keys)
                 return None
             known = pa.nulls(len(table), pa.float32())
         asked = rows_to_score(table, self._columns, known)
-        rows, keys = asked.select(table), [keys[row] for row in asked.rows]
+        rows, keys = asked.select(table), keys[asked.rows]
         lent = self._lent(rows, keys)
-        if alike := self._alike(keys, lent):
-            others = rows.take(alike)
-            for place, key in zip(alike, whole_keys(others, self._columns), strict=True):
-                keys[place] = key
-            lent[alike] = self._lent(others, [keys[place] for place in alike])
-        used = set(compress(keys, lent))
-        for place, key in enumerate(keys):
-            if lent[place]:
-                self._waiting.setdefault(key, []).append(chunk)
-            else:
-                if key in self._lender:
-                    keys[place] = next(self._unlike)
-                self._lender[keys[place]] = chunk
-        shared = SharedPairs(asked, keys, ~lent, used)
+        self._part(rows, keys, lent)
+        borrowed = keys[lent].tolist()
+        for key in borrowed:
+            self._waiting.setdefault(key, []).append(chunk)
+        shared = SharedPairs(asked, keys.tolist(), ~lent, set(borrowed))
         if not lent.all():
-            self._asking[chunk] = _Asking(shared.select(table), list(compress(keys, shared.own)))
+            self._ask(chunk, shared.select(table), keys[shared.own])
         return shared
 
-    def _alike(self, keys: Sequence[int], lent: npt.NDArray[np.bool_]) -> list[int]:
-        """Places of the pairs that have the key of another pair."""
-        seen: set[int] = set()
-        found = []
-        for place, key in enumerate(keys):
-            if not lent[place] and (key in self._lender or key in seen):
-                found.append(place)
-            seen.add(key)
-        return found
+    def _ask(self, chunk: int, rows: pa.Table, keys: Keys) -> None:
+        self._asking[chunk] = _Asking(rows, keys)
+        self._asked.add(chunk, keys)
 
-    def _lent(self, rows: pa.Table, keys: Sequence[int]) -> npt.NDArray[np.bool_]:
+    def _part(self, rows: pa.Table, keys: Keys, lent: npt.NDArray[np.bool_]) -> None:
+        """Give each pair that is not lent, but has the key of another pair, a key of its own."""
+        places = np.flatnonzero(~lent)
+        if len(alike := places[_alike(keys[places], self._asked)]):
+            others = rows.take(pa.array(alike))
+            keys[alike] = whole_keys(others, self._columns)
+            lent[alike] = self._lent(others, keys[alike])
+            left = alike[~lent[alike]]
+            for place in left[_alike(keys[left], self._asked)].tolist():
+                keys[place] = next(self._unlike)
+
+    def _lent(self, rows: pa.Table, keys: Keys) -> npt.NDArray[np.bool_]:
         """Which of the rows have a pair that another chunk asks for; the texts decide, not the keys."""
         lent = np.zeros(len(keys), bool)
-        places: dict[int, list[int]] = {}
-        for place, key in enumerate(keys):
-            if key in self._lender:
-                places.setdefault(self._lender[key], []).append(place)
-        for lender, here in places.items():
-            asking = self._asking[lender]
-            row_of = {key: row for row, key in enumerate(asking.keys)}
-            there = [row_of[keys[place]] for place in here]
-            lent[here] = self._same(rows.take(here), asking.rows.take(there))
+        lenders, theirs = self._asked.find(keys)
+        for lender in np.unique(lenders[lenders != NOBODY]).tolist():
+            here = np.flatnonzero(lenders == lender)
+            there = self._asking[lender].rows.take(pa.array(theirs[here]))
+            lent[here] = self._same(rows.take(pa.array(here)), there)
         return lent
 
     def _same(self, first: pa.Table, second: pa.Table) -> npt.NDArray[np.bool_]:
@@ -208,19 +197,30 @@ class Lenders:
         The answers for the chunks that wait for them.
         """
         asking = self._asking.pop(chunk)
-        for key in asking.keys:
-            del self._lender[key]
-        wanted = [row for row, key in enumerate(asking.keys) if key in self._waiting] if self._waiting else []
+        self._asked.remove(asking.keys)
+        keys = asking.keys.tolist() if self._waiting else []
+        wanted = [row for row, key in enumerate(keys) if key in self._waiting]
         if not wanted:
             return {}
-        scores, errors = scores_and_errors(result, len(asking.keys))
+        scores, errors = scores_and_errors(result, len(keys))
         rows = pa.array(wanted)
         stats = result.stats if isinstance(result, ChunkScores) else None
         found: dict[int, dict[int, Answer]] = {}
         for row, score, error in zip(
             wanted, scores.take(rows).to_pylist(), errors.take(rows).to_pylist(), strict=True
         ):
-            key = asking.keys[row]
+            key = keys[row]
             for each in self._waiting.pop(key):
                 found.setdefault(each, {})[key] = (score, error)
         return {each: Answers(answers, scores.type, stats) for each, answers in found.items()}
+
+
+def _alike(keys: Keys, asked: AskedPairs) -> npt.NDArray[np.bool_]:
+    """Which keys are those of pairs that a chunk asks for, or that are in a row before."""
+    alike: npt.NDArray[np.bool_] = asked.find(keys)[0] != NOBODY
+    ordered = np.sort(keys)  # ten times as quick as np.unique
+    if (ordered[1:] == ordered[:-1]).any():
+        repeated = np.ones(len(keys), bool)
+        repeated[np.unique(keys, return_index=True)[1]] = False
+        alike |= repeated
+    return alike

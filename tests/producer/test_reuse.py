@@ -6,6 +6,7 @@ from operator import length_hint
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,6 +17,7 @@ from jobs.errors import InputError
 from jobs.results import ChunkFailure, ChunkScores
 from producer.journal import Journal
 from producer.reuse import shared
+from producer.reuse.asked import NOBODY, AskedPairs
 from producer.reuse.earlier import EarlierScores, no_earlier, open_earlier
 from producer.reuse.pair_keys import pair_keys
 from producer.reuse.rows import rows_to_score
@@ -98,7 +100,7 @@ def test_a_pair_of_several_chunks_in_the_window_is_asked_for_once(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if keys_are_alike:
-            patch.setattr(shared, "pair_keys", lambda table, _: [7] * len(table))
+            patch.setattr(shared, "pair_keys", lambda table, _: np.full(len(table), 8, np.uint64))
         _check_asked_once(chunks, random, window, failing, strictly=window == 40)
 
 
@@ -139,11 +141,32 @@ def test_scores_of_others_are_kept_for_the_next_command(tmp_path: Path) -> None:
 
 @given(PAIRS)
 def test_equal_pairs_have_equal_keys(pairs: list[tuple[str | None, str | None]]) -> None:
-    keys = pair_keys(table(pairs), COLUMNS)
-    assert pair_keys(table(pairs, dictionary=True), COLUMNS) == keys
+    keys = pair_keys(table(pairs), COLUMNS).tolist()
+    assert pair_keys(table(pairs, dictionary=True), COLUMNS).tolist() == keys
     assert len(set(keys)) == len(set(pairs))
-    alone = [key for pair in pairs for key in pair_keys(table([pair]), COLUMNS)]
-    assert (pair_keys(table(pairs[1:]), COLUMNS), alone) == (keys[1:], keys)
+    alone = [key for pair in pairs for key in pair_keys(table([pair]), COLUMNS).tolist()]
+    assert (pair_keys(table(pairs[1:]), COLUMNS).tolist(), alone) == (keys[1:], keys)
+
+
+KEYS = st.integers(0, 63).map(lambda n: n << 58) | st.integers(0, 1 << 63)  # some have the same first bits
+
+
+@given(st.lists(st.lists(KEYS, max_size=40, unique=True), max_size=30), st.randoms())
+def test_the_table_of_asked_pairs_is_a_dictionary(chunks: list[list[int]], random: Random) -> None:
+    table, expected = AskedPairs(), dict[int, tuple[int, int]]()
+    asking: dict[int, list[int]] = {}
+    for chunk, keys in enumerate(chunks):
+        fresh = [key for key in keys if key not in expected]
+        table.add(chunk, np.array(fresh, np.uint64))
+        asking[chunk] = fresh
+        expected |= {key: (chunk, row) for row, key in enumerate(fresh)}
+        if random.random() < 0.4:
+            gone = asking.pop(random.choice(list(asking)))
+            table.remove(np.array(gone, np.uint64))
+            expected = {key: found for key, found in expected.items() if key not in gone}
+        wanted = sorted({key for keys in chunks for key in keys})
+        found = zip(*(each.tolist() for each in table.find(np.array(wanted, np.uint64))), strict=True)
+        assert {key: each for key, each in zip(wanted, found, strict=True) if each[0] != NOBODY} == expected
 
 
 def test_chunks_that_wait_for_others_are_bounded() -> None:
