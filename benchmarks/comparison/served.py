@@ -85,6 +85,9 @@ def main() -> None:
                 server.lone_ms.append(_lone(server, requests[: args.lone]))
             for server in servers:
                 server.pairs_per_second.append(_together(server, requests, args.clients))
+            for server in servers:
+                found = {"lone_ms": server.lone_ms[-1], "pairs_per_second": server.pairs_per_second[-1]}
+                print(f"{server.name}: {json.dumps(found)}", file=sys.stderr, flush=True)
     ours = servers[0]
     result: dict[str, Any] = {"cannot be had": missing} if missing else {}
     for each in servers:

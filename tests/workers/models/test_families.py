@@ -42,6 +42,9 @@ QUERIES, PASSAGES = (
 )
 """Some rows are truncated, some are repeated, some have no text."""
 
+BUDGETS = (1, 150, 1000)
+"""Tokens in a batch: a pair, a few pairs, all pairs."""
+
 RAW = nn.Identity()
 
 
@@ -62,6 +65,24 @@ def scores_of(model: Path, cache: Path, *, backend: str = "torch", budget: int =
     return scored.scores
 
 
+def agrees(model: Path, cache: Path, atol: float, *, backend: str = "torch") -> None:
+    """Raw scores are those of `CrossEncoder.predict`, one by one and in batches, also with an instruction."""
+    pairs, crossencoder = list(zip(QUERIES, PASSAGES, strict=True)), CrossEncoder(str(model), device="cpu")
+    seen = []
+    for prompt in (None, "find the moon: "):
+        theirs = crossencoder.predict(pairs, batch_size=1, activation_fn=RAW, prompt=prompt)
+        assert theirs.std() > 0.01
+        seen.append(theirs)
+        spec = ScoreSpec(model=str(model), precision="fp32", activation="identity", instruction=prompt)
+        loaded = load_model(spec, "cpu", backend, str(cache))
+        assert loaded.backend.name == backend
+        for budget in BUDGETS:
+            scored = Engine(loaded, budget).score(QUERIES, PASSAGES)
+            assert scored.errors == {}
+            np.testing.assert_allclose(scored.scores, theirs, atol=atol, err_msg=f"{prompt} {budget}")
+    assert np.abs(seen[1] - seen[0]).max() > 1e-3
+
+
 def refusal(model: Path, cache: Path, **spec: Any) -> str:
     with pytest.raises(SpecError) as caught:
         scores_of(model, cache, **spec)
@@ -72,11 +93,7 @@ def refusal(model: Path, cache: Path, **spec: Any) -> str:
 @pytest.mark.parametrize("name", ENCODERS)
 def test_encoders(name: str, tmp_path: Path) -> None:
     model = make_encoder(tmp_path / "model", name)
-    theirs = expected(model, activation_fn=RAW)
-    assert theirs.std() > 0.05
-    for budget in (1, 400):
-        ours = scores_of(model, tmp_path, budget=budget, activation="identity")
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    agrees(model, tmp_path, 1e-5)
     np.testing.assert_allclose(scores_of(model, tmp_path), expected(model), atol=1e-5)
 
 
@@ -84,11 +101,7 @@ def test_encoders(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name, (kind, *_) in ENCODERS.items() if kind in TRACEABLE])
 def test_encoders_as_graphs(name: str, backend: str, tmp_path: Path) -> None:
     pytest.importorskip({"onnx": "onnxruntime"}.get(backend, backend))
-    model = make_encoder(tmp_path / "model", name)
-    theirs = expected(model, activation_fn=RAW)
-    for budget in (64, 400):
-        ours = scores_of(model, tmp_path, backend=backend, budget=budget, activation="identity")
-        np.testing.assert_allclose(ours, theirs, atol=2e-5)
+    agrees(make_encoder(tmp_path / "model", name), tmp_path, 2e-5, backend=backend)
 
 
 def head(width: int, **options: Any) -> Dense:
@@ -125,12 +138,7 @@ CHAINS = {
 
 @pytest.mark.parametrize("name", CHAINS)
 def test_module_chains(name: str, tmp_path: Path) -> None:
-    model = make_chain(tmp_path, *CHAINS[name])
-    theirs = expected(model, activation_fn=RAW)
-    assert theirs.std() > 0.01
-    for budget in (1, 400):
-        ours = scores_of(model, tmp_path, budget=budget, activation="identity")
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    agrees(make_chain(tmp_path, *CHAINS[name]), tmp_path, 1e-5)
 
 
 def test_a_chain_that_cannot_be_run_is_one_line(tmp_path: Path) -> None:
@@ -208,25 +216,12 @@ def test_a_limit_that_sentence_transformers_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", DECODERS)
 def test_language_models_that_answer(kind: str, tmp_path: Path) -> None:
-    model = make_decoder(tmp_path / "model", kind, task="causal", template=PAIR_TEMPLATE)
-    theirs = expected(model, activation_fn=RAW)
-    assert theirs.std() > 0.05
-    for budget in (1, 600):
-        ours = scores_of(model, tmp_path, budget=budget, activation="identity")
-        np.testing.assert_allclose(ours, theirs, atol=1e-4)
-    asked = scores_of(model, tmp_path, instruction="Find the moon.", activation="identity")
-    theirs = expected(model, prompt="Find the moon.", activation_fn=RAW)
-    np.testing.assert_allclose(asked, theirs, atol=1e-4)
+    agrees(make_decoder(tmp_path / "model", kind, task="causal", template=PAIR_TEMPLATE), tmp_path, 1e-4)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
 def test_their_conversions_to_one_output(kind: str, tmp_path: Path) -> None:
-    model = make_decoder(tmp_path / "model", kind, task="classifier", template=PAIR_TEMPLATE)
-    theirs = expected(model, activation_fn=RAW)
-    assert theirs.std() > 0.05
-    for budget in (1, 600):
-        ours = scores_of(model, tmp_path, budget=budget, activation="identity")
-        np.testing.assert_allclose(ours, theirs, atol=1e-4)
+    agrees(make_decoder(tmp_path / "model", kind, task="classifier", template=PAIR_TEMPLATE), tmp_path, 1e-4)
 
 
 @pytest.mark.parametrize("answers", [(7, 9), (7, None)])
