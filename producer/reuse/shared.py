@@ -118,6 +118,7 @@ class Lenders:
     def __init__(self, columns: tuple[str, str]) -> None:
         self._columns = columns
         self._asking: dict[int, _Asking] = {}
+        """What chunks ask for, by chunk, in order. The number of a row is the chunk's and its place in it."""
         self._asked = AskedPairs()
         self._waiting: dict[int, list[int]] = {}
         """The chunks that wait for a pair of another one, by the pair's key."""
@@ -158,7 +159,7 @@ class Lenders:
 
     def _ask(self, chunk: int, rows: pa.Table, keys: Keys) -> None:
         self._asking[chunk] = _Asking(rows, keys)
-        self._asked.add(chunk, keys)
+        self._asked.add(keys, chunk + np.arange(len(keys)))
 
     def _part(self, rows: pa.Table, keys: Keys, lent: npt.NDArray[np.bool_]) -> None:
         """Give each pair that is not lent, but has the key of another pair, a key of its own."""
@@ -174,10 +175,12 @@ class Lenders:
     def _lent(self, rows: pa.Table, keys: Keys) -> npt.NDArray[np.bool_]:
         """Which of the rows have a pair that another chunk asks for; the texts decide, not the keys."""
         lent = np.zeros(len(keys), bool)
-        lenders, theirs = self._asked.find(keys)
-        for lender in np.unique(lenders[lenders != NOBODY]).tolist():
-            here = np.flatnonzero(lenders == lender)
-            there = self._asking[lender].rows.take(pa.array(theirs[here]))
+        numbers = self._asked.find(keys)
+        chunks = np.fromiter(self._asking, np.int64)
+        lenders = np.searchsorted(chunks, numbers, "right") - 1
+        for lender in np.unique(lenders[numbers != NOBODY]).tolist():
+            here = np.flatnonzero((lenders == lender) & (numbers != NOBODY))
+            there = self._asking[chunks[lender]].rows.take(pa.array(numbers[here] - chunks[lender]))
             lent[here] = self._same(rows.take(pa.array(here)), there)
         return lent
 
@@ -217,7 +220,7 @@ class Lenders:
 
 def _alike(keys: Keys, asked: AskedPairs) -> npt.NDArray[np.bool_]:
     """Which keys are those of pairs that a chunk asks for, or that are in a row before."""
-    alike: npt.NDArray[np.bool_] = asked.find(keys)[0] != NOBODY
+    alike: npt.NDArray[np.bool_] = asked.find(keys) != NOBODY
     ordered = np.sort(keys)  # ten times as quick as np.unique
     if (ordered[1:] == ordered[:-1]).any():
         repeated = np.ones(len(keys), bool)

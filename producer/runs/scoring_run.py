@@ -88,9 +88,9 @@ class ScoringRun:
 
     def _count(self, part: ScoredTable) -> None:
         stats, rows = self.stats, len(part.table)
-        for row, reason in enumerate(part.errors.to_pylist(), stats.rows):
-            if reason is not None:
-                self.errors[row] = reason
+        if part.errors.null_count < rows:
+            reasons = enumerate(part.errors.to_pylist(), stats.rows)
+            self.errors |= {row: reason for row, reason in reasons if reason is not None}
         stats.rows += rows
         stats.chunks += 1
         stats.retries += max(part.attempts - 1, 0)

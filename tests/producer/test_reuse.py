@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from operator import length_hint
 from pathlib import Path
 from random import Random
@@ -153,20 +154,20 @@ KEYS = st.integers(0, 63).map(lambda n: n << 58) | st.integers(0, 1 << 63)  # so
 
 @given(st.lists(st.lists(KEYS, max_size=40, unique=True), max_size=30), st.randoms())
 def test_the_table_of_asked_pairs_is_a_dictionary(chunks: list[list[int]], random: Random) -> None:
-    table, expected = AskedPairs(), dict[int, tuple[int, int]]()
-    asking: dict[int, list[int]] = {}
-    for chunk, keys in enumerate(chunks):
-        fresh = [key for key in keys if key not in expected]
-        table.add(chunk, np.array(fresh, np.uint64))
-        asking[chunk] = fresh
-        expected |= {key: (chunk, row) for row, key in enumerate(fresh)}
+    table, expected, numbers = AskedPairs(), dict[int, int](), count()
+    added: list[list[int]] = []
+    for keys in chunks:
+        fresh = {key: next(numbers) for key in keys if key not in expected}
+        table.add(np.array(list(fresh), np.uint64), np.array(list(fresh.values()), np.int64))
+        added.append(list(fresh))
+        expected |= fresh
         if random.random() < 0.4:
-            gone = asking.pop(random.choice(list(asking)))
+            gone = added.pop(random.randrange(len(added)))
             table.remove(np.array(gone, np.uint64))
-            expected = {key: found for key, found in expected.items() if key not in gone}
+            expected = {key: number for key, number in expected.items() if key not in gone}
         wanted = sorted({key for keys in chunks for key in keys})
-        found = zip(*(each.tolist() for each in table.find(np.array(wanted, np.uint64))), strict=True)
-        assert {key: each for key, each in zip(wanted, found, strict=True) if each[0] != NOBODY} == expected
+        found = table.find(np.array(wanted, np.uint64)).tolist()
+        assert found == [expected.get(key, NOBODY) for key in wanted]
 
 
 def test_chunks_that_wait_for_others_are_bounded() -> None:
