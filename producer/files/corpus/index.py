@@ -57,7 +57,9 @@ class TextIndex:
     def find(self, ids: pa.Array) -> Rows:
         """Rows of the given ids (strings); -1 for those that are not there."""
         wanted = _hashes(ids)
-        places = np.searchsorted(self.hashes, wanted)
+        order = np.argsort(wanted)  # in order they are found several times as quickly
+        places = np.empty(len(wanted), np.int64)
+        places[order] = np.searchsorted(self.hashes, wanted[order])
         found = np.full(len(wanted), -1, np.int64)
         left = np.arange(len(wanted))
         while len(left):  # more than once only where two ids have the same hash

@@ -24,6 +24,9 @@ from producer.splitting import ScoredTable
 _TEXT_FIELDS = [pa.field("query", pa.dictionary(pa.int32(), pa.string())), pa.field("passage", pa.string())]
 _LABEL_FIELDS = [pa.field("relevance", pa.int64()), pa.field("in_run", pa.bool_())]
 
+_ROWS_AT_ONCE = 16_384
+"""Rows whose texts are looked up together. The system clears larger buffers anew each time."""
+
 _Labels = dict[tuple[str, str], int]
 
 
@@ -82,7 +85,7 @@ class JoinedSource:
 
     def tables(self, rows_at: RowsAt, start: int = 0) -> Iterator[pa.Table]:
         """See `PairSource.tables`."""
-        pairs = map(self._with_texts, self._ids(start))
+        pairs = map(self._with_texts, _slices(self._ids(start)))
         return cut_batches(pairs, self.schema, self.columns, rows_at, start)
 
     def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
@@ -165,6 +168,11 @@ class JoinedSource:
                     f"{self._files.run.path}: {key} {first!r} is not in {names}; "
                     "leave out --on-null fail to have it reported as a row error"
                 )
+
+
+def _slices(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield from (batch.slice(row, _ROWS_AT_ONCE) for row in range(0, len(batch), _ROWS_AT_ONCE))
 
 
 def _labels(file: InputFile) -> _Labels:
