@@ -130,11 +130,19 @@ class RunTimeout(StillWaiting, TimeoutError):
 
 
 class NoWorkers(StillWaiting):
-    """No worker has listened on the queue for the longest time that the client waits for one."""
+    """No worker that could do it is there, or has come for as long as the client waits for one."""
 
 
 class RunCancelled(RankmillError):
     """The run was cancelled; it has no further scores."""
+
+
+class NotInRegistry(InputError):
+    """The registry of models has no such version or alias."""
+
+
+class RegistryConflict(InputError):
+    """What a registry of models has already, or who uses it, stands in the way of a change."""
 
 
 class RegistryError(RankmillError):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jobs.errors import InputError, RegistryError
+from jobs.errors import InputError, NotInRegistry, RegistryError
 from jobs.registry.documents import Alias, Manifest, Target
 from jobs.registry.folder import Folder
 from jobs.registry.names import ALIASES, Reference, check_name
@@ -88,7 +88,7 @@ class Registry:
         return found
 
     def manifest(self, reference: Reference) -> Manifest:
-        """Like `find_manifest`; raises `InputError` if there is no such version."""
+        """Like `find_manifest`; raises `NotInRegistry` if there is no such version."""
         found = self.find_manifest(reference)
         if found is None:
             raise self._unknown(reference)
@@ -116,7 +116,7 @@ class Registry:
 
         Raises
         ------
-        InputError
+        NotInRegistry
             There is no such version or alias.
         RegistryError
             Aliases name each other in a circle, or one names a version that is not there.
@@ -133,7 +133,7 @@ class Registry:
             (tag,) = alias.now.versions
         try:
             self.manifest(Reference(name, tag))
-        except InputError:
+        except NotInRegistry:
             if not followed:
                 raise
             raise RegistryError(f"alias {reference} in {self.url} names {tag}, which is no version") from None
@@ -164,12 +164,14 @@ class Registry:
             if name != _REMOVED:
                 self.folder.remove(*reference, name)
 
-    def _unknown(self, reference: Reference) -> InputError:
+    def _unknown(self, reference: Reference) -> NotInRegistry:
         if self.was_removed(reference):
-            return InputError(f"{reference} was removed from the registry {self.url}; name another version")
+            return NotInRegistry(
+                f"{reference} was removed from the registry {self.url}; name another version"
+            )
         there = [*self.versions(reference.name), *self.aliases(reference.name)]
         hint = f"it has {', '.join(there[-10:])}" if there else f"it has no model {reference.name}"
-        return InputError(f"the registry {self.url} has no {reference}; {hint}")
+        return NotInRegistry(f"the registry {self.url} has no {reference}; {hint}")
 
 
 def files_folder(content: str) -> str:

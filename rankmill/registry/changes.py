@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import redis
 
-from jobs.errors import InputError
+from jobs.errors import InputError, NotInRegistry, RegistryConflict
 from jobs.registry.documents import Alias, Manifest, Target, target_of
 from jobs.registry.names import Reference, check_name
 from jobs.registry.registry import Registry
@@ -23,8 +23,10 @@ def target(
 
     Raises
     ------
+    NotInRegistry
+        A version is not in the registry.
     InputError
-        A version is not in the registry, or the shares leave nothing.
+        The shares leave nothing.
     """
     rest = 1 - sum(others.values())
     if version.tag in others:
@@ -42,11 +44,11 @@ def set_alias(registry: Registry, reference: Reference, wanted: Target) -> Alias
 
     Raises
     ------
-    InputError
+    RegistryConflict
         There is a version of that name.
     """
     if is_numbered(reference.tag) or reference.tag in registry.taken(reference.name):
-        raise InputError(f"{reference} is the name of a version; an alias needs another")
+        raise RegistryConflict(f"{reference} is the name of a version; an alias needs another")
     before = registry.find_alias(reference)
     alias = before.then(wanted) if before else Alias(now=wanted)
     registry.write_alias(reference, alias)
@@ -58,18 +60,22 @@ def roll_back(registry: Registry, reference: Reference, *, by: str) -> Alias:
 
     Raises
     ------
-    InputError
-        There is no such alias, it has stood for nothing else, or that is not there any more.
+    NotInRegistry
+        There is no such alias.
+    RegistryConflict
+        It has stood for nothing else, or that is not there any more.
     """
     alias = registry.find_alias(reference)
     if alias is None:
-        raise InputError(f"the registry {registry.url} has no alias {reference}")
+        raise NotInRegistry(f"the registry {registry.url} has no alias {reference}")
     if not alias.before:
-        raise InputError(f"{reference} has stood for nothing but {alias.now}")
+        raise RegistryConflict(f"{reference} has stood for nothing but {alias.now}")
     last = alias.before[0]
     for version in last.named:
         if registry.find_manifest(Reference(reference.name, version)) is None:
-            raise InputError(f"{reference} stood for {last}, and {version} is not in the registry any more")
+            raise RegistryConflict(
+                f"{reference} stood for {last}, and {version} is not in the registry any more"
+            )
     now = last.model_copy(update={"by": by, "at": time.time()})
     back = Alias(now=now, before=alias.before[1:])
     registry.write_alias(reference, back)
@@ -92,7 +98,9 @@ def remove_version(
 
     Raises
     ------
-    InputError
+    NotInRegistry
+        There is no such version.
+    RegistryConflict
         An alias stands for it, or a live run uses it.
     """
     manifest = registry.manifest(reference)
@@ -100,12 +108,14 @@ def remove_version(
         name for name, alias in registry.aliases(reference.name).items() if reference.tag in alias.now.named
     ]
     if aliases:
-        raise InputError(
+        raise RegistryConflict(
             f"{reference} is what {', '.join(aliases)} stands for; let it stand for another first"
         )
     users = _live_runs(client, str(reference)) if client else []
     if users:
-        raise InputError(f"{reference} is used by run {', '.join(users[:3])}; wait for its end, or cancel it")
+        raise RegistryConflict(
+            f"{reference} is used by run {', '.join(users[:3])}; wait for its end, or cancel it"
+        )
     about = {"by": by, "at": time.time(), "content": manifest.content}
     registry.remove(reference, json.dumps(about).encode())
     return manifest

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import redis
 
-from jobs.errors import InputError, RankmillError
+from jobs.errors import NoWorkers, RankmillError
 from jobs.registry.documents import Alias, Target
 from jobs.registry.names import Reference
 from jobs.registry.registry import Registry
@@ -43,16 +43,18 @@ def promote(
 
     Raises
     ------
-    InputError
+    NoWorkers
         There is no live worker.
+    RegistryConflict
+        The alias has the name of a version.
     NotWarm
         A worker did not load a version in time.
     """
     cluster = read_cluster(client, page_size=0)
     workers = [worker for worker in reachable(cluster.workers) if worker.state in TAKE_CHUNKS]
     if not workers:
-        raise InputError(
-            f"there is no live worker to load {alias.name}; rankmill models alias switches without that"
+        raise NoWorkers(
+            f"there is no live worker to load {alias.name}", "rankmill models alias switches without that"
         )
     for version in wanted.named:
         model = f"{alias.name}@{version}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import InputError, RegistryError
+from jobs.errors import InputError, RegistryConflict, RegistryError
 from jobs.registry.documents import MAX_NOTES, Manifest, content_of
 from jobs.registry.names import Reference, check_name
 from jobs.registry.registry import Registry, files_folder, next_version
@@ -55,7 +55,9 @@ def push(
     Raises
     ------
     InputError
-        The model cannot be scored or is not safe, or there is another version of this name.
+        The model cannot be scored or is not safe.
+    RegistryConflict
+        There is, or was, another version of this name, or an alias.
     RegistryAway
         The registry cannot be written.
     """
@@ -97,12 +99,12 @@ def push(
 def _check_version(registry: Registry, reference: Reference) -> None:
     check_name(reference.tag, "a version")
     if registry.was_removed(reference):
-        raise InputError(
+        raise RegistryConflict(
             f"{reference} was removed from {registry.url}; a version never changes, so its name is not used "
             "again: push under another"
         )
     if registry.find_alias(reference) is not None:
-        raise InputError(f"{reference} is an alias in {registry.url}; a version needs another name")
+        raise RegistryConflict(f"{reference} is an alias in {registry.url}; a version needs another name")
 
 
 def _free_version(registry: Registry, name: str, content: str) -> str:
@@ -124,7 +126,7 @@ def _free_version(registry: Registry, name: str, content: str) -> str:
 
 def _same(there: Manifest, wanted: Manifest) -> Manifest:
     if there.content != wanted.content:
-        raise InputError(
+        raise RegistryConflict(
             f"{there} is in the registry with other files, pushed by {there.by}; a version never changes: "
             "push under another name"
         )
