@@ -9,9 +9,13 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI
+from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
 
 from jobs.runtime.settings import Settings
+from rankmill.gateway.dialects.routes import dialect_at
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.http.batch_routes import BatchRoutes
 from rankmill.gateway.http.hosts import KnownHosts
@@ -19,8 +23,9 @@ from rankmill.gateway.http.observed import Observed
 from rankmill.gateway.http.page_routes import page_router
 from rankmill.gateway.http.plain_routes import plain_router
 from rankmill.gateway.http.registry_routes import RegistryRoutes
-from rankmill.gateway.http.score_routes import score_router
+from rankmill.gateway.http.score_routes import refused, score_router
 from rankmill.gateway.keys.admission import KeysNeeded
+from rankmill.gateway.refusals import Refusal
 from rankmill.gateway.seen import HEADER
 
 _ABOUT = (
@@ -59,6 +64,7 @@ def make_app(settings: Settings, redis_url: str, needed: KeysNeeded, *, is_loopb
         title="rankmill", version=version("rankmill"), description=_ABOUT, lifespan=lifespan,
         docs_url=None, redoc_url=None,
     )  # fmt: skip
+    app.add_exception_handler(HTTPException, _nothing_there)
     app.state.gateway = gateway
     app.include_router(score_router(gateway))
     app.include_router(plain_router(gateway, int(time.time())))
@@ -75,3 +81,16 @@ def make_app(settings: Settings, redis_url: str, needed: KeysNeeded, *, is_loopb
         app.add_middleware(KnownHosts, names=settings.gateway_hosts)
     app.add_middleware(Observed)
     return app
+
+
+async def _nothing_there(request: Request, error: Exception) -> Response:
+    """The answer where no path, or not this method of it, is the gateway's."""
+    assert isinstance(error, HTTPException)
+    path = request.url.path
+    if error.status_code == 405:
+        refusal = Refusal("method", f"{path:.100} does not take {request.method:.20}")
+    else:
+        refusal = Refusal("not_found", f"there is no path {path:.100}; /docs lists those that there are")
+    answer = refused(dialect_at(path), refusal)
+    answer.headers.update(error.headers or {})
+    return answer

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import redis
 from starlette.requests import Request
 
-from jobs.errors import RankmillError
 from jobs.runtime.connection import client_for, impatient
+from jobs.runtime.patience import waiting
 from jobs.runtime.settings import Settings
 from producer.aio.connection import LoopRedis
 from rankmill.gateway import metrics
@@ -21,9 +21,9 @@ from rankmill.gateway.batches.service import Batches
 from rankmill.gateway.capacity import Capacity
 from rankmill.gateway.http.bodies import Bodies
 from rankmill.gateway.http.observed import seen
-from rankmill.gateway.keys.admission import Admission, KeysNeeded, key_text
+from rankmill.gateway.keys.admission import MOST_WAIT, Admission, KeysNeeded, key_text
 from rankmill.gateway.keys.api_keys import ApiKey
-from rankmill.gateway.refusals import Refusal, refusal_of
+from rankmill.gateway.refusals import EXPECTED, Refusal
 from rankmill.gateway.registry.models import Models
 from rankmill.gateway.scoring import Scored, Scoring
 from rankmill.gateway.seen import Seen
@@ -59,6 +59,7 @@ class Gateway:
         self.bodies = Bodies(settings.gateway_body_mib << 20)
         self.batches = Batches(settings, redis_url) if settings.gateway_files else None
         self.grpc: GrpcServer | None = None
+        self.is_stopping = False
         self._url, self._needed = redis_url, needed
         self.models = Models(settings, self.plain_redis) if settings.registry else None
 
@@ -72,11 +73,8 @@ class Gateway:
         return await self.identify(seen(request.scope), request.headers)
 
     async def identify(self, note: Seen, headers: Mapping[str, str]) -> ApiKey | None:
-        """The key in a request's headers; raises `Refusal` if it needs one and has none."""
-        try:
-            key = await self.admission.identify(key_text(headers))
-        except RankmillError as error:
-            raise refusal_of(error) from None
+        """The key in a request's headers; raises `NoKey` if it needs one and has none."""
+        key = await self.admission.identify(key_text(headers))
         if key:
             note.key = key.name
         return key
@@ -131,10 +129,17 @@ class Gateway:
         """Once an hour, delete the bytes of files and batches that have expired."""
         while self.batches:
             try:
-                await asyncio.to_thread(self.batches.sweep)
-            except (RankmillError, OSError) as error:
+                with waiting(most=MOST_WAIT):  # the end of the process waits for the thread
+                    await asyncio.to_thread(self.batches.sweep)
+            except (*EXPECTED, OSError) as error:
                 logger.warning("expired files are not deleted yet: %s", error)
             await asyncio.sleep(_SWEEP_SECONDS)
+
+    def stop(self) -> None:
+        """Take no more gRPC calls, as HTTP takes no more requests, and end what would go on by itself."""
+        self.is_stopping = True
+        if self.grpc:
+            self.grpc.stop()
 
     async def close(self, tasks: Collection[asyncio.Task[None]]) -> None:
         """Wait for the last gRPC calls and the end of cancelled requests, end `tasks`, and disconnect."""

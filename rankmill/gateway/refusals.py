@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Literal
+
+import redis
 
 from jobs.errors import (
     ConfigError,
     InputError,
+    NotInRegistry,
     RankmillError,
+    RedisFailed,
+    RedisUnavailable,
+    RegistryConflict,
     RunCancelled,
     RunFailed,
     RunTimeout,
     SpecError,
 )
+from jobs.runtime.patience import redis_errors
 from rankmill.gateway.keys.refusals import NoKey, NotAllowed, OverLimit, TooManyPairs
 
 Kind = Literal[
-    "invalid", "empty", "too_large", "no_key", "forbidden", "no_model", "not_found", "media_type",
-    "gone", "slow", "busy", "overloaded", "unscorable", "backend", "unavailable", "timeout",
+    "invalid", "empty", "too_large", "no_key", "forbidden", "no_model", "not_found", "method", "conflict",
+    "media_type", "gone", "slow", "busy", "overloaded", "unscorable", "backend", "unavailable",
+    "timeout",
 ]  # fmt: skip
 """What kind of trouble it is.
 
-``gone``: the client has closed the connection; ``slow``: its body does not come. ``busy``: the caller asks
-too often; ``overloaded``: all callers do. ``unscorable``: a row has no score; ``backend``: the workers cannot
-score the run; ``unavailable``: no worker or no server answers.
+``method``: the path takes others. ``conflict``: what is there already stands in the way. ``gone``: the client
+has closed the connection; ``slow``: its body does not come. ``busy``: the caller asks too often;
+``overloaded``: all callers do. ``unscorable``: a row has no score; ``backend``: the workers cannot score the
+run; ``unavailable``: no worker or no server answers, or the server refuses the gateway.
 """
 
 STATUS: dict[Kind, int] = {
@@ -34,6 +44,8 @@ STATUS: dict[Kind, int] = {
     "forbidden": 403,
     "no_model": 404,
     "not_found": 404,
+    "method": 405,
+    "conflict": 409,
     "media_type": 415,
     "gone": 400,
     "slow": 408,
@@ -45,6 +57,8 @@ STATUS: dict[Kind, int] = {
     "timeout": 504,
 }
 """HTTP status of each kind, where a dialect has no other."""
+
+logger = logging.getLogger(__name__)
 
 
 class Refusal(Exception):  # it is an answer
@@ -75,6 +89,8 @@ _KINDS: tuple[tuple[tuple[type[RankmillError], ...], Kind], ...] = (
     ((NotAllowed,), "forbidden"),
     ((TooManyPairs,), "too_large"),
     ((OverLimit,), "busy"),
+    ((NotInRegistry,), "not_found"),
+    ((RegistryConflict,), "conflict"),
     ((ConfigError, InputError), "invalid"),
     ((RunTimeout,), "timeout"),
     ((SpecError, RunFailed, RunCancelled), "backend"),
@@ -82,9 +98,33 @@ _KINDS: tuple[tuple[tuple[type[RankmillError], ...], Kind], ...] = (
 """Errors of each kind; all others are ``unavailable``: no worker, or no server."""
 
 
-def refusal_of(error: RankmillError) -> Refusal:
-    """The refusal for an error of the producer, or of the place that lets requests in."""
-    found = [kind for kinds, kind in _KINDS if isinstance(error, kinds)]
-    kind: Kind = found[0] if found else "unavailable"
+EXPECTED = (Refusal, RankmillError, redis.RedisError)
+"""What ends a request with an answer that says why. `refusal_of` words it; all else is a bug."""
+
+_RIGHTS = ("NOPERM", "ACL failure")
+"""What a server says of a user that may not do something, by itself or in a script."""
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """The refusal for one of the errors in `EXPECTED`."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, redis.RedisError):
+        error = _ours(error)
     message = " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())
+    if isinstance(error, RedisUnavailable):
+        message += "; ask again later"
+    if isinstance(error, RedisFailed):
+        if any(mark in message for mark in _RIGHTS):
+            message += "; docs/DEPLOY.md has the rights that the gateway's user needs"
+        logger.warning("%s", message)  # it needs the operator, who does not see the answer
+    kind: Kind = next((kind for kinds, kind in _KINDS if isinstance(error, kinds)), "unavailable")
     return Refusal(kind, message, retry_after=error.retry_after if isinstance(error, OverLimit) else None)
+
+
+def _ours(error: redis.RedisError) -> Exception:
+    try:
+        with redis_errors():
+            raise error
+    except RankmillError as found:
+        return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jobs.errors import ConfigError, RankmillError, RunFailed
+from jobs.errors import ConfigError, RunFailed
 from jobs.priority import Priority, choose_priority
 from jobs.runtime.settings import Settings
 from producer.aio.client import AsyncClient, AsyncScoringRun
@@ -155,8 +155,6 @@ class Scoring:
             if OF_THE_CALLER.isdisjoint(asked.spec):
                 raise refusal_of(error) from None
             raise Refusal("invalid", f"the options of this request do not fit the model: {error}") from None
-        except RankmillError as error:
-            raise refusal_of(error) from None
 
     def _check(self, asked: Asked, pairs: Sequence[tuple[str, str]]) -> None:
         most = self.settings.gateway_pairs

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from jobs.errors import ConfigError
 from jobs.runtime.settings import Settings
 from rankmill.gateway.gateway import Gateway
+from rankmill.gateway.http.protocol import LimitedHttp
 from rankmill.gateway.keys.admission import KeysNeeded
 
 PORT = 9809
@@ -89,8 +90,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._gateway.grpc:
-            self._gateway.grpc.stop()  # from now on, as HTTP; the gateway's parts are closed after both
+        self._gateway.stop()  # its parts are closed at the end of all requests
         await super().shutdown(sockets)
 
     @contextmanager
@@ -139,7 +139,7 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=max(round(settings.gateway_stop_seconds), 1),
         timeout_keep_alive=75,
-        h11_max_incomplete_event_size=64 << 10,
+        http=LimitedHttp,
     )
     gateway: Gateway = app.state.gateway
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import redis
 
-from jobs.errors import InputError
+from jobs.errors import NoWorkers
 from rankmill.cluster.orders import Outcome, order_workers, reachable
 from rankmill.cluster.snapshot import WorkerState, read_cluster
 
@@ -37,12 +37,14 @@ def warm_model(client: redis.Redis, queue: str, model: str) -> dict[str, Any]:
 
     Raises
     ------
-    InputError
+    NoWorkers
         The queue has no worker that takes orders.
     """
     workers = reachable(_workers(client, queue))
     if not workers:
-        raise InputError(f"queue {queue!r} has no worker that takes orders")
+        raise NoWorkers(
+            f"queue {queue!r} has no worker that takes orders", "start one: rankmill score-workers"
+        )
     found = order_workers(client, workers, "warm", model, wait_seconds=_WAIT_SECONDS)
     return {"object": "list", "data": [each.model_dump() for each in found]}
 

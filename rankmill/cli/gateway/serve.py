@@ -135,6 +135,7 @@ def _require_packages() -> None:
         import fastapi  # noqa: F401
         import grpc_health.v1  # noqa: F401
         import grpc_reflection.v1alpha  # noqa: F401
+        import httptools  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise ConfigError(

@@ -68,10 +68,8 @@ class Folder:
         publish(Path(file.name), target)
 
     def read(self, place: str) -> Iterator[bytes]:
-        """The bytes at a place, in blocks."""
-        with open_bytes(self.at(place)) as file:
-            while block := file.read(_BLOCK_BYTES):
-                yield block
+        """The bytes at a place, in blocks; raises `FileNotFoundError` if there are none."""
+        return _blocks(open_bytes(self.at(place)))
 
     def delete(self, place: str) -> None:
         """Delete what is at a place."""
@@ -90,6 +88,12 @@ class Folder:
                 ours = found.name.startswith(("file-", "batch_"))
                 if ours and found.stat().st_mtime < time.time() - seconds and not is_known(found.name):
                     shutil.rmtree(found)
+
+
+def _blocks(file: BinaryIO) -> Iterator[bytes]:
+    with file:
+        while block := file.read(_BLOCK_BYTES):
+            yield block
 
 
 def beside(target: Path) -> Path | None:

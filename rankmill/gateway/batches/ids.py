@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 
 _FILE = "file-"
 _BATCH = "batch_"
+
+_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+def can_be_id(text: str) -> bool:
+    """Whether a file or batch may be called so; a colon would lead to other keys."""
+    return bool(_ID.fullmatch(text))
 
 
 def new_file_id() -> str:

@@ -11,6 +11,7 @@ from pydantic import Field
 from jobs import keys
 from jobs.errors import WireError
 from jobs.schema import FORMAT, Count, Seconds, WireModel
+from rankmill.gateway.batches.ids import can_be_id
 
 EVERYBODY = "*"
 """The owner that stands for all of them; no key has this name."""
@@ -93,11 +94,11 @@ class BatchStore:
 
     def file(self, file_id: str) -> FileRecord | None:
         """The record of a file, if there is one."""
-        return self._read(keys.gateway_file(file_id), FileRecord)
+        return self._read(keys.gateway_file(file_id), FileRecord) if can_be_id(file_id) else None
 
     def batch(self, batch_id: str) -> BatchRecord | None:
         """The record of a batch, if there is one."""
-        return self._read(keys.batch(batch_id), BatchRecord)
+        return self._read(keys.batch(batch_id), BatchRecord) if can_be_id(batch_id) else None
 
     def files(self, owner: str) -> list[FileRecord]:
         """An owner's files, the latest first; those that cannot be read are left out."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -59,7 +59,9 @@ class NewBatch(BaseModel):
     input_file_id: str = Field(max_length=200)
     endpoint: str = Field("/v1/score", max_length=200)
     completion_window: str = Field("24h", max_length=20)
-    metadata: dict[str, str] | None = Field(None, max_length=16)
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = (
+        Field(None, max_length=16)
+    )
     model: str | None = Field(None, min_length=1, max_length=1000)
     pairs: PairsOptions = Field(default_factory=lambda: PairsOptions.model_validate({}))
 
@@ -134,8 +136,11 @@ class Batches:
         return self._store.files(_listed(key))
 
     def content(self, file: FileRecord) -> Iterator[bytes]:
-        """The bytes of a file."""
-        return self._folder.read(file.place)
+        """The bytes of a file; raises `Refusal` if they are gone."""
+        try:
+            return self._folder.read(file.place)
+        except FileNotFoundError:
+            raise Refusal("not_found", f"the bytes of file {file.id!r:.100} are gone") from None
 
     def delete(self, key: ApiKey | None, file_id: str) -> None:
         """Delete a file."""

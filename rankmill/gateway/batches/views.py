@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from jobs.files.record import FileRun
 from rankmill.gateway.batches.records import BatchCounts, BatchRecord, FileRecord
+from rankmill.gateway.refusals import Refusal
 
 _STATES = {"waiting": "validating", "done": "completed", "failed": "failed", "cancelled": "cancelled"}
 
@@ -88,9 +89,17 @@ def batch_view(
 def page(
     found: Sequence[R], shown: Any, after: str | None, limit: int, *, oldest_first: bool = False
 ) -> dict[str, Any]:
-    """A page of a list, whose records come with the latest first."""
+    """A page of a list, whose records come with the latest first.
+
+    Raises
+    ------
+    Refusal
+        There is no record `after`: from the beginning, a client would read the list for ever.
+    """
     records = list(reversed(found)) if oldest_first else list(found)
     places = [place for place, each in enumerate(records) if each.id == after]
+    if after and not places:
+        raise Refusal("invalid", f"after: {after!r:.100} is not in the list (any more)", param="after")
     start = places[0] + 1 if places else 0
     part = [shown(each) for each in records[start : start + limit]]
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,9 @@ Top = Annotated[int, Field(ge=1)] | None
 JsonObject = dict[str, Any]
 
 T = TypeVar("T", bound=BaseModel)
+
+_KIND = re.compile(r"constrained-str|TextDocument|str|int|float|bool|(list|dict)\[.*")
+"""What pydantic adds to a place where values of several kinds may be."""
 
 
 class TextDocument(BaseModel):
@@ -137,6 +141,8 @@ def read_as(kind: type[T], found: JsonObject) -> T:
     try:
         return kind.model_validate(found)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the body"
+        wrong = error.errors(include_url=False, include_context=False, include_input=False)
+        first = max(wrong, key=lambda each: len(each["loc"]))  # the most exact
+        parts = [str(part) for part in first["loc"]]
+        place = ".".join(part for part in parts if not _KIND.fullmatch(part)) or "the body"
         raise Refusal("invalid", f"{place[:200]}: {first['msg']}", param=place[:200]) from None

@@ -22,6 +22,7 @@ from rankmill.gateway.scoring import Asked, Scored, ranked
 _TYPES: dict[Kind, str] = {
     "no_model": "NotFoundError",
     "not_found": "NotFoundError",
+    "conflict": "ConflictError",
     "no_key": "Unauthorized",
     "forbidden": "Forbidden",
     "busy": "TooManyRequestsError",

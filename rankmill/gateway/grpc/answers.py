@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from grpc import StatusCode
 from grpc.aio import ServicerContext
 
-from jobs.errors import RankmillError
-from rankmill.gateway.refusals import Kind, Refusal, refusal_of
+from rankmill.gateway.refusals import EXPECTED, Kind, Refusal, refusal_of
 from rankmill.gateway.seen import HEADER, Seen, observing
 
 if TYPE_CHECKING:
@@ -31,6 +30,8 @@ CODES: dict[Kind, StatusCode] = {
     "forbidden": StatusCode.PERMISSION_DENIED,
     "no_model": StatusCode.NOT_FOUND,
     "not_found": StatusCode.NOT_FOUND,
+    "method": StatusCode.UNIMPLEMENTED,
+    "conflict": StatusCode.FAILED_PRECONDITION,
     "media_type": StatusCode.INVALID_ARGUMENT,
     "gone": StatusCode.CANCELLED,
     "slow": StatusCode.DEADLINE_EXCEEDED,
@@ -66,7 +67,7 @@ async def answer(
     route
         The method, as metrics have it.
     do
-        Makes the answer; a `Refusal` or `RankmillError` that it raises ends the call with a status.
+        Makes the answer; what it raises of `EXPECTED` ends the call with a status.
     scores
         Whether it asks for scores: then there must be room for it.
     """
@@ -80,9 +81,7 @@ async def answer(
                     found = await do(Call(note, key))
             else:
                 found = await do(Call(note, await gateway.identify(note, given)))
-        except Refusal as refusal:
-            await _abort(context, note, refusal)
-        except RankmillError as error:
+        except EXPECTED as error:
             await _abort(context, note, refusal_of(error))
         except Exception:
             logger.exception("the call of %s failed", route)

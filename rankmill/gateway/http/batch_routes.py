@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -12,14 +14,18 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from jobs.errors import RankmillError
+from jobs.errors import RedisUnavailable
+from jobs.runtime.patience import waiting
 from rankmill.gateway.batches.service import Batches, NewBatch
 from rankmill.gateway.batches.views import ENDED, file_view, page
 from rankmill.gateway.dialects.base import read_as
+from rankmill.gateway.dialects.shared import SHARED
 from rankmill.gateway.http.bodies import parse
 from rankmill.gateway.http.plain_routes import documented
+from rankmill.gateway.http.streams import Download
 from rankmill.gateway.http.uploads import uploaded
-from rankmill.gateway.refusals import Refusal
+from rankmill.gateway.keys.admission import MOST_WAIT
+from rankmill.gateway.refusals import EXPECTED, Refusal, refusal_of
 
 if TYPE_CHECKING:
     from rankmill.gateway.batches.records import BatchRecord
@@ -66,19 +72,21 @@ class BatchRoutes:
         add("/v1/files", "GET", "The files, the latest first", self.files, parameters=_PAGE)
         add("/v1/files/{id}", "GET", "A file", self.file)
         add("/v1/files/{id}", "DELETE", "Delete a file", self.delete)
-        add("/v1/files/{id}/content", "GET", "The bytes of a file", self.content)
+        add("/v1/files/{id}/content", "GET", "The bytes of a file", self.content,
+            media=("application/octet-stream",))  # fmt: skip
         add("/v1/batches", "POST", "Submit a batch", self.create,
             requestBody={"required": True, "content": batch})  # fmt: skip
         add("/v1/batches", "GET", "The batches, the latest first", self.batches, parameters=_PAGE[:2])
         add("/v1/batches/{id}", "GET", "A batch", self.batch)
         add("/v1/batches/{id}/cancel", "POST", "Cancel a batch", self.cancel)
-        add("/v1/batches/{id}/events", "GET", "A batch's progress, as server-sent events", self.events)
+        add("/v1/batches/{id}/events", "GET", "A batch's progress, as server-sent events", self.events,
+            media=("text/event-stream",))  # fmt: skip
         return router
 
     async def upload(self, request: Request) -> Response:
         """Keep a file."""
         key, known = await self._gateway.key(request), self._known
-        async with uploaded(request, known.most_bytes) as file:
+        async with self._gateway.admission.admitted(key), uploaded(request, known.most_bytes) as file:
             name, size = file.filename or "", file.size or 0
             kept = await asyncio.to_thread(known.upload, key, name, file.file, size)
         return JSONResponse(file_view(kept))
@@ -108,13 +116,15 @@ class BatchRoutes:
         """The bytes of a file."""
         key, known = await self._gateway.key(request), self._known
         found = await asyncio.to_thread(known.file, key, _id(request))
-        blocks = await asyncio.to_thread(known.content, found)
         headers = {
             "Content-Length": str(found.bytes),
             "Content-Disposition": f"attachment; filename*=UTF-8''{quote(found.name)}",
             "X-Content-Type-Options": "nosniff",
         }
-        return StreamingResponse(blocks, headers=headers, media_type="application/octet-stream")
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._gateway.admission.admitted(key))
+            blocks = await asyncio.to_thread(known.content, found)
+            return Download(blocks, stack.pop_all(), headers, "application/octet-stream")
 
     async def create(self, request: Request) -> Response:
         """Submit a batch."""
@@ -150,7 +160,33 @@ class BatchRoutes:
         key, known = await self._gateway.key(request), self._known
         found = await asyncio.to_thread(known.batch, key, _id(request))
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(_events(known, found), media_type="text/event-stream", headers=headers)
+        events = self._events(known, found)
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+    async def _events(self, known: Batches, batch: BatchRecord) -> AsyncIterator[str]:
+        """Each state of a batch as an event ``batch``, and the last one as ``done``; or ``error``."""
+        last, told = "", time.monotonic()
+        while not self._gateway.is_stopping:  # the client asks another gateway, or this one again
+            try:
+                with waiting(most=MOST_WAIT):
+                    found = await asyncio.to_thread(known.view, batch)
+            except RedisUnavailable:  # the server is asked again
+                found = None
+            except EXPECTED as error:
+                refusal = refusal_of(error)
+                yield _event("error", json.dumps(SHARED.error(refusal, SHARED.status(refusal))))
+                return
+            text = json.dumps(found) if found else last
+            if text != last:
+                last, told = text, time.monotonic()
+                if found and found["status"] in ENDED:
+                    yield _event("done", text)
+                    return
+                yield _event("batch", text)
+            elif time.monotonic() - told >= _ALIVE_SECONDS:
+                told = time.monotonic()
+                yield ": still there\n\n"
+            await asyncio.sleep(_LOOK_SECONDS)
 
     @property
     def _known(self) -> Batches:
@@ -159,26 +195,8 @@ class BatchRoutes:
         return self._gateway.batches
 
 
-async def _events(known: Batches, batch: BatchRecord) -> AsyncIterator[str]:
-    """Each state of a batch as an event ``batch``, and the last one as ``done``."""
-    last, silent = "", 0.0
-    while True:
-        try:
-            found = await asyncio.to_thread(known.view, batch)
-        except RankmillError:  # the server is away: it is asked again
-            found = None
-        text = json.dumps(found) if found else last
-        if text != last:
-            last, silent = text, 0.0
-            name = "done" if found and found["status"] in ENDED else "batch"
-            yield f"event: {name}\ndata: {text}\n\n"
-            if name == "done":
-                return
-        elif silent >= _ALIVE_SECONDS:
-            silent = 0.0
-            yield ": still there\n\n"
-        await asyncio.sleep(_LOOK_SECONDS)
-        silent += _LOOK_SECONDS
+def _event(name: str, text: str) -> str:
+    return f"event: {name}\ndata: {text}\n\n"
 
 
 def _id(request: Request) -> str:

@@ -74,6 +74,8 @@ class Held:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             raise Refusal("media_type", "send JSON, with the header Content-Type: application/json")
+        if request.headers.get("content-encoding", "identity").lower() != "identity":
+            raise Refusal("media_type", "send the body as it is, without a Content-Encoding")
         expected = stated_bytes(request)
         self.count(expected)
         parts, size = [], 0

@@ -9,6 +9,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rankmill.gateway.dialects.routes import dialect_at
+from rankmill.gateway.refusals import Refusal
 from rankmill.gateway.seen import HEADER, Seen, observing
 
 _GONE = 499
@@ -53,15 +55,21 @@ class Observed:
 
         with observing(Headers(scope=scope).get(HEADER, ""), _GONE) as note:
             scope[_SEEN] = note
+            if scope["method"] == "HEAD":  # as GET; the server leaves the body away
+                scope = {**scope, "method": "GET"}
             try:
                 await self._app(scope, receive, answer)
             except asyncio.CancelledError:  # it took longer than gateway_stop_seconds
-                text = "the gateway stops: ask again"
+                refusal = Refusal("unavailable", "the gateway stops: ask again")
                 if not begun:
-                    await JSONResponse({"error": text, "message": text}, 503)(scope, receive, answer)
+                    await _answer(scope, refusal, 503)(scope, receive, answer)
             except Exception:
                 logger.exception("the request for %s failed", scope["path"])
                 if begun:
                     raise
                 text = f"the request failed; the gateway's log has the reason, with request={note.id}"
-                await JSONResponse({"error": text, "message": text}, 500)(scope, receive, answer)
+                await _answer(scope, Refusal("backend", text), 500)(scope, receive, answer)
+
+
+def _answer(scope: Scope, refusal: Refusal, status: int) -> JSONResponse:
+    return JSONResponse(dialect_at(scope["path"]).error(refusal, status), status)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +14,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jobs.errors import RankmillError
 from jobs.runtime.connection import unreachable
+from jobs.runtime.patience import waiting
 from rankmill.gateway import metrics
 from rankmill.gateway.dialects.base import read_as
-from rankmill.gateway.dialects.shared import SHARED
+from rankmill.gateway.dialects.routes import dialect_at
 from rankmill.gateway.http.bodies import parse
 from rankmill.gateway.http.observed import seen
-from rankmill.gateway.http.score_routes import refused
-from rankmill.gateway.refusals import Refusal, refusal_of
+from rankmill.gateway.http.score_routes import REFUSED, refused
+from rankmill.gateway.keys.admission import MOST_WAIT
+from rankmill.gateway.refusals import EXPECTED, Refusal, refusal_of
 from rankmill.gateway.workers import clear_models, loaded_models, warm_model
 
 if TYPE_CHECKING:
@@ -43,12 +44,7 @@ def plain_router(gateway: Gateway, created: int) -> APIRouter:
     """The router of these paths; `created` is the gateway's start, in seconds since 1970."""
     router = APIRouter()
 
-    def add(path: str, method: str, summary: str, answer: Answer, **more: Any) -> None:
-        router.add_api_route(
-            path, guarded(path, answer), methods=[method], summary=summary,
-            operation_id=f"{method.lower()}{path.replace('/', '_')}", response_model=None,
-            tags=["gateway"], **more,
-        )  # fmt: skip
+    add = documented(router, "gateway")
 
     async def health(request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -97,19 +93,19 @@ def plain_router(gateway: Gateway, created: int) -> APIRouter:
     order = {"requestBody": {"content": {"application/json": {"schema": ModelOrder.model_json_schema()}}}}
     add("/health", "GET", "Whether the gateway is alive", health)
     add("/ready", "GET", "Whether the gateway reaches its Redis server", ready)
-    add("/metrics", "GET", "Metrics for Prometheus", show_metrics)
+    add("/metrics", "GET", "Metrics for Prometheus", show_metrics, media=("text/plain",))
     for path in ("/v1/models", "/models"):
         add(path, "GET", "The models that requests may name", models)
     for path in ("/info", "/tei/info"):
         add(path, "GET", "TEI: the gateway's model and limits", info)
     add("/v1/cache", "GET", "The models that workers have loaded (admin)", cache)
-    add("/v1/cache/warm", "POST", "Have all workers load a model (admin)", warm, openapi_extra=order)
+    add("/v1/cache/warm", "POST", "Have all workers load a model (admin)", warm, **order)
     add(
         "/v1/cache/clear",
         "POST",
         "Have all workers unload a model, or all (admin)",
         clear,
-        openapi_extra=order,
+        **order,
     )
     return router
 
@@ -136,16 +132,15 @@ def tei_info(gateway: Gateway) -> dict[str, Any]:
 
 
 def guarded(path: str, answer: Answer) -> Answer:
-    """`answer`, counted by its path, with refusals in the form that suits all clients."""
+    """`answer`, counted by its path, with refusals in the form that suits its clients."""
 
     async def guarded(request: Request) -> Response:
         seen(request.scope).route = path
         try:
-            return await answer(request)
-        except Refusal as refusal:
-            return refused(SHARED, refusal)
-        except RankmillError as error:
-            return refused(SHARED, refusal_of(error))
+            with waiting(most=MOST_WAIT):
+                return await answer(request)
+        except EXPECTED as error:
+            return refused(dialect_at(path), refusal_of(error))
 
     return guarded
 
@@ -157,21 +152,27 @@ async def _order(gateway: Gateway, request: Request) -> ModelOrder:
 
 
 def documented(router: APIRouter, tag: str) -> Callable[..., None]:
-    """What adds a path to `router`: ``add(path, method, summary, answer, **more)``.
+    """What adds a path to `router`: ``add(path, method, summary, answer, media=…, statuses=…, **more)``.
 
-    The names in the path are its parameters; `more` is what else the OpenAPI document says of it.
+    The names in the path are its parameters. `media` has the types of its answers with one of the `statuses`;
+    `more` is what else the OpenAPI document says of it.
     """
 
-    def add(path: str, method: str, summary: str, answer: Answer, **more: Any) -> None:
+    def add(
+        path: str, method: str, summary: str, answer: Answer, *, media: Sequence[str] = ("application/json",),
+        statuses: Sequence[int] = (200,), **more: Any,
+    ) -> None:  # fmt: skip
         named = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in re.findall(r"{(\w+)}", path)
         ]
         extra = {"parameters": [*named, *more.pop("parameters", [])], **more}
+        done = {"description": "Done", "content": {kind: {} for kind in media}}
         words = path.replace("{", "").replace("}", "").replace("/", "_")
         router.add_api_route(
             path, guarded(path, answer), methods=[method], summary=summary, openapi_extra=extra,
-            operation_id=f"{method.lower()}{words}", response_model=None, tags=[tag],
+            operation_id=f"{method.lower()}{words}", response_model=None, response_class=Response, tags=[tag],
+            responses={**dict.fromkeys(statuses, done), **REFUSED},
         )  # fmt: skip
 
     return add

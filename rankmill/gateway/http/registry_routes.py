@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 
-from jobs.errors import RankmillError
 from jobs.registry.documents import MAX_NOTES
 from rankmill.gateway.dialects.base import T, read_as
 from rankmill.gateway.dialects.shared import SHARED
 from rankmill.gateway.http.bodies import parse
 from rankmill.gateway.http.plain_routes import documented
 from rankmill.gateway.http.score_routes import refused
-from rankmill.gateway.refusals import Refusal, refusal_of
+from rankmill.gateway.http.streams import Download
+from rankmill.gateway.refusals import EXPECTED, Refusal, refusal_of
 from rankmill.gateway.registry.models import Models, NewTarget, Promotion
 from rankmill.gateway.registry.reading import UploadedBody, apart
 
@@ -53,7 +54,9 @@ class RegistryRoutes:
         model = "/v1/registry/{name}"
         version, alias = model + "/versions/{version}", model + "/aliases/{alias}"
         add = documented(router, "registry")
-        tar = {"requestBody": {"required": True, "content": _TAR}, "parameters": _NOTES}
+        tar = {
+            "requestBody": {"required": True, "content": _TAR}, "parameters": _NOTES, "statuses": (200, 201)
+        }  # fmt: skip
         add("/v1/registry", "GET", "The models of the registry", self.models)
         add(model, "GET", "A model: its versions and aliases", self.model)
         add(model, "PUT", "Push a model, a tar archive, as the next version", self.push, **tar)
@@ -61,7 +64,7 @@ class RegistryRoutes:
         add(version, "PUT", "Push a model, a tar archive, as this version", self.push, **tar)
         add(version, "DELETE", "Remove a version that nothing uses", self.remove)
         add(version + "/archive", "GET", "Pull a version, as a tar archive", self.pull,
-            responses={"200": {"description": "The files of the version", "content": _TAR}})  # fmt: skip
+            media=("application/x-tar",))  # fmt: skip
         add(alias, "GET", "What an alias stands for, now and before", self.alias)
         add(alias, "PUT", "Let an alias stand for a version", self.set_alias, **_body(NewTarget))
         add(alias, "DELETE", "Remove an alias", self.remove_alias)
@@ -86,12 +89,12 @@ class RegistryRoutes:
         try:
             key, known = await self._known(request)
             version, notes = request.path_params.get("version"), request.query_params.get("notes", "")
-            body = UploadedBody(request, known.most_bytes)
-            pushed = await apart(known.push, key, body, _named(request, "name"), version, notes)
+            body, name = UploadedBody(request, known.most_bytes), _named(request, "name")
+            async with self._gateway.admission.admitted(key, name):
+                pushed = await apart(known.push, key, body, name, version, notes)
             return JSONResponse(pushed, 200 if pushed["before"] else 201)
-        except (Refusal, RankmillError) as error:
-            refusal = error if isinstance(error, Refusal) else refusal_of(error)
-            answer = refused(SHARED, refusal)
+        except EXPECTED as error:
+            answer = refused(SHARED, refusal_of(error))
             answer.headers["Connection"] = "close"  # the body may not have been read to its end
             return answer
 
@@ -104,9 +107,12 @@ class RegistryRoutes:
     async def pull(self, request: Request) -> Response:
         """The files of a version."""
         key, known = await self._known(request)
-        packed = await apart(known.pull, key, _named(request, "name"), _named(request, "version"))
-        headers = {"content-length": str(packed.size)}
-        return StreamingResponse(packed.pieces(), headers=headers, media_type="application/x-tar")
+        name, version = _named(request, "name"), _named(request, "version")
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._gateway.admission.admitted(key, name))
+            packed = await apart(known.pull, key, name, version)
+            headers = {"content-length": str(packed.size)}
+            return Download(packed.pieces(), stack.pop_all(), headers, "application/x-tar")
 
     async def remove(self, request: Request) -> Response:
         """Remove a version."""

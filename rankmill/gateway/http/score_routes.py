@@ -18,7 +18,7 @@ from rankmill.gateway.dialects.routes import ROUTES
 from rankmill.gateway.http.bodies import parse
 from rankmill.gateway.http.observed import seen
 from rankmill.gateway.http.streams import Events, wants_events
-from rankmill.gateway.refusals import Refusal
+from rankmill.gateway.refusals import EXPECTED, Refusal, refusal_of
 from rankmill.gateway.seen import Seen
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ def score_router(gateway: Gateway) -> APIRouter:
             summary=route.summary,
             operation_id="post" + route.path.replace("/", "_"),
             response_model=None,
-            responses=_RESPONSES,
+            responses=_ANSWERS | REFUSED,
+            response_class=Response,
             openapi_extra={"requestBody": _schema(route.forms)},
             tags=[*dict.fromkeys(form.dialect.name for form in route.forms)],
         )
@@ -79,8 +80,8 @@ class _Endpoint:
                 scored = await _unless_gone(request, scoring.score(asked, key))
                 self._gateway.count(note, scored)
                 return JSONResponse(body.answer(scored), headers=_timing(scored))
-            except Refusal as refusal:
-                return refused(form.dialect if form else self._route.dialect, refusal)
+            except EXPECTED as error:
+                return refused(form.dialect if form else self._route.dialect, refusal_of(error))
 
     def _count(self, note: Seen, events: Events) -> None:
         if events.scored:
@@ -135,10 +136,16 @@ async def _gone(request: Request) -> None:
         pass
 
 
-_RESPONSES: dict[int | str, dict[str, Any]] = {
-    "4XX": {"description": "The request is refused; the body is in the form of the dialect's errors."},
-    "5XX": {"description": "No server or no worker can score it at the moment."},
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The scores", "content": {"application/json": {}, "text/event-stream": {}}}
 }
+REFUSED: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "The request is refused; the body is in the form of the dialect's errors.",
+            "content": {"application/json": {}}},
+    "5XX": {"description": "No server or no worker can do it at the moment.",
+            "content": {"application/json": {}}},
+}  # fmt: skip
+"""What the document says of every path."""
 
 
 def _schema(forms: tuple[Form, ...]) -> dict[str, object]:

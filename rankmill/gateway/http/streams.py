@@ -1,18 +1,20 @@
-"""Answers as server-sent events: scores as chunks are done, then the whole answer."""
+"""Answers that are sent piece by piece: events with scores as chunks are done, and files."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack
 
+from starlette.concurrency import iterate_in_threadpool
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from rankmill.gateway.dialects.base import Body, Dialect
-from rankmill.gateway.refusals import Refusal
+from rankmill.gateway.refusals import EXPECTED, refusal_of
 from rankmill.gateway.scoring import Part, Run, Scored
 
 _QUIET_SECONDS = 15.0
@@ -54,8 +56,35 @@ class Events(StreamingResponse):
                     yield _event("scores", _shown(part))
                 self.scored = self._run.whole(values)
                 yield _event("result", self._body.answer(self.scored))
-        except Refusal as refusal:
+        except EXPECTED as error:
+            refusal = refusal_of(error)
             yield _event("error", self._dialect.error(refusal, self._dialect.status(refusal)))
+
+
+class Download(StreamingResponse):
+    """A file, piece by piece; `ends` is closed before its last piece, or if nobody reads on.
+
+    So a client that has all of it may begin its next request.
+    """
+
+    def __init__(
+        self, pieces: Iterator[bytes], ends: AsyncExitStack, headers: Mapping[str, str], media_type: str
+    ) -> None:
+        self._ends = ends
+        super().__init__(self._until_ended(pieces), headers=headers, media_type=media_type)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._ends:
+            await super().__call__(scope, receive, send)
+
+    async def _until_ended(self, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+        last = b""
+        async for piece in iterate_in_threadpool(pieces):
+            if last:
+                yield last
+            last = piece
+        await self._ends.aclose()
+        yield last
 
 
 async def _alive(parts: AsyncIterator[Part]) -> AsyncIterator[Part | None]:

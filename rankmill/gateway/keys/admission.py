@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 KeysNeeded = Literal["always", "if there are any", "never"]
 
-_MOST_WAIT = 5.0
-"""Longest wait (s) for the server before a request is let in."""
+MOST_WAIT = 5.0
+"""Longest wait (s) of a request for a server that cannot serve, before it is told so."""
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +61,10 @@ class Admission:
         return await bridge.run(self._identify, text)
 
     @asynccontextmanager
-    async def admitted(self, key: ApiKey | None, model: str, pairs: int) -> AsyncIterator[None]:
-        """Let a request in that scores `pairs` with `model`; it counts as one in progress within the block.
+    async def admitted(
+        self, key: ApiKey | None, model: str | None = None, pairs: int = 0
+    ) -> AsyncIterator[None]:
+        """Let a request in, for a model and pairs to score if any; it is one in progress within the block.
 
         Raises
         ------
@@ -74,7 +76,8 @@ class Admission:
         if key is None:
             yield
             return
-        check_model(key, model)
+        if model is not None:
+            check_model(key, model)
         lease = await bridge.run(self._begin, key, pairs)
         try:
             yield
@@ -88,7 +91,7 @@ class Admission:
             await asyncio.wait([self._renewing])
 
     def _identify(self, text: str | None) -> ApiKey | None:
-        with redis_errors(), waiting(most=_MOST_WAIT):
+        with redis_errors(), waiting(most=MOST_WAIT):
             key = self._keys.find(text) if text else None
             if key or self._needed == "never" or (self._needed != "always" and not self._keys.any()):
                 return key
@@ -97,7 +100,7 @@ class Admission:
         raise NoKey("give an API key: Authorization: Bearer KEY, or x-api-key: KEY")
 
     def _begin(self, key: ApiKey, pairs: int) -> Lease | None:
-        with redis_errors(), waiting(most=_MOST_WAIT):
+        with redis_errors(), waiting(most=MOST_WAIT):
             lease = self._limits.begin(key)
             try:
                 self._limits.take_pairs(key, pairs)
@@ -110,7 +113,7 @@ class Admission:
 
     def _end(self, lease: Lease | None) -> None:
         try:
-            with redis_errors(), waiting(most=_MOST_WAIT):
+            with redis_errors(), waiting(most=MOST_WAIT):
                 self._limits.end(lease)
         except Exception as error:  # the lease expires
             logger.warning("a request of key %s counts for a while longer: %s", lease and lease.name, error)

@@ -111,7 +111,7 @@ class Limits:
             They are more than the key allows in a minute.
         """
         most = key.pairs_per_minute
-        if most is None:
+        if most is None or not pairs:
             return
         if pairs > most:
             raise TooManyPairs(

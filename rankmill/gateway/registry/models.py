@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Annotated, Any
@@ -207,7 +206,7 @@ class Models:
 
     def _manifest(self, key: ApiKey | None, name: str, version: str) -> Manifest:
         self._may(key, name)
-        return _found(partial(self._registry.manifest, Reference(name, check_name(version, "a version"))))
+        return self._registry.manifest(Reference(name, check_name(version, "a version")))
 
     def _alias(self, key: ApiKey | None, name: str, alias: str) -> Alias:
         self._may(key, name)
@@ -227,13 +226,6 @@ class Models:
     def _said(self, key: ApiKey | None, called: Reference, alias: Alias) -> dict[str, Any]:
         logger.info("%s stands for %s, by %s", called, alias.now, _who(key))
         return _alias_view(alias, *called)
-
-
-def _found(look: Callable[[], Manifest]) -> Manifest:
-    try:
-        return look()
-    except InputError as error:
-        raise Refusal("not_found", str(error)) from None
 
 
 def _alias_view(alias: Alias, name: str, called: str) -> dict[str, Any]:

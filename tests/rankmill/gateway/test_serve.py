@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +20,7 @@ from jobs.errors import EmbeddedError
 from jobs.runtime.settings import load_settings
 from producer.local.embedded import EmbeddedCluster
 from rankmill.cli.gateway import serve as command
+from rankmill.gateway.http import protocol
 from rankmill.gateway.serve import serve
 from tests.conftest import StartRunner, run_command
 from tests.harness.gateways import PAIR, Running, running_gateway
@@ -92,6 +94,29 @@ def test_a_signal_as_soon_as_the_address_is_known_ends_it_well() -> None:
         serve(app, load_settings(), ("127.0.0.1", 0), None, lambda at: os.kill(os.getpid(), signal.SIGTERM))
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_SECONDS", 0.05)
+    ended: list[bytes] = []
+
+    def connect(at: str) -> None:
+        host, _, port = at.removeprefix("http://").partition(":")
+        with socket.create_connection((host, int(port)), timeout=60) as line:
+            line.sendall(b"GET /hea")
+            ended.append(line.recv(1))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    app = FastAPI()
+    app.state.gateway = Mock(grpc=None)
+    serve(
+        app,
+        load_settings(),
+        ("127.0.0.1", 0),
+        None,
+        lambda at: threading.Thread(target=connect, args=[at]).start(),
+    )
+    assert ended == [b""]
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.1:80"])

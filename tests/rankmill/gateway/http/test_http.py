@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
 import threading
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,13 @@ def test_models_and_info(gateway: Running) -> None:
         ("/rerank", {"query": "q", "texts": []}, 400, '"error_type":"empty"'),
         ("/cohere/v2/rerank", {"query": "q"}, 400, '"message":"documents: Field required"'),
         ("/jina/v1/rerank", {"query": "q"}, 422, '"detail":"documents: Field required"'),
+        (
+            "/jina/v1/rerank",
+            {"query": "q", "documents": [{"a": 1}]},
+            422,
+            '"documents.0.text: Field required"',
+        ),
+        ("/tei/predict", {"inputs": ["a", ["b"]]}, 422, '"inputs.1: Input should be a valid string"'),
         ("/infinity/rerank", {"query": "q", "documents": []}, 422, '"param":"documents","code":422'),
         ("/v1/score", {"queries": "q"}, 400, '"type":"BadRequestError"'),
         ("/v2/rerank", {"query": "q", "documents": ["a"], "model": "other"}, 404, "this gateway serves demo"),
@@ -88,12 +97,47 @@ def test_errors_have_the_form_of_their_dialect(
     assert (reply.status, shown in reply.body.decode()) == (status, True), reply.body
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "fields"),
+    [
+        ("GET", "/rerank", 405, {"error", "error_type"}),
+        ("GET", "/cohere/v2/rerank", 405, {"message"}),
+        ("GET", "/tei/nowhere", 404, {"error", "error_type"}),
+        ("GET", "/jina/nowhere", 404, {"detail"}),
+        ("PUT", "/nowhere", 404, {"message", "detail", "error"}),
+        ("POST", "/health", 405, {"message", "detail", "error"}),
+    ],
+)
+def test_what_is_not_there_is_told_in_the_form_of_its_dialect(
+    gateway: Running, method: str, path: str, status: int, fields: set[str]
+) -> None:
+    reply = gateway.send(urllib.request.Request(gateway.url + path, method=method))
+    assert (reply.status, reply.json.keys()) == (status, fields)
+    assert path in reply.body.decode()
+    assert ("allow" in reply.headers) == (status == 405)
+
+
+def test_head_is_answered_as_get_without_a_body(gateway: Running) -> None:
+    reply = gateway.send(urllib.request.Request(f"{gateway.url}/health", method="HEAD"))
+    assert (reply.status, reply.body) == (200, b"")
+    assert int(reply.headers["content-length"]) > 0
+
+
+def test_a_head_without_an_end_is_not_kept(gateway: Running) -> None:
+    host, _, port = gateway.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as line:
+        line.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nx: ")
+        with contextlib.suppress(ConnectionError):  # it has answered, and closed the connection meanwhile
+            for _ in range(1000):
+                line.sendall(b"y" * 65536)
+            raise AssertionError("64 MiB of headers were taken")
+
+
 def test_what_is_not_json_by_its_type_is_not_read(gateway: Running) -> None:
     body = {"query": QUERY, "texts": TEXTS}
     assert gateway.post("/rerank", body, content_type="text/plain").status == 415
     assert gateway.post("/rerank", body, content_type="application/json; charset=utf-8").status == 200
-    assert gateway.get("/rerank").status == 405
-    assert gateway.get("/nowhere").status == 404
+    assert gateway.post("/rerank", body, content_encoding="gzip").status == 415
 
 
 def test_a_body_that_says_or_shows_that_it_is_too_large_is_not_read(gateway: Running) -> None:

