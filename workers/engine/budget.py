@@ -20,6 +20,7 @@ import numpy as np
 from workers.backends.base import Backend, OutOfMemory
 from workers.device import device_name, empty_cache, threads
 from workers.disk_cache import read_json, write_json
+from workers.engine.mixing import BATCH_SECONDS
 from workers.models.tokens import Batch
 
 AFTER_SECONDS = 60.0
@@ -31,9 +32,6 @@ _FACTORS = (0.5, 1, 2, 4)
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 12
 _LIMIT_SECONDS = 5
 """In a round every budget runs once. The search ends when speeds are steady, or with the time."""
-
-_BATCH_SECONDS = 1.0
-"""Budgets whose batches would take longer are not tried: requests wait for a batch."""
 
 _AS_GOOD = 0.97
 """Speeds with this share of the best count as equal: a small budget pads less, and requests wait less."""
@@ -130,8 +128,8 @@ class BudgetSearch:
         return best
 
     def _budgets(self) -> list[int]:
-        """Budgets to try: those around the first whose batches take no longer than `_BATCH_SECONDS`."""
-        most = _BATCH_SECONDS * self._tokens / max(self._seconds, 1e-9)
+        """Budgets to try: those around the first whose batches take no longer than `BATCH_SECONDS`."""
+        most = BATCH_SECONDS * self._tokens / max(self._seconds, 1e-9)
         wanted = [int(self._first * factor) for factor in _FACTORS]
         return [budget for budget in wanted if budget <= max(self._first, most)]
 

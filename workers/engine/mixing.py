@@ -9,7 +9,7 @@ _SECONDS = 3.5
 """Chunks whose rows take about so long share batches. The oldest are finished first: what is lost when all
 processes die at once, scored rows of unfinished chunks, is less than 5 s of work."""
 
-_BATCH_SECONDS = 0.5
+BATCH_SECONDS = 0.5
 """Longest time of a batch: a request waits for it, and with fewer rows in each batch less is padded."""
 
 _LEAST_TOKENS = 512
@@ -56,7 +56,7 @@ class Mixing:
             return most
         if not self._speeds:
             return max(most // _FIRST_SHARE, 1)
-        return min(most, max(round(_BATCH_SECONDS * median(self._speeds)), _LEAST_TOKENS))
+        return min(most, max(round(BATCH_SECONDS * median(self._speeds)), _LEAST_TOKENS))
 
     def batches(self, budget: int) -> int:
         """How many batches of so many padded tokens are cut together."""

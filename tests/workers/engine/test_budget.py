@@ -107,7 +107,7 @@ def test_a_busy_machine_changes_no_budget_and_nothing_is_kept(
 @pytest.mark.usefixtures("clock")
 def test_batches_of_a_slow_model_stay_short(tmp_path: Path) -> None:
     search = BudgetSearch(Costing(batch=0.01, square=0.0), "slow", 64, tmp_path, after=1.0)
-    assert search.see(rows=16, tokens=150, seconds=1.0)
+    assert search.see(rows=16, tokens=300, seconds=1.0)
     assert search.find(BATCH) == 128
 
 
