@@ -256,7 +256,8 @@ class Patience(Retry):
             self.sleep(min(end - now, _LOOK_SECONDS, until if until > 0 else _LOOK_SECONDS))
 
     def _over(self, reason: str, seconds: float, *, bounded: bool) -> None:
-        waited = f" (waited {seconds:.0f} s; redis_wait_seconds is the limit)" if seconds >= 1 else ""
+        limit = "" if bounded else "; redis_wait_seconds is the limit"
+        waited = f" (waited {seconds:.0f} s{limit})" if seconds >= 1 else ""
         gone = RedisUnavailable(f"Redis cannot serve: {reason}{waited}")
         if not bounded:
             self._give_up(gone)

@@ -193,9 +193,11 @@ def test_a_stream_of_ten_thousand_documents_has_scores_as_chunks_are_done_and_th
     assert "do not fit the model" in gateway.post("/vllm/rerank", long).json["error"]["message"]
 
 
-def test_a_client_that_goes_leaves_no_run(gateway: Running, shared_queue: Server) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_goes_leaves_no_run(gateway: Running, shared_queue: Server, stream: bool) -> None:
     host, _, port = gateway.url.removeprefix("http://").partition(":")
-    raw = json.dumps({"query": QUERY, "documents": [f"words {n}" * 50 for n in range(20_000)]}).encode()
+    documents = [f"words {n}" * 50 for n in range(20_000)]
+    raw = json.dumps({"query": QUERY, "documents": documents, "stream": stream}).encode()
     head = "POST /v2/rerank HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with nothing_left(shared_queue), socket.create_connection((host, int(port)), timeout=60) as line:
         before = list(shared_queue.client.scan_iter("rankmill:run:*"))
