@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -145,7 +146,7 @@ class Scoring:
         try:
             async with self.admission.admitted(key, model, len(pairs)):
                 priority = choose_priority(key.priority if key else None, len(pairs))
-                run = await self.client.begin(pairs, priority=priority, model=model, **asked.spec)
+                run = await self._submitted(pairs, priority=priority, model=model, **asked.spec)
                 try:
                     yield Run(run, priority, self.settings.gateway_request_seconds)
                 except BaseException:
@@ -155,6 +156,20 @@ class Scoring:
             if OF_THE_CALLER.isdisjoint(asked.spec):
                 raise refusal_of(error) from None
             raise Refusal("invalid", f"the options of this request do not fit the model: {error}") from None
+
+    async def _submitted(self, pairs: Sequence[tuple[str, str]], **options: Any) -> AsyncScoringRun:
+        """Submit pairs; a server that can be read and takes nothing is not waited for any longer."""
+        seconds = self.settings.gateway_request_seconds
+        try:
+            async with asyncio.timeout(seconds) as timer:
+                return await self.client.begin(pairs, **options)
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise Refusal(
+                "unavailable",
+                f"the server took nothing for {seconds:g} s, and the gateway's log says why; ask again later",
+            ) from None
 
     def _check(self, asked: Asked, pairs: Sequence[tuple[str, str]]) -> None:
         most = self.settings.gateway_pairs

@@ -107,10 +107,13 @@ def test_a_full_server_is_not_waited_for(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(plain_routes, "MOST_WAIT", 0.1)
-    settings = load_settings({"gateway_files": str(tmp_path), "model": "demo"})
+    settings = load_settings({"gateway_files": str(tmp_path), "model": "demo", "gateway_request_seconds": 1})
     with TestClient(make_app(settings, server.url, "if there are any")) as client:
         server.client.config_set("maxmemory", 1)
         reply = client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.csv", b"a,b\n")})
+        score = client.post("/tei/rerank", json={"query": QUERY, "texts": TEXTS})
+    assert (score.status_code, score.json()["error_type"]) == (503, "unhealthy")
+    assert "the server took nothing for 1 s" in score.json()["error"]
     assert (reply.status_code, "OOM command not allowed" in reply.json()["message"]) == (503, True)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
