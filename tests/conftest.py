@@ -21,7 +21,7 @@ from hypothesis import settings
 
 from jobs.runtime.logs import ROOMS, RQ
 from tests.harness.environ import BIN, ENVIRON, QUICK_LEASE
-from tests.harness.preloaded import install
+from tests.harness.preloaded import FORKS, install, start_forks
 from tests.harness.processes import (
     Outcome,
     StartExporter,
@@ -66,6 +66,12 @@ settings.register_profile("suite", deadline=None)  # a busy machine is no failur
 settings.load_profile("suite")
 install()
 use_threads(1)  # the suite's workers are processes; more threads would fight them
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start one process that forks for all of pytest-xdist's; it imports while they do."""
+    if config.getoption("numprocesses", None) and not config.getoption("collectonly"):
+        os.environ[FORKS] = start_forks()
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -183,7 +184,7 @@ def merge_settings(
     environ: Mapping[str, str] = os.environ,
 ) -> dict[str, Sourced]:
     """Each key's value and source, after precedence, before validation (see `load_settings`)."""
-    layers = [(BASE.name, _read(BASE))]
+    layers = [(BASE.name, _base())]
     file = config_file(config, environ)
     if file:
         layers += config_layers(file)
@@ -235,6 +236,12 @@ def config_layers(path: Path) -> list[tuple[str, dict[str, Any]]]:
         layers.append((str(file), values))
         file = None if parent is None else file.parent / parent
     return layers[::-1]
+
+
+@cache
+def _base() -> dict[str, Any]:
+    """The defaults, read once; parsing takes longer than all else that a client does to begin."""
+    return _read(BASE)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -51,7 +51,7 @@ def test_a_killed_worker_s_chunks_run_at_once_and_sigterm_ends_all(
 ) -> None:
     process = pool("--workers", "2", "--threads", "1")
     wait_for(lambda: len(queue_workers(server.client, "rankmill").scoring) == 2, process)
-    slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
+    slow = make_bert(tmp_path / "slow", hidden=128, layers=4)
     client = Client(server.url, model=str(slow), chunk_size=20)
     run = client.submit([("big cat", "the moon over the river " * 20)] * 200)
     wait_for(lambda: server.client.zcard("rq:wip:rankmill") >= 2)

@@ -19,10 +19,12 @@ import sys
 import tempfile
 import threading
 import traceback
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from jobs.runtime.settings import load_settings
 from tests.harness import preloaded
 
 _LIBRARIES = (
@@ -47,14 +49,20 @@ _LIBRARIES = (
     "yaml",
     "openvino",
     "torch",
+    "transformers.conversion_mapping",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.bert.modeling_bert",
     "transformers.models.bert.tokenization_bert",
+    "transformers.models.modernbert.modeling_modernbert",
     "uvicorn",
     "rankmill.cli.main",
     "rankmill.cli.score",
     "rankmill.cli.workers",
+    "producer.local.embedded",
+    "workers.assembly",
+    "workers.backends.openvino.backend",
+    "workers.backends.torch.backend",
     "workers.worker",
 )
 
@@ -151,6 +159,9 @@ def _run(command: list[str]) -> object:
         sys.argv = arguments
         sys.modules.pop(arguments[0], None)  # runpy would warn that it is there
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+    elif name == "python" and arguments[0] != "-c":
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
     elif name == "python":
         sys.argv = ["-c", *arguments[2:]]
         exec(arguments[1], {"__name__": "__main__"})
@@ -175,6 +186,12 @@ def _end(status: object) -> NoReturn:
 def _main(address: str) -> None:
     for name in _LIBRARIES:
         importlib.import_module(name)
+    load_settings()  # keeps the defaults
+    conversions: Any = sys.modules["transformers.conversion_mapping"]
+    conversions.get_checkpoint_conversion_mapping("bert")  # compiles and keeps a thousand patterns
+    finalizers: Any = weakref.finalize
+    for each in finalizers._registry:  # libraries', who would tidy up at the end of each fork
+        each.atexit = False
     gc.freeze()
     wanted = _Server(address).serve()
     if wanted is None:

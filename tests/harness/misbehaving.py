@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,15 +51,23 @@ class MisbehavingBackend:
         return self._real.submit(batch)
 
 
+def _assembly() -> Any:
+    """The module by whose `load` workers load models."""
+    from workers import assembly
+
+    return assembly
+
+
 class MisbehavingWorker(ScoringWorker):
     """Loads models as ever, and wraps their backends."""
 
     def _prepare(self, settings: WorkerSettings) -> None:
-        from workers.models import loading as models
+        from workers.models.loading import Loaded
 
-        load = models.load
+        assembly = _assembly()
+        load: Callable[..., Loaded] = assembly.load
 
-        def load_misbehaving(*args: Any, **options: Any) -> models.Loaded:
+        def load_misbehaving(*args: Any, **options: Any) -> Loaded:
             stumbles = Path(os.environ["FORWARDS"]).with_name("stumble")
             if stumbles.exists():
                 stumbles.unlink()
@@ -66,7 +75,7 @@ class MisbehavingWorker(ScoringWorker):
             loaded = load(*args, **options)
             return replace(loaded, backend=MisbehavingBackend(loaded.backend, loaded.about.tokenizer))
 
-        models.load = load_misbehaving
+        assembly.load = load_misbehaving
         if "WEDGED_SECONDS" in os.environ:
             pipeline.FIRST_BATCH_SECONDS = pipeline.LATER_BATCH_SECONDS = int(os.environ["WEDGED_SECONDS"])
         super()._prepare(settings)
@@ -76,16 +85,17 @@ class PatientWorker(ScoringWorker):
     """Loads no model before the file that ``LOAD`` names is there."""
 
     def _prepare(self, settings: WorkerSettings) -> None:
-        from workers.models import loading as models
+        from workers.models.loading import Loaded
 
-        load = models.load
+        assembly = _assembly()
+        load: Callable[..., Loaded] = assembly.load
 
-        def load_in_time(*args: Any, **options: Any) -> models.Loaded:
+        def load_in_time(*args: Any, **options: Any) -> Loaded:
             while not Path(os.environ["LOAD"]).exists():
                 time.sleep(0.05)
             return load(*args, **options)
 
-        models.load = load_in_time
+        assembly.load = load_in_time
         super()._prepare(settings)
 
 
@@ -93,12 +103,14 @@ class OddWorker(ScoringWorker):
     """On a host of its own: ``AUTO`` is what auto means, ``LACKS`` and ``GONE`` what it has not."""
 
     def _prepare(self, settings: WorkerSettings) -> None:
-        from workers.models import loading as models
         from workers.models import sources
+        from workers.models.loading import Loaded
 
-        load, locate = models.load, sources.locate
+        assembly = _assembly()
+        load: Callable[..., Loaded] = assembly.load
+        locate = sources.locate
 
-        def load_here(spec: ScoreSpec, *args: Any, **options: Any) -> models.Loaded:
+        def load_here(spec: ScoreSpec, *args: Any, **options: Any) -> Loaded:
             if spec.precision == os.environ.get("LACKS"):
                 raise WorkerError(f"precision {spec.precision} is not supported on cpu; use another")
             if spec.precision == "auto" and "AUTO" in os.environ:
@@ -108,5 +120,5 @@ class OddWorker(ScoringWorker):
         def locate_here(name: str) -> str | Path:
             return locate("/gone/model" if name == os.environ.get("GONE") else name)
 
-        models.load, sources.locate = load_here, locate_here
+        assembly.load, sources.locate = load_here, locate_here
         super()._prepare(settings)

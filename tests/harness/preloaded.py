@@ -16,8 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any, AnyStr, TextIO
+
+import redis.utils
 
 from tests.harness.environ import ENVIRON
 
@@ -32,6 +35,11 @@ _MODULES = (
 
 EXECUTED = "TESTS_EXECUTED"
 """Where this variable is set, rankmill's processes are executed, as its users' are: for tests of families."""
+
+FORKS = "TESTS_FORKS"
+"""Where this variable is set, it is the address of the process that forks for all of pytest-xdist's."""
+
+_START_SECONDS = 120
 
 _Popen = subprocess.Popen
 
@@ -104,19 +112,14 @@ class _Process(PreloadedProcess[AnyStr]):
 
 
 def install(address: str | None = None) -> None:
-    """Let the processes that rankmill starts from this one be forks."""
+    """Let the processes that rankmill starts from this one be forks, and connections be made quickly."""
     _address.extend([address] if address else [])
+    redis.utils.get_lib_version = cache(redis.utils.get_lib_version)  # each connection reads it from a file
     subprocess.Popen = _Process  # type: ignore[misc]
 
 
-def _server() -> str:
-    """Address of the process that forks; it ends with the one that has started it."""
-    if not _address:
-        _address.append(_start())
-    return _address[0]
-
-
-def _start() -> str:
+def start_forks() -> str:
+    """Start the process that forks, and return its address; it ends with this one."""
     folder = tempfile.TemporaryDirectory(prefix="rm-")  # short: socket paths are limited
     address = f"{folder.name}/s"
     command = [sys.executable, "-m", "tests.harness.forks", address]
@@ -137,7 +140,15 @@ def _start() -> str:
         folder.cleanup()
 
     atexit.register(end)
-    while not os.path.exists(address):  # noqa: PTH110
-        assert server.poll() is None, "the process that forks ended early"
-        time.sleep(0.05)
     return address
+
+
+def _server() -> str:
+    """Address of the process that forks, once it does."""
+    if not _address:
+        _address.append(os.environ.get(FORKS) or start_forks())
+    deadline = time.monotonic() + _START_SECONDS
+    while not os.path.exists(_address[0]):  # noqa: PTH110
+        assert time.monotonic() < deadline, "the process that forks has not begun to"
+        time.sleep(0.05)
+    return _address[0]

@@ -98,10 +98,12 @@ def wait_for(
 ) -> None:
     """Wait until `condition` holds; fails if it never does or `process` ends first."""
     deadline = time.monotonic() + seconds
+    pause = 0.002
     while not condition():
         assert process is None or process.poll() is None, "the process ended early"
         assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.05)
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.05)
 
 
 @dataclass

@@ -11,19 +11,16 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import ENVIRON, Server, wait_for
+from tests.conftest import ENVIRON, Server, run_command, wait_for
 from tests.harness.tools import free_port
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
 def run(script: str, *words: str, cwd: Path) -> str:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / script), *words],
-        cwd=cwd, env=ENVIRON, capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    done = run_command("python", EXAMPLES / script, *words, cwd=cwd, timeout=240)
+    assert done.code == 0, done.err
+    return done.out
 
 
 def test_the_asyncio_producer(shared_queue: Server, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -25,6 +26,7 @@ from jobs.store.worker_report import queue_workers
 from producer import Client
 from rankmill.cluster.exporter import ClusterMetrics, ClusterView
 from tests.conftest import BIN, ENVIRON, score_file, wait_for
+from tests.harness.servers.valkey import ONCE
 from tests.harness.tools import free_port, tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,7 +81,7 @@ def stack_server(tmp_path: Path) -> Iterator[str]:
     with (tmp_path / "valkey.log").open("wb") as log:
         process = subprocess.Popen(["sh", "-c", script], stdout=log, cwd=tmp_path)
     try:
-        client = redis.Redis(port=port, password=PASSWORD)
+        client = redis.Redis(port=port, password=PASSWORD, retry=ONCE)
         wait_for(lambda: answers(client), process)
         yield f"127.0.0.1:{port}"
     finally:
@@ -161,6 +163,7 @@ def the_gateway_s_command_answers(environ: dict[str, str], tmp_path: Path, model
     gateway = subprocess.Popen(command, env=environ, cwd=tmp_path)
     probe = service["healthcheck"]["test"][-1].replace("9809", str(port))
     try:
+        wait_for(lambda: listens(port), gateway)
         wait_for(lambda: not subprocess.run([sys.executable, "-c", probe], check=False).returncode)
         body = b'{"query": "big cat", "texts": ["the moon"]}'
         headers = {"content-type": "application/json", "host": "gateway"}
@@ -171,6 +174,11 @@ def the_gateway_s_command_answers(environ: dict[str, str], tmp_path: Path, model
     finally:
         gateway.kill()
         gateway.wait()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_workers_are_started_as_everywhere_else() -> None:

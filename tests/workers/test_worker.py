@@ -132,7 +132,7 @@ def touch_boom(*_: object) -> None:
 def test_a_chunk_of_a_killed_worker_is_scored_elsewhere(
     max_retries: int, server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:
-    slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
+    slow = make_bert(tmp_path / "slow", hidden=128, layers=4)
     client = Client(server.url, model=str(slow), chunk_size=100, max_retries=max_retries)
     first = workers(environ=QUICK_LEASE)
     run = client.submit([("big cat", "the moon over the river " * 20)] * 100)
@@ -148,9 +148,9 @@ def test_sigterm_hands_back_what_is_not_finished(
     server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:
     slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
-    client = Client(server.url, model=str(slow), chunk_size=80, max_retries=0)
+    client = Client(server.url, model=str(slow), chunk_size=40, max_retries=0)
     worker = workers()
-    run = client.submit([("big cat", "the moon over the river " * 20)] * 240)
+    run = client.submit([("big cat", "the moon over the river " * 20)] * 120)
     wait_for(lambda: server.client.zcard("rq:wip:rankmill"))
     worker.send_signal(signal.SIGTERM)
     assert worker.wait(timeout=60) == 0
@@ -176,7 +176,10 @@ def test_what_redis_forgets_is_submitted_again(
     assert np.isfinite(run.scores(timeout=60)).all()
 
 
-def test_a_server_that_restarts_without_its_data(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_server_that_restarts_without_its_data(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("producer.submission._SWEEP_SECONDS", 1)
     with tempfile.TemporaryDirectory(prefix="rm-") as directory:
         valkey = ValkeyServer(port=0, unix_socket_path=Path(directory) / "s", data_dir=Path(directory))
         valkey.start()

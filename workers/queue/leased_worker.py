@@ -63,6 +63,12 @@ class LeasedWorker(SimpleWorker):
         withdraw_worker(self.connection, self.name)
         super().register_death()  # type: ignore[no-untyped-call]
 
+    def unsubscribe(self) -> None:
+        """As RQ does, but tell the thread to end before its last message: it would wait for another one."""
+        if self.pubsub_thread:
+            self.pubsub_thread.stop()
+        super().unsubscribe()  # type: ignore[no-untyped-call]
+
     def prepare_execution(self, job: Job) -> Execution:
         """What RQ does in two steps, in one; but keep the job's expiry, which RQ would remove."""
         assert isinstance(job, ScoringJob)

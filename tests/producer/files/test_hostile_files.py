@@ -5,8 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +21,7 @@ from jobs.errors import InputChanged, InputError
 from producer.files.inputs import find_files
 from producer.files.readers import TextColumns
 from producer.files.source import open_source
+from tests.conftest import run_command
 
 COLUMNS = TextColumns("query", "passage")
 MIB = 1 << 20
@@ -46,11 +45,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before >> 10)
 
 def read_elsewhere(path: Path) -> tuple[str, int]:
     """What comes of reading the file in a process of its own, and the MiB that it took."""
-    done = subprocess.run(
-        [sys.executable, "-c", _READ, str(path)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    said, _, memory = done.stdout.strip().rpartition("\n")
+    done = run_command("python", "-c", _READ, path)
+    assert (done.code, done.err) == (0, ""), done.err
+    said, _, memory = done.out.strip().rpartition("\n")
     return said, int(memory)
 
 

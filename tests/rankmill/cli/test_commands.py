@@ -59,7 +59,7 @@ def test_a_cancelled_score_file_says_so_and_can_be_continued(
     server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:
     model = make_bert(tmp_path / "model", hidden=128, layers=4)
-    rows = 2000
+    rows = 1000
     source = tmp_path / "a.parquet"
     passages = [f"{'the moon ' * 40}{row}" for row in range(rows)]
     pq.write_table(pa.table({"query": ["cat"] * rows, "passage": passages}), source)

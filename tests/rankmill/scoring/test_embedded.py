@@ -26,6 +26,7 @@ from producer.local.processes import worker_command
 from rankmill.cluster.snapshot import read_cluster
 from tests.conftest import score_file, start_command, wait_for
 from tests.harness.preloaded import EXECUTED
+from tests.harness.servers.valkey import ONCE
 
 
 def write_pairs(path: Path, rows: int, words: int = 5) -> Path:
@@ -71,7 +72,7 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 def rows_done(private_tmp: Path) -> int:
     """How many rows of the run on the embedded server are scored."""
     for socket in private_tmp.glob("rankmill-*/server.sock"):
-        with redis.Redis(unix_socket_path=str(socket)) as client, suppress(redis.ConnectionError):
+        with redis.Redis(unix_socket_path=str(socket), retry=ONCE) as client, suppress(redis.ConnectionError):
             return sum(run.rows_done for run in read_cluster(client).runs)
     return 0
 
@@ -140,7 +141,7 @@ def test_a_supervisor_that_is_killed_takes_nothing_with_it_but_the_run(
 
 
 def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, private_tmp: Path, tiny_model: Path) -> None:
-    source = write_pairs(tmp_path / "a.parquet", 12_000, words=60)
+    source = write_pairs(tmp_path / "a.parquet", 4_000, words=60)
     process = start(source, tiny_model, private_tmp, "--workers", "1", "--json")
     wait_for(lambda: rows_done(private_tmp), process, seconds=120)
     workers_of(process)[0].kill()
@@ -148,7 +149,7 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, private_tmp: Path, 
     assert process.returncode == 0, err
     assert json.loads(out)["retries"] >= 1
     scores = pq.read_table(tmp_path / "a.scored.parquet")["score"]
-    assert (len(scores), scores.null_count) == (12_000, 0)
+    assert (len(scores), scores.null_count) == (4_000, 0)
 
 
 @pytest.mark.parametrize(

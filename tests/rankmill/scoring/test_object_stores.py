@@ -164,23 +164,28 @@ def test_a_bucket_that_goes_away_and_comes_back(place: Place, scored: pa.Table) 
 
 
 def test_two_hosts_do_not_make_the_same_output(place: Place) -> None:
-    for output, lock in (("out", "out/_parts.rankmill"), ("out/a.parquet", "out/_a.parquet.rankmill")):
+    both = []
+    for output, lock in (("out", "out/_parts.rankmill"), ("other/a.parquet", "other/_a.parquet.rankmill")):
         parts = ["--rows-per-part", PART] if output == "out" else []
         command = [f"{place.url}/in/pairs.parquet", "-o", f"{place.url}/{output}", *parts]
         waits = [*place.options, "--queue", "nobody"]
         first = start_command("score-file", *command, *waits, environ=place.environ)
         wait_for(partial(_is_there, place, lock), first)
-        second = place.score(*command, XDG_STATE_HOME=str(place.state / "other-host"))
-        assert second.code == 2
+        elsewhere = {**place.environ, "XDG_STATE_HOME": str(place.state / "other-host")}
+        second = start_command("score-file", *command, *place.options, environ=elsewhere)
+        both.append((output, first, second))  # which watches for some seconds whether the lock changes
+    for output, first, second in both:
+        _, err = second.communicate(timeout=120)
+        assert second.returncode == 2
         host = socket.gethostname()
-        assert f"score-file on host {host} is making {place.url}/{output}; let it finish" in second.err
+        assert f"score-file on host {host} is making {place.url}/{output}; let it finish" in err
         first.send_signal(signal.SIGINT)
-        first.wait(timeout=60)
-        assert place.there() == []
+        first.communicate(timeout=60)
+    assert place.there() == place.there("other") == []
 
 
 def _is_there(place: Place, name: str) -> bool:
-    return name in place.there()
+    return name in place.there(name.partition("/")[0])
 
 
 def said(process: subprocess.Popen[str]) -> Iterator[str]:

@@ -11,16 +11,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.conftest import BIN, ENVIRON, Outcome, Server
+from tests.conftest import ENVIRON, Outcome, Server
+from tests.harness.preloaded import PreloadedProcess
 
 ROWS = [{"query": "q", "passage": f"passage {n}", "n": n} for n in range(40)]
 
 
 def pipe(data: bytes, *arguments: object) -> Outcome:
-    command = [str(BIN / "score-file"), "-", *map(str, arguments)]
-    done = subprocess.run(command, input=data, capture_output=True, env=ENVIRON, timeout=120, check=False)
-    assert b"Traceback" not in done.stderr, done.stderr
-    return Outcome(done.returncode, done.stdout.decode(), done.stderr.decode())
+    process: PreloadedProcess[bytes] = PreloadedProcess(
+        ["score-file", "-", *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=ENVIRON,
+    )
+    out, err = process.communicate(data, timeout=120)
+    assert b"Traceback" not in err, err
+    return Outcome(process.returncode, out.decode(), err.decode())
 
 
 def as_parquet() -> bytes:
