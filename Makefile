@@ -6,13 +6,16 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test check chaos clients stack clean
+.PHONY: demo test test-slow check chaos clients stack clean
 
 demo: $(READY)  ## score the shipped example with the shipped model, and show the best passages
 	@$(BIN)/python examples/demo.py
 
-test: $(READY)  ## the whole test suite
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+test: $(READY)  ## the test suite, but for the slow tests
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not long and not slow"
+
+test-slow: $(READY)  ## the slow tests: real faults at length, many processes
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "slow and not long"
 
 check: $(READY)  ## linter, formatter, types
 	$(BIN)/ruff check .

@@ -43,7 +43,6 @@ from jobs.spec import ScoreSpec
 from jobs.store.worker_report import queue_workers
 from producer import Client
 from producer.runs.scoring_run import ScoringRun
-from workers.models import loading
 from workers.models.description import Description
 from workers.models.layout import PLAIN
 from workers.models.loading import Loaded, Model
@@ -74,7 +73,7 @@ _MODULES = [
     "workers.health",
     "workers.worker",
 ]
-"""What the workers import, but this module, which runs as ``__main__``, and the one that takes `_load`."""
+"""What the workers import, but this module, which runs as ``__main__``."""
 
 WARM_UP = 5.0
 """Seconds at the start of a run that are not measured: the window is still growing."""
@@ -87,7 +86,9 @@ class SimulatedWorker(ScoringWorker):
     """A ScoringWorker whose forward sleeps; a score depends on the two texts alone (`simulated_score`)."""
 
     def _prepare(self, settings: WorkerSettings) -> None:
-        loading.load = _load  # workers.assembly, which is imported next, takes it from there
+        from workers import assembly
+
+        assembly.load = _load  # type: ignore[attr-defined]  # which it has from workers.models.loading
         fixed: dict[str, object] = {"device": "cpu", "threads": 1}
         if settings.token_budget == "auto" and LENGTHS not in os.environ:  # the search of one sleeps
             fixed["token_budget"] = TOKEN_BUDGETS["cpu"]

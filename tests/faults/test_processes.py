@@ -46,6 +46,7 @@ def pool(server: Server, tmp_path: Path) -> Iterator[Start]:
             process.wait()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_s_chunks_run_at_once_and_sigterm_ends_all(
     server: Server, pool: Start, tmp_path: Path
 ) -> None:

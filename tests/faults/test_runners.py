@@ -262,12 +262,14 @@ def start_fork(command: Sequence[str], environ: Mapping[str, str], log: Path) ->
         return PreloadedProcess(list(command), cwd=log.parent, env=env, stdout=out, stderr=out)
 
 
+@pytest.mark.slow
 def test_gateway_runner_worker_and_server_die_in_a_batch(tmp_path: Path) -> None:
     toll = everybody_dies_in_a_batch(tmp_path, lines=2000, kills=1, seed=1, seconds=0.5, start=start_fork)
     assert (toll.lost, toll.doubled, toll.different, toll.moved) == (0, 0, 0, 0)
     assert toll.kills == 7
 
 
+@pytest.mark.slow
 def test_submitter_runner_worker_and_server_die(tmp_path: Path) -> None:
     toll = everybody_dies(tmp_path, rows=4000, kills=1, seed=1, seconds=0.5, start=start_fork)
     assert (toll.lost, toll.doubled, toll.different, toll.moved, toll.scored_again) == (0, 0, 0, 0, 0)

@@ -23,6 +23,7 @@ def slow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_bert(tmp_path_factory.mktemp("slow"), hidden=256, layers=6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped", [0, pytest.param(60, marks=pytest.mark.long)])
 def test_a_zombie_changes_nothing(
     stopped: int, server: Server, workers: StartWorker, slow_model: Path
@@ -49,6 +50,7 @@ def test_a_zombie_changes_nothing(
     np.testing.assert_allclose(client.score(pairs), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_kills_one_after_the_other_lose_nothing(
     server: Server, workers: StartWorker, slow_model: Path
 ) -> None:

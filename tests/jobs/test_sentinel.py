@@ -34,12 +34,15 @@ def test_what_a_url_means(
 
 
 def test_tls_and_the_sentinels_own_password() -> None:
-    url = "rediss+sentinel://me:one@host/it?sentinel_password=two&ssl_cert_reqs=none"
+    url = "rediss+sentinel://me:a-servers-own-9x@host/it?sentinel_password=a-sentinels-own-9x&ssl_cert_reqs=none"
     pool = client_for(url, 1).connection_pool
     assert pool.connection_class is TlsMasterConnection
-    assert pool.connection_kwargs["password"] == "one"
+    assert pool.connection_kwargs["password"] == "a-servers-own-9x"
     assert "sentinel_password" not in pool.connection_kwargs
-    assert pool.connection_kwargs["finder"]._options == {"password": "two", "ssl_cert_reqs": "none"}
+    assert pool.connection_kwargs["finder"]._options == {
+        "password": "a-sentinels-own-9x",
+        "ssl_cert_reqs": "none",
+    }
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,7 @@ def test_parts_are_the_output_of_one_file(command: list[object], output: Path, w
     assert about[b"rankmill.precision"] == b"fp32"
 
 
+@pytest.mark.slow
 def test_killed_many_times_no_part_is_torn_missing_or_doubled(
     command: list[object], output: Path, whole: pa.Table, queue: Server
 ) -> None:

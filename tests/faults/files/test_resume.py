@@ -296,7 +296,7 @@ def test_an_input_that_changes_while_it_is_scored_makes_no_output(
     assert (again.code, again.summary["resumed_rows"]) == (0 if kind == "jsonl" else 3, 0)
 
 
-@pytest.mark.parametrize("how", ["directory", "glob"])
+@pytest.mark.parametrize("how", ["directory", pytest.param("glob", marks=pytest.mark.slow)])
 def test_an_output_inside_the_inputs_folder_is_taken_up_again(
     how: str, command: list[object], source: Path, undisturbed: Path
 ) -> None:
@@ -325,7 +325,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("kilobytes", "chunk", "kept"), [(24, 16, False), (200, 16, True), (1000, 250, True)]
+    ("kilobytes", "chunk", "kept"),
+    [(24, 16, False), (200, 16, True), pytest.param(1000, 250, True, marks=pytest.mark.slow)],
 )
 def test_a_full_disk_is_one_line_and_the_same_command_continues(
     kilobytes: int,

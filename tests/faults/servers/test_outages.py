@@ -164,6 +164,7 @@ def test_sigterm_ends_idle_workers_without_a_server(how: str, tmp_path: Path) ->
     assert "Traceback" not in (tmp_path / "worker.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_busy_worker_without_a_server_ends_after_a_while(tiny_model: Path, tmp_path: Path) -> None:
     with own_server() as (server, process):
         worker = start_worker(server, "rankmill", tmp_path, environ={"RANKMILL_CLAIM_AHEAD": "9"})

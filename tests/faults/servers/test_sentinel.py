@@ -30,7 +30,7 @@ async def in_a_loop(url: str, model: str, found: list[float], begun: threading.E
             begun.set()
 
 
-@pytest.mark.parametrize("how", ["demoted", "killed"])
+@pytest.mark.parametrize("how", [pytest.param("demoted", marks=pytest.mark.slow), "killed"])
 def test_a_failover_in_the_middle_of_a_run_loses_nothing(
     how: str, service: Service, exporters: StartExporter, tiny_model: Path, tmp_path: Path
 ) -> None:

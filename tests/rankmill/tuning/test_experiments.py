@@ -133,6 +133,7 @@ def test_impossible_cells_are_results_and_the_report_is_whole(
     assert "</svg>" in (out / plots[0]).read_text()
 
 
+@pytest.mark.slow
 def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path: Path, tiny_model: Path) -> None:
     file, out = write(tmp_path, tiny_model, grid={"workers": [1, 2]}), tmp_path / "out"
     kept = out / "measurements.jsonl"

@@ -150,6 +150,7 @@ def test_a_request_overtakes_the_bulk_work_in_the_queue_and_in_the_worker() -> N
         bulk.cancel()
 
 
+@pytest.mark.slow
 def test_bulk_work_keeps_a_fifth_beside_endless_requests() -> None:
     with simulated_cluster(1, 1.0, QUICK) as cluster:
         client, given = client_of(cluster), pairs(16 * 128)
@@ -202,7 +203,9 @@ def test_two_bulk_runs_get_equal_pairs_though_their_chunks_differ() -> None:
         assert 0.6 < had["first"] / had["second"] < 1.7, had
 
 
-@pytest.mark.parametrize("kill", [False, True], ids=["late", "killed"])
+@pytest.mark.parametrize(
+    "kill", [pytest.param(False, id="late"), pytest.param(True, id="killed", marks=pytest.mark.slow)]
+)
 def test_workers_that_come_late_are_given_chunks_and_each_row_is_scored_once(kill: bool) -> None:
     with simulated_cluster(1, 10.0, QUICK) as cluster:
         given = pairs(12 * 100)

@@ -37,7 +37,14 @@ def change(file: Path, **values: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
-@pytest.mark.parametrize(("backend", "precision"), [("openvino", "int8"), ("onnx", "fp32"), ("auto", "auto")])
+@pytest.mark.parametrize(
+    ("backend", "precision"),
+    [
+        pytest.param("openvino", "int8", marks=pytest.mark.slow),
+        pytest.param("onnx", "fp32", marks=pytest.mark.slow),
+        ("auto", "auto"),
+    ],
+)
 def test_with_a_kept_graph_neither_torch_nor_transformers_is_imported(
     backend: str, precision: str, tmp_path: Path
 ) -> None:
