@@ -178,6 +178,7 @@ def measure(source: str, url: str, args: argparse.Namespace, profile: Path | Non
 
 
 def _score(out: Any, name: str, url: str, chunk_size: int, profile: Path | None) -> None:
+    import producer.files.corpus.joined  # noqa: F401 (pandas, which score_file imports where it is needed)
     from jobs.runtime.settings import load_settings
     from producer.files.readers import TextColumns
     from producer.files.stores.paths import as_path

@@ -25,7 +25,7 @@ _TEXT_FIELDS = [pa.field("query", pa.dictionary(pa.int32(), pa.string())), pa.fi
 _LABEL_FIELDS = [pa.field("relevance", pa.int64()), pa.field("in_run", pa.bool_())]
 
 _ROWS_AT_ONCE = 16_384
-"""Rows whose texts are looked up together. The system clears larger buffers anew each time."""
+"""Rows whose passages are in one buffer. The system clears larger buffers anew each time."""
 
 _Labels = dict[tuple[str, str], int]
 
@@ -85,7 +85,7 @@ class JoinedSource:
 
     def tables(self, rows_at: RowsAt, start: int = 0) -> Iterator[pa.Table]:
         """See `PairSource.tables`."""
-        pairs = map(self._with_texts, _slices(self._ids(start)))
+        pairs = (pairs for batch in self._ids(start) for pairs in self._with_texts(batch))
         return cut_batches(pairs, self.schema, self.columns, rows_at, start)
 
     def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
@@ -146,14 +146,18 @@ class JoinedSource:
         if rows:
             yield pa.RecordBatch.from_pylist(rows, schema=self._id_schema)
 
-    def _with_texts(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _with_texts(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         queries = pc.dictionary_encode(batch["query_id"])
         texts = _present(self._queries, queries.dictionary)
         is_there = pc.is_valid(texts).take(queries.indices)
         places = pc.if_else(is_there, queries.indices, pa.scalar(None, pa.int32()))
         query = pa.DictionaryArray.from_arrays(places, pc.fill_null(texts, ""))  # Parquet has no null in one
-        passage = self._corpus.take(self._corpus.find(batch["doc_id"]))
-        return pa.record_batch([*batch.columns, query, passage], schema=self.schema)
+        rows = self._corpus.find(batch["doc_id"])
+        for row in range(0, len(batch), _ROWS_AT_ONCE):
+            ids = batch.slice(row, _ROWS_AT_ONCE)
+            passage = self._corpus.take(rows[row : row + _ROWS_AT_ONCE])
+            columns = [*ids.columns, query.slice(row, _ROWS_AT_ONCE), passage]
+            yield pa.record_batch(columns, schema=self.schema)
 
     def _check_there(self, batch: pa.RecordBatch) -> None:
         for key, index, files in (
@@ -168,11 +172,6 @@ class JoinedSource:
                     f"{self._files.run.path}: {key} {first!r} is not in {names}; "
                     "leave out --on-null fail to have it reported as a row error"
                 )
-
-
-def _slices(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        yield from (batch.slice(row, _ROWS_AT_ONCE) for row in range(0, len(batch), _ROWS_AT_ONCE))
 
 
 def _labels(file: InputFile) -> _Labels:
