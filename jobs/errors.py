@@ -130,7 +130,7 @@ class RunTimeout(StillWaiting, TimeoutError):
 
 
 class NoWorkers(StillWaiting):
-    """No worker that could do it is there, or has come for as long as the client waits for one."""
+    """There is no worker that could do it, and none has come while the client waited for one."""
 
 
 class RunCancelled(RankmillError):

@@ -34,9 +34,9 @@ class AskedPairs:
         places = self._places(keys)
         found: Numbers = np.where(self._keys[places] == keys, self._numbers[places], NOBODY)
         crowded = np.flatnonzero(self._others[places])
-        for place, key in zip(crowded.tolist(), keys[crowded].tolist(), strict=True):
+        for each, key in zip(crowded.tolist(), keys[crowded].tolist(), strict=True):
             if key in self._rest:
-                found[place] = self._rest[key]
+                found[each] = self._rest[key]
         return found
 
     def add(self, keys: Keys, numbers: Numbers) -> None:

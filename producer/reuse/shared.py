@@ -148,7 +148,7 @@ class Lenders:
         asked = rows_to_score(table, self._columns, known)
         rows, keys = asked.select(table), keys[asked.rows]
         lent = self._lent(rows, keys)
-        self._part(rows, keys, lent)
+        self._tell_apart(rows, keys, lent)
         borrowed = keys[lent].tolist()
         for key in borrowed:
             self._waiting.setdefault(key, []).append(chunk)
@@ -161,7 +161,7 @@ class Lenders:
         self._asking[chunk] = _Asking(rows, keys)
         self._asked.add(keys, chunk + np.arange(len(keys)))
 
-    def _part(self, rows: pa.Table, keys: Keys, lent: npt.NDArray[np.bool_]) -> None:
+    def _tell_apart(self, rows: pa.Table, keys: Keys, lent: npt.NDArray[np.bool_]) -> None:
         """Give each pair that is not lent, but has the key of another pair, a key of its own."""
         places = np.flatnonzero(~lent)
         if len(alike := places[_alike(keys[places], self._asked)]):
@@ -176,11 +176,12 @@ class Lenders:
         """Which of the rows have a pair that another chunk asks for; the texts decide, not the keys."""
         lent = np.zeros(len(keys), bool)
         numbers = self._asked.find(keys)
+        found = np.flatnonzero(numbers != NOBODY)
         chunks = np.fromiter(self._asking, np.int64)
-        lenders = np.searchsorted(chunks, numbers, "right") - 1
-        for lender in np.unique(lenders[numbers != NOBODY]).tolist():
-            here = np.flatnonzero((lenders == lender) & (numbers != NOBODY))
-            there = self._asking[chunks[lender]].rows.take(pa.array(numbers[here] - chunks[lender]))
+        lenders = chunks[np.searchsorted(chunks, numbers[found], "right") - 1]
+        for lender in np.unique(lenders).tolist():
+            here = found[lenders == lender]
+            there = self._asking[lender].rows.take(pa.array(numbers[here] - lender))
             lent[here] = self._same(rows.take(pa.array(here)), there)
         return lent
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -85,7 +86,7 @@ class JoinedSource:
 
     def tables(self, rows_at: RowsAt, start: int = 0) -> Iterator[pa.Table]:
         """See `PairSource.tables`."""
-        pairs = (pairs for batch in self._ids(start) for pairs in self._with_texts(batch))
+        pairs = chain.from_iterable(map(self._with_texts, self._ids(start)))
         return cut_batches(pairs, self.schema, self.columns, rows_at, start)
 
     def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:

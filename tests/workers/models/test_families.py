@@ -56,11 +56,11 @@ def expected(model: Path, *, load: dict[str, Any] | None = None, **options: Any)
     return scores
 
 
-def scores_of(model: Path, cache: Path, *, backend: str = "torch", budget: int = 300, **spec: Any) -> Logits:
+def scores_of(model: Path, cache: Path, *, backend: str = "torch", **spec: Any) -> Logits:
     wanted = ScoreSpec.model_validate({"model": str(model), "precision": "fp32", **spec})
     loaded = load_model(wanted, "cpu", backend, str(cache))
     assert loaded.backend.name == backend
-    scored = Engine(loaded, budget).score(QUERIES, PASSAGES)
+    scored = Engine(loaded, 300).score(QUERIES, PASSAGES)
     assert scored.errors == {}
     return scored.scores
 
