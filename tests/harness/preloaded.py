@@ -37,14 +37,20 @@ EXECUTED = "TESTS_EXECUTED"
 """Where this variable is set, rankmill's processes are executed, as its users' are: for tests of families."""
 
 FORKS = "TESTS_FORKS"
-"""Where this variable is set, it is the address of the process that forks for all of pytest-xdist's."""
+"""Where this variable is set, it is the address of the processes that fork for all of pytest-xdist's."""
+
+OF_WORKERS = "-workers"
+"""What ends the address of the process that has torch as well."""
+
+_WITHOUT_TORCH = {"rankmill", "score-file", "score-workers", "producer.local.supervisor"}
+"""Commands and modules that are forks of the process without it."""
 
 _START_SECONDS = 120
 
 _Popen = subprocess.Popen
 
 _address: list[str] = []
-"""Of the process that forks, once it is known."""
+"""Of the processes that fork, once it is known."""
 
 
 class PreloadedProcess(subprocess.Popen[AnyStr]):
@@ -57,13 +63,14 @@ class PreloadedProcess(subprocess.Popen[AnyStr]):
         self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
         p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_,
     ) -> None:  # fmt: skip
+        command = list(map(str, args))
         wanted = {
-            "command": list(map(str, args)),
+            "command": command,
             "cwd": str(cwd or Path.cwd()),
             "environ": dict(os.environ if env is None else env),
         }
         self._line = socket.socket(socket.AF_UNIX)
-        self._line.connect(_server())
+        self._line.connect(_server_of(command))
         streams = [given if given != -1 else own for own, given in enumerate((p2cread, c2pwrite, errwrite))]
         socket.send_fds(self._line, [json.dumps(wanted).encode() + b"\n"], streams)
         self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
@@ -119,7 +126,7 @@ def install(address: str | None = None) -> None:
 
 
 def start_forks() -> str:
-    """Start the process that forks, and return its address; it ends with this one."""
+    """Start the processes that fork, and return their address; they end with this one."""
     folder = tempfile.TemporaryDirectory(prefix="rm-")  # short: socket paths are limited
     address = f"{folder.name}/s"
     command = [sys.executable, "-m", "tests.harness.forks", address]
@@ -143,12 +150,14 @@ def start_forks() -> str:
     return address
 
 
-def _server() -> str:
-    """Address of the process that forks, once it does."""
+def _server_of(command: list[str]) -> str:
+    """Address of the process that forks for a command, once it does."""
     if not _address:
         _address.append(os.environ.get(FORKS) or start_forks())
+    name = command[command[0] == "-m"]
+    address = _address[0] + ("" if name in _WITHOUT_TORCH else OF_WORKERS)
     deadline = time.monotonic() + _START_SECONDS
-    while not os.path.exists(_address[0]):  # noqa: PTH110
+    while not os.path.exists(address):  # noqa: PTH110
         assert time.monotonic() < deadline, "the process that forks has not begun to"
         time.sleep(0.05)
-    return _address[0]
+    return address
