@@ -71,11 +71,18 @@ def running_gateway(
     *options: str,
     environ: Mapping[str, str] | None = None,
     code: int = 0,
+    before: str = "",
 ) -> Iterator[Running]:
-    """A gateway for as long as the ``with`` block lasts, of a server or embedded; it ends with `code`."""
+    """A gateway for as long as the ``with`` block lasts, of a server or embedded; it ends with `code`.
+
+    Its process runs the Python code `before` first, which makes an interval shorter, say.
+    """
     log = directory / "gateway.log"
     place = ["--redis", redis_url] if redis_url else ["--embedded"]
-    command = ["rankmill", "serve", *place, "--port", "0", *options]
+    words = ["rankmill"]
+    if before:
+        words = ["python", "-c", f"{before}; from rankmill.cli.main import rankmill; rankmill()"]
+    command = [*words, "serve", *place, "--port", "0", *options]
     with log.open("wb") as out:
         process: subprocess.Popen[bytes] = PreloadedProcess(
             command, cwd=directory, stdout=out, stderr=out, env={**ENVIRON, **(environ or {})}

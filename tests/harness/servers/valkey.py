@@ -78,7 +78,8 @@ def shared_queue(shared_server: Server, tmp_path_factory: pytest.TempPathFactory
     """A server with one ScoringWorker on queue ``rankmill``, for tests that only want scores."""
     from tests.harness.processes import start_worker, wait_for
 
-    worker = start_worker(shared_server, "rankmill", tmp_path_factory.mktemp("worker"))
+    often = {"RANKMILL_HEARTBEAT_SECONDS": "0.5"}  # it reads orders with its heartbeat
+    worker = start_worker(shared_server, "rankmill", tmp_path_factory.mktemp("worker"), environ=often)
     wait_for(lambda: queue_workers(shared_server.client, "rankmill").scoring, worker)
     yield shared_server
     worker.terminate()

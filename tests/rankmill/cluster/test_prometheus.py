@@ -89,7 +89,7 @@ def prometheus(
     workers(environ={"RANKMILL_METRICS_ADDRESS": f"127.0.0.1:{free_port()}"})
     text = (CONFIGS / "prometheus.yml").read_text().replace("exporter:9807", exporter.removeprefix("http://"))
     config = tmp_path / "prometheus.yml"
-    config.write_text(re.sub(r": 15s\b", ": 1s", text))
+    config.write_text(re.sub(r": 15s\b", ": 250ms", text))
     (tmp_path / "alerts.yml").write_text((CONFIGS / "alerts.yml").read_text())
     url = f"127.0.0.1:{free_port()}"
     options = [

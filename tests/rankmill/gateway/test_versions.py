@@ -59,7 +59,10 @@ def test_an_alias_a_split_and_a_shadow_answer_as_their_versions(
     half = {"v1": 0.5, "v2": 0.5}
     assert {version_of("reranker", half, query) for query in QUERIES} == {"v1", "v2"}
     stands_for({"v1": 1.0})
-    with running_gateway(server.url, tmp_path, "--model", "reranker@live", environ=here) as gateway:
+    soon = "import jobs.registry.resolver as r; r._FRESH_SECONDS = 0.2"
+    with running_gateway(
+        server.url, tmp_path, "--model", "reranker@live", environ=here, before=soon
+    ) as gateway:
         assert answers(gateway, {"v1": 1.0})
         answer = gateway.post("/v1/score", {"text_1": QUERIES[0], "text_2": TEXTS}).json
         assert answer["model"] == "reranker@v1"
@@ -68,7 +71,7 @@ def test_an_alias_a_split_and_a_shadow_answer_as_their_versions(
             r'^rankmill_model_info\{.*model="reranker@v1".*revision="[0-9a-f]{64}"', loaded, re.M
         )
         stands_for(half)
-        wait_for(lambda: answers(gateway, half))  # the gateway asks the registry again after 5 s
+        wait_for(lambda: answers(gateway, half))  # the gateway asks the registry again
         promoted = gateway.post("/v1/registry/reranker/aliases/live/promote", {"version": "v2"})
         assert promoted.json["now"]["versions"] == {"v2": 1.0}
         assert [each["state"] for each in promoted.json["workers"]] == ["done"]

@@ -10,7 +10,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pyarrow as pa
@@ -42,23 +44,33 @@ def private_tmp() -> Iterator[Path]:
         yield Path(directory)
 
 
-def start(source: Path, model: Path, tmp: Path, *options: str) -> subprocess.Popen[str]:
+def start(source: Path, model: Path, tmp: Path, *options: str, **environ: str) -> subprocess.Popen[str]:
     command = ["score-file", source, "--model", model, "--chunk-size", "64", *options]
-    return start_command(*command, environ={"TMPDIR": str(tmp), EXECUTED: "1"})
+    return start_command(*command, environ={"TMPDIR": str(tmp), **environ})
 
 
-def cluster_of(command: subprocess.Popen[str]) -> list[psutil.Process]:
-    """Supervisor, server and workers of a running command."""
-    return psutil.Process(command.pid).children(recursive=True)
+@dataclass(frozen=True)
+class Cluster:
+    """Processes of a running command, as its server knows them."""
+
+    supervisor: psutil.Process
+    server: psutil.Process
+    workers: list[psutil.Process]
+
+    @property
+    def all(self) -> list[psutil.Process]:
+        return [self.supervisor, self.server, *self.workers]
 
 
-def workers_of(command: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The supervisor's children that are workers; those may fork for a moment, as libraries do."""
-    found = []
-    for parent in alive(psutil.Process(command.pid).children()):
-        with suppress(psutil.NoSuchProcess):
-            found += [process for process in parent.children() if "rq.cli" in process.cmdline()]
-    return alive(found)
+def cluster_of(private_tmp: Path) -> Cluster:
+    (socket,) = private_tmp.glob("rankmill-*/server.sock")
+    with redis.Redis(unix_socket_path=str(socket), decode_responses=True) as client:
+        untyped: Any = client
+        server = untyped.info("server")["process_id"]
+        names = sorted(untyped.smembers("rq:workers"))
+        workers = [psutil.Process(int(untyped.hget(name, "pid"))) for name in names]
+    supervisor = int(names[0].split("embedded-")[1].split("-")[0])
+    return Cluster(psutil.Process(supervisor), psutil.Process(server), workers)
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
@@ -92,11 +104,21 @@ def test_two_embedded_workers_score_a_file_and_go(
 
 
 @pytest.fixture
-def long_run(tmp_path: Path, private_tmp: Path, tiny_model: Path) -> Iterator[subprocess.Popen[str]]:
+def executed() -> bool:
+    """Whether the processes execute each other, as a user's do, and are no forks (`tests.harness.forks`)."""
+    return False
+
+
+@pytest.fixture
+def long_run(
+    tmp_path: Path, private_tmp: Path, tiny_model: Path, executed: bool
+) -> Iterator[subprocess.Popen[str]]:
     """A run that would take a minute, under way."""
     source = write_pairs(tmp_path / "a.parquet", 50_000, words=60)
-    process = start(source, tiny_model, private_tmp, "--workers", "2")
+    environ = {EXECUTED: "1"} if executed else {}
+    process = start(source, tiny_model, private_tmp, "--workers", "2", **environ)
     wait_for(lambda: rows_done(private_tmp), process, seconds=120)
+    wait_for(lambda: len(cluster_of(private_tmp).workers) == 2, process)
     yield process
     process.kill()
 
@@ -108,14 +130,30 @@ def assert_nothing_left(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)]
+    ("sent", "code", "executed"),
+    [
+        (signal.SIGINT, 130, False),
+        (signal.SIGTERM, 130, False),
+        (signal.SIGKILL, -signal.SIGKILL, False),
+        pytest.param(signal.SIGINT, 130, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 130, True, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, -signal.SIGKILL, True, marks=pytest.mark.slow),
+    ],
 )
 def test_nothing_outlives_the_command(
-    long_run: subprocess.Popen[str], tmp_path: Path, private_tmp: Path, sent: signal.Signals, code: int
+    long_run: subprocess.Popen[str],
+    tmp_path: Path,
+    private_tmp: Path,
+    sent: signal.Signals,
+    code: int,
+    executed: bool,
 ) -> None:
-    cluster = cluster_of(long_run)
-    assert len(workers_of(long_run)) == 2
-    assert len(cluster) >= 4  # supervisor, server, two workers; libraries start short-lived processes
+    found = cluster_of(private_tmp)
+    cluster = found.all
+    if executed:
+        cluster = psutil.Process(long_run.pid).children(recursive=True)  # libraries' processes, too
+        assert {*found.all} <= {*cluster}
+    assert len({*cluster}) >= 4
     long_run.send_signal(sent)
     _, err = long_run.communicate(timeout=20)
     assert long_run.returncode == code
@@ -127,11 +165,14 @@ def test_nothing_outlives_the_command(
         assert_nothing_left(tmp_path)
 
 
+@pytest.mark.parametrize("executed", [True])  # what it has started is found as its process group
 def test_a_supervisor_that_is_killed_takes_nothing_with_it_but_the_run(
-    long_run: subprocess.Popen[str], tmp_path: Path, private_tmp: Path
+    long_run: subprocess.Popen[str], tmp_path: Path, private_tmp: Path, executed: bool
 ) -> None:
-    cluster = cluster_of(long_run)
-    next(process for process in cluster if "producer.local.supervisor" in process.cmdline()).kill()
+    cluster = psutil.Process(long_run.pid).children(recursive=True)
+    found = cluster_of(private_tmp)
+    assert {*found.all} <= {*cluster}
+    found.supervisor.kill()
     _, err = long_run.communicate(timeout=30)
     assert long_run.returncode == 1
     assert "the embedded server has stopped unexpectedly" in err
@@ -141,15 +182,15 @@ def test_a_supervisor_that_is_killed_takes_nothing_with_it_but_the_run(
 
 
 def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, private_tmp: Path, tiny_model: Path) -> None:
-    source = write_pairs(tmp_path / "a.parquet", 4_000, words=60)
+    source = write_pairs(tmp_path / "a.parquet", 2_500, words=60)
     process = start(source, tiny_model, private_tmp, "--workers", "1", "--json")
     wait_for(lambda: rows_done(private_tmp), process, seconds=120)
-    workers_of(process)[0].kill()
+    cluster_of(private_tmp).workers[0].kill()
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert json.loads(out)["retries"] >= 1
     scores = pq.read_table(tmp_path / "a.scored.parquet")["score"]
-    assert (len(scores), scores.null_count) == (4_000, 0)
+    assert (len(scores), scores.null_count) == (2_500, 0)
 
 
 @pytest.mark.parametrize(
