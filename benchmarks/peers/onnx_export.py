@@ -14,7 +14,8 @@ def export_int8(model: Path, folder: str) -> str:
     encoder.save_pretrained(folder)
     kind = instructions()
     export_dynamic_quantized_onnx_model(encoder, kind, folder)
-    return f"onnx/model_qint8_{kind}.onnx"
+    (made,) = Path(folder, "onnx").glob(f"model_*int8_{kind}.onnx")  # quint8 for AVX2, qint8 for others
+    return str(made.relative_to(folder))
 
 
 def instructions() -> str:

@@ -2,7 +2,8 @@
 
 Many classifiers take their score from the last hidden state of the first token. In the
 last layer every token is needed as key and value; queries, attention output and feed-forward are
-needed for the first token only. The score is the same, and a 6-layer model does about 15% less work.
+needed for the first token only. BERT and the families like it need not even compute keys and values
+(`_attend`). The score is the same, and a 6-layer model does about 17% less work.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class _BertLayer(nn.Module):
         """Hidden states ``[rows, tokens, width]`` to those of the first token, ``[rows, 1, width]``."""
         inner, first = self.attention.self, hidden[:, :1]
         heads = inner.num_attention_heads
-        context = _attend(inner.query(first), inner.key(hidden), inner.value(hidden), mask, heads)
+        context = _attend(inner.query(first), inner.key, inner.value, hidden, mask, heads)
         attended = self.attention.output(context, first)
         output: torch.Tensor = self.output(self.intermediate(attended), attended)
         return output
@@ -77,7 +78,7 @@ class _DistilBertLayer(nn.Module):
     def forward(self, hidden: torch.Tensor, mask: torch.Tensor | None, *_: Any, **__: Any) -> torch.Tensor:
         """Hidden states ``[rows, tokens, width]`` to those of the first token, ``[rows, 1, width]``."""
         inner, first = self.attention, hidden[:, :1]
-        context = _attend(inner.q_lin(first), inner.k_lin(hidden), inner.v_lin(hidden), mask, inner.n_heads)
+        context = _attend(inner.q_lin(first), inner.k_lin, inner.v_lin, hidden, mask, inner.n_heads)
         attended = self.attention_norm(inner.out_lin(context) + first)
         output: torch.Tensor = self.output_norm(self.feed_forward(attended) + attended)
         return output
@@ -120,13 +121,42 @@ class _ModernBertLayer(nn.Module):
 
 
 def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, heads: int
+    query: torch.Tensor, key: Any, value: Any, hidden: torch.Tensor, mask: torch.Tensor | None, heads: int
 ) -> torch.Tensor:
-    """Attention of one query for each row; `mask` is transformers' ``[rows, 1, tokens, tokens]``."""
+    """Attention of each row's first token, without keys and values: heads ask the hidden states themselves.
+
+    A query's product with a key, ``q (Wk h + b)``, is that of ``q Wk`` with ``h``, and a constant that
+    softmax ignores. The mean of the values ``Wv h + b`` is ``Wv`` of the mean of ``h``, and ``b``. So both
+    projections are applied once for each row and head, not to every token.
+
+    Parameters
+    ----------
+    query
+        Of the first tokens, ``[rows, 1, width]``.
+    key, value
+        The linear layers.
+    hidden
+        ``[rows, tokens, width]``.
+    mask
+        transformers' ``[rows, 1, tokens, tokens]``.
+    heads
+        How many; they divide the width evenly.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[rows, 1, width]``.
+    """
+    rows, _, width = query.shape
+    size = width // heads
+    into_keys, into_values = (each.weight.view(heads, size, -1) for each in (key, value))
+    queries = (query.view(rows, heads, size).transpose(0, 1) @ into_keys).transpose(0, 1)[:, None]
     row_mask = None if mask is None else mask[:, :, :1]
-    query, key, value = (_by_head(states, heads) for states in (query, key, value))
-    context = scaled_dot_product_attention(query, key, value, attn_mask=row_mask)
-    return context.transpose(1, 2).flatten(2)
+    states = hidden[:, None]
+    seen = scaled_dot_product_attention(queries, states, states, attn_mask=row_mask, scale=size**-0.5)
+    context = (seen[:, 0].transpose(0, 1) @ into_values.transpose(1, 2)).transpose(0, 1)
+    attended: torch.Tensor = context.reshape(rows, 1, width) + value.bias
+    return attended
 
 
 def _by_head(states: torch.Tensor, heads: int) -> torch.Tensor:

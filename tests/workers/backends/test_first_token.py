@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from workers.backends.first_token import read_first_token_only
+from workers.backends.openvino.smoothing import smooth
 
 SMALL = {
     "vocab_size": 99,
@@ -81,6 +82,18 @@ def test_the_last_layer_runs_for_one_token(family: str) -> None:
     fast = small_model(family, READS_FIRST[family])
     read_first_token_only(fast)
     assert fast.base_model(**batch(padded=True)).last_hidden_state.shape == (5, 1, 32)
+
+
+@pytest.mark.parametrize("left_out", [(), ("bert.encoder.layer.2.attention.self.value",)])
+@torch.inference_mode()
+def test_recipes_of_earlier_releases_change_keys_and_values_too(left_out: tuple[str, ...]) -> None:
+    plain = small_model("bert", SMALL)
+    fast = copy.deepcopy(plain)
+    layer = "bert.encoder.layer.2.attention.self"
+    smooth(fast, {f"{layer}.{name}": torch.linspace(0.5, 2, 32) for name in ("key", "value")}, left_out)
+    assert read_first_token_only(fast)
+    expected, logits = (model(**batch(padded=True)).logits for model in (plain, fast))
+    torch.testing.assert_close(logits, expected, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("family", OTHERS)

@@ -18,7 +18,7 @@ from workers.backends.model_file import model_file
 from workers.device import int8_instructions
 from workers.disk_cache import build_once, cache_name
 
-_VERSION = 3
+_VERSION = 4
 """Version of the export; changes when the same model would give another file."""
 
 OPSET = 17

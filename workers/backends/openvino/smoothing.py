@@ -38,6 +38,16 @@ class Smoothed(nn.Module):
         with torch.no_grad():
             linear.weight *= factors
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """Weights that compute the same without factors, ``[out, into]``."""
+        return self.linear.weight * self.inverse
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """Of the layer, ``[out]``."""
+        return self.linear.bias
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[..., into]`` to ``[..., out]``."""
         smooth: torch.Tensor = self.linear(hidden * self.inverse)
@@ -50,6 +60,20 @@ class LeftOut(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.add_module(KEPT_EXACT, linear)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Of the layer, ``[out, into]``."""
+        weight = self.get_submodule(KEPT_EXACT).weight
+        assert isinstance(weight, torch.Tensor)
+        return weight
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """Of the layer, ``[out]``."""
+        bias = self.get_submodule(KEPT_EXACT).bias
+        assert bias is None or isinstance(bias, torch.Tensor)
+        return bias
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[..., into]`` to ``[..., out]``."""
