@@ -20,5 +20,8 @@ ENVIRON = {
     "HF_HUB_OFFLINE": "1",
 }
 
+SIMULATED = "benchmarks.simulated.SimulatedWorker"
+"""Class of real workers that sleep in the place of a model: `benchmarks.simulated.SECONDS` says how long."""
+
 QUICK_LEASE = {"RANKMILL_HEARTBEAT_SECONDS": "0.5", "RANKMILL_LEASE_SECONDS": "3"}
 """For workers whose death is to be noticed soon; longer than a busy machine keeps a thread waiting."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.harness.environ import ENVIRON
 from tests.harness.preloaded import PreloadedProcess
-from tests.harness.processes import wait_for
+from tests.harness.processes import rankmill_words, wait_for
 
 PAIR = ("how far is the moon", ["Cheese.", "About 384,400 km."])
 """A query and two passages, of which the second is the better."""
@@ -75,14 +75,11 @@ def running_gateway(
 ) -> Iterator[Running]:
     """A gateway for as long as the ``with`` block lasts, of a server or embedded; it ends with `code`.
 
-    Its process runs the Python code `before` first, which makes an interval shorter, say.
+    ``before`` is that of `rankmill_words`.
     """
     log = directory / "gateway.log"
     place = ["--redis", redis_url] if redis_url else ["--embedded"]
-    words = ["rankmill"]
-    if before:
-        words = ["python", "-c", f"{before}; from rankmill.cli.main import rankmill; rankmill()"]
-    command = [*words, "serve", *place, "--port", "0", *options]
+    command = [*rankmill_words(before), "serve", *place, "--port", "0", *options]
     with log.open("wb") as out:
         process: subprocess.Popen[bytes] = PreloadedProcess(
             command, cwd=directory, stdout=out, stderr=out, env={**ENVIRON, **(environ or {})}

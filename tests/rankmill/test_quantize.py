@@ -61,7 +61,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     model = make_bert(folder / "model")
     (folder / "registry").mkdir()
     put_version(folder / "registry", model, "reranker")
-    options = ("--pairs", EXAMPLES, "--label-column", "relevant", "--trials", 3, "--json", "-q")
+    options = ("--pairs", EXAMPLES, "--label-column", "relevant", "--trials", 2, "--json", "-q")
     done = run("reranker@v1", folder / "made", *options, "--registry", folder / "registry")
     assert (done.code, done.err) == (0, "")
     return Made(model, folder / "made", json.loads(done.out))
@@ -93,7 +93,7 @@ def test_the_report_says_how_it_was_made_and_what_it_costs(made: Made) -> None:
         assert 0 < figures["ndcg"] <= 1
     assert report["fp32"]["spearman"] == pytest.approx(1)
     assert 0.8 < report["quantized"]["spearman"] < 1
-    assert 1 <= len(report["trials"]) <= 3
+    assert 1 <= len(report["trials"]) <= 2
     assert report["trials"][0]["left_out"] == []
     assert (made.output.stat().st_mode & 0o055) == (made.model.stat().st_mode & 0o055)
     assert not list(made.output.parent.glob(".*"))

@@ -25,13 +25,8 @@ from producer import Client, ScoringRun
 from rankmill.cluster.snapshot import Snapshot, WorkerState, read_cluster
 from rankmill.cluster.tables import overview
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
-from tests.harness.models.tiny import make_bert
+from tests.harness.environ import SIMULATED
 from tests.harness.runs import stored_run
-
-
-@pytest.fixture
-def slow_model(tmp_path: Path) -> Path:
-    return make_bert(tmp_path / "slow", hidden=128, layers=4)
 
 
 def worker_named(cluster: Snapshot, name: str) -> WorkerState | None:
@@ -44,8 +39,8 @@ def read(run: ScoringRun) -> None:
         run.scores()
 
 
-def test_a_cluster_at_work_is_seen_as_it_is(server: Server, workers: StartWorker, slow_model: Path) -> None:
-    client = Client(server.url, model=str(slow_model), chunk_size=64, window=8)
+def test_a_cluster_at_work_is_seen_as_it_is(server: Server, workers: StartWorker) -> None:
+    client = Client(server.url, model="demo", chunk_size=64, window=8)
     pairs: list[tuple[str, str | None]] = [("big cat", "the moon " * 40)] * 200_000
     pairs[3] = ("big cat", None)
     run = client.submit(pairs)
@@ -54,9 +49,9 @@ def test_a_cluster_at_work_is_seen_as_it_is(server: Server, workers: StartWorker
     assert (queue.name, queue.waiting, queue.started, queue.workers) == ("rankmill", 8, 0, 0)
     assert queue.oldest_seconds is not None
     (seen,) = before.runs
-    assert (seen.id, seen.queue, seen.model) == (run.id, "rankmill", str(slow_model))
+    assert (seen.id, seen.queue, seen.model) == (run.id, "rankmill", "demo")
     assert (seen.rows, seen.rows_done, seen.seconds_left, before.runs_total) == (200_000, 0, None, 1)
-    workers(name="w1", environ={"RANKMILL_CLAIM_AHEAD": "64"})
+    workers(name="w1", worker_class=SIMULATED, environ={"RANKMILL_CLAIM_AHEAD": "64"})
     reader = threading.Thread(target=read, args=(run,))
     reader.start()
     found: list[Snapshot] = []

@@ -12,6 +12,9 @@ from producer import Client
 from tests.conftest import QUICK_LEASE, Server, StartExporter, StartWorker, run_command, wait_for
 from tests.workers.test_metrics import PAIRS, check_metrics, get
 
+FRESH = "import rankmill.cluster.exporter as e; e._CACHE_SECONDS = 0.1"
+"""For exporters that are asked again and again until something is seen."""
+
 
 def value(url: str, sample: str) -> float | None:
     """Value of a sample of the page, by its name and labels."""
@@ -25,7 +28,7 @@ def value(url: str, sample: str) -> float | None:
 def test_the_exporter_shows_the_cluster(
     server: Server, workers: StartWorker, exporters: StartExporter, tmp_path: Path, tiny_model: Path
 ) -> None:
-    url = exporters(server.url)
+    url = exporters(server.url, before=FRESH)
     client = Client(server.url, model=str(tiny_model), chunk_size=10)
     run = client.submit(PAIRS)
     wait_for(lambda: value(url, 'rankmill_queue_jobs{queue="rankmill",state="waiting"}') == 10)
@@ -42,7 +45,7 @@ def test_the_exporter_shows_the_cluster(
     assert value(url, "rankmill_cluster_pairs_total") == 99
     assert value(url, "rankmill_cluster_row_errors_total") == 1
     assert value(url, 'rankmill_queue_backlog_seconds{queue="rankmill"}') == 0
-    assert value(url, 'rankmill_workers{state="idle"}') == 1
+    wait_for(lambda: value(url, 'rankmill_workers{state="idle"}') == 1)
     assert value(url, 'rankmill_queue_workers{queue="rankmill"}') == 1
     assert value(url, 'rankmill_queue_oldest_job_age_seconds{queue="rankmill"}') == 0
     assert value(url, 'rankmill_queue_lost_workers{queue="rankmill"}') == 0

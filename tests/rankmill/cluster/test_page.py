@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from benchmarks.simulated import SECONDS
 from jobs.store.runs import RunStore
 from jobs.store.worker_report import LATENCY_BUCKETS, GpuReport, WorkerReport, announce_worker
 from producer import Client
@@ -23,7 +24,7 @@ from rankmill.cluster.history import WINDOW_SECONDS, History, quantile
 from rankmill.cluster.snapshot import Snapshot, WorkerState
 from tests.conftest import ENVIRON, QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.browser import shown
-from tests.harness.models.tiny import make_bert
+from tests.harness.environ import SIMULATED
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.runs import stored_run
 from tests.harness.tools import free_port
@@ -70,9 +71,12 @@ def text(html: str, element: str) -> str:
 def test_a_browser_shows_worker_run_and_lost_worker_and_says_when_redis_is_away(
     server: Server, workers: StartWorker, page: str, tmp_path: Path
 ) -> None:
-    model = make_bert(tmp_path / "model", hidden=128, layers=4)
-    client = Client(server.url, model=str(model), chunk_size=32, window=8)
-    worker = workers(name="worker-7", environ={"RANKMILL_CLAIM_AHEAD": "32", **QUICK_LEASE})
+    client = Client(server.url, model="demo", chunk_size=32, window=8)
+    busy_for_long = {
+        SECONDS: "5",
+        "RANKMILL_CLAIM_AHEAD": "32",
+    }  # it sleeps, and leaves the CPU to the browser
+    worker = workers(name="worker-7", worker_class=SIMULATED, environ={**busy_for_long, **QUICK_LEASE})
     pairs: list[tuple[str, str | None]] = [("big cat", None)]
     run = client.submit(pairs + [("big cat", "the moon " * 40)] * 499_999)
     reader = threading.Thread(target=read, args=(run,))

@@ -18,6 +18,7 @@ from producer import Client
 from tests.conftest import Server, StartExporter, StartWorker, wait_for
 from tests.harness.tools import free_port, tool
 from tests.project.test_rooms import ROOT
+from tests.rankmill.cluster.test_exporter import FRESH
 from tests.workers.test_metrics import get
 
 CONFIGS = ROOT / "configs" / "prometheus"
@@ -85,7 +86,7 @@ def prometheus(
 ) -> Iterator[Prometheus]:
     """Prometheus by the configuration that is shipped, but for ports and intervals, with one worker."""
     program = tool("prometheus", "prometheus")
-    exporter = exporters(server.url)
+    exporter = exporters(server.url, before=FRESH)
     workers(environ={"RANKMILL_METRICS_ADDRESS": f"127.0.0.1:{free_port()}"})
     text = (CONFIGS / "prometheus.yml").read_text().replace("exporter:9807", exporter.removeprefix("http://"))
     config = tmp_path / "prometheus.yml"

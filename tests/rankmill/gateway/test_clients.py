@@ -43,6 +43,7 @@ def test_every_client_finds_the_best_text(gateway: Running) -> None:
     assert found == [f"{name} 1" for name in names], done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_nothing_in_the_openapi_document_ends_in_a_server_error(gateway: Running, tmp_path: Path) -> None:
     paths = "^/((v1/|v2/)?rerank|score|predict|infinity/rerank)$"
     done = schemathesis(gateway, tmp_path, 4, "--phases", "fuzzing", "--include-path-regex", paths)

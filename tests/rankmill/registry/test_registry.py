@@ -251,7 +251,7 @@ def test_a_resumed_run_keeps_its_version_and_one_worker_without_the_registry_sto
         put_version(registry, model, "reranker")
     done("alias", "reranker@v1", "as", "production")
     pq.write_table(
-        pa.table({"query": ["big cat"] * 2000, "passage": [f"moon {n}" for n in range(2000)]}),
+        pa.table({"query": ["big cat"] * 800, "passage": [f"moon {n}" for n in range(800)]}),
         tmp_path / "a.parquet",
     )
     options = ["--model", "reranker@production", "--redis", server.url, "--chunk-size", "16"]

@@ -16,7 +16,7 @@ from rankmill.cli.quality.check_precision import check_precision
 from tests.conftest import Server, run_command
 from tests.workers.backends.test_backends import EXAMPLES
 
-DEMO = (str(EXAMPLES), "--model", "demo", "--sample", "60")
+DEMO = (str(EXAMPLES), "--model", "demo", "--sample", "30")
 
 
 def run(server: Server, *arguments: str) -> Result:
@@ -33,7 +33,7 @@ def test_it_tells_how_a_precision_ranks_and_what_that_does_to_ndcg(shared_queue:
     assert [each["precision"] for each in measured] == ["fp32", "bf16"]
     assert measured[0]["spearman"] == pytest.approx(1)
     assert 0.95 < measured[1]["low"] <= measured[1]["spearman"] <= measured[1]["high"] < 1.0001
-    assert (measured[1]["verdict"], measured[1]["rows"]) == ("kept", 60)
+    assert (measured[1]["verdict"], measured[1]["rows"]) == ("kept", 30)
     assert measured[1]["top_overlap"] is None  # no query of the example has more than ten passages
     assert all(0.5 < each["ndcg"] <= 1 and each["lost"] == 0 for each in measured)
 
@@ -82,7 +82,20 @@ def test_pairs_with_one_passage_each_have_no_ranks(shared_queue: Server, tmp_pat
     assert "no query has two passages with different scores" in found.stderr
 
 
-def test_with_workers_of_its_own_it_checks_another_backend() -> None:
+def test_with_workers_of_its_own_it_checks_a_backend(tmp_path: Path, tiny_model: Path) -> None:
+    passages = [f"{'the moon ' * n}{word}" for n in range(5) for word in ("cat", "king", "tea", "river")]
+    pq.write_table(pa.table({"query": ["how far"] * 20, "passage": passages}), tmp_path / "p.parquet")
+    options = ["--model", tiny_model, "--backend", "torch", "--precision", "bf16"]
+    more = ["--threshold", "0.5", "--json"]
+    done = run_command("rankmill", "check-precision", tmp_path / "p.parquet", *options, *more)
+    assert done.code == 0, done.err
+    fp32, bf16 = json.loads(done.out)
+    assert (fp32["backend"], bf16["backend"], bf16["precision"]) == ("torch", "torch", "bf16")
+    assert 0.5 < bf16["spearman"] <= 1.0001
+
+
+@pytest.mark.slow
+def test_with_workers_of_its_own_it_checks_int8() -> None:
     pytest.importorskip("onnxruntime")
     options = ["--backend", "onnx", "--precision", "int8", "--threshold", "0.9", "--json"]
     done = run_command("rankmill", "check-precision", *DEMO, *options)
