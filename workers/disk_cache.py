@@ -9,6 +9,8 @@ import os
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,18 @@ class Locked:
             self._descriptor = None
 
     __del__ = close
+
+
+@cache
+def version(package: str) -> str:
+    """Version of an installed package, on which what is made by it depends; read from its files once.
+
+    Raises
+    ------
+    PackageNotFoundError
+        It is not installed.
+    """
+    return metadata.version(package)
 
 
 def cache_folder(setting: str) -> Path:

@@ -13,7 +13,7 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from jobs.runtime.hosts import cpu_flags, cpu_name
 from workers.backends.base import BackendKind
 from workers.backends.layer import LayerShape
 from workers.device import threads
-from workers.disk_cache import read_json, write_json
+from workers.disk_cache import read_json, version, write_json
 
 CPU_PRECISIONS = ("fp32", "bf16")
 """Precisions that ``auto`` chooses from on a CPU, the most exact first."""

@@ -12,8 +12,7 @@ import logging
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from importlib.metadata import version
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -23,8 +22,9 @@ from tokenizers import Encoding, Tokenizer
 
 from workers.backends.families import TRACEABLE
 from workers.backends.model_file import model_file
-from workers.disk_cache import build_once
+from workers.disk_cache import build_once, version
 from workers.models.layout import Layout, read_layout
+from workers.models.tokenizer import Joiner
 
 _VERSION = 2
 """Version of the cached files; to be changed with their content."""
@@ -95,6 +95,11 @@ class Description:
             step.config for step in self.layout.steps if step.config.get("module_output_name") == "scores"
         ]
         return tuple(map(str, range(int(last[-1]["out_features"]) if last else 1)))
+
+    @cached_property
+    def joiner(self) -> Joiner | None:
+        """How pairs are joined from texts that were tokenized alone, if that gives the same tokens."""
+        return Joiner.of(self.tokenizer)
 
     @property
     def plain(self) -> bool:

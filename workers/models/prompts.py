@@ -28,7 +28,7 @@ def tokenizer_for(spec: ScoreSpec, about: Description, max_length: int) -> Token
     instruction = about.layout.prompt if spec.instruction is None else spec.instruction
     template = prompt_template(spec, about)
     if template is None:
-        pairs = PairTokenizer(about.tokenizer, max_length)
+        pairs = PairTokenizer(about.tokenizer, max_length, about.joiner)
         return PrefixedTokenizer(pairs, instruction) if instruction else pairs
     chat_format = about.layout.chat_format if spec.prompt_template is None else "auto"
     return PromptTokenizer(

@@ -33,13 +33,14 @@ class PairTokenizer:
         Any `transformers.PreTrainedTokenizerBase`.
     max_length
         Longest pair in tokens, special tokens included; the longer text is cut first.
+    joiner
+        The tokenizer's `Joiner`, if it has one.
     """
 
-    def __init__(self, tokenizer: Any, max_length: int) -> None:
+    def __init__(self, tokenizer: Any, max_length: int, joiner: Joiner | None) -> None:
         self._tokenizer = tokenizer
         self.max_length = max_length
         self.pad_id = tokenizer.pad_token_id or 0  # without a padding token any id will do: it is masked
-        joiner = Joiner.of(tokenizer)
         self._joiner = joiner if joiner and joiner.specials < max_length else None
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:

@@ -66,9 +66,12 @@ engine = parts.engines.get(ScoreSpec(model={str(model)!r}, precision={precision!
 print(engine.score(*{PAIRS!r}).scores.tolist())
 print(sorted({{"torch", "transformers"}} & set(sys.modules)))
 """
-    before = run_command(
-        "python", "-c", code, environ=environ
-    )  # a fork: it has both anyway, and makes the graph
+    # A fork: it has both anyway, and makes the graph.
+    before = run_command("python", "-c", code, environ=environ)
+    if backend == "auto":  # on a busy machine PyTorch may have been measured as the fastest
+        (speeds,) = cache.glob("speeds/*.json")
+        change(speeds, gflops={"openvino": {"fp32": 2.0}, "torch": {"fp32": 1.0}}, steady=True)
+        before = run_command("python", "-c", code, environ=environ)
     command = [sys.executable, "-c", code]
     after = subprocess.run(command, env=ENVIRON | environ, capture_output=True, text=True, check=True)
     (made, had), (kept, imported) = before.out.splitlines(), after.stdout.splitlines()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from workers.backends.base import ModelFiles
 from workers.backends.inputs import INPUTS
 from workers.backends.model_file import model_file
 from workers.device import int8_instructions
-from workers.disk_cache import build_once, cache_name
+from workers.disk_cache import build_once, cache_name, version
 
 _VERSION = 4
 """Version of the export; changes when the same model would give another file."""

@@ -8,7 +8,6 @@ import time
 import warnings
 from contextlib import redirect_stdout
 from functools import partial
-from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from workers.backends.base import ModelFiles
 from workers.backends.openvino.core import core
 from workers.backends.openvino.recipe import read_recipe
 from workers.backends.openvino.silent import openvino
-from workers.disk_cache import build_once, cache_name, used_now
+from workers.disk_cache import build_once, cache_name, used_now, version
 
 if TYPE_CHECKING:
     from workers.backends.traceable import Traceable
