@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -118,7 +119,7 @@ def read_json(file: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def cache_name(source: str | Path, revision: str | None, *inputs: str) -> str:
+def cache_name(source: str | Path, revision: str | None, *inputs: str, cache: Path | None = None) -> str:
     """A name for files that are derived from a model: a digest of its hub commit, or of its files' content.
 
     Parameters
@@ -127,6 +128,8 @@ def cache_name(source: str | Path, revision: str | None, *inputs: str) -> str:
         As in `workers.backends.base.ModelFiles`.
     inputs
         Everything else that the files depend on.
+    cache
+        Cache folder, where digests of weights are remembered; ``None``: they are read.
     """
     parts = list(inputs)
     if isinstance(source, str):
@@ -134,6 +137,30 @@ def cache_name(source: str | Path, revision: str | None, *inputs: str) -> str:
     else:
         ours = source.glob("rankmill_*.json")  # as `rankmill quantize` adds
         for path in sorted([source / "config.json", *source.glob("*.safetensors"), *ours]):
-            with path.open("rb") as file:
-                parts += [path.name, hashlib.file_digest(file, "blake2b").hexdigest()]
+            parts += [path.name, content_digest(path, cache)]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=16).hexdigest()
+
+
+_SETTLED_SECONDS = 2.0
+"""A file that changed more recently may change again at the same time: clocks of file systems are coarse."""
+
+
+def content_digest(path: Path, cache: Path | None = None) -> str:
+    """A digest of a file's content; of large weights, to read them takes seconds at each start.
+
+    With `cache` it is remembered for as long as the file system says that the file is the same: its place,
+    its size, and the times of its last change, of which a program can set only one.
+    """
+    with path.open("rb") as file:
+        about = os.fstat(file.fileno())
+        same = [about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns]
+        name = hashlib.blake2b(str(path.resolve()).encode(), digest_size=16).hexdigest()
+        remembered = cache / "digests" / f"{name}.json" if cache else None
+        found = read_json(remembered) if remembered else {}
+        if found.get("same") == same and isinstance(known := found.get("digest"), str):
+            return known
+        digest = hashlib.file_digest(file, "blake2b").hexdigest()
+    if remembered and time.time() - max(about.st_mtime, about.st_ctime) > _SETTLED_SECONDS:
+        with suppress(OSError):
+            write_json(remembered, {"same": same, "digest": digest})
+    return digest

@@ -45,7 +45,9 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
         logger.info("using the model's own %s", shipped.name)
         return shipped
     versions = [*(version(name) for name in ("torch", "transformers", "onnx")), onnxruntime.__version__]
-    name = cache_name(files.source, files.revision, str(_VERSION), str(OPSET), kind, *versions)
+    name = cache_name(
+        files.source, files.revision, str(_VERSION), str(OPSET), kind, *versions, cache=files.cache
+    )
 
     def export(folder: Path) -> None:
         started = time.monotonic()

@@ -41,7 +41,9 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
     """
     kind = "int8" if precision == "int8" else "fp32"
     packages = ("torch", "transformers", "openvino", *(["nncf"] if kind == "int8" else []))
-    made_from = cache_name(files.source, files.revision, str(_VERSION), kind, *map(version, packages))
+    made_from = cache_name(
+        files.source, files.revision, str(_VERSION), kind, *map(version, packages), cache=files.cache
+    )
     folder = files.cache / "openvino" / made_from
     if folder.is_dir():
         used_now(folder)
