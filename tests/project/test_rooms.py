@@ -13,12 +13,14 @@ from typing import get_args
 import pytest
 from click.testing import CliRunner
 
+from examples import demo
 from examples.evaluate import overlap
 from jobs.job import worker_command
 from jobs.runtime.hosts import FOR_TESTS
 from jobs.runtime.settings import BASE, BackendName, Device, Settings
 from jobs.spec import Precision, ScoreSpec
 from rankmill.cli.score import score_file
+from tests.conftest import score_file as run_score_file
 from workers.backends.base import DEVICES
 from workers.backends.registry import BACKENDS
 from workers.engine.engine import Engine
@@ -133,9 +135,24 @@ def best_is_alone_on_top(scores: list[float], best: int) -> bool:
     return all(scores[best] > score for place, score in enumerate(scores) if place != best)
 
 
+def test_the_demo_s_scores_are_shown_with_the_best_passages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "pairs.scored.parquet"
+    done = run_score_file(ROOT / "examples" / "pairs.jsonl", "--model", "demo", "-o", output)
+    assert done.code == 0, done.err
+    demo.show(output)
+    shows_the_best_passages(done.out + capsys.readouterr().out)
+
+
+@pytest.mark.slow
 def test_the_demo_shows_the_best_passages() -> None:
     done = subprocess.run(
         [sys.executable, "examples/demo.py"], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert re.search(r"rows scored in .* pairs/s", done.stdout)
-    assert len(re.findall(r"^ +-?\d+\.\d\d  \w", done.stdout, re.M)) == 12
+    shows_the_best_passages(done.stdout)
+
+
+def shows_the_best_passages(shown: str) -> None:
+    assert re.search(r"rows scored in .* pairs/s", shown)
+    assert len(re.findall(r"^ +-?\d+\.\d\d  \w", shown, re.M)) == 12

@@ -20,12 +20,14 @@ from tests.harness.models.tiny import make_bert
 from tests.workers.backends.test_backends import CACHE, EXAMPLES, plain_logits, some_batch
 from tests.workers.backends.test_first_token import FAMILIES, SMALL, small_model
 from tests.workers.engine.test_engine import one_at_a_time, some_pairs
+from workers.backends.base import Logits
 from workers.backends.registry import Choice, choose_backend
 from workers.engine.engine import Engine
 from workers.models.loading import load_model
 from workers.models.sources import DEMO_MODEL
 
 SHAPES = [(5, 20), (1, 2), (3, 61), (17, 33), (2, 16)]
+PAIRS = some_pairs(60)
 
 
 @pytest.fixture(scope="module")
@@ -67,20 +69,24 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_bert(tmp_path_factory.mktemp("small"), hidden=64, layers=3)
 
 
+@pytest.fixture(scope="module")
+def exact(small: Path) -> Logits:
+    return one_at_a_time(small, *PAIRS)
+
+
 @pytest.mark.parametrize(
     ("precision", "difference", "correlation"),
     [("fp32", 1e-4, 1), ("fp16", 1e-2, 0.999), ("bf16", 0.1, 0.99), ("int8", 0.1, 0.99), ("int4", 1, 0.9)],
 )
 def test_each_precision_ranks_as_fp32_does(
-    precision: str, difference: float, correlation: float, small: Path, mlx_backend: Any
+    precision: str, difference: float, correlation: float, small: Path, exact: Logits, mlx_backend: Any
 ) -> None:
     spec = {"model": str(small), "precision": precision, "activation": "identity"}
     model = load_model(ScoreSpec.model_validate(spec), "cpu", "mlx")
     assert (model.backend.name, model.backend.precision.removesuffix(" weights")) == ("mlx", precision)
-    pairs = some_pairs(60)
-    scores, expected = Engine(model, 4096).score(*pairs).scores, one_at_a_time(small, *pairs)
-    assert np.abs(scores - expected).max() < difference
-    ranks = scores.argsort().argsort(), expected.argsort().argsort()
+    scores = Engine(model, 4096).score(*PAIRS).scores
+    assert np.abs(scores - exact).max() < difference
+    ranks = scores.argsort().argsort(), exact.argsort().argsort()
     assert np.min(np.corrcoef(ranks)) >= correlation - 1e-9
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,7 @@ from tests.workers.engine.test_engine import some_pairs
 from workers.backends.base import Logits
 from workers.backends.families import TRACEABLE
 from workers.engine.engine import Engine
-from workers.models.loading import load_model
+from workers.models.loading import load, load_model
 
 QUERIES, PASSAGES = (
     [*texts, *texts[:3], *more]
@@ -65,22 +67,37 @@ def scores_of(model: Path, cache: Path, *, backend: str = "torch", **spec: Any) 
     return scored.scores
 
 
+@cache
+def raw_scores(model: Path) -> dict[str | None, Logits]:
+    """Those of `CrossEncoder.predict`, one pair at a time, without and with an instruction."""
+    pairs, crossencoder = list(zip(QUERIES, PASSAGES, strict=True)), CrossEncoder(str(model), device="cpu")
+    found = {
+        prompt: crossencoder.predict(pairs, batch_size=1, activation_fn=RAW, prompt=prompt)
+        for prompt in (None, "find the moon: ")
+    }
+    plain, instructed = found.values()
+    assert min(plain.std(), instructed.std()) > 0.01
+    assert np.abs(instructed - plain).max() > 1e-3
+    return found
+
+
 def agrees(model: Path, cache: Path, atol: float, *, backend: str = "torch") -> None:
     """Raw scores are those of `CrossEncoder.predict`, one by one and in batches, also with an instruction."""
-    pairs, crossencoder = list(zip(QUERIES, PASSAGES, strict=True)), CrossEncoder(str(model), device="cpu")
-    seen = []
-    for prompt in (None, "find the moon: "):
-        theirs = crossencoder.predict(pairs, batch_size=1, activation_fn=RAW, prompt=prompt)
-        assert theirs.std() > 0.01
-        seen.append(theirs)
-        spec = ScoreSpec(model=str(model), precision="fp32", activation="identity", instruction=prompt)
-        loaded = load_model(spec, "cpu", backend, str(cache))
-        assert loaded.backend.name == backend
+    spec = ScoreSpec(model=str(model), precision="fp32", activation="identity")
+    loaded = load(spec, "cpu", backend, str(cache))
+    assert loaded.backend.name == backend
+    for prompt, theirs in raw_scores(model).items():
+        asked = loaded.model(spec.model_copy(update={"instruction": prompt}))
         for budget in BUDGETS:
-            scored = Engine(loaded, budget).score(QUERIES, PASSAGES)
+            scored = Engine(asked, budget).score(QUERIES, PASSAGES)
             assert scored.errors == {}
             np.testing.assert_allclose(scored.scores, theirs, atol=atol, err_msg=f"{prompt} {budget}")
-    assert np.abs(seen[1] - seen[0]).max() > 1e-3
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes a model of each family once, for tests that do not change it."""
+    return cache(lambda name: make_encoder(tmp_path_factory.mktemp("encoder") / "model", name))
 
 
 def refusal(model: Path, cache: Path, **spec: Any) -> str:
@@ -91,17 +108,17 @@ def refusal(model: Path, cache: Path, **spec: Any) -> str:
 
 
 @pytest.mark.parametrize("name", ENCODERS)
-def test_encoders(name: str, tmp_path: Path) -> None:
-    model = make_encoder(tmp_path / "model", name)
+def test_encoders(name: str, encoder: Callable[[str], Path], tmp_path: Path) -> None:
+    model = encoder(name)
     agrees(model, tmp_path, 1e-5)
     np.testing.assert_allclose(scores_of(model, tmp_path), expected(model), atol=1e-5)
 
 
 @pytest.mark.parametrize("backend", ["openvino", "onnx"])
 @pytest.mark.parametrize("name", [name for name, (kind, *_) in ENCODERS.items() if kind in TRACEABLE])
-def test_encoders_as_graphs(name: str, backend: str, tmp_path: Path) -> None:
+def test_encoders_as_graphs(name: str, backend: str, encoder: Callable[[str], Path], tmp_path: Path) -> None:
     pytest.importorskip({"onnx": "onnxruntime"}.get(backend, backend))
-    agrees(make_encoder(tmp_path / "model", name), tmp_path, 2e-5, backend=backend)
+    agrees(encoder(name), tmp_path, 2e-5, backend=backend)
 
 
 def head(width: int, **options: Any) -> Dense:
