@@ -113,6 +113,7 @@ def wait_until_some_are_kept(runner: subprocess.Popen[bytes], output: Path, writ
     wait_for(some, runner)
 
 
+@pytest.mark.slow
 def test_a_runner_that_dies_is_followed_and_a_zombie_writes_nothing(
     client: Client, queue: Server, runners: StartRunner, source: Path, output: Path, undisturbed: Path
 ) -> None:
