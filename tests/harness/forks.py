@@ -25,6 +25,7 @@ import traceback
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -84,6 +85,18 @@ _LIBRARIES_OF_WORKERS = (
     "workers.backends.torch.probe",
     "workers.health",
     "workers.worker",
+)
+
+_LIBRARIES_OF_COMMANDS = (  # the gateway's ``tei.v1`` is not for forks of the other process
+    "producer.files.corpus.joined",
+    "rankmill.cli.exporter",
+    "rankmill.cli.gateway.serve",
+    "rankmill.cli.models",
+    "rankmill.cli.submitted.runner",
+    "rankmill.cluster.exporter",
+    "rankmill.gateway.app",
+    "rankmill.gateway.serve",
+    "rankmill.runner.runner",
 )
 
 _COMMANDS = {
@@ -213,6 +226,16 @@ def _import(names: Sequence[str]) -> None:
     gc.freeze()
 
 
+def _keep_descriptions_of_s3() -> None:
+    """Let forks find what botocore reads for a client of S3: a megabyte of JSON."""
+    loaders = importlib.import_module("botocore.loaders")
+    read = loaders.JSONFileLoader.load_file
+    kept = cache(lambda path: read(loaders.JSONFileLoader(), path))
+    loaders.JSONFileLoader.load_file = lambda _, path: kept(path)
+    session = importlib.import_module("botocore.session").get_session()
+    session.create_client("s3", "us-east-1", aws_access_key_id="none", aws_secret_access_key="none")
+
+
 def _main(address: str) -> None:
     load_settings()  # keeps the defaults
     _import(_LIBRARIES)
@@ -223,6 +246,9 @@ def _main(address: str) -> None:
         conversions.get_checkpoint_conversion_mapping("bert")  # compiles and keeps a thousand patterns
         gc.freeze()
         own += preloaded.OF_WORKERS
+    else:
+        _keep_descriptions_of_s3()
+        _import(_LIBRARIES_OF_COMMANDS)
     wanted = _Server(own).serve()
     if wanted is None:
         return

@@ -264,7 +264,11 @@ def _named(key: dict[str, str]) -> dict[str, str]:
 
 
 def test_files_lie_in_an_object_store(
-    shared_queue: Server, bucket: Bucket, runners: StartRunner, tmp_path: Path
+    shared_queue: Server,
+    bucket: Bucket,
+    s3_store: s3fs.S3FileSystem,
+    runners: StartRunner,
+    tmp_path: Path,
 ) -> None:
     environ = {**bucket.environ, "RANKMILL_GATEWAY_FILES": f"{bucket.url}/batches"}
     own = ["--file-queue", "object-store"]
@@ -285,7 +289,7 @@ def test_files_lie_in_an_object_store(
         assert gateway.get(f"/v1/files/{scored}/content").body.startswith(b'"query","passage","score"')
         asked_delete = urllib.request.Request(f"{gateway.url}/v1/files/{scored}", method="DELETE")
         assert gateway.send(asked_delete).json["deleted"] is True
-    left = s3fs.S3FileSystem(skip_instance_cache=True).find(f"{bucket.url}/batches")
+    left = s3_store.find(f"{bucket.url}/batches")
     assert not [path for path in left if path.endswith("output.csv")]
     assert [path for path in left if path.endswith("output.jsonl")]
 

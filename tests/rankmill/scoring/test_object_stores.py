@@ -26,6 +26,8 @@ from tests.harness.servers.proxy import Proxy
 
 SECRET = "TOP-SECRET-KEY"
 ROWS, PART = 230, 100
+SOON = "import producer.files.stores.lock as l; l.BEAT_SECONDS = 0.5"
+"""Python that has a host renew its lock often."""
 
 
 @dataclass
@@ -69,10 +71,14 @@ def scored(pairs: Path, shared_queue: Server, tiny_model: Path) -> pa.Table:
 
 @pytest.fixture
 def place(
-    bucket: Bucket, pairs: Path, shared_queue: Server, tiny_model: Path, tmp_path: Path
+    bucket: Bucket,
+    s3_store: s3fs.S3FileSystem,
+    pairs: Path,
+    shared_queue: Server,
+    tiny_model: Path,
+    tmp_path: Path,
 ) -> Iterator[Place]:
-    store = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
-    store.put_file(str(pairs), f"{bucket.url}/in/pairs.parquet")
+    s3_store.put_file(str(pairs), f"{bucket.url}/in/pairs.parquet")
     environ = {
         **bucket.environ,
         "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -81,7 +87,7 @@ def place(
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
     options = ["--redis", shared_queue.url, "--model", tiny_model, "--precision", "fp32", "--chunk-size", 16]
-    yield Place(bucket.url, store, environ, tmp_path / "state", options)
+    yield Place(bucket.url, s3_store, environ, tmp_path / "state", options)
     for path in (path for path in tmp_path.rglob("*") if path.is_file()):
         assert SECRET.encode() not in path.read_bytes(), path
 
@@ -147,7 +153,7 @@ def test_a_submitted_run_reads_and_writes_a_bucket(
 def test_a_bucket_that_goes_away_and_comes_back(place: Place, scored: pa.Table) -> None:
     with Proxy(place.environ["AWS_ENDPOINT_URL"].partition("//")[2]) as proxy:
         environ = {**place.environ, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{proxy.port}"}
-        command = [f"{place.url}/in/pairs.parquet", "-o", f"{place.url}/out", "--rows-per-part", 10, "-v"]
+        command = [f"{place.url}/in/pairs.parquet", "-o", f"{place.url}/out", "--rows-per-part", 46, "-v"]
         process = start_command("score-file", *command, *place.options, environ=environ)
         lines = said(process)
         assert any("submitted" in line for line in lines)  # the input is read, and no score is there
@@ -159,7 +165,7 @@ def test_a_bucket_that_goes_away_and_comes_back(place: Place, scored: pa.Table) 
         assert not [line for line in lines if "Traceback" in line]
         assert process.wait(timeout=60) == 3
     names = [name for name in place.there() if "/part-" in name]
-    assert len(names) == ROWS // 10
+    assert len(names) == ROWS // 46
     assert same(pa.concat_tables(map(place.table, names)), scored)
 
 
@@ -169,11 +175,12 @@ def test_two_hosts_do_not_make_the_same_output(place: Place) -> None:
         parts = ["--rows-per-part", PART] if output == "out" else []
         command = [f"{place.url}/in/pairs.parquet", "-o", f"{place.url}/{output}", *parts]
         waits = [*place.options, "--queue", "nobody"]
-        first = start_command("score-file", *command, *waits, environ=place.environ)
+        words = ["python", "-c", f"{SOON}; from rankmill.cli.score import score_file; score_file()"]
+        first = start_command(*words, *command, *waits, environ=place.environ)
         wait_for(partial(_is_there, place, lock), first)
         elsewhere = {**place.environ, "XDG_STATE_HOME": str(place.state / "other-host")}
-        second = start_command("score-file", *command, *place.options, environ=elsewhere)
-        both.append((output, first, second))  # which watches for some seconds whether the lock changes
+        second = start_command(*words, *command, *place.options, environ=elsewhere)
+        both.append((output, first, second))  # which watches for a while whether the lock changes
     for output, first, second in both:
         _, err = second.communicate(timeout=120)
         assert second.returncode == 2
