@@ -67,6 +67,13 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
 DECODER = "Qwen3-0.6B, 2 layers"
 """Name of the shape that reads a prompt; it stands for all language models."""
 
+_PROMPT = (
+    "{% set query = messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first %}"
+    "{% set document = messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first %}"
+    "system " + " ".join(f"w{n}" for n in range(54)) + " query {{ query }} document {{ document }} answer"
+)
+"""A chat template with as many tokens before the query as that of Qwen3-Reranker, about 55."""
+
 PEERS = ("st-bf16", "st-onnx", "st-openvino", "st-openvino-fp32")
 """The exact variants of sentence-transformers beside fp32."""
 
@@ -74,8 +81,7 @@ PEERS = ("st-bf16", "st-onnx", "st-openvino", "st-openvino-fp32")
 def make_model(shape: str, folder: Path) -> Path:
     """A random model of a shape, with the demo model's tokenizer; a language model's tokens are words."""
     if shape == DECODER:
-        template = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}answer"
-        return beginnings.make_model(folder, 2, template)
+        return beginnings.make_model(folder, 2, _PROMPT)
     kind, options = ENCODERS[shape]
     tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_MODEL, model_max_length=512)
     tokenizer.save_pretrained(folder)
