@@ -29,7 +29,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from sentence_transformers import CrossEncoder
+from sentence_transformers.base.modules import Dense, Transformer
+from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
 from benchmarks.comparison.contenders import CONTENDERS, ENGINE, FP32, Run, run
 from benchmarks.comparison.environments import ROOT
@@ -64,6 +68,9 @@ ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "ModernBERT-base, CLS": ("modernbert", {**_MODERN, "classifier_pooling": "cls"}),
     "DeBERTa-v3 base": ("deberta-v2", {**_BASE, **_DEBERTA}),
 }
+CHAIN = "Ettin 150M"
+"""Name of the shape whose score is made by a chain of sentence-transformers' modules; ModernBERT's body."""
+
 DECODER = "Qwen3-0.6B, 2 layers"
 """Name of the shape that reads a prompt; it stands for all language models."""
 
@@ -82,14 +89,30 @@ def make_model(shape: str, folder: Path) -> Path:
     """A random model of a shape, with the demo model's tokenizer; a language model's tokens are words."""
     if shape == DECODER:
         return beginnings.make_model(folder, 2, _PROMPT)
-    kind, options = ENCODERS[shape]
+    kind, options = ENCODERS["ModernBERT-base" if shape == CHAIN else shape]
     tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_MODEL, model_max_length=512)
     tokenizer.save_pretrained(folder)
     sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "num_labels": 1}
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, initializer_range=0.05, **{"type_vocab_size": 2, **options, **sizes})
+    if shape == CHAIN:
+        AutoModel.from_config(config).save_pretrained(folder)
+        return _with_chain(folder, config.hidden_size)
     AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
     return folder
+
+
+def _with_chain(body: Path, width: int) -> Path:
+    """A body with the modules of Ettin's rerankers after it, as sentence-transformers saves them."""
+    chain = [
+        Transformer(str(body)),
+        Pooling(width, "cls"),
+        Dense(width, width, bias=False, activation_function=nn.GELU()),
+        LayerNorm(width),
+        Dense(width, 1, activation_function=nn.Identity(), module_output_name="scores"),
+    ]
+    CrossEncoder(modules=chain, device="cpu").save_pretrained(str(body / "chain"))
+    return body / "chain"
 
 
 def make_pairs(target: Path, pairs: int, shape: str) -> Path:
@@ -181,7 +204,7 @@ def _seconds(runs: list[Run]) -> float:
 
 def main() -> None:
     """Measure and print."""
-    names = [*ENCODERS, DECODER]
+    names = [*ENCODERS, CHAIN, DECODER]
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="SHAPE")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=PEERS, metavar="NAME")
