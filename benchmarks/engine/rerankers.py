@@ -29,9 +29,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from sentence_transformers import CrossEncoder
-from sentence_transformers.base.modules import Dense, Transformer
-from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -103,7 +100,14 @@ def make_model(shape: str, folder: Path) -> Path:
 
 
 def _with_chain(body: Path, width: int) -> Path:
-    """A body with the modules of Ettin's rerankers after it, as sentence-transformers saves them."""
+    """A body with the modules of Ettin's rerankers after it, as sentence-transformers saves them.
+
+    Only this shape needs that package in the environment of the command; the peers have their own.
+    """
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.base.modules import Dense, Transformer
+    from sentence_transformers.sentence_transformer.modules import LayerNorm, Pooling
+
     chain = [
         Transformer(str(body)),
         Pooling(width, "cls"),

@@ -172,6 +172,13 @@ def _last_line(log: Path) -> str:
     return lines[-1] if lines else "nothing in its log"
 
 
+def _failures() -> tuple[type[Exception], ...]:
+    """Errors that are told in one line; asked for only after one, so that no start imports redis-py."""
+    from redis import RedisError
+
+    return (OSError, ValkeyError, RedisError, RankmillError)
+
+
 def main() -> None:
     """Run as ``python -m producer.local.supervisor CONFIG``, the config as JSON."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -180,7 +187,7 @@ def main() -> None:
     set_up(*config["log"])
     try:
         Supervisor(config["queue"], config["environs"]).run()
-    except (OSError, ValkeyError, RankmillError) as error:
+    except _failures() as error:
         _emit(event="failed", reason=" ".join(str(error).split()))
 
 

@@ -22,7 +22,7 @@ from tokenizers import Encoding, Tokenizer
 
 from workers.backends.families import TRACEABLE
 from workers.backends.model_file import model_file
-from workers.disk_cache import build_once, version
+from workers.disk_cache import build_once, content_digest, version
 from workers.models.layout import Layout, read_layout
 from workers.models.tokenizer import Joiner
 
@@ -213,7 +213,7 @@ def _name(source: str | Path, revision: str | None) -> str:
     else:
         files = [path for kind in ("*.json", "*.txt", "*.model") for path in source.glob(kind)]
         for path in sorted(files):
-            inputs += [path.name, hashlib.blake2b(path.read_bytes()).hexdigest()]
+            inputs += [path.name, content_digest(path)]
     return hashlib.blake2b("\n".join(inputs).encode(), digest_size=16).hexdigest()
 
 
