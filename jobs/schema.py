@@ -22,6 +22,9 @@ Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 Seconds = Annotated[float, Field(ge=0, lt=1e12)]
 """A duration, or a time since 1970."""
 
+MAX_CHUNK_ROWS = 1 << 20
+"""Most rows of a chunk."""
+
 
 class WireModel(BaseModel):
     """Base of these models: an unknown field, a missing field or a wrong type is a `WireError`.

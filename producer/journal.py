@@ -20,8 +20,7 @@ from pydantic_core import from_json
 
 from jobs.errors import InputError, OutputError, WireError
 from jobs.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats, from_entry, to_entry
-from jobs.schema import Count, WireModel
-from jobs.wire import MAX_CHUNK_ROWS
+from jobs.schema import MAX_CHUNK_ROWS, Count, WireModel
 
 logger = logging.getLogger(__name__)
 

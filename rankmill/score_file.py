@@ -27,6 +27,7 @@ from producer.files.sink import ScoredFile
 from producer.files.source import PairSource
 from producer.files.workspace import Workspace
 from producer.journal import OLD_CHUNK_SIZE, Journal
+from producer.local.embedded import EmbeddedCluster
 from producer.pairs import RowsAt
 from producer.reuse.earlier import EarlierScores, no_earlier
 from producer.runs.scoring_run import ScoringRun
@@ -49,6 +50,7 @@ def score_file(
     request: Request,
     settings: Settings,
     *,
+    cluster: EmbeddedCluster | None = None,
     view: MakeView = progress_view,
     confirm: Confirm = lambda *_: None,
 ) -> Summary:
@@ -58,6 +60,8 @@ def score_file(
     ----------
     request, settings
         What to score, and how.
+    cluster
+        An embedded server with workers, in use; ``None``: as of `Session`.
     view
         Makes what shows the progress, from the number of rows; called when the scoring begins.
     confirm
@@ -92,9 +96,8 @@ def score_file(
         made_from = manifest(inputs, asked, request.options(settings))
         work.begin(made_from)
         models = _with_versions(asked, settings, work)
-        kept = max(settings.model_cache_size, len(models))  # an embedded worker has them all at once
-        settings = settings.model_copy(update={"model": models[0], "model_cache_size": kept})
-        session = stack.enter_context(Session(settings))  # workers start while the files are opened
+        settings = settings.model_copy(update={"model": models[0]})
+        session = stack.enter_context(Session(settings, cluster))
         source = found.open()
         logger.debug("%s rows in %d files", f"{source.rows:,}", len(found.files))
         left_out = TEXTS if request.run and not request.run.with_texts else ()

@@ -47,6 +47,8 @@ class Session:
     ----------
     settings
         Server, model, and the settings of embedded workers.
+    cluster
+        An embedded server with workers, in use; default: with no server in the settings, the session's own.
 
     Attributes
     ----------
@@ -59,22 +61,23 @@ class Session:
         From every method that waits: the embedded server or its workers cannot be kept alive.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, cluster: EmbeddedCluster | None = None) -> None:
         # An alias that is moved meanwhile does not change the model of what belongs together.
         settings = settings.model_copy(update={"model": Resolver(settings.registry).pin(settings.model)})
         self._settings = settings
-        self.embedded = None if settings.redis_url else EmbeddedCluster(settings)
+        self.embedded = None if settings.redis_url else cluster or EmbeddedCluster(settings)
+        self._own = None if cluster else self.embedded
 
     def __enter__(self) -> Session:
-        if self.embedded:
-            self.embedded.__enter__()
+        if self._own:
+            self._own.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.embedded:
-            self.embedded.__exit__(kind, error, trace)
+        if self._own:
+            self._own.__exit__(kind, error, trace)
 
     @cached_property
     def client(self) -> Client:

@@ -17,6 +17,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.worker.base import DequeueStrategy
 
+from jobs.arrow import leave_out_pandas
 from jobs.errors import ConfigError, RankmillError
 from jobs.runtime.connection import impatient, unreachable
 from jobs.runtime.hosts import require_worker_packages
@@ -113,6 +114,7 @@ class ScoringWorker(LeasedWorker):
             settings = load_settings({"log_level": logging_level and str(logging_level).lower()})
             set_up(settings.log_level, settings.log_format, worker=self.name)
             require_worker_packages()
+            leave_out_pandas()
             self._patience = Patience(settings.redis_wait_seconds, give_up)
             self.connection.set_retry(self._patience)
             self._prepare(settings)

@@ -8,15 +8,19 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, SerializerFunctionWrapHandler, field_serializer, model_serializer, model_validator
 
 from jobs.errors import InputError
-from jobs.schema import FORMAT, WireModel
+from jobs.schema import FORMAT, MAX_CHUNK_ROWS, WireModel
 from jobs.spec import ScoreSpec
-from jobs.wire import MAX_CHUNK_ROWS
 
 STANDARD_INPUT = "-"
 """The name that means standard input."""
 
 DATASET = "irds:"
 """What names of ir_datasets' datasets begin with."""
+
+OUTPUT_FORMATS = ("parquet", "csv", "tsv", "jsonl", "trec")
+
+DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
+"""Delimiters that are noticed in CSV files, and the names by which people may call them."""
 
 Name = Annotated[str, Field(min_length=1)]
 Names = tuple[Name, ...]

@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 _UNLIMITED = 1 << 60
 """Version 1 of cgroups writes a number close to 2⁶³ where there is no limit."""
 
@@ -79,11 +77,15 @@ def cores(cgroups: Cgroups = Cgroups()) -> int:
 
 def total_memory(cgroups: Cgroups = Cgroups()) -> int:
     """Bytes of memory: the machine's, or the container's limit."""
+    import psutil  # imported late: the number of cores needs it not
+
     return min([psutil.virtual_memory().total, *(limit for limit, _ in cgroups.memory())])
 
 
 def free_memory(cgroups: Cgroups = Cgroups()) -> int:
     """Bytes of memory that this process may still take, before the system or a limit refuses more."""
+    import psutil
+
     free = [psutil.virtual_memory().available, *(limit - used for limit, used in cgroups.memory())]
     with suppress(ImportError):  # not on Windows
         import resource

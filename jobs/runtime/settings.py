@@ -24,8 +24,8 @@ from jobs.prompts import read_template
 from jobs.runtime.passwords import mask_passwords, read_secret
 from jobs.runtime.sections.gateway import GatewaySettings, Names
 from jobs.runtime.yaml_files import read_yaml, shown
+from jobs.schema import MAX_CHUNK_ROWS
 from jobs.spec import Activation, Long, Precision, ScoreSpec, all_labels_fit
-from jobs.wire import MAX_CHUNK_ROWS
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 BackendName = Literal["auto", "openvino", "torch", "onnx", "mlx"]
@@ -59,7 +59,7 @@ def _text(value: Any) -> Any:
 class WorkerSettings(BaseModel):
     """Settings of a worker; ``model`` to ``all_labels`` are the spec to warm up with."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # few processes use all
 
     model: str = Field(min_length=1)
     revision: str | None

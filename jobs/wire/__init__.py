@@ -22,7 +22,6 @@ import pyarrow.compute as pc
 
 from jobs.errors import FormatError, WireError
 from jobs.schema import FORMAT
-from jobs.wire.messages import MAX_CHUNK_ROWS as MAX_CHUNK_ROWS
 from jobs.wire.messages import check_messages
 
 MAX_TEXT_CHARS = 1 << 20

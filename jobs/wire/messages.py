@@ -5,8 +5,7 @@ from __future__ import annotations
 import struct
 
 from jobs.errors import WireError
-
-MAX_CHUNK_ROWS = 1 << 20
+from jobs.schema import MAX_CHUNK_ROWS
 
 _MAX_METADATA = 64 << 10
 """Most bytes of metadata in a message; rankmill's messages have about 200."""

@@ -17,8 +17,6 @@ from producer.files.writers import Writer
 from producer.files.writers.parquet import ParquetWriter
 from producer.files.writers.text import CsvWriter, JsonlWriter, TrecWriter, TsvWriter
 
-FORMATS = ("parquet", "csv", "tsv", "jsonl", "trec")
-
 _ENDINGS = {
     ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl",
     ".ndjson": "jsonl", ".trec": "trec",
@@ -35,7 +33,7 @@ class OutputFormat:
     Parameters
     ----------
     kind
-        One of `FORMATS`; ``None``: the name of the output says it.
+        One of `OUTPUT_FORMATS`; ``None``: the name of the output says it.
     top_k
         Number of passages to keep of each query, ranked by score; ``None``: all rows in input order.
     rank_column
@@ -54,7 +52,7 @@ class OutputFormat:
     tag: str = "rankmill"
 
     def of(self, path: Path) -> str:
-        """The format of the file at `path`, one of `FORMATS`.
+        """The format of the file at `path`, one of `OUTPUT_FORMATS`.
 
         Raises
         ------

@@ -30,6 +30,8 @@ class EmbeddedCluster:
     ----------
     settings
         ``workers``, ``threads``, ``device`` and all other settings that workers read.
+    models
+        How many models are used in turn; a worker keeps all of them.
 
     Raises
     ------
@@ -37,8 +39,9 @@ class EmbeddedCluster:
         From `url` and `check`: the server or its workers cannot be kept alive.
     """
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    def __init__(self, settings: Settings, *, models: int = 1) -> None:
+        kept = max(settings.model_cache_size, models)
+        self.settings = settings.model_copy(update={"model_cache_size": kept})
         self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._directory: str | None = None
         self.worker_deaths = 0

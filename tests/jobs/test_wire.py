@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from jobs import wire
 from jobs.errors import WireError
-from jobs.schema import FORMAT
+from jobs.schema import FORMAT, MAX_CHUNK_ROWS
 from jobs.wire import decode_pairs, decode_scores, encode_pairs, encode_scores, outputs
 
 TEXT = st.one_of(st.none(), st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
@@ -191,13 +191,13 @@ def bombs() -> Iterator[tuple[str, bytes]]:
     yield "dictionaries", stream(*(pairs([f"q{number}"], ["p"]) for number in range(100)))
     grows = [pairs([f"q{number}" for number in range(end)], ["p"] * end) for end in range(1, 50)]
     yield "dictionary in pieces", stream(*grows, emit_dictionary_deltas=True)
-    rows = wire.MAX_CHUNK_ROWS + 1
+    rows = MAX_CHUNK_ROWS + 1
     yield "rows", stream(pairs(["q"] * rows, [None] * rows))
     nothing = [pa.nulls(rows, kind) for kind in wire._SCORES.types]
     yield "rows of scores", stream(pa.record_batch(nothing, schema=wire._SCORES))
     many = pa.schema([(f"column {number}", pa.string()) for number in range(100_000)])
     yield "columns", stream(pa.record_batch([pa.nulls(0, pa.string())] * len(many), schema=many))
-    everywhere = pa.array(np.zeros(wire.MAX_CHUNK_ROWS, np.int32))
+    everywhere = pa.array(np.zeros(MAX_CHUNK_ROWS, np.int32))
     long_query = pa.DictionaryArray.from_arrays(everywhere, pa.array(["q" * (1 << 20)]))
     batch = pa.record_batch([long_query, pa.nulls(len(long_query), pa.string())], schema=wire._PAIRS)
     yield "a query that repeats", stream(batch)
@@ -233,7 +233,7 @@ for file in sys.argv[1:]:
 
 
 def test_the_largest_payload_takes_no_more_than_its_texts() -> None:
-    rows = wire.MAX_CHUNK_ROWS
+    rows = MAX_CHUNK_ROWS
     query = "q" * (wire.MAX_CHUNK_BYTES // rows)
     queries = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([query]))
     payload = stream(pa.record_batch([queries, pa.nulls(rows, pa.string())], schema=wire._PAIRS))
@@ -265,11 +265,11 @@ def test_a_damaged_stream_is_refused_or_still_of_pairs_or_scores(
         changed[place : place + len(new)] = new[: len(changed) - place]
     with suppress(WireError):
         queries, passages = decode_pairs(packed(bytes(changed)))
-        assert len(queries) == len(passages) <= wire.MAX_CHUNK_ROWS
+        assert len(queries) == len(passages) <= MAX_CHUNK_ROWS
         assert all(text is None or isinstance(text, str) for text in (*queries, *passages))
     with suppress(WireError):
         scores, errors = decode_scores(packed(bytes(changed)))
-        assert len(scores) == len(errors) <= wire.MAX_CHUNK_ROWS
+        assert len(scores) == len(errors) <= MAX_CHUNK_ROWS
         rows = zip(scores.to_pylist(), errors.to_pylist(), strict=True)
         assert all((score is None) != (error is None) for score, error in rows)
 
@@ -290,3 +290,18 @@ def test_lists_of_scores_come_back_and_damaged_ones_do_not() -> None:
     double = pa.FixedSizeListArray.from_arrays(pa.array([1.0, 2.0]), 2)
     with pytest.raises(WireError, match="has columns"):
         decode_scores(encode_scores(double, pa.nulls(1, pa.string())))
+
+
+def test_pyarrow_imports_pandas_only_for_what_needs_it() -> None:
+    code = """
+import sys
+from jobs.arrow import leave_out_pandas
+leave_out_pandas()
+import numpy as np, pyarrow as pa
+table = pa.table({"score": np.zeros(2), "text": ["a", None]})
+assert "pandas" not in sys.modules
+assert table.to_pandas()["text"].isna().tolist() == [False, True]
+import pandas
+assert pa.table({"score": pandas.Series([0.0, 0.0]), "text": ["a", None]}) == table
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -17,7 +17,7 @@ MODULES = {
 
 INSIDE: dict[str, set[str]] = {
     "jobs.registry": {"jobs.errors", "jobs.runtime", "jobs.schema", "jobs.spec"},
-    "jobs.runtime": {"jobs.errors", "jobs.keys", "jobs.prompts", "jobs.spec", "jobs.wire"},
+    "jobs.runtime": {"jobs.errors", "jobs.keys", "jobs.prompts", "jobs.schema", "jobs.spec"},
     "producer.files": {"producer.journal", "producer.pairs", "producer.splitting"},
     "producer.local": set(),
     "rankmill.cluster": set(),

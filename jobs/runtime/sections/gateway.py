@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 def names(value: Any) -> Any:
@@ -17,6 +17,8 @@ Names = Annotated[tuple[str, ...], BeforeValidator(names)]
 
 class GatewaySettings(BaseModel):
     """Where the gateway listens, whom it serves, and what it takes on."""
+
+    model_config = ConfigDict(defer_build=True)  # it is a part of all settings, and built with them
 
     gateway_address: str = Field(min_length=1)
     gateway_grpc_address: str = Field(min_length=1)

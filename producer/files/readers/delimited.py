@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 
 from jobs.errors import InputError
+from jobs.files.request import DELIMITERS
 from producer.files.readers import Survey, first_null
 from producer.files.readers.forms import ALL_FORMS, Forms, forms_of
 from producer.files.stores.reading import open_stream
@@ -28,9 +29,6 @@ _HEADER_BYTES = 1 << 20
 """Longest header line."""
 
 _MAX_COLUMNS = 10_000
-
-DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
-"""Delimiters that are noticed, and the names by which people may call them."""
 
 _Types = dict[str, pa.DataType]
 

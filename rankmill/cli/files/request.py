@@ -9,9 +9,7 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from jobs.files.request import DATASET, FileRequest
-from producer.files.outputs import FORMATS
-from producer.files.readers.delimited import DELIMITERS
+from jobs.files.request import DATASET, DELIMITERS, OUTPUT_FORMATS, FileRequest
 from rankmill.cli import options
 
 Function = Callable[..., None]
@@ -101,7 +99,7 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
     ),
     click.option(
         "--output-format",
-        type=click.Choice(FORMATS),
+        type=click.Choice(OUTPUT_FORMATS),
         help="Format of the output.  [default: as its name ends]",
     ),
     click.option(

