@@ -292,6 +292,7 @@ def test_a_registry_that_is_away_is_one_line(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     for url, why in [
         (str(tmp_path / "nowhere"), "is not there: make the folder"),
         ("s3://bucket/models", "cannot be used: .*127.0.0.1:1"),

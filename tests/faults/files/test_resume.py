@@ -29,7 +29,7 @@ from tests.conftest import (
 from tests.harness.models.tiny import make_bert
 from tests.harness.servers.disks import resize, small_disk
 
-ROWS, CHUNK, WINDOW = 3000, 16, 4
+ROWS, CHUNK, WINDOW = 800, 8, 4
 NULLS = {0, 5, ROWS - 1}
 UNHARMED = Damage(lost=0, doubled=0, different=0, moved=0)
 IN_SMALL_CHUNKS = {"RANKMILL_WINDOW": str(WINDOW), "RANKMILL_CHUNK_SIZE": str(CHUNK)}
@@ -81,15 +81,22 @@ def interrupt(command: list[object], output: Path, sent: signal.Signals = signal
 def test_killed_many_times_it_loses_and_repeats_nothing_but_what_was_in_flight(
     command: list[object], output: Path, undisturbed: Path, queue: Server
 ) -> None:
+    size = CHUNK // 2  # so that all kills find it at work
     before = finished_jobs(queue.client)
     end = run_under_kills(
-        [*command, "--json"], output, kills=6, writes=15, seed=1, environ=IN_SMALL_CHUNKS, begin=start
+        [*command, "--json", "--chunk-size", size],
+        output,
+        kills=6,
+        writes=15,
+        seed=1,
+        environ=IN_SMALL_CHUNKS,
+        begin=start,
     )
     assert (end.kills, end.code) == (6, 0), end.err
     assert damage(output, undisturbed) == UNHARMED
     assert json.loads(end.out)["resumed_rows"] > 0
     wait_for(lambda: queue.client.llen("rq:queue:rankmill") == 0)
-    chunks = -(-ROWS // CHUNK)
+    chunks = -(-ROWS // size)
     assert chunks <= finished_jobs(queue.client) - before <= chunks + end.kills * WINDOW
     assert not folder_of(output).exists()
     assert not list(queue.client.scan_iter("rankmill:run:*"))
@@ -340,7 +347,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
     """Too small for the journal's beginnings, for its growth, for the output."""
     command = [*command, "--chunk-size", chunk]
     output = disk / "out.parquet"
-    texts = [os.urandom(500).hex() for _ in range(ROWS)]  # 1.5 MB however it is compressed
+    texts = [os.urandom(2000).hex() for _ in range(ROWS)]  # 1.6 MB however it is compressed
     pq.write_table(pq.read_table(source).append_column("ballast", pa.array(texts)), source)
     resize(disk, f"{kilobytes}k")
     full = score_file(*command, "-o", output)

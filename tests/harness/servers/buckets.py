@@ -36,6 +36,7 @@ def s3_environ() -> Iterator[dict[str, str]]:
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_MAX_ATTEMPTS": "1",  # what it refuses it refuses again; botocore would wait for seconds
     }
     server.stop()
 

@@ -82,7 +82,6 @@ def place(
     environ = {
         **bucket.environ,
         "AWS_SECRET_ACCESS_KEY": SECRET,
-        "AWS_MAX_ATTEMPTS": "1",
         "XDG_STATE_HOME": str(tmp_path / "state"),
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
