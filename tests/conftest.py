@@ -11,6 +11,7 @@ made from models is.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -66,6 +67,12 @@ settings.register_profile("suite", deadline=None)  # a busy machine is no failur
 settings.load_profile("suite")
 install()
 use_threads(1)  # the suite's workers are processes; more threads would fight them
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what stays for good: the libraries and the tests, a million objects."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure(config: pytest.Config) -> None:

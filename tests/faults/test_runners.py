@@ -32,7 +32,7 @@ from tests.conftest import (
 )
 from tests.harness.preloaded import PreloadedProcess
 
-ROWS, CHUNK, WINDOW = 3000, 16, 4
+ROWS, CHUNK, WINDOW = 800, 8, 4
 UNHARMED = Damage(lost=0, doubled=0, different=0, moved=0)
 SMALL = {"RANKMILL_WINDOW": str(WINDOW)}
 
@@ -79,7 +79,7 @@ def test_it_is_scored_as_score_file_does(
     runners(queue)
     waited = run_command("rankmill", "wait", run_id, "--redis", queue.url)
     assert waited.code == 0, waited.err
-    assert f"3,000 of 3,000 rows scored; scores are in {output}" in waited.out
+    assert f"{ROWS} of {ROWS} rows scored; scores are in {output}" in waited.out
     undisturbed = tmp_path / "undisturbed.parquet"
     assert run_command("score-file", source, "-o", undisturbed, *options).code == 0
     assert damage(output, undisturbed) == UNHARMED

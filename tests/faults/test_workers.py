@@ -78,6 +78,7 @@ def test_every_key_expires_while_chunks_are_scored(
     assert kept <= rq_own | {b"rq:queue:rankmill:intermediate"}
 
 
+@pytest.mark.slow
 def test_a_cancelled_run_is_scored_no_further(server: Server, workers: StartWorker, slow_model: Path) -> None:
     workers(environ=QUICK_LEASE)
     client = Client(server.url, model=str(slow_model), chunk_size=10_000)

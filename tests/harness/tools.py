@@ -1,4 +1,4 @@
-"""What tests need and may be missing: programs that pip does not bring, packages of an extra, free ports."""
+"""What tests need and may be missing: programs, packages of an extra, free ports; which variants are slow."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import importlib.util
 import os
 import shutil
 import socket
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -27,6 +29,11 @@ def needs_package(name: str) -> None:
     """Skip the test, or the module, without the package; unlike pytest's own way, without importing it."""
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed", allow_module_level=True)
+
+
+def slow_but(variants: Iterable[Any], *quick: Any) -> list[Any]:
+    """The variants of a test for ``parametrize``: all are in the slow tier but the `quick` ones."""
+    return [each if each in quick else pytest.param(each, marks=pytest.mark.slow) for each in variants]
 
 
 def free_port() -> int:

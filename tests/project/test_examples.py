@@ -11,6 +11,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conftest import ENVIRON, Server, run_command, wait_for
 from tests.harness.tools import free_port
 
@@ -23,10 +25,12 @@ def run(script: str, *words: str, cwd: Path) -> str:
     return done.out
 
 
+@pytest.mark.slow
 def test_the_asyncio_producer(shared_queue: Server, tmp_path: Path) -> None:
     assert "50 requests of 20 pairs" in run("asyncio_producer.py", shared_queue.url, cwd=tmp_path)
 
 
+@pytest.mark.slow
 def test_the_notebook(tmp_path: Path) -> None:
     stats, relevant, best, other = run("notebook.py", cwd=tmp_path).splitlines()
     assert stats.startswith("250 pairs, ")

@@ -24,6 +24,7 @@ def test_the_worker_extra_has_what_workers_import_and_openvino() -> None:
     assert not EXTRA & {requirement.split(">")[0] for requirement in PROJECT["dependencies"]}
 
 
+@pytest.mark.slow
 def test_producers_and_tools_do_without_it() -> None:
     code = f"""
 import sys

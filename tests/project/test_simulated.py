@@ -13,6 +13,7 @@ from benchmarks.simulated import Flow, measure, simulated_cluster, simulated_sco
 from producer import Client
 
 
+@pytest.mark.slow
 def test_simulated_workers_share_a_run_without_pytorch_and_a_killed_one_loses_nothing() -> None:
     pairs = [(f"query {number}", f"passage {number}") for number in range(2000)]
     with simulated_cluster(

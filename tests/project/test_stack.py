@@ -105,6 +105,7 @@ def test_the_server_wants_its_password_and_keeps_its_data(stack_server: str) -> 
     assert int(settings["maxmemory"]) > 0
 
 
+@pytest.mark.slow
 def test_the_worker_s_command_scores(stack_server: str, tmp_path: Path, tiny_model: Path) -> None:
     program, *arguments = SERVICES["worker"]["command"]
     environ = {"REDIS_HOST": stack_server, "REDIS_PASSWORD_FILE": str(tmp_path / "redis_password")}

@@ -133,6 +133,7 @@ def _reads_small_weights(node: Any) -> bool:
     return bool(source.get_type_name() == "Constant" and source.get_element_type().get_type_name() == "i8")
 
 
+@pytest.mark.slow
 def test_named_layers_are_left_out_of_8_bits_and_a_change_is_seen(made: Made, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(made.output, model)
@@ -199,7 +200,7 @@ def begun(made: Made, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
 def test_what_is_ended_half_way_leaves_nothing_to_be_seen(
     begun: subprocess.Popen[bytes], signum: signal.Signals, tmp_path: Path
 ) -> None:

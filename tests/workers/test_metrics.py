@@ -32,7 +32,7 @@ from jobs.store.recovery import failure_handler
 from jobs.store.runs import RunStore
 from jobs.store.worker_report import STAGES, GpuReport, WorkerReport, queue_workers, worker_reports
 from producer import Client
-from tests.conftest import Server, StartWorker, score_file, wait_for
+from tests.conftest import QUICK_LEASE, Server, StartWorker, score_file, wait_for
 from tests.harness.models.tiny import make_bert
 from tests.harness.tools import tool
 from tests.workers.engine.test_engine import misbehaving
@@ -50,7 +50,7 @@ def the_report(server: Server) -> WorkerReport:
 
 
 def test_a_worker_reports_what_it_has_done(server: Server, workers: StartWorker, tiny_model: Path) -> None:
-    workers()
+    workers(environ=QUICK_LEASE)  # reports come with heartbeats
     Client(server.url, model=str(tiny_model), chunk_size=10).score(PAIRS, timeout=60)
     wait_for(lambda: the_report(server).chunks == 10)
     report = the_report(server)

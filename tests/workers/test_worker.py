@@ -74,6 +74,7 @@ def test_a_name_that_a_dead_container_has_left_is_not_taken_again() -> None:
     assert named.name == "mine"
 
 
+@pytest.mark.slow
 def test_a_worker_that_vanishes_is_forgotten(server: Server, workers: StartWorker) -> None:
     worker = workers(environ=QUICK_LEASE)
     (name,) = queue_workers(server.client, "rankmill").scoring
@@ -128,7 +129,8 @@ def touch_boom(*_: object) -> None:
     Path(os.environ["BOOM"]).touch()
 
 
-@pytest.mark.parametrize("max_retries", [3, 0])  # run again as it is; in halves, without an attempt left
+# Run again as it is; in halves, without an attempt left.
+@pytest.mark.parametrize("max_retries", [3, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_chunk_of_a_killed_worker_is_scored_elsewhere(
     max_retries: int, server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:
@@ -161,7 +163,7 @@ def test_sigterm_hands_back_what_is_not_finished(
     assert not run.errors
 
 
-@pytest.mark.parametrize("flush", [False, True])
+@pytest.mark.parametrize("flush", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_redis_forgets_is_submitted_again(
     flush: bool, server: Server, workers: StartWorker, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

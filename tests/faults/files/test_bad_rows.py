@@ -108,6 +108,7 @@ def test_a_row_that_kills_its_worker_each_time(
     assert np.isfinite(np.delete(scores, 2)).all()
 
 
+@pytest.mark.slow
 def test_a_wedged_forward_ends_its_worker(
     server: Server, restarting: None, marked_model: Path, forwards: Path
 ) -> None:
@@ -117,6 +118,7 @@ def test_a_wedged_forward_ends_its_worker(
     assert time.monotonic() - started < 100
 
 
+@pytest.mark.slow
 def test_a_second_sigterm_hands_work_back_at_once(
     server: Server, marked_model: Path, tmp_path: Path, forwards: Path
 ) -> None:

@@ -150,9 +150,11 @@ def test_killed_many_times_no_part_is_torn_missing_or_doubled(
     ("at", "number"),
     [
         ("producer.journal.Journal.finish", 1),  # the part is there, and nobody has noted it
-        ("producer.journal.Journal.finish", COUNT),
-        ("pathlib.Path.replace", 2),  # the list of row errors is there, its part is not
-        ("producer.files.parts.sink.ScoredParts._open", 3),  # two parts are done, the third has not begun
+        pytest.param("producer.journal.Journal.finish", COUNT, marks=pytest.mark.slow),
+        # The list of row errors is there, its part is not.
+        pytest.param("pathlib.Path.replace", 2, marks=pytest.mark.slow),
+        # Two parts are done, the third has not begun.
+        pytest.param("producer.files.parts.sink.ScoredParts._open", 3, marks=pytest.mark.slow),
     ],
 )
 def test_killed_at_the_worst_moment(

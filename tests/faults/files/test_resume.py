@@ -103,6 +103,7 @@ def test_killed_many_times_it_loses_and_repeats_nothing_but_what_was_in_flight(
     assert not list(queue.client.scan_iter("rq:job:*"))
 
 
+@pytest.mark.slow
 def test_a_ranked_compressed_text_file_continues_too(
     source: Path, command: list[object], tmp_path: Path, undisturbed: Path
 ) -> None:
@@ -162,7 +163,7 @@ def test_what_is_damaged_in_the_journal_is_scored_again(
     assert damage(output, undisturbed) == UNHARMED
 
 
-@pytest.mark.parametrize("size", ["auto", CHUNK - 1])
+@pytest.mark.parametrize("size", ["auto", pytest.param(CHUNK - 1, marks=pytest.mark.slow)])
 def test_a_run_continues_with_the_cuts_it_has(
     size: object, command: list[object], output: Path, undisturbed: Path
 ) -> None:
@@ -278,7 +279,7 @@ def test_a_damaged_journal_is_told(command: list[object], output: Path) -> None:
     assert score_file(*command, "--restart").code == 0
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize("kind", ["parquet", pytest.param("jsonl", marks=pytest.mark.slow)])
 def test_an_input_that_changes_while_it_is_scored_makes_no_output(
     kind: str, command: list[object], source: Path, output: Path
 ) -> None:
@@ -333,7 +334,11 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.parametrize(
     ("kilobytes", "chunk", "kept"),
-    [(24, 16, False), (200, 16, True), pytest.param(1000, 250, True, marks=pytest.mark.slow)],
+    [
+        pytest.param(24, 16, False, marks=pytest.mark.slow),
+        (200, 16, True),
+        pytest.param(1000, 250, True, marks=pytest.mark.slow),
+    ],
 )
 def test_a_full_disk_is_one_line_and_the_same_command_continues(
     kilobytes: int,

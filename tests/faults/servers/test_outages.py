@@ -26,7 +26,7 @@ from jobs.store.worker_report import queue_workers
 from producer import Client
 from tests.conftest import ENVIRON, Server, StartWorker, serve, start_worker, wait_for
 from tests.harness.preloaded import EXECUTED, PreloadedProcess
-from tests.harness.tools import free_port
+from tests.harness.tools import free_port, slow_but
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(400)]
 CONNECTION = {"RQ_CONNECTION_CLASS": "workers.Connection"}
@@ -58,7 +58,7 @@ def cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         worker.wait()
 
 
-@pytest.mark.parametrize("kind", OUTAGES)
+@pytest.mark.parametrize("kind", slow_but(OUTAGES, "full"))
 def test_a_run_goes_on_when_the_server_can_serve_again(kind: str, cluster: Cluster) -> None:
     wait_for(lambda: "Redis cannot serve" not in _ready(cluster.metrics_port))  # the outage before is over
     logged = len(cluster.log.read_text())
@@ -147,7 +147,7 @@ def own_server() -> Iterator[tuple[Server, psutil.Process]]:
             valkey.terminate()
 
 
-@pytest.mark.parametrize("how", ["dead", "hung", "full"])
+@pytest.mark.parametrize("how", slow_but(["dead", "hung", "full"], "dead"))
 def test_sigterm_ends_idle_workers_without_a_server(how: str, tmp_path: Path) -> None:
     with own_server() as (server, process):
         workers = [start_worker(server, "rankmill", tmp_path, name=name) for name in ("a", "b")]
@@ -179,6 +179,7 @@ def test_a_busy_worker_without_a_server_ends_after_a_while(tiny_model: Path, tmp
     assert "Traceback" not in (tmp_path / "worker.log").read_text()
 
 
+@pytest.mark.slow
 def test_score_workers_outlive_an_outage(server: Server, tmp_path: Path) -> None:
     command = ["score-workers", "--redis", server.url, "--workers", "2", "--threads", "1"]
     log = tmp_path / "pool.log"

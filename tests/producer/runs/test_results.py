@@ -212,6 +212,7 @@ VALUES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=50)  # each is three runs
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["rows", "scores", "about"]), VALUES), max_size=4)

@@ -68,6 +68,7 @@ def text(html: str, element: str) -> str:
     return re.sub(r"<[^>]+>", " ", found[1])
 
 
+@pytest.mark.slow
 def test_a_browser_shows_worker_run_and_lost_worker_and_says_when_redis_is_away(
     server: Server, workers: StartWorker, page: str, tmp_path: Path
 ) -> None:

@@ -106,6 +106,7 @@ def prometheus(
     process.wait(timeout=60)
 
 
+@pytest.mark.slow
 def test_every_query_of_the_dashboard_has_an_answer(
     prometheus: Prometheus, server: Server, tiny_model: Path
 ) -> None:
@@ -130,6 +131,7 @@ def test_every_query_of_the_dashboard_has_an_answer(
     )
 
 
+@pytest.mark.slow
 def test_chunks_that_wait_for_no_worker_are_noticed(
     prometheus: Prometheus, server: Server, tiny_model: Path
 ) -> None:

@@ -13,13 +13,14 @@ import pytest
 from tests.harness.gateways import Running, running_gateway
 from tests.harness.models.registries import put_version
 from tests.harness.servers.valkey import Server
+from tests.harness.tools import slow_but
 from tests.rankmill.gateway import real_clients
 
 ROOT = Path(__file__).resolve().parents[3]
 CLIENTS = ROOT / ".venv-clients" / "bin" / "python"
 
 
-@pytest.mark.parametrize("name", ["cohere_v1", "cohere_v2", "tei_client"])
+@pytest.mark.parametrize("name", slow_but(["cohere_v1", "cohere_v2", "tei_client"], "cohere_v2"))
 def test_a_client_finds_the_best_text(gateway: Running, name: str) -> None:
     # In a process of its own: tei_client and rankmill's own gRPC module both have the package tei.v1.
     code = f"from tests.rankmill.gateway import real_clients; print(real_clients.{name}({gateway.url!r}))"

@@ -229,6 +229,7 @@ def test_a_push_keeps_notes_and_the_precision_report(
     assert "exists already" in refused("pull", "reranker@v1", tmp_path / "pulled")
 
 
+@pytest.mark.slow
 def test_four_workers_that_start_at_once_fetch_a_version_once_from_s3(
     models: dict[str, Path], bucket: Bucket, server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:
@@ -244,6 +245,7 @@ def test_four_workers_that_start_at_once_fetch_a_version_once_from_s3(
     assert np.isfinite(client.score(PAIRS, timeout=60)).all()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_version_and_one_worker_without_the_registry_stops_nothing(
     models: dict[str, Path], server: Server, workers: StartWorker, registry: Path, tmp_path: Path
 ) -> None:

@@ -218,6 +218,7 @@ def test_workers_that_cannot_start_end_the_run_with_their_reason(
     assert not (tmp_path / "a.scored.parquet").exists()
 
 
+@pytest.mark.slow
 def test_workers_that_die_again_and_again_end_the_run(tmp_path: Path, tiny_model: Path) -> None:
     dies = "import os, sys\nif 'rq.cli' in sys.orig_argv: print('broken'); sys.stdout.flush(); os._exit(3)\n"
     (tmp_path / "sitecustomize.py").write_text(dies)

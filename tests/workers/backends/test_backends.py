@@ -18,6 +18,7 @@ from jobs.errors import SpecError
 from jobs.spec import ScoreSpec
 from tests.harness.models.backends import require
 from tests.harness.models.tiny import make_bert
+from tests.harness.tools import slow_but
 from tests.workers.backends.test_first_token import FAMILIES, OTHERS, small_model
 from tests.workers.engine.test_engine import one_at_a_time
 from workers.backends.base import OutOfMemory
@@ -72,7 +73,8 @@ def test_openvino_scores_as_transformers_does(family: str, openvino_backend: Any
         np.testing.assert_allclose(forward.result(), plain_logits(plain, batch), atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert"])  # each has a head of its own
+# Each has a head of its own.
+@pytest.mark.parametrize("family", slow_but(["bert", "roberta", "distilbert"], "bert"))
 def test_openvino_with_small_weights_and_several_threads(family: str, openvino_backend: Any) -> None:
     """OpenVINO loses the scale of a head with 8-bit weights, with two threads and not with one."""
     plain = small_model(family, FAMILIES[family])
@@ -86,7 +88,7 @@ def test_openvino_with_small_weights_and_several_threads(family: str, openvino_b
     assert np.abs(logits - expected).max() < 0.3 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("int8", marks=pytest.mark.slow)])
 def test_openvino_ranks_the_example_as_fp32_does(precision: str, openvino_backend: Any) -> None:
     rows = [json.loads(line) for line in EXAMPLES.read_text().splitlines()][:120]
     texts = [row["query"] for row in rows], [row["passage"] for row in rows]
@@ -186,7 +188,7 @@ def test_what_apple_s_gpu_runs_out_of_is_memory_too(monkeypatch: pytest.MonkeyPa
     assert emptied == ["mps", "cuda"]
 
 
-@pytest.mark.parametrize("backend", ["torch", "openvino"])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("openvino", marks=pytest.mark.slow)])
 def test_a_pair_of_8192_tokens_among_short_ones(backend: str, tmp_path: Path) -> None:
     pytest.importorskip(backend)
     make_bert(tmp_path, positions=8192)

@@ -24,9 +24,7 @@ KINDS = [
     ("openvino", "bf16"),
     ("openvino", "int8"),
     ("onnx", "int8"),
-    ("mlx", "fp16"),
-    ("mlx", "bf16"),
-    ("mlx", "int8"),
+    *(pytest.param("mlx", precision, marks=pytest.mark.slow) for precision in ("fp16", "bf16", "int8")),
 ]
 
 

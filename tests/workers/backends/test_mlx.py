@@ -76,7 +76,13 @@ def exact(small: Path) -> Logits:
 
 @pytest.mark.parametrize(
     ("precision", "difference", "correlation"),
-    [("fp32", 1e-4, 1), ("fp16", 1e-2, 0.999), ("bf16", 0.1, 0.99), ("int8", 0.1, 0.99), ("int4", 1, 0.9)],
+    [
+        ("fp32", 1e-4, 1),
+        pytest.param("fp16", 1e-2, 0.999, marks=pytest.mark.slow),
+        pytest.param("bf16", 0.1, 0.99, marks=pytest.mark.slow),
+        ("int8", 0.1, 0.99),
+        pytest.param("int4", 1, 0.9, marks=pytest.mark.slow),
+    ],
 )
 def test_each_precision_ranks_as_fp32_does(
     precision: str, difference: float, correlation: float, small: Path, exact: Logits, mlx_backend: Any

@@ -63,6 +63,7 @@ def test_what_a_gpu_would_run_in_fp16_is_the_same_model(tmp_path: Path) -> None:
     assert np.any(logits != logits.astype(np.float16))  # the head is fp32
 
 
+@pytest.mark.slow
 def test_int8_ranks_the_example_as_fp32_does() -> None:
     rows = [json.loads(line) for line in EXAMPLES.read_text().splitlines()][:120]
     texts = [row["query"] for row in rows], [row["passage"] for row in rows]

@@ -36,6 +36,7 @@ def graphs(cache: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in cache.glob("openvino/**/*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_model_is_converted_once_for_each_content_and_kind(tmp_path: Path) -> None:
     model, cache = make_bert(tmp_path / "model"), tmp_path / "cache"
     check(model, cache)
@@ -54,7 +55,7 @@ def test_a_model_is_converted_once_for_each_content_and_kind(tmp_path: Path) -> 
     assert not list(cache.glob("openvino/.making-*"))
 
 
-@pytest.mark.parametrize("name", ["model.bin", "model.xml"])
+@pytest.mark.parametrize("name", ["model.xml", pytest.param("model.bin", marks=pytest.mark.slow)])
 def test_a_damaged_graph_is_made_again(tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     model, cache = make_bert(tmp_path / "model"), tmp_path / "cache"
     check(model, cache)

@@ -39,7 +39,13 @@ def exact() -> Logits:
     return scores_of("torch", "fp32", 2048)[0]
 
 
-@pytest.mark.parametrize(("backend", "precision"), BOUNDS)
+_SLOW = {("torch", "bf16"), ("openvino", "int8")}
+
+
+@pytest.mark.parametrize(
+    ("backend", "precision"),
+    [pytest.param(*kind, marks=[pytest.mark.slow] if kind in _SLOW else []) for kind in BOUNDS],
+)
 def test_the_same_row_has_the_same_score(backend: str, precision: str, exact: Logits) -> None:
     require(backend, precision)
     alone, together = scores_of(backend, precision, 1, 2048)

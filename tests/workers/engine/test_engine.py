@@ -60,7 +60,7 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_bert(directory, hidden=384, layers=6, heads=12, positions=512, extra_words=words)
 
 
-@pytest.mark.parametrize("name", ["demo", "minilm"])
+@pytest.mark.parametrize("name", ["demo", pytest.param("minilm", marks=pytest.mark.slow)])
 def test_scores_agree_with_transformers_one_pair_at_a_time(name: str, minilm: Path) -> None:
     model: Path = DEMO_MODEL if name == "demo" else minilm
     queries, passages = some_pairs(30)
@@ -68,7 +68,7 @@ def test_scores_agree_with_transformers_one_pair_at_a_time(name: str, minilm: Pa
     np.testing.assert_allclose(scores, one_at_a_time(model, queries, passages), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["demo", "minilm", "tiny"])
+@pytest.mark.parametrize("name", ["demo", pytest.param("minilm", marks=pytest.mark.slow), "tiny"])
 def test_scores_agree_with_cross_encoder_predict(name: str, minilm: Path, tiny_model: Path) -> None:
     model = {"demo": DEMO_MODEL, "minilm": minilm, "tiny": tiny_model}[name]
     queries, passages = some_pairs(30)

@@ -175,6 +175,7 @@ def test_bulk_work_keeps_a_fifth_beside_endless_requests() -> None:
         assert len(given) >= (asked + len(given)) / 5
 
 
+@pytest.mark.slow
 def test_two_bulk_runs_get_equal_pairs_though_their_chunks_differ() -> None:
     with simulated_cluster(1, 0.5, QUICK) as cluster:
         done: Counter[str] = Counter()
@@ -203,9 +204,8 @@ def test_two_bulk_runs_get_equal_pairs_though_their_chunks_differ() -> None:
         assert 0.6 < had["first"] / had["second"] < 1.7, had
 
 
-@pytest.mark.parametrize(
-    "kill", [pytest.param(False, id="late"), pytest.param(True, id="killed", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kill", [pytest.param(False, id="late"), pytest.param(True, id="killed")])
 def test_workers_that_come_late_are_given_chunks_and_each_row_is_scored_once(kill: bool) -> None:
     with simulated_cluster(1, 10.0, QUICK) as cluster:
         given = pairs(12 * 100)

@@ -32,6 +32,7 @@ from tests.harness.models.rerankers import (
     make_decoder,
     make_encoder,
 )
+from tests.harness.tools import slow_but
 from tests.workers.engine.test_engine import some_pairs
 from workers.backends.base import Logits
 from workers.backends.families import TRACEABLE
@@ -107,7 +108,7 @@ def refusal(model: Path, cache: Path, **spec: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("name", slow_but(ENCODERS, "bert", "xlm-roberta", "modernbert, cls", "deberta-v3"))
 def test_encoders(name: str, encoder: Callable[[str], Path], tmp_path: Path) -> None:
     model = encoder(name)
     agrees(model, tmp_path, 1e-5)
@@ -115,7 +116,10 @@ def test_encoders(name: str, encoder: Callable[[str], Path], tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("backend", ["openvino", "onnx"])
-@pytest.mark.parametrize("name", [name for name, (kind, *_) in ENCODERS.items() if kind in TRACEABLE])
+@pytest.mark.parametrize(
+    "name",
+    slow_but([name for name, (kind, *_) in ENCODERS.items() if kind in TRACEABLE], "bert", "modernbert, cls"),
+)
 def test_encoders_as_graphs(name: str, backend: str, encoder: Callable[[str], Path], tmp_path: Path) -> None:
     pytest.importorskip({"onnx": "onnxruntime"}.get(backend, backend))
     agrees(encoder(name), tmp_path, 2e-5, backend=backend)
@@ -153,7 +157,7 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", slow_but(CHAINS, "as Ettin's", "all poolings"))
 def test_module_chains(name: str, tmp_path: Path) -> None:
     agrees(make_chain(tmp_path, *CHAINS[name]), tmp_path, 1e-5)
 
@@ -231,17 +235,17 @@ def test_a_limit_that_sentence_transformers_saved(tmp_path: Path) -> None:
     np.testing.assert_allclose(limited, cut, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize("kind", slow_but(DECODERS, "qwen3", "llama"))
 def test_language_models_that_answer(kind: str, tmp_path: Path) -> None:
     agrees(make_decoder(tmp_path / "model", kind, task="causal", template=PAIR_TEMPLATE), tmp_path, 1e-4)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("kind", slow_but(["qwen3", "gemma2"], "gemma2"))
 def test_their_conversions_to_one_output(kind: str, tmp_path: Path) -> None:
     agrees(make_decoder(tmp_path / "model", kind, task="classifier", template=PAIR_TEMPLATE), tmp_path, 1e-4)
 
 
-@pytest.mark.parametrize("answers", [(7, 9), (7, None)])
+@pytest.mark.parametrize("answers", [(7, 9), pytest.param((7, None), marks=pytest.mark.slow)])
 def test_a_language_model_as_sentence_transformers_saves_it(
     answers: tuple[int, int | None], tmp_path: Path
 ) -> None:

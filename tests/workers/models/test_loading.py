@@ -218,6 +218,7 @@ def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=120, suppress_health_check=list(HealthCheck))
 def test_whatever_stands_in_a_model_s_files(

@@ -110,6 +110,7 @@ def test_what_depends_on_a_job_follows_it(shared_queue: Server, tiny_model: Path
     after.delete()
 
 
+@pytest.mark.slow
 def test_a_job_outlives_its_worker_and_leaves_it_if_cancelled(
     server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:

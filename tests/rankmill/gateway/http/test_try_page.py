@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from urllib.parse import urlencode
 
+import pytest
+
 from rankmill.gateway.http import page_routes
 from tests.harness.browser import shown
 from tests.harness.gateways import PAIR, Running
@@ -34,6 +36,7 @@ def test_a_browser_says_what_is_wrong(gateway: Running, tmp_path: Path) -> None:
     assert "there is nothing to score" in html
 
 
+@pytest.mark.slow
 def test_the_documentation_needs_no_other_server(gateway: Running, tmp_path: Path) -> None:
     html = shown(f"{gateway.url}/docs", tmp_path)
     assert "/v2/rerank" in html
