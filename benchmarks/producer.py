@@ -8,8 +8,8 @@
 
 The input is made of the pairs, repeated. score-file scores it over the queue as always; the workers do
 everything but the forward pass. A run has 1,000 passages of each query, from a corpus of that many texts; its
-index is made before. Reported is the CPU time of score-file's process (start-up apart), all of its
-threads together and its busiest one, which bounds how fast one producer is on a machine with cores enough.
+index is made before. Reported is the CPU time of score-file's process (start-up apart): of all its threads
+together, and of each kind of thread. The busiest thread bounds how fast one producer is with cores enough.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import os
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument(
         "--pairs", default="varied", help="a file, or pairs that rankmill ships: varied, example"
     )
-    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--format", choices=["parquet", "csv", "run"], default="parquet")
     parser.add_argument("--texts", type=int, default=100_000, help="size of the corpus of a run")
     parser.add_argument("--chunk-size", type=int, default=1024)
@@ -166,12 +167,15 @@ def measure(source: str, url: str, args: argparse.Namespace, profile: Path | Non
     found: dict[str, Any] = here.recv()
     process.join()
     million = 1_000_000 / args.rows
+    threads = {name: round(seconds * million, 2) for name, seconds in found["threads"].items()}
     return {
         "rows": args.rows,
         "seconds": round(found["seconds"], 2),
         "cpu_seconds": round(found["cpu"], 2),
+        "system_share": round(found["system"] / found["cpu"], 2),
         "cpu_seconds_per_million": round(found["cpu"] * million, 2),
         "busiest_thread_per_million": round(found["busiest"] * million, 2),
+        "threads_per_million": dict(sorted(threads.items(), key=lambda each: -each[1])),
         "peak_mib": round(found["peak"] / 2**20),
         "peak_own_mib": round(found["own"] / 2**20),  # without pages of mapped files, such as a corpus' index
     }
@@ -203,33 +207,73 @@ def _score(out: Any, name: str, url: str, chunk_size: int, profile: Path | None)
         quiet=True,
         run=run,
     )
-    me = psutil.Process()
-    before = {thread.id: thread.user_time + thread.system_time for thread in me.threads()}
-    started, cpu = time.perf_counter(), time.process_time()
+    watch = _Watch()
     recorder = cProfile.Profile(time.thread_time)
+    watch.start()
+    started, before = time.perf_counter(), os.times()
     if profile:
         recorder.enable()
-    own, ended = [0], threading.Event()
-    watch = threading.Thread(target=_watch_memory, args=(own, ended))
-    watch.start()
     score_file(request, settings)
     recorder.disable()
-    used, seconds = time.process_time() - cpu, time.perf_counter() - started
-    threads = [thread.user_time + thread.system_time - before.get(thread.id, 0) for thread in me.threads()]
-    ended.set()
-    watch.join()
-    peak = max(getattr(me.memory_info(), "peak_wset", 0), _peak())
+    seconds, after = time.perf_counter() - started, os.times()
+    watch.end()
     if profile:
         recorder.dump_stats(profile)
-    out.send({"seconds": seconds, "cpu": used, "busiest": max(threads), "peak": peak, "own": own[0]})
+    system, own = after.system - before.system, watch.seconds.pop(watch.native_id or 0, 0.0)
+    out.send(
+        {
+            "seconds": seconds,
+            "cpu": after.user - before.user + system - own,
+            "system": system,
+            "busiest": max(watch.seconds.values()),
+            "threads": watch.by_kind(),
+            "peak": max(getattr(psutil.Process().memory_info(), "peak_wset", 0), _peak()),
+            "own": watch.own_bytes,
+        }
+    )
 
 
-def _watch_memory(peak: list[int], ended: threading.Event) -> None:
-    """Note the most memory that is this process's own (Linux), as seen every 50 ms."""
-    status = Path("/proc/self/status")
-    while status.exists() and not ended.wait(0.05):
-        own = next((line for line in status.read_text().splitlines() if line.startswith("RssAnon:")), "0 0")
-        peak[0] = max(peak[0], int(own.split()[1]) << 10)
+class _Watch(threading.Thread):
+    """Notes the CPU seconds of each of this process's threads, and the most memory of its own (Linux)."""
+
+    def __init__(self) -> None:
+        super().__init__(name="watch")
+        self.seconds: dict[int, float] = {}
+        """By the thread's id, also of threads that have ended; as seen every 50 ms."""
+        self.own_bytes = 0
+        self._names: dict[int, str] = {}
+        self._before = self._read()
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Look until `end` is called."""
+        status = Path("/proc/self/status")
+        while not self._ended.wait(0.05):
+            self._look()
+            lines = status.read_text().splitlines() if status.exists() else []
+            own = next((line for line in lines if line.startswith("RssAnon:")), "0 0")
+            self.own_bytes = max(self.own_bytes, int(own.split()[1]) << 10)
+
+    def end(self) -> None:
+        """Look once more, and no more."""
+        self._ended.set()
+        self.join()
+        self._look()
+
+    def by_kind(self) -> dict[str, float]:
+        """The seconds of threads with one name and different numbers; Arrow's own are ``native``."""
+        found: defaultdict[str, float] = defaultdict(float)
+        for thread, seconds in self.seconds.items():
+            found[self._names.get(thread, "native").rstrip("_0123456789")] += seconds
+        return dict(found)
+
+    def _look(self) -> None:
+        self._names |= {each.native_id or 0: each.name for each in threading.enumerate()}
+        found = self._read().items()
+        self.seconds |= {thread: seconds - self._before.get(thread, 0.0) for thread, seconds in found}
+
+    def _read(self) -> dict[int, float]:
+        return {each.id: each.user_time + each.system_time for each in psutil.Process().threads()}
 
 
 def _peak() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -79,6 +80,7 @@ def score_file(
         The input changed during the run; no output was written, and the scores are dropped.
     """
     started = time.monotonic()
+    _use_system_memory()
     found = find_input(request)
     target = request.target(found.files)
     request.check(target)
@@ -135,6 +137,15 @@ def score_file(
         work.check_lock()
         output.publish(work.journal)
     return summary
+
+
+def _use_system_memory() -> None:
+    """Let Arrow allocate from the C library: its own allocator costs more, in time and in memory.
+
+    It returns freed memory at once and gets it back as empty pages: an eighth of this process's CPU time.
+    """
+    if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
+        pa.set_memory_pool(pa.system_memory_pool())
 
 
 def _with_versions(models: Sequence[str], settings: Settings, work: Workspace) -> list[str]:
