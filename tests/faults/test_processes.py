@@ -77,6 +77,7 @@ def test_workers_that_cannot_start_end_it_loudly(pool: Start, tmp_path: Path) ->
     assert f".mps.{process.pid} cannot start; its last lines above say why" in log
 
 
+@pytest.mark.slow
 def test_workers_that_die_again_and_again_at_their_start_end_it(
     pool: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -194,6 +194,7 @@ def test_cancelled_while_it_waits_and_while_it_runs(
     assert not list(queue.client.scan_iter("rq:job:*"))
 
 
+@pytest.mark.slow
 def test_a_file_that_this_host_does_not_see_is_another_runners(
     client: Client, queue: Server, runners: StartRunner, source: Path, output: Path, tmp_path: Path
 ) -> None:

@@ -12,6 +12,10 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
     _CACHE = tempfile.TemporaryDirectory(prefix="rankmill-cache-")
     os.environ["XDG_CACHE_HOME"] = _CACHE.name
 
+# Hundreds of processes read the project's modules: they are compiled once, whatever a container wants.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 BIN = Path(sys.executable).parent
 
 ENVIRON = {

@@ -32,6 +32,7 @@ def test_simulated_workers_share_a_run_without_pytorch_and_a_killed_one_loses_no
     assert np.allclose(scores, [simulated_score(*pair) for pair in pairs], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_flow_of_a_short_run_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulated, "WARM_UP", 0.2)
     flow = measure(2, chunk_seconds=0.1, chunk_size=100, seconds=1.5, kill_after=1.0)

@@ -99,6 +99,7 @@ def test_the_report_says_how_it_was_made_and_what_it_costs(made: Made) -> None:
     assert not list(made.output.parent.glob(".*"))
 
 
+@pytest.mark.slow
 def test_the_same_pairs_make_the_same_files(made: Made, tmp_path: Path) -> None:
     pairs = read_pairs(str(EXAMPLES), TextColumns("query", "passage"), None, rows=40)
     names = pairs.columns.names

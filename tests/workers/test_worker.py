@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import fakeredis
 import numpy as np
@@ -40,6 +41,7 @@ from tests.conftest import (
     wait_for,
 )
 from tests.harness.models.tiny import make_bert
+from tests.harness.preloaded import PreloadedProcess
 from workers import ScoringWorker
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(200)]
@@ -298,10 +300,12 @@ def test_two_models_take_turns_in_one_worker(
     assert not np.allclose(first, second)
 
 
-def test_worker_pool_starts_several(server: Server, client: Client, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rq", ["rq", pytest.param(str(BIN / "rq"), marks=pytest.mark.slow, id="executed")])
+def test_worker_pool_starts_several(rq: str, server: Server, client: Client, tmp_path: Path) -> None:
     options = ["--worker-class", "workers.ScoringWorker", "--serializer", "json", "--url", server.url]
-    pool = subprocess.Popen(
-        [str(BIN / "rq"), "worker-pool", "rankmill", "--num-workers", "2", *options],
+    start: Any = PreloadedProcess if rq == "rq" else subprocess.Popen
+    pool = start(
+        [rq, "worker-pool", "rankmill", "--num-workers", "2", *options],
         env=ENVIRON, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
     )  # fmt: skip
     wait_for(lambda: len(queue_workers(server.client, "rankmill").scoring) == 2, pool)

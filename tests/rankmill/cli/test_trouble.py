@@ -16,7 +16,10 @@ from rankmill.cluster.exporter import exporter_app
 from tests.conftest import Server, wait_for
 
 
-@pytest.mark.parametrize(("kind", "reason"), [("full", "OOM command not allowed"), ("replica", "READONLY")])
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("full", "OOM command not allowed"), pytest.param("replica", "READONLY", marks=pytest.mark.slow)],
+)
 def test_why_a_server_cannot_serve_is_shown_until_it_can(kind: str, reason: str, server: Server) -> None:
     host, port = serve(exporter_app(impatient(server.client)), "exporter_address", "127.0.0.1:0", ())
 

@@ -105,7 +105,7 @@ def test_a_ranking_has_the_scores_of_http(gateway: Running, channel: grpc.Channe
 
 
 def test_a_stream_of_pairs_is_answered_in_its_order(channel: grpc.Channel) -> None:
-    texts = [f"{'moon ' * (number % 7)}{number}" for number in range(600)]
+    texts = [f"{'moon ' * (number % 7)}{number}" for number in range(300)]
     requests = [tei.PredictPairRequest(inputs=[QUERY, text], raw_scores=True) for text in texts]
     replies = list(call(channel, "Predict.PredictPairStream", iter(requests)))
     found = [reply.predictions[0].score for reply in replies]

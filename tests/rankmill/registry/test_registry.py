@@ -317,6 +317,7 @@ def test_a_terminal_shows_how_far_a_push_is(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(terminal.getvalue()) == shown
 
 
+@pytest.mark.slow
 def test_two_versions_are_compared_on_a_file(
     models: dict[str, Path], shared_queue: Server, registry: Path, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from workers.models.loading import load_model
 
 PAIRS = some_pairs(400, longest=30)
 KINDS = [
-    ("torch", "bf16"),
+    pytest.param("torch", "bf16", marks=pytest.mark.slow),
     ("openvino", "bf16"),
     ("openvino", "int8"),
     ("onnx", "int8"),

@@ -118,6 +118,7 @@ def test_an_activation_function_it_does_not_have(mlx_backend: Any, tmp_path: Pat
         load_model(ScoreSpec(model=str(tmp_path)), "cpu", "mlx")
 
 
+@pytest.mark.slow
 def test_a_worker_scores_with_it(server: Server, workers: StartWorker, mlx_backend: Any) -> None:
     workers(environ={"RANKMILL_BACKEND": "mlx", "RANKMILL_DEVICE": "cpu"})
     rows = [json.loads(line) for line in EXAMPLES.read_text().splitlines()][:6]
@@ -130,6 +131,7 @@ def test_a_worker_scores_with_it(server: Server, workers: StartWorker, mlx_backe
     np.testing.assert_allclose(part.scores, one_at_a_time(DEMO_MODEL, queries, passages), atol=1e-2)
 
 
+@pytest.mark.slow
 def test_nothing_touches_a_device_before_a_worker_does() -> None:
     """A context belongs to the process that made it: a parent that has one gives its children none."""
     code = """

@@ -117,6 +117,7 @@ def test_nobody_is_told_and_nothing_is_forked(tmp_path: Path) -> None:
     assert not list(home.glob("intel"))
 
 
+@pytest.mark.slow
 def test_a_signal_after_models_have_come_and_gone_ends_nobody(tmp_path: Path) -> None:
     code = """
 import os, signal, sys

@@ -151,6 +151,7 @@ def test_a_worker_warms_up_what_it_is_told_to(
     assert f"cannot warm up: {tmp_path / 'none'} is not a model" in (tmp_path / "worker.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_worker_takes_up_new_files_and_new_models_without_a_restart(
     server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:

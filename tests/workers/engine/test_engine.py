@@ -15,6 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from jobs.errors import ConfigError, SpecError
 from jobs.spec import ScoreSpec
 from tests.harness.models.tiny import cross_encoder, make_bert
+from tests.harness.tools import slow_but
 from workers.backends.base import Logits, OutOfMemory
 from workers.backends.torch.backend import TorchForward
 from workers.device import resolve_device
@@ -68,7 +69,7 @@ def test_scores_agree_with_transformers_one_pair_at_a_time(name: str, minilm: Pa
     np.testing.assert_allclose(scores, one_at_a_time(model, queries, passages), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["demo", pytest.param("minilm", marks=pytest.mark.slow), "tiny"])
+@pytest.mark.parametrize("name", slow_but(["demo", "minilm", "tiny"], "tiny"))
 def test_scores_agree_with_cross_encoder_predict(name: str, minilm: Path, tiny_model: Path) -> None:
     model = {"demo": DEMO_MODEL, "minilm": minilm, "tiny": tiny_model}[name]
     queries, passages = some_pairs(30)
@@ -113,6 +114,7 @@ def test_scores_do_not_depend_on_the_batches(tiny_model: Path) -> None:
     assert small.tokens == large.tokens == small.padded_tokens < large.padded_tokens
 
 
+@pytest.mark.slow
 def test_bf16_is_close_to_fp32(minilm: Path) -> None:
     queries, passages = some_pairs(16, longest=20)  # a CPU without bf16 takes long
     exact = engine(minilm).score(queries, passages).scores

@@ -179,6 +179,7 @@ print(failures(Headroom(HostMemory())), failures(Headroom()))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit the address space")
 def test_a_real_limit_of_a_real_process(tiny_model: Path) -> None:
     done = subprocess.run(

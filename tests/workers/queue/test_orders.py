@@ -39,7 +39,7 @@ def model(tmp_path: Path) -> Path:
 def environ(tmp_path: Path) -> dict[str, str]:
     """Of a worker that claims two chunks; a batch with the word "hold" waits for the file ``go``."""
     forwards = {"PYTHONPATH": str(ROOT), "FORWARDS": str(tmp_path / "forwards")}
-    return {**QUICK_LEASE, **forwards, "RANKMILL_CLAIM_AHEAD": "11"}
+    return {**QUICK_LEASE, **forwards, "RANKMILL_CLAIM_AHEAD": "11", "RANKMILL_HEARTBEAT_SECONDS": "0.1"}
 
 
 @pytest.fixture

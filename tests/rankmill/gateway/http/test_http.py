@@ -164,6 +164,7 @@ def events_of(reply: Reply) -> list[tuple[str, Any]]:
     return [(name, json.loads(data)) for name, data in found]
 
 
+@pytest.mark.slow
 def test_a_stream_of_ten_thousand_documents_has_scores_as_chunks_are_done_and_then_the_ranking(
     gateway: Running, tiny_model: Path
 ) -> None:
