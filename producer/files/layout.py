@@ -17,8 +17,6 @@ from producer.files.means import Mean, Means
 from producer.files.outputs import OutputFormat
 from producer.files.ranking import Ranking
 from producer.files.source import PairSource
-from producer.files.writers import Writer
-from producer.files.writers.extended import ExtendedWriter, WholeFile, whole_file
 
 
 class Step(Protocol):
@@ -49,7 +47,7 @@ class Layout:
     ``kept`` are the input's columns in it, ``schema`` is that of the whole file, ``scores`` are the names of
     the float32 columns of scores, null where a row has an error. ``group`` is the column that tells queries
     apart if the rows are ranked or the scores averaged, and ``is_grouped`` says whether the rows of every
-    query follow each other. ``whole`` is the file that is copied for the input's columns, if one can be.
+    query follow each other.
     """
 
     form: OutputFormat
@@ -60,18 +58,6 @@ class Layout:
     is_grouped: bool = False
     mean: MeanColumn | None = None
     is_ranked: bool = False
-    whole: WholeFile | None = None
-
-    @property
-    def carried(self) -> Sequence[str]:
-        """The input's columns in the tables to write: none, if they are copied."""
-        return () if self.whole else self.kept
-
-    def writer(self, path: Path, target: Path) -> Writer:
-        """Open `path` to write what becomes the file at `target`."""
-        if self.whole:
-            return ExtendedWriter(path, self.whole, self.schema, self.scores)
-        return self.form.writer(path, target, self.schema, self.score)
 
     def steps(self, folder: Path) -> list[Step]:
         """What is done with the rows before they are written, with files in `folder`."""
@@ -130,9 +116,7 @@ def plan_layout(
     added += [pa.field(mean.name, pa.float32())] if mean else []
     is_ranked = form.ranks(target)
     if not is_ranked and not mean:
-        schema = _with(source.schema, kept, added)
-        whole = whole_file(source, kept, schema) if form.of(target) == "parquet" else None
-        return Layout(form, kept, schema, scores, whole=whole)
+        return Layout(form, kept, _with(source.schema, kept, added), scores)
     added += [pa.field(form.rank_column, pa.int32())] if is_ranked else []
     group = form.group(source.schema, source.columns.query)
     is_grouped = _survey(source, group, kept if is_trec else [])

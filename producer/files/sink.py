@@ -68,7 +68,7 @@ class ScoredFile:
         self._steps = layout.steps(folder)
         self._upload = Upload(self.partial, path) if isinstance(path, ObjectPath) else None
         with _as_output_error(path):
-            self._writer = layout.writer(self.partial, path)
+            self._writer = layout.form.writer(self.partial, path, layout.schema, layout.score)
 
     @property
     def last(self) -> ScoredFile:
@@ -77,7 +77,7 @@ class ScoredFile:
 
     def write(self, part: ScoredTable) -> None:
         """Append rows."""
-        scored = part.table.select(self._layout.carried)
+        scored = part.table.select(self._layout.kept)
         for name, scores in zip(self._layout.scores, self._layout.columns(part.scores), strict=True):
             scored = scored.append_column(pa.field(name, pa.float32()), scores)
         with _as_output_error(self.path):

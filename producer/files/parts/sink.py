@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
@@ -99,7 +98,7 @@ class ScoredParts:
         self._folder = PartsFolder(folder)
         self._work = work.folder
         self._check_lock = work.check_lock
-        self._layout = replace(layout, whole=None)  # a part has only some of the rows
+        self._layout = layout
         self._rows_per_part = rows_per_part
         self._journal = journal = work.journal
         self._about = about
