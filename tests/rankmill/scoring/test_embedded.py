@@ -250,7 +250,7 @@ def test_a_server_that_cannot_start_is_told(
     if binary:
         monkeypatch.setattr(supervisor, "_server_program", lambda: binary)
     else:
-        monkeypatch.setattr(supervisor.importlib.util, "find_spec", lambda name: None)
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(
         sys, "argv", ["supervisor", json.dumps({"queue": "q", "environs": [], "log": ["info", "auto"]})]
     )
