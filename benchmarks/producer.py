@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--format", choices=["parquet", "csv", "run"], default="parquet")
     parser.add_argument("--texts", type=int, default=100_000, help="size of the corpus of a run")
-    parser.add_argument("--chunk-size", type=int, default=1024)
+    parser.add_argument("--chunk-size", default="4096", help="rows, or auto")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument(
         "--store", action="store_true", help="measure also from and to an S3 server on this host, in turn"
@@ -181,7 +181,7 @@ def measure(source: str, url: str, args: argparse.Namespace, profile: Path | Non
     }
 
 
-def _score(out: Any, name: str, url: str, chunk_size: int, profile: Path | None) -> None:
+def _score(out: Any, name: str, url: str, chunk_size: str, profile: Path | None) -> None:
     import producer.files.corpus.joined  # noqa: F401 (pandas, which score_file imports where it is needed)
     from jobs.runtime.settings import load_settings
     from producer.files.readers import TextColumns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import pyarrow as pa
 
@@ -44,6 +45,11 @@ class Unit:
     submits: int = 1
     piece: bool = False
     payload_bytes: int = 0
+
+    @cached_property
+    def table_bytes(self) -> int:
+        """The size of the table."""
+        return int(self.table.nbytes)
 
     def halves(self) -> list[Unit]:
         """Split the unit, of at least two rows, into two pieces."""

@@ -65,7 +65,8 @@ class Spool:
         self._folder = folder
         self._memory_bytes = memory_bytes
         self._disk_bytes = disk_bytes
-        self._in_memory: dict[int, ScoredTable] = {}
+        self._in_memory: dict[int, tuple[ScoredTable, int]] = {}
+        """Chunks, with their bytes."""
         self._on_disk: dict[int, _Place] = {}
         self._used = 0
         self._files: list[_File] = []
@@ -90,14 +91,15 @@ class Spool:
     def put(self, chunk: int, part: ScoredTable) -> None:
         """Keep a finished chunk."""
         if not self.memory_is_full or not self._write(chunk, part):
-            self._in_memory[chunk] = part
-            self._used += _bytes(part)
+            size = int(part.table.nbytes + part.scores.nbytes + part.errors.nbytes)
+            self._in_memory[chunk] = part, size
+            self._used += size
 
     def take(self, chunk: int) -> ScoredTable:
         """Remove and return a chunk, which must be here."""
         if chunk in self._in_memory:
-            part = self._in_memory.pop(chunk)
-            self._used -= _bytes(part)
+            part, size = self._in_memory.pop(chunk)
+            self._used -= size
         else:
             part = self._read(self._on_disk.pop(chunk))
         self.full = self.full and len(self) > 0
@@ -156,10 +158,6 @@ class Spool:
             self._files.remove(file)
             file.file.close()
         return part
-
-
-def _bytes(part: ScoredTable) -> int:
-    return int(part.table.nbytes + part.scores.nbytes + part.errors.nbytes)
 
 
 def _to_bytes(part: ScoredTable) -> memoryview:

@@ -154,7 +154,7 @@ class Window:
                 self._finish(self._cut, scored_table(table, known), fresh=False)
             elif (unit := self._begin(table)) is not None:
                 fresh[self._cut if unit.table is table else next(self._piece_numbers)] = unit
-                load = load.plus(len(unit.table), int(unit.table.nbytes * self._payload_share))
+                load = load.plus(len(unit.table), int(unit.table_bytes * self._payload_share))
             self.chunk_rows = max(self.chunk_rows, len(table))
             self._cut += len(table)
         return fresh
@@ -185,7 +185,7 @@ class Window:
             self._leave(number)
             self.units[number], self._sent[number] = unit, unit.payload_bytes
             self._load = self._load.plus(len(unit.table), unit.payload_bytes)
-        tables = sum(unit.table.nbytes for unit in units.values())
+        tables = sum(unit.table_bytes for unit in units.values())
         self._payload_share = sum(unit.payload_bytes for unit in units.values()) / max(tables, 1)
         self._most_bytes = max(self._most_bytes, int(self._load.payload / self._payload_share))
 
