@@ -1,7 +1,7 @@
-"""Two processes whose forks run the commands that tests start: they have imported the libraries and rankmill.
+"""Three processes whose forks run the commands that tests start: they have the libraries and rankmill.
 
 A fork costs time for each page of memory that its parent has, so commands which need no torch are forks of
-a process without it.
+a process without it, and only pytest-xdist's processes have what tests import.
 
 python -m tests.harness.forks SOCKET    # serve until their standard input closes
 """
@@ -99,6 +99,18 @@ _LIBRARIES_OF_COMMANDS = (  # the gateway's ``tei.v1`` is not for forks of the o
     "rankmill.runner.runner",
 )
 
+_LIBRARIES_OF_TESTS = (
+    "benchmarks.simulated",
+    "datasets",
+    "fakeredis",
+    "hypothesis.strategies",
+    "kubernetes_validate",
+    "matplotlib.figure",
+    "openai",
+    "sentence_transformers.cross_encoder.evaluation",
+    "trustme",
+)
+
 _COMMANDS = {
     "rq": ("rq.cli.cli", "main"),
     "score-file": ("rankmill.cli.score", "score_file"),
@@ -183,12 +195,18 @@ def _become(wanted: dict[str, Any], address: str) -> None:
     vars(sys.modules["__main__"])["__package__"] = None  # as a script's: click takes a program's name from it
     sys.argv = wanted["command"]
     random.seed()
-    preloaded.install(address)
+    if sys.argv[0] == "pytest":
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
+            del sys.modules[name]  # they begin anew there, with pytest's assertions
+    else:
+        preloaded.install(address)
 
 
 def _run(command: list[str]) -> object:
     name, *arguments = command
-    if name == "-m":
+    if name == "pytest":
+        exec(arguments[0], {"__name__": "__main__"})
+    elif name == "-m":
         sys.argv = arguments
         sys.modules.pop(arguments[0], None)  # runpy would warn that it is there
         runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
@@ -246,6 +264,9 @@ def _main(address: str) -> None:
         conversions.get_checkpoint_conversion_mapping("bert")  # compiles and keeps a thousand patterns
         gc.freeze()
         own += preloaded.OF_WORKERS
+        if not os.fork():
+            _import(_LIBRARIES_OF_TESTS)
+            own = address + preloaded.OF_TESTS
     else:
         _keep_descriptions_of_s3()
         _import(_LIBRARIES_OF_COMMANDS)

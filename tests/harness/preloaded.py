@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, AnyStr, TextIO
 
 import redis.utils
+from execnet.gateway_io import popen_bootstrapline
 
 from tests.harness.environ import ENVIRON
 
@@ -41,6 +42,12 @@ FORKS = "TESTS_FORKS"
 
 OF_WORKERS = "-workers"
 """What ends the address of the process that has torch as well."""
+
+OF_TESTS = "-tests"
+"""What ends the address of the process that has what tests import, too: pytest-xdist's are forks of it."""
+
+_XDIST = [sys.executable, "-u", "-c", popen_bootstrapline]
+"""What starts a process of pytest-xdist."""
 
 _WITHOUT_TORCH = {"rankmill", "score-file", "score-workers", "producer.local.supervisor"}
 """Commands and modules that are forks of the process without it."""
@@ -102,7 +109,9 @@ class _Process(PreloadedProcess[AnyStr]):
         command = [] if isinstance(args, str) else [str(word) for word in args if word != "-P"]
         environ = os.environ if others[5] is None else others[5]
         ours = len(command) > 2 and command[:2] == [sys.executable, "-m"] and command[2] in _MODULES
-        if ours and not environ.get(EXECUTED):
+        if command == _XDIST:
+            super()._execute_child(["pytest", popen_bootstrapline], *others)
+        elif ours and not environ.get(EXECUTED):
             super()._execute_child(command[1:], *others)
         else:
             _Popen._execute_child(self, args, *others)  # type: ignore[attr-defined]
@@ -155,7 +164,8 @@ def _server_of(command: list[str]) -> str:
     if not _address:
         _address.append(os.environ.get(FORKS) or start_forks())
     name = command[command[0] == "-m"]
-    address = _address[0] + ("" if name in _WITHOUT_TORCH else OF_WORKERS)
+    kind = OF_TESTS if name == "pytest" else "" if name in _WITHOUT_TORCH else OF_WORKERS
+    address = _address[0] + kind
     deadline = time.monotonic() + _START_SECONDS
     while not os.path.exists(address):  # noqa: PTH110
         assert time.monotonic() < deadline, "the process that forks has not begun to"
