@@ -170,6 +170,7 @@ def test_the_table_of_asked_pairs_is_a_dictionary(chunks: list[list[int]], rando
         assert found == [expected.get(key, NOBODY) for key in wanted]
 
 
+@pytest.mark.slow
 def test_chunks_that_wait_for_others_are_bounded() -> None:
     same = [pa.table({"query": ["7"], "passage": ["p"]}) for _ in range(500)]
     source = iter(same)

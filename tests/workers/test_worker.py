@@ -180,6 +180,7 @@ def test_what_redis_forgets_is_submitted_again(
     assert np.isfinite(run.scores(timeout=60)).all()
 
 
+@pytest.mark.slow
 def test_a_server_that_restarts_without_its_data(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

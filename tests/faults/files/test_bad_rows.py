@@ -83,6 +83,7 @@ def test_a_row_that_raises_or_exhausts_memory(
     assert len(forwards.read_text().splitlines()) <= 2 + 2 * 8  # logarithmic in the chunk
 
 
+@pytest.mark.slow
 def test_an_attempt_that_fails_is_made_again_after_a_pause(
     server: Server, restarting: None, marked_model: Path, forwards: Path
 ) -> None:

@@ -64,7 +64,7 @@ def trouble(proxy: Proxy, kind: str, stop: threading.Event) -> None:
     proxy.delay = 0.0
 
 
-@pytest.mark.parametrize("kind", ["drop", "delay", "cut"])
+@pytest.mark.parametrize("kind", ["drop", pytest.param("delay", marks=pytest.mark.slow), "cut"])
 def test_a_run_survives_a_bad_network(kind: str, tiny_model: Path, tmp_path: Path) -> None:
     with behind_proxy(tmp_path) as (server, proxy, worker):
         client = Client(server.url, model=str(tiny_model), chunk_size=50, window=8)

@@ -163,6 +163,7 @@ def test_options_of_workers_are_those_of_its_commands(server: Server) -> None:
     assert "rankmill workers start --device … starts workers" in start.stderr
 
 
+@pytest.mark.slow
 def test_score_and_score_file_are_one_command(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("query,passage\n")
     for command in (["score-file"], ["rankmill", "score", "--force"]):

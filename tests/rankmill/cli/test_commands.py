@@ -55,6 +55,7 @@ def test_status_runs_and_errors_of_a_live_run(server: Server, workers: StartWork
     assert len(gone.err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_cancelled_score_file_says_so_and_can_be_continued(
     server: Server, workers: StartWorker, tmp_path: Path
 ) -> None:

@@ -167,7 +167,7 @@ ROWS = st.lists(
 )
 
 
-@pytest.mark.parametrize("mean", ["ranks", "scores"])
+@pytest.mark.parametrize("mean", ["ranks", pytest.param("scores", marks=pytest.mark.slow)])
 @given(rows=ROWS, size=st.integers(1, 9), grouped=st.booleans())
 def test_means_are_those_of_pandas(
     mean: Mean, rows: list[Any], size: int, grouped: bool, tmp_path_factory: pytest.TempPathFactory

@@ -72,6 +72,7 @@ def refused(*words: object) -> str:
     return found.stderr
 
 
+@pytest.mark.slow
 def test_the_guide_brings_a_version_into_production(
     models: dict[str, Path], server: Server, workers: StartWorker, registry: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

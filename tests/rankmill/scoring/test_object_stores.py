@@ -130,6 +130,7 @@ def test_parts_in_a_bucket_continue_after_a_kill(place: Place, scored: pa.Table)
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_submitted_run_reads_and_writes_a_bucket(
     place: Place, scored: pa.Table, shared_queue: Server, runners: StartRunner, tiny_model: Path
 ) -> None:
@@ -225,6 +226,7 @@ def test_no_permission_and_no_bucket_are_one_line(place: Place, pairs: Path, tmp
     assert not list(tmp_path.rglob("*.rankmill"))
 
 
+@pytest.mark.slow
 def test_a_run_with_its_corpus_in_a_bucket(place: Place, tmp_path: Path) -> None:
     files = {
         "run.trec": "".join(f"q{q} Q0 d{d} {d + 1} {9 - d} bm25\n" for q in range(2) for d in range(3)),
@@ -254,6 +256,7 @@ def told(*arguments: object) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_shards_negatives_and_measures_in_a_bucket(place: Place, scored: pa.Table) -> None:
     for number in (1, 2):
         shard = [f"{place.url}/in/pairs.parquet", "-o", f"{place.url}/parts/{number}.parquet"]

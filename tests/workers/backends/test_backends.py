@@ -62,7 +62,7 @@ def plain_logits(model: Any, batch: Batch) -> Any:
     return model(**tensors).logits[:, 0].numpy()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", slow_but(FAMILIES, "bert", "distilbert"))
 def test_openvino_scores_as_transformers_does(family: str, openvino_backend: Any) -> None:
     plain = small_model(family, FAMILIES[family])
     backend = openvino_backend(copy.deepcopy(plain), "fp32")

@@ -61,7 +61,8 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_bert(directory, hidden=384, layers=6, heads=12, positions=512, extra_words=words)
 
 
-@pytest.mark.parametrize("name", ["demo", pytest.param("minilm", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["demo", "minilm"])
 def test_scores_agree_with_transformers_one_pair_at_a_time(name: str, minilm: Path) -> None:
     model: Path = DEMO_MODEL if name == "demo" else minilm
     queries, passages = some_pairs(30)

@@ -94,6 +94,7 @@ def test_a_drained_worker_finishes_its_chunks_and_takes_no_more_until_it_is_resu
     assert not report(server, "box.cpu.1").drained
 
 
+@pytest.mark.slow
 def test_models_are_loaded_and_unloaded_as_told(
     server: Server, workers: StartWorker, model: Path, environ: dict[str, str], tmp_path: Path, told: Told
 ) -> None:

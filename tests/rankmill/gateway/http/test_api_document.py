@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.harness.gateways import Running
 from tests.harness.tools import tool
 
@@ -22,6 +24,7 @@ def test_every_path_has_a_line(gateway: Running) -> None:
     assert paths <= named, paths - named
 
 
+@pytest.mark.slow
 def test_every_line_is_answered(gateway: Running) -> None:
     tool("curl", "curl")
     script = "\n".join(

@@ -108,6 +108,7 @@ def everything(registry: Registry) -> list[str]:
     return sorted(str(path) for path in Path(registry.url).rglob("*"))
 
 
+@pytest.mark.slow
 def test_the_lines_of_the_documentation(managing: Running, models: list[Path], tmp_path: Path) -> None:
     tool("curl", "curl")
     (tmp_path / "trained").symlink_to(models[2])
