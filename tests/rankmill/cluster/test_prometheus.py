@@ -60,6 +60,18 @@ def test_every_alert_is_tested_and_has_its_section_in_the_runbook() -> None:
         assert {bool(case["exp_alerts"]) for case in cases if case["alertname"] == name} == {True, False}
 
 
+def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are() -> None:
+    """docs/METRICS.md lists them: tests/project/test_reference.py."""
+    known = set(re.findall(r"^\| `(rankmill_\w+)`", (ROOT / "docs" / "METRICS.md").read_text(), re.M))
+    asked = {
+        re.sub("_(bucket|sum|count)$", "", name)
+        for query in [*QUERIES, *(rule["expr"] for rule in ALERTS)]
+        for name in re.findall(r"\brankmill_\w+", query)
+    }
+    assert len(asked) > 20
+    assert asked <= known, asked - known
+
+
 class Prometheus:
     """A real one, and what it knows."""
 
