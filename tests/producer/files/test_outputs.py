@@ -221,31 +221,6 @@ def test_a_trec_run_needs_ids(
         make(tmp_path / "out.trec", table, [1.0, 2.0], **options)
 
 
-def test_parquet_has_dictionaries_where_values_are_repeated(tmp_path: Path) -> None:
-    rows = 3000
-    table = pa.table(
-        {
-            "query": [f"question {n // 100}" for n in range(rows)],
-            "passage": [f"{n} {'words ' * 100}" for n in range(rows)],
-            "id": range(rows),
-            "source": [f"web, {n % 1500} {'words ' * 200}" for n in range(rows)],
-            "deep": [{"id": n % 3, "words": [str(n % 5)]} for n in range(rows)],
-            "deep.id": range(rows),
-        }
-    )
-    path = make(tmp_path / "out.parquet", table, [n / 7 for n in range(rows)], rows=500)
-    found = pq.ParquetFile(path)
-    group = found.metadata.row_group(0)
-    columns = [group.column(at) for at in range(group.num_columns)]
-    dictionaries = [column.path_in_schema for column in columns if column.has_dictionary_page]
-    assert dictionaries == ["query", "deep.words.list.element"]
-    assert {column.compression for column in columns} == {"ZSTD"}
-    assert found.read().drop_columns("score").equals(table)
-    assert found.metadata.metadata[b"rankmill.version"] == b"1"
-    pq.write_table(found.read(), tmp_path / "usual.parquet", compression="zstd")
-    assert path.stat().st_size < (tmp_path / "usual.parquet").stat().st_size
-
-
 def test_a_column_of_the_same_name_is_not_overwritten(tmp_path: Path) -> None:
     table = pa.table({"query": ["q"], "passage": ["p"], "rank": [1]})
     with pytest.raises(InputError, match="a column 'rank' already; name the new one with --rank-column"):
