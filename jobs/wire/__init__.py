@@ -36,8 +36,8 @@ _PAIRS = pa.schema([("query", _TEXT), ("passage", pa.string())])
 _SCORES = pa.schema([("score", pa.float32()), ("error", pa.string())])
 _HEADER = struct.Struct(">4sIQ")
 _LEVEL = -5
-"""Faster than level 1 and larger: payloads live for seconds, and one producer feeds many workers. Any reader of
-zstd reads any level."""
+"""Faster than level 1, and larger: payloads live for seconds, and one producer feeds many workers. Any reader
+of zstd reads any level."""
 _MAGIC = b"RKML"
 
 
