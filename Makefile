@@ -5,6 +5,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
+# Of pytest, for two cores: one of three always waits for something.
+PROCESSES ?= 3
+
 .DEFAULT_GOAL := demo
 .PHONY: demo test test-slow check chaos clients stack clean
 
@@ -12,10 +15,10 @@ demo: $(READY)  ## score the shipped example with the shipped model, and show th
 	@$(BIN)/python examples/demo.py
 
 test: $(READY)  ## the test suite, but for the slow tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not long and not slow"
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal -m "not long and not slow"
 
 test-slow: $(READY)  ## the slow tests: real faults at length, many processes
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "slow and not long"
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal -m "slow and not long"
 
 check: $(READY)  ## linter, formatter, types
 	$(BIN)/ruff check .
