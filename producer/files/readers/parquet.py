@@ -14,9 +14,6 @@ from producer.files.stores.reading import open_random
 
 _BUFFER_BYTES = 1 << 20  # read column chunks in parts, so that memory does not grow with the row group
 
-_BATCH_BYTES = 4 << 20
-"""Most bytes of a batch, about, as the footer tells the mean size of a row."""
-
 
 class ParquetReader:
     """Reads row groups in parts; schema and row count come from the footer."""
@@ -43,11 +40,8 @@ class ParquetReader:
             own = file.schema_arrow.names
             wanted = [name for name in own if name in schema.names]
             columns = None if len(wanted) == len(own) else wanted
-            groups = map(file.metadata.row_group, range(file.num_row_groups))
-            mean = sum(group.total_byte_size for group in groups) / max(file.metadata.num_rows, 1)
-            most = max(int(_BATCH_BYTES / max(mean, 1)), 1)
             try:
-                yield from file.iter_batches(batch_size=min(rows, most), columns=columns, use_threads=False)
+                yield from file.iter_batches(batch_size=rows, columns=columns, use_threads=False)
             except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise InputError(f"{path}: damaged Parquet data: {error}") from None
 
