@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-# Of pytest, for two cores: one of three always waits for something.
+# Processes of pytest. Tests wait for events a third of their time, so three keep two cores busy.
 PROCESSES ?= 3
 
 .DEFAULT_GOAL := demo

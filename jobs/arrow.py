@@ -1,4 +1,4 @@
-"""pyarrow in processes of our own, which have no use for pandas."""
+"""pyarrow in the processes of workers and of score-file, which seldom need pandas."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def cores(cgroups: Cgroups = Cgroups()) -> int:
 
 def total_memory(cgroups: Cgroups = Cgroups()) -> int:
     """Bytes of memory: the machine's, or the container's limit."""
-    import psutil  # imported late: the number of cores needs it not
+    import psutil  # imported late: what asks for the cores alone starts sooner without it
 
     return min([psutil.virtual_memory().total, *(limit for limit, _ in cgroups.memory())])
 

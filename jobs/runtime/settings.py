@@ -59,7 +59,7 @@ def _text(value: Any) -> Any:
 class WorkerSettings(BaseModel):
     """Settings of a worker; ``model`` to ``all_labels`` are the spec to warm up with."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # few processes use all
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # built when first used
 
     model: str = Field(min_length=1)
     revision: str | None

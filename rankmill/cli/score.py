@@ -70,7 +70,7 @@ def score_file(config: str | None, as_json: bool, quiet: bool, verbose: bool, **
     set_up(settings.log_level, settings.log_format)
     embedded = nullcontext() if settings.redis_url else EmbeddedCluster(settings, models=len(asked.models))
     with embedded as cluster:
-        # Imported here: its processes import meanwhile, too.
+        # Imported only now: the server and the workers, which have just been started, start meanwhile.
         from rankmill.score_file import score_file as run_score_file
         from rankmill.scoring.request import Request
 

@@ -18,7 +18,7 @@ Names = Annotated[tuple[str, ...], BeforeValidator(names)]
 class GatewaySettings(BaseModel):
     """Where the gateway listens, whom it serves, and what it takes on."""
 
-    model_config = ConfigDict(defer_build=True)  # it is a part of all settings, and built with them
+    model_config = ConfigDict(defer_build=True)  # only `Settings`, which has its fields, is built
 
     gateway_address: str = Field(min_length=1)
     gateway_grpc_address: str = Field(min_length=1)
