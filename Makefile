@@ -9,7 +9,7 @@ READY  := $(VENV)/.ready
 PROCESSES ?= 3
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test test-slow check chaos clients stack clean
+.PHONY: demo test test-slow test-scores check chaos clients stack clean
 
 demo: $(READY)  ## score the shipped example with the shipped model, and show the best passages
 	@$(BIN)/python examples/demo.py
@@ -19,6 +19,9 @@ test: $(READY)  ## the test suite, but for the slow tests
 
 test-slow: $(READY)  ## the slow tests: real faults at length, many processes
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal -m "slow and not long"
+
+test-scores: $(READY)  ## what compares scores; TESTS_AUTO=fp32 or bf16 says what `auto` is to mean on this CPU
+	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal -m "scores and not long"
 
 check: $(READY)  ## linter, formatter, types
 	$(BIN)/ruff check .

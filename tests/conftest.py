@@ -16,11 +16,14 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from jobs.runtime.logs import ROOMS, RQ
+from tests.harness.auto import force_auto
 from tests.harness.environ import BIN, ENVIRON, QUICK_LEASE
 from tests.harness.preloaded import FORKS, install, start_forks
 from tests.harness.processes import (
@@ -66,7 +69,19 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("suite", deadline=None)  # a busy machine is no failure
 settings.load_profile("suite")
 install()
+force_auto()
 use_threads(1)  # the suite's workers are processes; more threads would fight them
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what compares scores within a tolerance: it has to pass whatever ``auto`` means."""
+    if _compares_scores(item.path):
+        item.add_marker(pytest.mark.scores)
+
+
+@cache
+def _compares_scores(module: Path) -> bool:
+    return any(word in module.read_text() for word in ("approx(", "allclose("))
 
 
 def pytest_collection_finish() -> None:

@@ -260,6 +260,7 @@ def _main(address: str) -> None:
     own = address
     if os.fork():
         _import(_LIBRARIES_OF_WORKERS)
+        importlib.import_module("tests.harness.auto").force_auto()
         conversions: Any = sys.modules["transformers.conversion_mapping"]
         conversions.get_checkpoint_conversion_mapping("bert")  # compiles and keeps a thousand patterns
         gc.freeze()

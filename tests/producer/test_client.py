@@ -37,6 +37,7 @@ from producer import Client
 from producer.pairs import CHUNK_TEXT_BYTES
 from producer.runs.listeners import Listeners
 from tests.conftest import Server
+from tests.harness.auto import AUTO
 from tests.harness.models.tiny import cross_encoder
 from tests.harness.servers.valkey import nothing_left
 from tests.producer.runs.test_results import STATS
@@ -235,6 +236,14 @@ def test_scores_and_ranks_have_the_reasons_beside_nan(client: Client) -> None:
     last = client.rank("how far", passages, timeout=60)[-1]
     assert (last.index, last.error) == (1, "passage is null")
     assert np.isnan(last.score)
+
+
+def test_auto_is_one_of_the_exact_precisions_and_the_one_that_is_tested(
+    shared_queue: Server, tiny_model: Path
+) -> None:
+    run = Client(shared_queue.url, model=str(tiny_model)).submit(PAIRS[:3])
+    run.scores(60)
+    assert run.stats.precision in {os.environ.get(AUTO, "fp32"), os.environ.get(AUTO, "bf16")}
 
 
 def test_a_run_says_how_it_was_scored(client: Client) -> None:

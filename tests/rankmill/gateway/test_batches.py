@@ -44,7 +44,8 @@ def gateway(shared_queue: Server, tmp_path_factory: pytest.TempPathFactory) -> I
     """A gateway that keeps files, and a runner."""
     place = tmp_path_factory.mktemp("gateway")
     (place / "files").mkdir()
-    environ = {"RANKMILL_GATEWAY_FILES": str(place / "files"), "RANKMILL_GATEWAY_FILE_MIB": "1"}
+    files = {"RANKMILL_GATEWAY_FILES": str(place / "files"), "RANKMILL_GATEWAY_FILE_MIB": "1"}
+    environ = {**files, "RANKMILL_PRECISION": "fp32"}  # scores that are the same in any company
     own = {**QUICK_LEASE, "RANKMILL_METRICS_ADDRESS": "none"}
     log = place / "runner.log"
     with log.open("wb") as out:

@@ -28,8 +28,8 @@ from tests.harness.servers.valkey import Server
 ROOT = Path(__file__).resolve().parents[3]
 QUERY, TEXTS = PAIR
 ANY_PORT = ("--grpc-address", "127.0.0.1:0", "--model", "demo")
-TWO = {"RANKMILL_GATEWAY_REQUESTS": "2"}
-"""Requests at once."""
+TWO = {"RANKMILL_GATEWAY_REQUESTS": "2", "RANKMILL_PRECISION": "fp32"}
+"""Requests at once; scores that are the same in any company."""
 
 
 @pytest.fixture(scope="module")
