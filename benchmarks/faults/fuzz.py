@@ -5,8 +5,10 @@
 Jobs, metadata, leases, payloads, results, reports, runs and lists are damaged while two workers, an
 exporter, `rankmill status`, score-file and a producer read them. No process may end, no thread may stop, no
 traceback may be written, memory stays bounded, a damaged run gives its scores or one clear error, and runs
-that are left alone get all their scores, from either worker. Each finding is a line; the exit code is 1 if
-there are any.
+that are left alone get all their scores, from either worker. What a run stands on is attacked, too: keys
+vanish, the server comes back empty with its clock behind, a model's directory changes, links are planted
+beside an output, and options are mixed (`benchmarks.faults.surroundings`). Each finding is a line; the exit
+code is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ from benchmarks.engine.models import random_bert
 from benchmarks.faults.damaged_jobs import put_damaged, put_leases
 from benchmarks.faults.damaged_runs import ANYTHING, RunDamages, put
 from benchmarks.faults.kills import environment, start
+from benchmarks.faults.surroundings import Surroundings
 from jobs import keys
 from jobs.errors import RankmillError, WireError
 from jobs.store.worker_report import queue_workers, worker_reports
@@ -82,6 +85,9 @@ class Fuzz:
         self.expected = self.client.score(PAIRS, timeout=300)
         self.sizes = {name: self._memory(name) for name in self.processes}
         self.threads = {name: psutil.Process(each.pid).num_threads() for name, each in self.processes.items()}
+        workers = {name: self.processes[name] for name in WORKERS}
+        place = self.folder / "surroundings"
+        self.surroundings = Surroundings(self.url, self.server, self.model, place, self.rng, workers)
         with self.stopped(*WORKERS):
             run = self.client.submit(PAIRS[:CHUNK])
             self.job = self.server.hgetall(Job.key_for(keys.job_id(run.id, 0)))
@@ -98,6 +104,17 @@ class Fuzz:
         finally:
             for name in names:
                 self.processes[name].send_signal(signal.SIGCONT)
+
+    def attack_surroundings(self) -> None:
+        """What a run stands on is lost or changed."""
+        around = self.surroundings
+        attacks = [
+            around.lose_keys, around.lose_keys, around.lose_all_and_the_time, around.change_model,
+            around.plant, around.mix_options,
+        ]  # fmt: skip
+        attack = self.rng.choice(attacks)
+        self.findings += [f"{attack.__name__}: {complaint}" for complaint in attack()]
+        self.ends[attack.__name__] += 1
 
     def damage_jobs(self) -> None:
         """Damage jobs in the queue, and RQ's keys about them."""
@@ -317,7 +334,8 @@ def fuzz(found: Fuzz, minutes: float) -> None:
     producer.submission._SWEEP_SECONDS = 1  # not 10, so that a round is short
     attacks: list[Callable[[], None]] = [
         found.damage_jobs, found.damage_reports, found.damage_lists, found.replace_lists,
-        found.damage_run, found.damage_run, found.damage_run,
+        found.damage_run, found.damage_run, found.damage_run, found.attack_surroundings,
+        found.attack_surroundings,
     ]  # fmt: skip
     until = time.monotonic() + 60 * minutes
     while time.monotonic() < until:
