@@ -76,14 +76,13 @@ class Submission:
         self.listeners: Listeners | None = None
         self._store, self._leftovers, self._journal, self._sizes = store, leftovers, journal, sizes
         self._span = tracing.begin("run", run=run.id, model=run.spec.model, queue=run.queue)
-        self._scored_rows: dict[int, int] = {}  # of units without a result, by number, as last seen
         self._window = Window(run, source, sizes.window, journal, self._span, reuse)
         self._waits_since = self._collected = self._heard = time.monotonic()
         self._is_request = run.priority == "request" and journal is None
         self._new = self._is_request  # until the run is stored, together with its first chunks
         self._looked = self._heard if self._is_request else -math.inf
         self._entries: list[str] = []  # ids of what was collected of the stream and is still in Redis
-        self._cancelled, self._last_entry = False, "0"
+        self._cancelled = False
         self._late = False  # whether the caller's time was over, when it was last looked at
         self._encoder = Encoder(columns, self._window.trace, times=self._is_request)
         self._agreed = Agreed(run.spec, journal.first if journal else None)
@@ -181,15 +180,18 @@ class Submission:
         with suppress(RedisUnavailable), waiting(most=0):  # other commands wait for the server
             if self._sizes.window.follows_workers:
                 self._sizes.window.follow(self._store.capacity(self.run.queue), window.chunk_rows)
-            self._scored_rows = read_scored_rows(self._store.redis, self.run)
-            if window.see(self._scored_rows):
+            if window.see(read_scored_rows(self._store.redis, self.run)):
                 self._store.note(self.run, window.notes.progress)
 
     def _collect(self, seconds: float) -> None:
-        """Collect the results that have arrived, waiting up to `seconds` for the first."""
+        """Collect the results that have arrived, waiting up to `seconds` for the first.
+
+        It keeps no position in the stream: what it has read it deletes, and a server that lost its data may
+        number new results lower than those before.
+        """
         self._collected = time.monotonic()
         block = math.ceil(1000 * max(min(seconds, self.deadline - self._collected), 0))
-        entries = self._store.results(self.run, after=self._last_entry, block_ms=block)
+        entries = self._store.results(self.run, block_ms=block)
         if not entries:
             if self._store.was_cancelled(self.run):
                 logger.warning("run cancelled by somebody else")
@@ -201,8 +203,6 @@ class Submission:
         bad = [result for result in found if isinstance(result, BadResult)]
         halves = self._window.accept([result for result in found if not isinstance(result, BadResult)])
         self._entries += [entry for entry, _ in entries]
-        self._last_entry = entries[-1][0]
-        self._window.see(self._scored_rows)
         if not (self._is_request and self._window.complete):  # else all of it is deleted now
             self._forget()
         if halves:
@@ -247,7 +247,10 @@ class Submission:
 
     def _sweep(self) -> None:
         """Submit chunks again whose jobs are missing in Redis; give up those without an attempt left."""
-        lost = self._store.missing(self.run, list(self._window.units))
+        units = list(self._window.units)
+        lost = self._store.missing(self.run, units)
+        if found := self._store.put_back(self.run, [number for number in units if number not in {*lost}]):
+            logger.warning("Redis has lost lists of the queue: %d chunks are put back", found)
         self._collect(0)  # a missing job may have finished meanwhile; its result came with its end
         if lost := [number for number in lost if number in self._window.units]:
             logger.warning("Redis has lost %d chunks", len(lost))

@@ -106,6 +106,8 @@ class Window:
         """Rows of the largest chunk so far."""
         self.units: dict[int, Unit] = {}
         """Units that have a job and no result yet, by the chunk number in the job."""
+        self._scored: Mapping[int, int] = {}
+        """Scored rows of units without a result, by number, as last seen."""
         self.answered: list[int] = []
         """Numbers of the units that have a result; the caller empties the list."""
         self.fatal: ChunkFailure | None = None
@@ -200,7 +202,7 @@ class Window:
 
     def see(self, scored: Mapping[int, int]) -> bool:
         """Note the progress, with `scored` rows of units without a result, by number; return if it is new."""
-        units = self.units
+        self._scored, units = scored, self.units
         counts = (min(rows, len(units[number].table)) for number, rows in scored.items() if number in units)
         return self.notes.see(sum(counts))
 
@@ -237,6 +239,7 @@ class Window:
             if sum(len(part.table) for part, _ in chunk.parts) == chunk.rows:
                 finished |= self._answered(unit.chunk, join(unit.chunk, chunk.parts))
         self.units |= halves
+        self.see(self._scored)
         if self._journal:
             self._journal.add(finished)
         return halves

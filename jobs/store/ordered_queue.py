@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rq import Queue
+from rq.job import Job
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from jobs import keys
@@ -27,6 +28,12 @@ _BELL_RINGS = 64
 _LOOK_AT = 128
 """Waiting bulk jobs among which a worker chooses a run, and last jobs among which it looks for requests that
 RQ alone has put there."""
+
+_PROBES = 4
+"""Jobs by which lost lists are noticed: who waits, waits for its first ones."""
+
+_PUT_BACK_AT_ONCE = 1000
+"""Jobs that one script looks for. It walks through the lists once: 100,000 jobs take tens of milliseconds."""
 
 _SORT = 10_000
 """Waiting jobs, from the first, among which misplaced requests are looked for."""
@@ -134,6 +141,40 @@ return {found or '', waiting, redis.call('SCARD', workers), redis.call('ZCOUNT',
 """
 )
 
+_PUT_BACK = (
+    _COMMON
+    + """
+local transit, paused, leases, bell = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local under_way = {queued = true, scheduled = true, started = true}
+local lost, found = {}, 0
+for at = 3, #ARGV do
+  if not redis.call('ZSCORE', paused, ARGV[at]) then lost[ARGV[at]] = true end
+end
+for _, list in ipairs({queue, transit}) do
+  for first = 0, redis.call('LLEN', list) - 1, 1000 do
+    for _, id in ipairs(redis.call('LRANGE', list, first, first + 999)) do lost[id] = nil end
+  end
+end
+for _, entry in ipairs(redis.call('ZRANGE', leases, 0, -1)) do
+  lost[string.match(entry, '^(.*):') or entry] = nil
+end
+for at = 3, #ARGV do
+  local id, job = ARGV[at], KEYS[at + 3]
+  if lost[id] and under_way[redis.call('HGET', job, 'status') or ''] then
+    redis.call('HSET', job, 'status', 'queued')
+    if is_bulk(id) then
+      redis.call('RPUSH', queue, id)
+    else
+      place(id, false)
+      ring(bell)
+    end
+    found = found + 1
+  end
+end
+return found
+"""
+)
+
 _CLAIM_IDLE = """
 if redis.call('LLEN', KEYS[1]) > 0 then return 0 end
 redis.call('ZREMRANGEBYSCORE', KEYS[2], 0, '(' .. redis.call('TIME')[1])
@@ -172,6 +213,44 @@ class OrderedQueue(Queue):
         client: Any = self.connection
         numbers = [_BELL_RINGS, _BELL_SECONDS, _SORT]
         return int(client.eval(_SORT_REQUESTS, 2, self.key, keys.bell(self.name), *numbers))
+
+    def put_back(self, job_ids: Sequence[str]) -> int:
+        """Put jobs back that wait, pause or run by their hashes, and are in no list; return how many.
+
+        A list was lost, so no worker would ever find them. All of them are looked for only if one of the
+        first few is not found. A job never gets into the queue twice by this; if a worker has it though its
+        lease was lost, it may be scored twice.
+        """
+        if self._has(job_ids[:_PROBES]):
+            return 0
+        client: Any = self.connection
+        places = [self.key, self.intermediate_queue_key, self.scheduled_job_registry.key]
+        places += [self.started_job_registry.key, keys.bell(self.name)]
+        with client.pipeline(transaction=False) as pipe:
+            for first in range(0, len(job_ids), _PUT_BACK_AT_ONCE):
+                ids = job_ids[first : first + _PUT_BACK_AT_ONCE]
+                jobs = [Job.key_for(job_id) for job_id in ids]
+                numbers = [_BELL_RINGS, _BELL_SECONDS]
+                pipe.eval(_PUT_BACK, len(places) + len(jobs), *places, *jobs, *numbers, *ids)
+            return sum(pipe.execute())
+
+    def _has(self, job_ids: Sequence[str]) -> bool:
+        """Whether each of a few jobs is in one of the lists; a job that moves meanwhile may be missed."""
+        client: Any = self.connection
+        with client.pipeline(transaction=False) as pipe:
+            pipe.zrange(self.started_job_registry.key, 0, -1)
+            for job_id in job_ids:
+                pipe.lpos(self.key, job_id)
+                pipe.lpos(self.intermediate_queue_key, job_id)
+                pipe.zscore(self.scheduled_job_registry.key, job_id)
+            leases, *found = pipe.execute(raise_on_error=False)
+        if isinstance(leases, Exception):  # so is a list that is none: somebody has to repair it first
+            return True
+        leased = {entry.rpartition(b":")[0].decode(errors="replace") for entry in leases}
+        return all(
+            job_id in leased or any(place is not None for place in found[3 * at : 3 * at + 3])
+            for at, job_id in enumerate(job_ids)
+        )
 
     def take(
         self,

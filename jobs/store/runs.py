@@ -66,20 +66,25 @@ class RunStore:
 
         It expires `Run.ttl` seconds after its latest change.
         """
-        meta, results = keys.run(run.id), keys.results(run.id)
-        if self.redis.exists(meta, results) == 2:
+        with self.redis.pipeline() as pipe:
+            pipe.exists(keys.run(run.id))
+            pipe.exists(keys.results(run.id))
+            there, has_results = pipe.execute()
+        if there and has_results:
             return
         with self.redis.pipeline() as pipe:
-            self._write(pipe, run)
+            self._write(pipe, run, has_results=bool(has_results))
             pipe.execute()
 
-    def _write(self, pipe: Pipeline, run: Run) -> None:
+    def _write(self, pipe: Pipeline, run: Run, *, has_results: bool = False) -> None:
         """Write a run that is not there; again after a lost reply, even if it has results by then."""
         meta, results = keys.run(run.id), keys.results(run.id)
-        pipe.unlink(meta, results)
+        pipe.unlink(meta)
         pipe.hset(meta, mapping=cast("dict[Any, Any]", run.fields()))
-        pipe.xadd(results, {"chunk": -1}, id="0-1")  # These two leave an empty stream: `add_result`
-        pipe.xdel(results, "0-1")  # never creates one, as its run may be gone.
+        if not has_results:
+            pipe.unlink(results)
+            pipe.xadd(results, {"chunk": -1}, id="0-1")  # These two leave an empty stream: `add_result`
+            pipe.xdel(results, "0-1")  # never creates one, as its run may be gone.
         pipe.set(keys.progress(run.id), Progress().model_dump_json(), ex=run.ttl)
         pipe.zremrangebyscore(keys.runs(), 0, time.time())  # expired runs
         pipe.zadd(keys.runs(), {run.id: 0})
@@ -156,7 +161,9 @@ class RunStore:
             self.add_result(pipe, run.id, result, run.ttl)
             pipe.execute()
 
-    def results(self, run: Run, *, after: str, block_ms: int) -> list[tuple[str, ChunkResult | BadResult]]:
+    def results(
+        self, run: Run, *, after: str = "0", block_ms: int
+    ) -> list[tuple[str, ChunkResult | BadResult]]:
         """Read the results after entry `after` (``"0"``: all), waiting up to `block_ms` for the first.
 
         Each is complete and of the right types, or is a `BadResult`. The caller checks whether the run
@@ -222,6 +229,10 @@ class RunStore:
                 pipe.hget(Job.key_for(keys.job_id(run.id, chunk)), "status")
             statuses = pipe.execute()
         return [chunk for chunk, status in zip(waiting, statuses, strict=True) if status not in _UNDER_WAY]
+
+    def put_back(self, run: Run, chunks: Iterable[int]) -> int:
+        """Put chunks back into the queue whose jobs are in none of its lists; return how many."""
+        return self.queue(run.queue).put_back([keys.job_id(run.id, chunk) for chunk in chunks])
 
     def cancel(self, run: Run) -> int:
         """Delete the run and inform its producer; returns how many chunks were waiting."""

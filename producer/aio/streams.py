@@ -6,6 +6,7 @@ import asyncio
 import copy
 import math
 import uuid
+from itertools import count
 from typing import Any, TypeAlias
 
 import redis.asyncio
@@ -42,7 +43,7 @@ class Streams:
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client: Any = client
         self._bell = keys.reader_bell(uuid.uuid4().hex)
-        self._rung = "0"
+        self._rung, self._rings = "0", count(1)
         self._waiting: dict[str, tuple[str, asyncio.Future[Entries]]] = {}
         self._asked: set[str] = set()
         self._early: dict[str, Entries] = {}
@@ -109,7 +110,8 @@ class Streams:
     async def _ring(self) -> None:
         try:
             async with self._client.pipeline(transaction=False) as pipe:
-                pipe.xadd(self._bell, {"run": 1}, maxlen=1)
+                # Numbered here: a server that lost its data begins with what its clock says.
+                pipe.xadd(self._bell, {"run": 1}, id=str(next(self._rings)), maxlen=1)
                 pipe.expire(self._bell, _BELL_SECONDS)
                 await pipe.execute()
         except redis.RedisError:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rq.job import Job
 
 from jobs import keys
 from jobs.run import Progress
@@ -28,6 +29,24 @@ from tests.harness.queue_by_hand import QueueByHand, pairs
 @pytest.fixture
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("jobs.store.runs.RunStore.patrol_seconds", 0)
+
+
+@pytest.mark.usefixtures("_look_often")
+def test_rows_of_a_chunk_that_is_given_up_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("producer.submission._SWEEP_SECONDS", 0)
+    queue = QueueByHand([pairs(10, 10 * chunk) for chunk in range(2)], WindowSize(4, 1 << 20))
+
+    def work() -> None:
+        if 0 in queue.waiting():
+            queue.score(0)
+        if (
+            write_scored_rows(queue.store.redis, {queue.run.id: {10: 7}})
+            or queue.submission.progress.rows == 17
+        ):
+            queue.store.redis.unlink("rq:queue:q", Job.key_for(keys.job_id(queue.run.id, 10)))
+
+    assert queue.scores(work)[10:] == [None] * 10
+    assert queue.submission.progress.rows == 20
 
 
 @pytest.mark.usefixtures("_look_often")
