@@ -50,6 +50,11 @@ def detached(run_id: str) -> str:
     return f"{PREFIX}:run:{run_id}:detached"
 
 
+def submissions(run_id: str) -> str:
+    """Set: ``<chunk>:<number>`` for each further submission of a chunk of a detached run."""
+    return f"{PREFIX}:run:{run_id}:submissions"
+
+
 def precision(run_id: str) -> str:
     """String: the precision that ``auto`` means for the run; set by the first worker that scores it."""
     return f"{PREFIX}:run:{run_id}:precision"
@@ -67,7 +72,8 @@ def refused_until(run_id: str) -> str:
 
 def of_run(run_id: str) -> list[str]:
     """All keys of a run, but for those of its chunks and the note that it was cancelled."""
-    kinds = (run, results, progress, errors, detached, precision, scored_rows, refusals, refused_until)
+    kinds = (run, results, progress, errors, detached, submissions, precision, scored_rows, refusals,
+             refused_until)  # fmt: skip
     return [kind(run_id) for kind in kinds]
 
 

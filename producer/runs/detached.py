@@ -18,7 +18,13 @@ from jobs.results import BadResult, ChunkFailure, ChunkResult, ChunkScores
 from jobs.run import Progress, RowError, Run
 from jobs.runtime.logs import about
 from jobs.runtime.patience import redis_errors, waiting
-from jobs.store.detached import DetachedChunks, read_chunks, write_chunks
+from jobs.store.detached import (
+    DetachedChunks,
+    begin_submissions,
+    read_chunks,
+    read_submissions,
+    write_chunks,
+)
 from jobs.store.runs import RunStore
 from jobs.wire import decode_pairs, encode_pairs
 from producer.runs.listeners import Listeners
@@ -61,9 +67,10 @@ class DetachedRun:
         self._chunks = dict(chunks.chunks)
         self._units = {start: (start, rows) for start, rows in chunks.chunks}
         """First row and number of rows of each chunk, or piece of one, without a result, by its number."""
+        self._numbers = {*self._units}
+        """Numbers of all chunks and pieces, those with a result included."""
         self._results: dict[int, tuple[int, ChunkResult]] = {}
         """Rows and result by first row."""
-        self._submits: dict[int, int] = {}
         self._last = "0"
         self._deadline = math.inf
         self._heard = time.monotonic()
@@ -133,7 +140,7 @@ class DetachedRun:
     def cancel(self) -> None:
         """Delete the run with its results: its waiting chunks leave the queue."""
         with redis_errors():
-            self._store.delete(self._run, [*self._chunks, *self._units], tell=True)
+            self._store.delete(self._run, self._numbers, tell=True)
 
     def _collect(self, seconds: float) -> bool:
         """Read new results, which stay in Redis; return whether chunks have to be split."""
@@ -146,7 +153,6 @@ class DetachedRun:
                 raise expired(self.id, self._run.ttl)
             return False
         self._last = entries[-1][0]
-        self._heard = time.monotonic()
         split = [self._accept(result) for _, result in entries]
         self._store.note(self._run, self._progress())
         return any(split)
@@ -155,6 +161,7 @@ class DetachedRun:
         """Take in a result; return whether its rows must be submitted (again)."""
         if result.chunk not in self._units:
             return False
+        self._heard = time.monotonic()
         start, rows = self._units[result.chunk]
         if isinstance(result, BadResult) or (isinstance(result, ChunkScores) and len(result.scores) != rows):
             return True
@@ -165,31 +172,42 @@ class DetachedRun:
             depth, half = result.chunk // FIRST_PIECE + 1, rows // 2
             for first, size in ((start, half), (start + half, rows - half)):
                 self._units[depth * FIRST_PIECE + first] = (first, size)  # the same numbers in every process
+            self._numbers |= self._units.keys()
             return True
         self._results[start] = (rows, result)
         return False
 
     def _sweep(self) -> None:
-        """Submit chunks and pieces that have no job, and no result either."""
-        lost = self._store.missing(self._run, list(self._units))
+        """Submit chunks and pieces that have no job, and no result either.
+
+        Their submissions are counted in Redis, for all processes together: as many as a chunk of a live run
+        has. Who gives one up says so in the stream, so that all read the same.
+        """
+        submitted = read_submissions(self._store.redis, self.id)
+        units = list(self._units)
+        lost = self._store.missing(self._run, units)
+        if found := self._store.put_back(self._run, [number for number in units if number not in {*lost}]):
+            logger.warning("Redis has lost lists of the queue: %d chunks are put back", found)
+        self._last = "0"  # a server that lost its last entries may give new ones lower numbers
         self._collect(0)  # a missing job may have finished meanwhile
+        lost = [number for number in lost if number in self._units]
+        if lost:
+            self._store.restore(self._run)  # without its stream there would be no results
+            self._store.unlist(self._run)
         again: dict[int, Payload] = {}
         for number in lost:
-            if number not in self._units:
-                continue
             start, rows = self._units[number]
-            submits = self._submits[number] = self._submits.get(number, 0) + 1
-            if submits > self._run.max_retries + 1:
-                del self._units[number]
-                message = (
-                    f"given up after {submits - 1} submissions: it was lost, or its result cannot be used"
-                )
-                self._results[start] = (rows, ChunkFailure(chunk=start, message=message, fatal=False))
-                continue
-            again[number] = Payload(self._pairs(start, rows), rows, suspect=number >= FIRST_PIECE)
-        if again:
-            logger.warning("submitting %d chunks", len(again))
-            self._store.enqueue(self._run, again)
+            submits = submitted[number] + (number < FIRST_PIECE)  # pieces are first submitted here
+            if submits > self._run.max_retries:
+                message = f"given up after {submits} submissions: it was lost, or its result cannot be used"
+                failure = ChunkFailure(chunk=number, message=message, fatal=False, attempts=submits)
+                self._store.write_result(self._run, failure)
+            else:
+                again[number] = Payload(self._pairs(start, rows), rows, suspect=number >= FIRST_PIECE)
+        numbers = {number: submitted[number] + 1 for number in again}
+        if begun := begin_submissions(self._store.redis, self._run, numbers) if again else []:
+            logger.warning("submitting %d chunks", len(begun))
+            self._store.enqueue(self._run, {number: again[number] for number in begun})
 
     def _pairs(self, start: int, rows: int) -> bytes:
         """The payload of some rows, from that of their chunk."""

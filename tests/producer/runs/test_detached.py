@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -92,11 +93,12 @@ def test_chunks_that_are_lost_and_rows_that_kill_their_worker(
     with pytest.raises(RunTimeout, match="0 rows were done when the time was over"):
         run.scores(1)
     pieces = [1 << 40, (1 << 40) + 5]
-    assert queued(alone) == [keys.job_id(run.id, number) for number in (20, *pieces)]
+    # the list was lost, too: what it had is put back, and the others are submitted
+    assert queued(alone) == [keys.job_id(run.id, number) for number in (10, 30, 20, *pieces)]
     other = attached(alone, run.id)
     with pytest.raises(RunTimeout):
         other.scores(1)
-    assert len(queued(alone)) == 3  # nothing twice
+    assert len(queued(alone)) == 5  # nothing twice
     write(alone, run, pieces[1], [5.0] * 5)
     alone.store.write_result(
         stored, ChunkFailure(chunk=pieces[0], message="ValueError: bad", fatal=False, attempts=4)
@@ -170,3 +172,27 @@ def test_what_cannot_be_detached_leaves_nothing(alone: Client) -> None:
 
 def alone_url(client: Client) -> str:
     return "unix://" + str(client.store.redis.connection_pool.connection_kwargs["path"])
+
+
+def test_submissions_are_counted_for_all_processes_and_are_as_many_as_of_a_live_run(
+    alone: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detached, "_SWEEP_SECONDS", 0.1)
+    client = Client(
+        alone_url(alone), model="m", queue=alone.settings.queue, max_retries=2, no_workers_seconds=None
+    )
+    run = client.submit(PAIRS[:10], detached=True)
+    job = keys.job_id(run.id, 0)
+    submissions = 0
+    while queued(client) == [job] and submissions < 5:  # each time it is lost, and another process looks after it
+        submissions += 1
+        client.store.redis.delete(f"rq:job:{job}", f"rq:queue:{client.settings.queue}")
+        with suppress(RunTimeout):
+            attached(client, run.id).scores(1)
+    assert submissions == 3
+    for each in (run, attached(client, run.id)):
+        assert set(each.scores(60).errors.values()) == {
+            "given up after 3 submissions: it was lost, or its result cannot be used"
+        }
+    run.cancel()
+    assert not [*client.store.redis.scan_iter(f"rankmill:run:{run.id}:[^c]*")]
