@@ -38,7 +38,7 @@ from workers.queue.leased_worker import LeasedWorker
 from workers.queue.orders import Orders
 from workers.queue.rq_job import ScoringJob
 from workers.queue.scored_rows import ScoredRowsBeat
-from workers.queue.stopping import LastResort, RefusedCommands, give_up
+from workers.queue.stopping import LastResort, RefusedCommands, give_up, stop_without_supervisor
 
 if TYPE_CHECKING:
     from workers.assembly import Parts
@@ -123,6 +123,7 @@ class ScoringWorker(LeasedWorker):
             raise SystemExit(os.EX_CONFIG if isinstance(error, ConfigError) else 1) from None
         self._dequeue_strategy = dequeue_strategy
         self._install_signal_handlers()  # type: ignore[no-untyped-call]
+        stop_without_supervisor()
         self.bootstrap(logging_level, date_format, log_format)
         self._heartbeat.start()
         self._scored_rows.start()

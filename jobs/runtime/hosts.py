@@ -25,6 +25,10 @@ _GPU_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/dev/nvmap", "/dev/dxg
 """Paths that exist on Linux if a program can reach a GPU: NVIDIA (two), Jetson, WSL, AMD."""
 
 
+SUPERVISED = "RANKMILL_SUPERVISED"
+"""Environment variable of a worker that another process keeps running. That process holds the other end of
+the worker's standard input, which so ends with it, however it ends."""
+
 WORKER_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors")
 """Packages that workers import and that the extra ``worker`` installs."""
 

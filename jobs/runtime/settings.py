@@ -40,7 +40,7 @@ MAX_EXTENDS = 20
 _PREFIX = "RANKMILL_"
 
 _NOT_SETTINGS = re.compile(
-    r"RANKMILL_(CONFIG|REQUIRE_TOOLS|SIMULATED_SECONDS)"
+    r"RANKMILL_(CONFIG|REQUIRE_TOOLS|SIMULATED_SECONDS|SUPERVISED)"
     r"|RANKMILL_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_PROTO|_PORT|_ADDR)?)"
 )
 """rankmill's variables that are not settings, and Kubernetes' variables for a service named rankmill-…"""

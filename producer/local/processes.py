@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.errors import RankmillError
-from jobs.runtime.hosts import worker_name
+from jobs.runtime.hosts import SUPERVISED, worker_name
 
 _EARLY_DEATH_SECONDS = 30
 _FIRST_PAUSE_SECONDS = 0.25
@@ -139,11 +139,11 @@ class WorkerProcesses:
         output = log.open("ab") if log else None
         worker.process = subprocess.Popen(
             worker_command(self._queues, worker.rq_name),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,  # ends with this process; see SUPERVISED
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
             cwd=self._logs,
-            env={**os.environ, **worker.environ, **server_environ(self._url)},
+            env={**os.environ, **worker.environ, **server_environ(self._url), SUPERVISED: "1"},
             start_new_session=log is None,  # Ctrl-C reaches the parent, which passes it on
         )
         if output:

@@ -9,6 +9,7 @@ object per line.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import json
 import os
@@ -30,6 +31,8 @@ from producer.local.processes import Worker, WorkerProcesses
 
 _MAX_SOCKET_PATH = 100
 """Longest path of a Unix socket used here, in bytes; systems allow about 104."""
+
+_PR_SET_PDEATHSIG = 1
 
 _SERVER_START_SECONDS = 10
 
@@ -124,7 +127,17 @@ def _start_server(directory: Path, path: Path) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509  # this process has no threads
         )
+
+
+def _end_with_parent() -> None:
+    """Let this process end with its parent, even if that is killed; Linux alone can do so.
+
+    Workers see it themselves (`jobs.runtime.hosts.SUPERVISED`).
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _server_program() -> Path:

@@ -114,3 +114,25 @@ def test_workers_of_several_queues_take_jobs_of_the_first_one_first(
     assert sum(entry < max(times["urgent"]) for entry in times["later"]) <= 2
     assert all(np.isfinite(run.scores(timeout=60)).all() for run in runs.values())
     assert queue_workers(server.client, "urgent") == queue_workers(server.client, "later")
+
+
+def test_workers_end_with_the_process_that_keeps_them_running(
+    server: Server, pool: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would start them again, and nobody who stops score-workers would stop them."""
+    monkeypatch.setitem(ENVIRON, "RANKMILL_CLAIM_AHEAD", "20")
+    process = pool("--workers", "2", "--threads", "1")
+    wait_for(lambda: len(queue_workers(server.client, "rankmill").scoring) == 2, process)
+    workers = psutil.Process(process.pid).children()
+    slow = make_bert(tmp_path / "slow", hidden=128, layers=4)
+    client = Client(server.url, model=str(slow), chunk_size=10)
+    run = client.submit([("big cat", "the moon over the river " * 20)] * 2000)
+    redis: Any = server.client
+    wait_for(lambda: redis.zcard("rq:wip:rankmill") >= 2)
+    process.kill()
+    wait_for(lambda: not any(worker.is_running() for worker in workers))
+    assert "keeps it running, is gone" in (tmp_path / "pool.log").read_text()
+    assert not queue_workers(redis, "rankmill").scoring  # they have unregistered
+    assert not redis.zcard("rq:wip:rankmill")  # and handed back what they had
+    assert redis.llen("rq:queue:rankmill")
+    run.cancel()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import redis
 
 from jobs.errors import RedisFailed, RedisUnavailable
+from jobs.runtime.hosts import SUPERVISED
 
 _CHECK_SECONDS = 0.2
 """Time between two checks of a stopping process."""
@@ -112,6 +115,23 @@ class RefusedCommands:
         if now - self._since > self._seconds:
             raise RedisFailed(f"Redis refuses a command: {error}")
         time.sleep(_PAUSE_SECONDS)
+
+
+def stop_without_supervisor() -> None:
+    """Stop as SIGTERM does when the process that keeps this one running is gone, if there is one.
+
+    Nobody would start this worker again, nor stop it.
+    """
+    if os.environ.get(SUPERVISED):
+        threading.Thread(target=_wait_for_its_end, name="supervisor", daemon=True).start()
+
+
+def _wait_for_its_end() -> None:
+    with suppress(OSError):
+        while os.read(0, 1):
+            pass
+    logger.warning("stopping: the process that started this worker, and keeps it running, is gone")
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def give_up(error: RedisUnavailable) -> None:

@@ -188,6 +188,17 @@ def test_a_supervisor_that_is_killed_takes_nothing_with_it_but_the_run(
     assert not list(private_tmp.iterdir())
 
 
+def test_nothing_outlives_a_command_and_a_supervisor_that_are_killed_together(
+    long_run: subprocess.Popen[str], private_tmp: Path
+) -> None:
+    found = cluster_of(private_tmp)
+    found.supervisor.suspend()  # it cannot tidy up
+    long_run.kill()
+    found.supervisor.kill()
+    workers = found.all if sys.platform == "linux" else [found.supervisor, *found.workers]
+    wait_for(lambda: not alive(workers), seconds=30)
+
+
 def test_a_worker_that_is_killed_is_replaced(tmp_path: Path, private_tmp: Path, tiny_model: Path) -> None:
     source = write_pairs(tmp_path / "a.parquet", 2_500, words=60)
     process = start(source, tiny_model, private_tmp, "--workers", "1", "--json")
