@@ -65,8 +65,21 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], 0, now)) do
   redis.call('ZREM', KEYS[3], id)
   redis.call('RPUSH', KEYS[2], id)
 end
+if redis.call('EXISTS', KEYS[2]) == 1 then return end
+local held = {}
+for _, entry in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+  held[string.match(entry, '^(.*):') or entry] = true
+end
+for _, id in ipairs(redis.call('ZRANGE', KEYS[4], -10000, -1)) do
+  local job = redis.call('HMGET', ARGV[3] .. id, 'origin', 'status')
+  if job[1] == ARGV[2] and job[2] == 'queued' and not held[id] and not redis.call('ZSCORE', KEYS[3], id) then
+    redis.call('RPUSH', KEYS[2], id)
+  end
+end
 """
-"""KEYS: leases, queue, pauses. ARGV: whether to take runs from runners whose lease has expired."""
+"""KEYS: leases, queue, pauses, submitted runs. ARGV: whether to take runs from runners whose lease has
+expired, name of the queue, prefix of RQ's jobs. If nothing waits, it also looks for runs that are in no list,
+as one was lost; an ended run has no job."""
 
 CANCEL = """
 redis.call('SET', KEYS[1], 1, 'EX', ARGV[2])

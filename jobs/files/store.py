@@ -201,9 +201,10 @@ class FileRunStore:
         return bool(self.redis.eval(scripts.HAND_BACK, 4, *places, *values))
 
     def recover(self, *, expired: bool) -> None:
-        """Put runs back whose pause is over, and with `expired` those whose runner has died."""
-        places = [self._leases, self.queue.key, self._pauses]
-        self.redis.eval(scripts.RECOVER, 3, *places, int(expired))
+        """Put runs back that are in no list or whose pause is over; with `expired`, whose runner has died."""
+        places = [self._leases, self.queue.key, self._pauses, keys.file_runs()]
+        values = [int(expired), self.queue.name, Job.redis_job_namespace_prefix]
+        self.redis.eval(scripts.RECOVER, 4, *places, *values)
 
     def was_cancelled(self, run_id: str) -> bool:
         """Whether somebody has cancelled the run."""

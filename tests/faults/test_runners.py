@@ -92,6 +92,32 @@ def test_it_is_scored_as_score_file_does(
     assert not list(queue.client.scan_iter("rq:job:*"))
 
 
+@pytest.mark.parametrize("key", ["rq:queue", "rq:wip", "rq:scheduled"])
+def test_runs_whose_list_is_lost_are_scored_once(
+    key: str, client: Client, queue: Server, runners: StartRunner, source: Path, output: Path
+) -> None:
+    run, *others = [client.submit_file(str(source), str(output.with_name(f"{n}.parquet"))) for n in range(3)]
+    name = client.settings.file_queue
+    server: Any = queue.client
+    if key == "rq:queue":
+        server.delete(f"{key}:{name}")
+        runners(queue)
+    elif key == "rq:scheduled":
+        server.lrem(f"rq:queue:{name}", 1, run.id)
+        runners(queue)
+    else:
+        first = runners(queue)
+        wait_for(lambda: server.zcard(f"{key}:{name}"))
+        first.send_signal(signal.SIGSTOP)
+        server.delete(f"{key}:{name}")
+        first.kill()
+        runners(queue)
+    for each in (run, *others):
+        assert each.wait(timeout=60).state == "done"
+    assert not list(server.scan_iter("rq:job:*"))
+    assert not server.exists(f"rq:queue:{name}")
+
+
 @pytest.fixture
 def undisturbed(source: Path, client: Client, tmp_path: Path, queue: Server) -> Path:
     path = tmp_path / "undisturbed.parquet"

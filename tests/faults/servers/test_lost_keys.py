@@ -196,10 +196,12 @@ def test_results_of_a_server_that_comes_back_empty_with_its_clock_behind_are_see
 ) -> None:
     """What workers write then has lower numbers than what was read before."""
     caplog.set_level("INFO", "producer")
-    options = {"model": cluster.client.settings.model, "chunk_size": 5, "precision": "fp32", "max_retries": 1}
+    model = cluster.client.settings.model
+    options: dict[str, Any] = {"model": model, "chunk_size": 5, "precision": "fp32", "max_retries": 1}
+    redis_client: Any = server.client
 
     def before(run_id: str) -> None:
-        server.client.execute_command("XSETID", keys.results(run_id), f"{1 << 50}-0")
+        redis_client.execute_command("XSETID", keys.results(run_id), f"{1 << 50}-0")
         workers(environ=OFTEN)
 
     async def with_tasks() -> tuple[npt.NDArray[np.float32], dict[int, str]]:
@@ -285,7 +287,8 @@ def test_a_detached_run_s_results_on_a_server_that_lost_the_last_entries_are_see
         client.store.write_result(stored, ChunkScores(chunk, scores, pa.nulls(5, pa.string()), STATS))
 
     stream = keys.results(run.id)
-    shared_server.client.execute_command("XSETID", stream, f"{1 << 50}-0")
+    untyped: Any = shared_server.client
+    untyped.execute_command("XSETID", stream, f"{1 << 50}-0")
     answer(0)
     assert run.progress.rows == 5
     shared_server.client.delete(stream)

@@ -184,7 +184,7 @@ def test_submissions_are_counted_for_all_processes_and_are_as_many_as_of_a_live_
     run = client.submit(PAIRS[:10], detached=True)
     job = keys.job_id(run.id, 0)
     submissions = 0
-    while queued(client) == [job] and submissions < 5:  # each time it is lost, and another process looks after it
+    while queued(client) == [job] and submissions < 5:  # it is lost, another process looks
         submissions += 1
         client.store.redis.delete(f"rq:job:{job}", f"rq:queue:{client.settings.queue}")
         with suppress(RunTimeout):
