@@ -25,9 +25,9 @@ _BELL_SECONDS = 60
 _BELL_RINGS = 64
 """Expiry of the bell, and the rings that it keeps, at most, for workers that listen later."""
 
-_LOOK_AT = 128
-"""Waiting bulk jobs among which a worker chooses a run, and last jobs among which it looks for requests that
-RQ alone has put there."""
+LOOK_AT = 128
+"""Next bulk jobs among which a worker chooses a run, and last jobs among which it looks for requests that RQ
+alone has put there."""
 
 _PROBES = 4
 """Jobs by which lost lists are noticed: who waits, waits for its first ones."""
@@ -42,6 +42,13 @@ _SORT = 10_000
 _COMMON = """
 local queue = KEYS[1]
 local function is_bulk(id) return string.match(id, '^%x+%-%d+$') end
+local last_run, its_jobs
+local function run_of(id)  -- nil if it is no bulk run's; jobs of a run are mostly together, which is quick
+  if last_run and string.sub(id, 1, #its_jobs) == its_jobs then return last_run end
+  last_run = is_bulk(id) and string.match(id, '^%x+')
+  its_jobs = last_run and last_run .. '-'
+  return last_run or nil
+end
 local function first_bulk()
   local head = redis.call('LINDEX', queue, 0)
   if not head or is_bulk(head) then return 0 end
@@ -112,16 +119,55 @@ function take.request()
   if id and not is_bulk(id) then return redis.call('LMOVE', queue, transit, 'LEFT', 'RIGHT') end
   redis.call('DEL', bell)
 end
+-- Brings jobs of runs that have less than their part of the `near` ones there, out of a piece of the list
+-- further back. The list's last jobs get their places: the server walks to a job that it removes.
+local function bring_bulk(near, has, last, at, runs)
+  local start, part = at + tonumber(ARGV[7]), math.floor(#near / (runs + 1))
+  local found, lacking, brought = {}, {}, {}
+  for place, id in ipairs(redis.call('LRANGE', queue, start, start + tonumber(ARGV[8]) - 1)) do
+    local run = run_of(id)
+    local had = run and (has[run] or 0)
+    if had and had < part and (lacking[run] or had < part / 2) then
+      has[run], lacking[run] = had + 1, true
+      found[#found + 1] = {id = id, run = run, place = start + place - 1}
+    end
+  end
+  for number = #found, 1, -1 do
+    local each, filler = found[number], redis.call('LINDEX', queue, -1)
+    if not is_bulk(filler) then break end  -- it is looked for at the end of the list
+    redis.call('RPOP', queue)
+    if filler ~= each.id then redis.call('LSET', queue, each.place, filler) end
+    table.insert(brought, 1, each)
+  end
+  for _, each in ipairs(brought) do
+    local before = last[each.run]
+    redis.call('LINSERT', queue, before and 'AFTER' or 'BEFORE', before or near[1], each.id)
+    last[each.run] = each.id
+  end
+  return brought
+end
 function take.bulk()
+  local rank, best, has, last, runs = {}, nil, {}, {}, 0
+  for place = 9, #ARGV do rank[ARGV[place]] = place end
+  local function consider(id, run)
+    local its = rank[run] or 0
+    if best == nil or its < best.rank then best = {id = id, rank = its} end
+    return its
+  end
   local at = first_bulk()
-  local rank, best = {}, nil
-  for place = 7, #ARGV do rank[ARGV[place]] = place end
-  for _, id in ipairs(redis.call('LRANGE', queue, at, at + tonumber(ARGV[5]) - 1)) do
-    local its = is_bulk(id) and (rank[string.match(id, '^%x+')] or 0)
-    if its and (best == nil or its < best.rank) then best = {id = id, rank = its} end
-    if its == 0 then break end
+  local near = redis.call('LRANGE', queue, at, at + tonumber(ARGV[5]) - 1)
+  for _, id in ipairs(near) do
+    local run = run_of(id)
+    if run then
+      if consider(id, run) == 0 then break end
+      if not has[run] then runs = runs + 1 end
+      has[run], last[run] = (has[run] or 0) + 1, id
+    end
   end
   if best == nil then return nil end
+  if best.rank > 0 and ARGV[8] ~= '0' then
+    for _, each in ipairs(bring_bulk(near, has, last, at, runs)) do consider(each.id, each.run) end
+  end
   redis.call('LREM', queue, 1, best.id)
   redis.call('RPUSH', transit, best.id)
   return best.id
@@ -260,6 +306,7 @@ class OrderedQueue(Queue):
         worker: str = "",
         idle: bool = False,
         bring: bool = True,
+        further: tuple[int, int] = (0, 0),
     ) -> Taken:
         """Move the next job of one of `kinds`, the preferred first, to the intermediate queue, if one waits.
 
@@ -274,11 +321,14 @@ class OrderedQueue(Queue):
         bring
             Whether to bring requests from the end of the queue before bulk work: those that RQ alone has put
             there, but also those that a worker has refused.
+        further
+            Where to look for bulk runs that have few of the next `LOOK_AT` bulk jobs, and some of whose jobs
+            come before them then: after how many bulk jobs, and at how many.
         """
         client: Any = self.connection
         places = [self.key, self.intermediate_queue_key, keys.bell(self.name), keys.idle(self.name)]
         registered = WORKERS_BY_QUEUE_KEY % self.name
-        how = [" ".join(kinds), worker, int(idle), IDLE_SECONDS, _LOOK_AT, int(bring)]
+        how = [" ".join(kinds), worker, int(idle), IDLE_SECONDS, LOOK_AT, int(bring), *further]
         return Taken(*client.eval(_TAKE, 5, *places, registered, *how, *runs))
 
     def claim_idle(self, most: int) -> int:

@@ -1,19 +1,27 @@
 """The rules by which a worker claims jobs and gives them away; no I/O.
 
-Requests come before bulk work, which keeps a share; bulk runs get equal numbers of pairs; and no worker
-claims more than its part of the bulk work that waits, or keeps what an idle worker could score now.
+Requests come before bulk work, which keeps a share; bulk runs get equal numbers of pairs, wherever in the
+queue their chunks are; and no worker claims more than its part of the bulk work that waits, or keeps what an idle worker could score now.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jobs.priority import Priority, priority_of
+from jobs.store.ordered_queue import LOOK_AT
 from workers.engine.turns import Turns
 
 _RUNS = 16
 """Bulk runs whose pairs a worker counts: those that it claimed from last."""
+
+_A_SECOND = 50_000
+_AT_ONCE = 1024
+"""Jobs further back in a queue at which all workers look in a second, and at which one does in a claim; 1,000
+take the server 0.2 ms."""
 
 _KEEP = 4
 """A worker that gives a chunk away keeps at least one pair for so many of the chunk's."""
@@ -41,6 +49,30 @@ class RunShares:
         return sorted(self._pairs, key=self._pairs.__getitem__)
 
 
+class FurtherLook:
+    """Which piece of a long queue a worker looks at, beside its next jobs, for runs that are not among these.
+
+    Piece after piece, each claim a little: the whole queue within half a second for each `_A_SECOND` / 2 jobs
+    in it. All workers' looks together cost the server no more than `_A_SECOND` jobs a second, or `LOOK_AT` for
+    each claim.
+    """
+
+    def __init__(self) -> None:
+        self._at = 0
+        self._looked = -math.inf
+
+    def next(self, waiting: int, workers: int, now: float) -> tuple[int, int]:
+        """After how many jobs, and at how many, of `waiting` in all; `now` is in seconds."""
+        due = min((now - self._looked) * _A_SECOND / workers, _AT_ONCE)
+        self._looked = now
+        if waiting <= LOOK_AT:
+            return 0, 0
+        start = self._at if LOOK_AT <= self._at < waiting else LOOK_AT
+        jobs = max(int(due), LOOK_AT)
+        self._at = start + jobs
+        return start, jobs
+
+
 class ClaimOrder:
     """What a worker claims next.
 
@@ -57,6 +89,8 @@ class ClaimOrder:
         self._chunk_pairs = 0
         self._waiting = 0
         self._workers = 1
+        self._further: dict[str, FurtherLook] = {}
+        self._in_queue: dict[str, int] = {}
 
     @property
     def runs(self) -> list[str]:
@@ -68,9 +102,15 @@ class ClaimOrder:
         """Whether few jobs wait, so that a worker may soon have none and take what another has claimed."""
         return self._waiting < self._workers
 
-    def saw(self, waiting: int, workers: int) -> None:
-        """Note how many jobs wait in the queues, and for how many workers."""
-        self._waiting, self._workers = waiting, max(workers, 1)
+    def saw(self, waiting: Mapping[str, int], workers: int) -> None:
+        """Note how many jobs wait, by queue, and for how many workers."""
+        self._in_queue.update(waiting)
+        self._waiting, self._workers = sum(waiting.values()), max(workers, 1)
+
+    def further(self, queue: str) -> tuple[int, int]:
+        """Which piece of a queue to look at beside its next jobs, as `OrderedQueue.take` has it."""
+        look = self._further.setdefault(queue, FurtherLook())
+        return look.next(self._in_queue.get(queue, 0), self._workers, time.monotonic())
 
     def began(self, run_id: str, pairs: int) -> None:
         """Count a chunk that was claimed."""

@@ -133,11 +133,14 @@ class Intake:
         idle = willing and not self._claims.held
         seen: list[tuple[OrderedQueue, Taken]] = []
         for queue in self._queues():
-            taken = queue.take(kinds, self._order.runs, worker=self._name, idle=idle, bring=willing)
+            how = {"worker": self._name, "idle": idle, "bring": willing}
+            further = self._order.further(queue.name)
+            taken = queue.take(kinds, self._order.runs, further=further, **how)
             seen.append((queue, taken))
             if taken.job_id:
                 break
-        self._order.saw(sum(each.waiting for _, each in seen), max(each.workers for _, each in seen))
+        waiting = {queue.name: each.waiting for queue, each in seen}
+        self._order.saw(waiting, max(each.workers for _, each in seen))
         queue, taken = seen[-1]
         if kinds[0] == "bulk" and not (taken.job_id and is_bulk_job(taken.job_id)):
             self._order.no_bulk_waits()

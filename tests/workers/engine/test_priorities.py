@@ -14,17 +14,25 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.cluster import valkey, wait_until
-from benchmarks.simulated import SimulatedCluster, endless_pairs, finished, simulated_cluster, simulated_score
+from benchmarks.simulated import (
+    SimulatedCluster,
+    collect,
+    endless_pairs,
+    finished,
+    simulated_cluster,
+    simulated_score,
+)
 from jobs import keys
 from jobs.errors import ConfigError, RunCancelled
-from jobs.priority import Priority
+from jobs.priority import Priority, new_run_id
 from jobs.run import new_run
 from jobs.spec import ScoreSpec
-from jobs.store.ordered_queue import OrderedQueue
+from jobs.store.ordered_queue import LOOK_AT, OrderedQueue
 from jobs.store.runs import RunStore
 from producer import Client
 from producer.runs.scoring_run import ScoringRun
 from rankmill.cluster.snapshot import read_cluster
+from workers.queue.claim_order import ClaimOrder
 
 QUICK = {"RANKMILL_HEARTBEAT_SECONDS": "0.5", "RANKMILL_LEASE_SECONDS": "5", "RANKMILL_BATCH_WAIT_MS": "0"}
 
@@ -94,6 +102,64 @@ def test_a_worker_that_looks_for_a_job_finds_requests_that_rq_alone_put_behind_b
     assert queue.take(["request", "bulk"], bring=False).job_id == b"ab-1"  # it refuses some models
     assert queue.take(["request"]).job_id == b"one-by-name"
     assert ids(queue) == ["two-by-name", "ab-2", "ab-3"]
+
+
+def test_a_run_behind_many_jobs_of_another_gets_its_half(url: str) -> None:
+    """Claims as a worker makes them, of a run of 1,000 pairs behind 20,000 jobs of another, and before more."""
+    queue = RunStore(Client(url, model="demo").store.redis).queue("long")
+    connection: Any = queue.connection
+    large, small = new_run_id("bulk"), new_run_id("bulk")
+    chunks = {large: range(0, 200_000, 8), small: range(0, 1000, 8)}
+    jobs = [keys.job_id(large, chunk) for chunk in chunks[large]]
+    behind = [keys.job_id(small, chunk) for chunk in chunks[small]]
+    connection.rpush(queue.key, *jobs[:20_000], *behind, *jobs[20_000:])
+    order, taken = ClaimOrder(4096), list[str]()
+    order.began(large, 8)
+    while not set(behind) <= set(taken):
+        found = queue.take(["bulk"], order.runs, further=order.further(queue.name))
+        order.saw({queue.name: found.waiting}, workers=1)
+        taken.append(found.job_id.decode())
+        order.began(taken[-1].partition("-")[0], 8)
+    assert len(taken) < 1500  # 250 are a fair half; and it takes some until the run is found
+    assert [job for job in taken if job in behind] == behind  # in their order
+    early = [job for job in taken if job not in behind]
+    assert early == jobs[: len(early)]
+    left = ids(queue)
+    assert sorted([*left, *taken]) == sorted(jobs + behind)  # each once
+
+
+def test_requests_stay_before_bulk_jobs_that_a_worker_brings_from_far_behind(url: str) -> None:
+    queue = RunStore(Client(url, model="demo").store.redis).queue("far")
+    connection: Any = queue.connection
+    large = [keys.job_id("aa", chunk) for chunk in range(1000)]
+    small = [keys.job_id("bb", chunk) for chunk in range(100)]
+    connection.rpush(queue.key, "ra-1", "ra-2", *large[:500], *small, *large[500:], "by-name")
+    # a job that RQ alone has put behind bulk work fills no place in the middle, where nobody looks for it
+    assert queue.take(["bulk"], ["aa"], further=(450, 400)).job_id == large[0].encode()
+    assert connection.rpop(queue.key) == b"by-name"
+    assert queue.take(["bulk"], ["aa"], further=(450, 400)).job_id == small[0].encode()
+    part = LOOK_AT // 2
+    assert ids(queue)[: 2 + part] == ["ra-1", "ra-2", *small[1:part], large[1]]
+    assert queue.take(["bulk"], ["aa", "bb"], further=(500, 400)).job_id == large[1].encode()
+    assert queue.take(["request"]).job_id == b"ra-1"
+    assert sorted(ids(queue)) == sorted(["ra-2", *large[2:], *small[1:]])
+
+
+@pytest.mark.parametrize("runs", [3, 12])
+def test_many_runs_in_one_long_queue_share_it(url: str, runs: int) -> None:
+    queue = RunStore(Client(url, model="demo").store.redis).queue(f"{runs}-runs")
+    connection: Any = queue.connection
+    known = [new_run_id("bulk") for _ in range(runs)]
+    for run in known:
+        connection.rpush(queue.key, *(keys.job_id(run, chunk) for chunk in range(0, 80_000, 8)))
+    order, had = ClaimOrder(4096), Counter[str]()
+    for _ in range(3000):
+        found = queue.take(["bulk"], order.runs, further=order.further(queue.name))
+        order.saw({queue.name: found.waiting}, workers=1)
+        run = found.job_id.decode().partition("-")[0]
+        order.began(run, 8)
+        had[run] += 1
+    assert min(had[run] for run in known) > 3000 / runs / 4, had
 
 
 def test_an_idle_worker_is_given_one_chunk_and_counted_once(url: str) -> None:
@@ -202,6 +268,22 @@ def test_two_bulk_runs_get_equal_pairs_though_their_chunks_differ() -> None:
         for thread in threads:
             thread.join()
         assert 0.6 < had["first"] / had["second"] < 1.7, had
+
+
+@pytest.mark.slow
+def test_a_small_bulk_run_behind_a_large_window_of_small_chunks_takes_twice_its_time() -> None:
+    with simulated_cluster(1, 2.0, QUICK) as cluster:
+        client, given = client_of(cluster, chunk_size=8), pairs(1000)
+        large = client_of(cluster, chunk_size=8, window=20_000).submit(endless_pairs())
+        collector = threading.Thread(target=collect, args=(large,))
+        collector.start()
+        wait_until(lambda: cluster.client.llen("rq:queue:rankmill") > 15_000)
+        before = finished(cluster.client, large.id)
+        check(client.submit(given).scores(timeout=120), given)
+        had = finished(cluster.client, large.id) - before
+        large.cancel()
+        collector.join()
+        assert had <= 5 * len(given) / 8, had  # a fair half is as many, and what the worker had claimed
 
 
 @pytest.mark.slow

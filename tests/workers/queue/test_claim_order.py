@@ -59,11 +59,11 @@ def test_runs_get_equal_pairs_whatever_their_chunks_and_whoever_came_first(
 def test_a_worker_claims_no_more_bulk_work_than_its_part() -> None:
     order = ClaimOrder(100_000)
     order.began(new_run_id("bulk"), 1000)
-    order.saw(waiting=2, workers=3)
+    order.saw({"q": 2}, workers=3)
     assert order.kinds(0, 1000, hungry=False) == ["request"]
     assert order.kinds(0, 600, hungry=False) == ["request", "bulk"]
     assert order.kinds(0, 1000, hungry=True) == ["request", "bulk"]  # the device comes first
-    order.saw(waiting=64, workers=2)
+    order.saw({"q": 60, "r": 4}, workers=2)
     assert order.kinds(0, 31_000, hungry=False) == ["request", "bulk"]
     assert order.kinds(100_000, 100_000, hungry=False) == []
 
