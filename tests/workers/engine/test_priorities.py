@@ -105,7 +105,7 @@ def test_a_worker_that_looks_for_a_job_finds_requests_that_rq_alone_put_behind_b
 
 
 def test_a_run_behind_many_jobs_of_another_gets_its_half(url: str) -> None:
-    """Claims as a worker makes them, of a run of 1,000 pairs behind 20,000 jobs of another, and before more."""
+    """Claims as a worker makes them; 125 jobs of a run are behind 20,000 of another, and before more."""
     queue = RunStore(Client(url, model="demo").store.redis).queue("long")
     connection: Any = queue.connection
     large, small = new_run_id("bulk"), new_run_id("bulk")
@@ -273,17 +273,17 @@ def test_two_bulk_runs_get_equal_pairs_though_their_chunks_differ() -> None:
 @pytest.mark.slow
 def test_a_small_bulk_run_behind_a_large_window_of_small_chunks_takes_twice_its_time() -> None:
     with simulated_cluster(1, 2.0, QUICK) as cluster:
-        client, given = client_of(cluster, chunk_size=8), pairs(1000)
-        large = client_of(cluster, chunk_size=8, window=20_000).submit(endless_pairs())
+        client, given = client_of(cluster, chunk_size=8, window="auto"), pairs(1000)
+        large = client_of(cluster, chunk_size=8, window=4_000).submit(endless_pairs())
         collector = threading.Thread(target=collect, args=(large,))
         collector.start()
-        wait_until(lambda: cluster.client.llen("rq:queue:rankmill") > 15_000)
+        wait_until(lambda: cluster.client.llen("rq:queue:rankmill") > 2_500)
         before = finished(cluster.client, large.id)
         check(client.submit(given).scores(timeout=120), given)
         had = finished(cluster.client, large.id) - before
         large.cancel()
         collector.join()
-        assert had <= 5 * len(given) / 8, had  # a fair half is as many, and what the worker had claimed
+        assert had <= 4 * len(given) / 8, had  # a fair half is as many, and what the worker had claimed
 
 
 @pytest.mark.slow
