@@ -15,8 +15,8 @@ def run(run_id: str) -> str:
     return f"{PREFIX}:run:{run_id}:meta"
 
 
-def pairs(run_id: str, chunk: int | Literal["*"]) -> str:
-    """String: the Arrow payload of a chunk without a result; chunk ``*`` is a pattern for all chunks."""
+def pairs(run_id: str, chunk: int | Literal["*", ""]) -> str:
+    """String: the Arrow payload of a chunk without a result; ``*`` is a pattern for all chunks of the run."""
     return f"{PREFIX}:run:{run_id}:pairs:{chunk}"
 
 
@@ -207,8 +207,8 @@ def reader_bell(reader: str) -> str:
     return f"{PREFIX}:reader:{reader}:bell"
 
 
-def job_id(run_id: str, chunk: int) -> str:
-    """RQ's id of the job that scores a chunk."""
+def job_id(run_id: str, chunk: int | Literal[""]) -> str:
+    """RQ's id of the job that scores a chunk; without a chunk, how the ids of a run's jobs begin."""
     return f"{run_id}-{chunk}"
 
 

@@ -35,6 +35,11 @@ _PROBES = 4
 _PUT_BACK_AT_ONCE = 1000
 """Jobs that one script looks for. It walks through the lists once: 100,000 jobs take tens of milliseconds."""
 
+_REMOVE_AT_ONCE = 512
+_FEW = 8
+"""Waiting jobs among which one script looks for those of a run, for 3 ms at most; and how many jobs are
+removed one by one: the server walks through the whole list for each."""
+
 _SORT = 10_000
 """Waiting jobs, from the first, among which misplaced requests are looked for."""
 
@@ -221,6 +226,28 @@ return found
 """
 )
 
+# From the list's end, as jobs are taken from its beginning meanwhile.
+_REMOVE_PIECE = """
+local queue, jobs, left, job, payload = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[4], ARGV[5]
+local length = redis.call('LLEN', queue)
+local last = length - 1 - left
+local first = math.max(last - tonumber(ARGV[3]) + 1, 0)
+local gone = {}
+if last < 0 then return {0, -1} end
+for place, id in ipairs(redis.call('LRANGE', queue, first, last)) do
+  if string.sub(id, 1, #jobs) == jobs then
+    redis.call('LSET', queue, first + place - 1, jobs)
+    gone[#gone + 1], gone[#gone + 2] = job .. id, payload .. string.sub(id, #jobs + 1)
+  end
+end
+local found = #gone / 2
+if found > 0 then
+  redis.call('LREM', queue, last > length / 2 and -found or found, jobs)
+  redis.call('UNLINK', unpack(gone))
+end
+return {found, first == 0 and -1 or left + last - first + 1 - found}
+"""
+
 _CLAIM_IDLE = """
 if redis.call('LLEN', KEYS[1]) > 0 then return 0 end
 redis.call('ZREMRANGEBYSCORE', KEYS[2], 0, '(' .. redis.call('TIME')[1])
@@ -297,6 +324,28 @@ class OrderedQueue(Queue):
             job_id in leased or any(place is not None for place in found[3 * at : 3 * at + 3])
             for at, job_id in enumerate(job_ids)
         )
+
+    def remove_run(self, run_id: str, chunks: Sequence[int]) -> int:
+        """Remove the jobs of a run's chunks, with their hashes and payloads; return how many waited.
+
+        Other commands of the server wait for milliseconds only, however many jobs there are.
+        """
+        client: Any = self.connection
+        if len(chunks) <= _FEW:
+            waiting = [chunk for chunk in chunks if client.lrem(self.key, 1, keys.job_id(run_id, chunk))]
+            for chunk in waiting:
+                client.unlink(Job.key_for(keys.job_id(run_id, chunk)), keys.pairs(run_id, chunk))
+            return len(waiting)
+        names = [keys.job_id(run_id, ""), Job.key_for(""), keys.pairs(run_id, "")]
+        removed, found = 0, -1
+        while found and removed < len(chunks):  # again, as workers move jobs meanwhile
+            found = left = 0
+            while left >= 0:
+                how = [names[0], left, _REMOVE_AT_ONCE, *names[1:]]
+                count, left = client.eval(_REMOVE_PIECE, 1, self.key, *how)
+                found += count
+            removed += found
+        return removed
 
     def take(
         self,

@@ -21,6 +21,7 @@ from jobs import keys
 from jobs.job import Payload, job_data
 from jobs.results import BadResult, ChunkResult, read_entry, to_entry
 from jobs.run import Progress, RowError, Run, read_run
+from jobs.runtime.patience import cannot_serve
 from jobs.store.capacity import Capacity, read_capacity
 from jobs.store.ordered_queue import OrderedQueue
 from jobs.store.queues import use_queues
@@ -28,6 +29,9 @@ from jobs.store.queues import use_queues
 _UNDER_WAY = frozenset(
     status.value.encode() for status in (JobStatus.QUEUED, JobStatus.STARTED, JobStatus.SCHEDULED)
 )
+
+_AT_ONCE = 500
+"""Jobs whose keys are asked for or deleted with one command, which takes a millisecond."""
 
 T = TypeVar("T")
 
@@ -247,34 +251,56 @@ class RunStore:
     ) -> int:
         """Delete the run, and the waiting jobs of `chunks`; returns how many jobs were waiting.
 
+        It takes many short commands, so that other clients are served meanwhile; to be repeated if one fails.
+
         Claimed jobs stay with their workers, which find the run gone and write no result. `answered` chunks
         have their result, so no job. `tell` leaves a note for the producer that the run was cancelled.
         """
-        queue = self.queue(run.queue)
-        waiting = list(chunks)
-        jobs = [keys.job_id(run.id, chunk) for chunk in waiting]
-        with self.redis.pipeline() as pipe:
-            for job in jobs:
-                queue.remove(job, pipeline=pipe)
-                pipe.zrem(queue.scheduled_job_registry.key, job)
-            for job in jobs:
-                pipe.expire(Job.key_for(job), run.ttl)  # RQ removes the expiry of a claimed job
-            payloads = [keys.pairs(run.id, chunk) for chunk in (*waiting, *answered)]
-            pipe.unlink(*keys.of_run(run.id), *payloads)
+        known, done = list(chunks), list(answered)
+        with self.redis.pipeline() as pipe:  # first, so that nobody scores any of it
+            pipe.unlink(*keys.of_run(run.id))
             pipe.zrem(keys.runs(), run.id)
             if tell:
                 pipe.set(keys.cancelled(run.id), 1, ex=run.ttl)
             else:
                 pipe.unlink(keys.cancelled(run.id))
-            removed = pipe.execute()[: 2 * len(jobs)]
-        unclaimed = [
-            Job.key_for(job)
-            for job, queued, paused in zip(jobs, removed[::2], removed[1::2], strict=True)
-            if queued or paused
-        ]
-        if unclaimed:
-            self.redis.unlink(*unclaimed)
-        return len(unclaimed)
+            pipe.execute()
+        paused, queued = 0, list[int]()
+        for piece in _pieces(known):
+            states = self._states(run, piece)
+            queued += [chunk for chunk in piece if states[chunk] == JobStatus.QUEUED]
+            paused += self._remove_paused(
+                run, [each for each in piece if states[each] == JobStatus.SCHEDULED]
+            )
+        waiting = self.queue(run.queue).remove_run(run.id, queued) if queued else 0
+        for piece in _pieces([*known, *done]):
+            self.redis.unlink(*(keys.pairs(run.id, chunk) for chunk in piece))
+        return waiting + paused
+
+    def _states(self, run: Run, chunks: Sequence[int]) -> dict[int, str]:
+        """What the jobs of some chunks say of themselves, which expire from now on; RQ ends that for some."""
+        jobs = [Job.key_for(keys.job_id(run.id, chunk)) for chunk in chunks]
+        with self.redis.pipeline(transaction=False) as pipe:
+            for job in jobs:
+                pipe.hget(job, "status")
+            for job in jobs:
+                pipe.expire(job, run.ttl)
+            found = pipe.execute(raise_on_error=False)
+        for error in found:
+            if isinstance(error, Exception) and cannot_serve(error):
+                raise error
+        texts = [each.decode(errors="replace") if isinstance(each, bytes) else "" for each in found]
+        return dict(zip(chunks, texts, strict=False))
+
+    def _remove_paused(self, run: Run, chunks: Sequence[int]) -> int:
+        """Remove the jobs of chunks that wait for their next attempt; return how many."""
+        jobs = [keys.job_id(run.id, chunk) for chunk in chunks]
+        paused = self.queue(run.queue).scheduled_job_registry.key
+        with self.redis.pipeline(transaction=False) as pipe:
+            for job in jobs:
+                pipe.zrem(paused, job)
+            gone = [Job.key_for(job) for job, removed in zip(jobs, pipe.execute(), strict=True) if removed]
+        return int(self.redis.unlink(*gone)) if gone else 0
 
     def chunks(self, run: Run) -> list[int]:
         """Chunks of the run whose pairs are in Redis; scans all keys of the server."""
@@ -295,6 +321,10 @@ class RunStore:
         pipe.expire(keys.precision(run.id), run.ttl)
         pipe.zadd(keys.runs(), {run.id: time.time() + run.ttl}, xx=True)
         pipe.expire(keys.runs(), _INDEX_SECONDS)
+
+
+def _pieces(chunks: list[int]) -> Iterable[list[int]]:
+    return (chunks[first : first + _AT_ONCE] for first in range(0, len(chunks), _AT_ONCE))
 
 
 def _streams(reply: Any) -> Iterable[tuple[bytes, list[tuple[bytes, Mapping[bytes, bytes]]]]]:

@@ -9,11 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rq.job import Job
 
+from jobs import keys
 from jobs.errors import RunCancelled
+from jobs.run import Run
+from jobs.store.runs import RunStore
 from producer import Client
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.models.tiny import make_bert
+from tests.harness.runs import stored_run
 from tests.harness.servers.valkey import nothing_left
 
 OF_RQ = {b"rq:queues", b"rq:workers", b"rq:workers:rankmill"}
@@ -53,3 +58,58 @@ def test_cancelled_by_another_thread_it_leaves_nothing_either(shared_queue: Serv
                 collections.deque(run, maxlen=0)
             timer.join()
         assert shared_queue.client.llen("rq:queue:rankmill") == 0
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_run_with_many_waiting_chunks_is_cancelled_while_the_server_serves_others(
+    server: Server, behind: bool
+) -> None:
+    """20,000 of its jobs wait, alone or between as many of others."""
+    store = RunStore(server.client)
+    run, other = (stored_run(store, queue="q") for _ in range(2))
+    chunks = list(range(0, 8 * 20_000, 8))
+    for jobs_of, some in ((other, chunks[:10_000]), (run, chunks), (other, chunks[10_000:])):
+        if behind or jobs_of is run:
+            put_jobs(store, jobs_of, some)
+    waiting = [keys.job_id(other.id, chunk) for chunk in chunks] if behind else []
+    store.redis.rpush("rq:queue:q", "by-name")
+    server.client.config_set("slowlog-log-slower-than", 100_000)
+    server.client.slowlog_reset()
+    assert store.cancel(run) == len(chunks)
+    assert server.client.slowlog_len() == 0  # each took less than 0.1 s; a few ms if nothing else runs
+    assert [raw.decode() for raw in store.redis.lrange("rq:queue:q", 0, -1)] == [*waiting, "by-name"]
+    left = set(server.client.scan_iter(f"*{run.id}*", count=10_000))
+    assert left == {keys.cancelled(run.id).encode()}
+    assert len(store.chunks(other)) == len(waiting)
+
+
+def test_chunks_that_workers_have_or_that_pause_are_counted_and_expire(server: Server) -> None:
+    store = RunStore(server.client)
+    run = stored_run(store, queue="q")
+    chunks = list(range(50))
+    put_jobs(store, run, chunks)
+    claimed, paused = chunks[:5], chunks[5:8]
+    for chunk in [*claimed, *paused]:
+        store.redis.lrem("rq:queue:q", 1, keys.job_id(run.id, chunk))
+        store.redis.hset(job_key(run, chunk), "status", "started" if chunk in claimed else "scheduled")
+    store.redis.zadd("rq:scheduled:q", {keys.job_id(run.id, chunk): 1e12 for chunk in paused})
+    assert store.delete(run, chunks) == 45
+    left = {key.decode() for key in server.client.scan_iter(f"*{run.id}*")}
+    assert left == {job_key(run, chunk) for chunk in claimed}  # their workers find the run gone
+    assert all(0 < store.redis.ttl(key) <= run.ttl for key in left)
+    assert not store.redis.exists("rq:scheduled:q", "rq:queue:q")
+
+
+def put_jobs(store: RunStore, run: Run, chunks: list[int]) -> None:
+    """Chunks that wait, by as few commands as can be."""
+    for first in range(0, len(chunks), 1000):
+        with store.redis.pipeline(transaction=False) as pipe:
+            for chunk in chunks[first : first + 1000]:
+                pipe.hset(job_key(run, chunk), "status", "queued")
+                pipe.set(keys.pairs(run.id, chunk), b"pairs")
+                pipe.rpush(f"rq:queue:{run.queue}", keys.job_id(run.id, chunk))
+            pipe.execute()
+
+
+def job_key(run: Run, chunk: int) -> str:
+    return str(Job.key_for(keys.job_id(run.id, chunk)))
