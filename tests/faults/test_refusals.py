@@ -15,6 +15,7 @@ from benchmarks.faults.kills import folder_of, stop
 from jobs import keys
 from jobs.errors import RunFailed
 from jobs.store.refusals import refuse, take_back
+from jobs.store.worker_report import WorkerReport, announce_worker
 from producer import Client
 from tests.conftest import Server, StartWorker, score_file, start_command, wait_for
 from tests.harness.models.tiny import make_bert
@@ -85,6 +86,22 @@ def test_a_directory_that_one_worker_lacks(
         run.scores(timeout=60)
     assert np.isfinite(client.score(PAIRS, timeout=60, model=str(model))).all()
     assert np.isfinite(client.score(PAIRS, timeout=60)).all()  # the other model can be had of both
+
+
+def test_a_run_that_a_worker_cannot_score_keeps_it_from_no_other(
+    client: Client, server: Server, workers: StartWorker, tmp_path: Path
+) -> None:
+    """Its chunks wait for a worker that is alive and has no time; they are as many, and before and behind."""
+    model = make_bert(tmp_path / "model")
+    announce_worker(server.client, "busy", WorkerReport(device="cpu", started=1, beat=time.time()), 600)
+    server.client.sadd("rq:workers:rankmill", "rq:worker:busy")
+    pairs = [("big cat", f"moon {number}") for number in range(2000)]
+    odd(workers, "without", GONE=str(model))
+    assert np.isfinite(client.score(pairs, timeout=120)).all()
+    refused = client.submit(iter(pairs), model=str(model))  # a bulk run, too
+    assert np.isfinite(client.score(pairs, timeout=60)).all()  # 3 to 6 s; 81 s while it came first each time
+    assert server.client.exists(keys.run(refused.id))
+    refused.cancel()
 
 
 def test_the_run_ends_when_every_worker_has_refused_it(

@@ -24,6 +24,9 @@ _AT_ONCE = 512
 """Jobs further back in a queue at which all workers look in a second, and most at which one does in a claim;
 these take the server about 0.15 ms."""
 
+_REFUSED_SECONDS = 1.0
+"""How long a run comes after all others whose chunk the worker has just given back, as it cannot score it."""
+
 _KEEP = 4
 """A worker that gives a chunk away keeps at least one pair for so many of the chunk's."""
 
@@ -91,11 +94,14 @@ class ClaimOrder:
         self._workers = 1
         self._further: dict[str, FurtherLook] = {}
         self._in_queue: dict[str, int] = {}
+        self._refused: dict[str, float] = {}
 
     @property
     def runs(self) -> list[str]:
         """Bulk runs in the order in which to claim from them, after those that are not listed."""
-        return self._shares.runs()
+        now = time.monotonic()
+        self._refused = {run: until for run, until in self._refused.items() if now < until}
+        return [run for run in self._shares.runs() if run not in self._refused] + list(self._refused)
 
     @property
     def last(self) -> bool:
@@ -118,7 +124,12 @@ class ClaimOrder:
         self._turns.took(priority, pairs)
         if priority == "bulk":
             self._chunk_pairs = pairs
+            self._refused.pop(run_id, None)
             self._shares.took(run_id, pairs)
+
+    def refused(self, run_id: str) -> None:
+        """Note that a chunk of a run was given back for others: it would be next again, wherever it is."""
+        self._refused[run_id] = time.monotonic() + _REFUSED_SECONDS
 
     def no_bulk_waits(self) -> None:
         """Note that no bulk work waited when it was its turn."""

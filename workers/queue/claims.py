@@ -202,6 +202,7 @@ class Claims:
             self._pipeline.answer(lambda: self._answer(claim, failure))
         else:
             self.hand_back(claim.job.id, at_front=False)
+            self._order.refused(claim.job.chunk[0])
             self.scorer.refusals.sent_back(claim.job.id)
 
     def _fail(self, claim: Claim, error: Exception) -> None:

@@ -68,6 +68,16 @@ def test_a_worker_claims_no_more_bulk_work_than_its_part() -> None:
     assert order.kinds(100_000, 100_000, hungry=False) == []
 
 
+def test_a_run_whose_chunks_a_worker_gives_back_comes_after_all_others_for_a_while() -> None:
+    order = ClaimOrder(100)
+    order.refused("aa")
+    order.began("bb", 10)
+    assert order.runs == ["bb", "aa"]
+    order.began("aa", 10)  # it can score it now
+    order.refused("bb")
+    assert order.runs == ["aa", "bb"]
+
+
 @given(
     st.lists(st.integers(1, 16), min_size=2, max_size=12),
     st.lists(st.integers(1, 1000), min_size=1, max_size=40),
