@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from pydantic_core import from_json
@@ -16,6 +17,11 @@ from rankmill.gateway.refusals import Refusal
 
 _READ_SECONDS = 60.0
 """Longest time in which a body is read: a client that sends none takes a request's place."""
+
+_PACE_SECONDS = 60.0
+_LEAST_SPEED = 16 << 10
+"""An upload has no end in time, but it comes: each so many bytes pay for a second's wait, and `_PACE_SECONDS`
+of waiting may be owed."""
 
 _BODIES = 8
 """How many bodies of the largest size may be in memory at a time."""
@@ -96,6 +102,35 @@ class Held:
         """Count `size` bytes more; raises `Refusal` if they are too many."""
         self._bodies.take(size, self.size)
         self.size += size
+
+
+class Pace:
+    """Ends an upload that does not come, or comes so slowly that it only keeps others waiting.
+
+    The time in which the gateway works on what has come does not count.
+    """
+
+    def __init__(self) -> None:
+        self._left = _PACE_SECONDS
+
+    @asynccontextmanager
+    async def waiting(self) -> AsyncIterator[None]:
+        """The ``with`` block waits for the next bytes; raises `Refusal` if they come too late."""
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(self._left):
+                yield
+        except TimeoutError:
+            raise Refusal(
+                "slow",
+                f"the body does not come: {_PACE_SECONDS:g} s were lost waiting for it, at less than "
+                f"{_LEAST_SPEED >> 10} KiB/s",
+            ) from None
+        self._left -= time.monotonic() - began
+
+    def came(self, size: int) -> None:
+        """Note that `size` bytes have come."""
+        self._left = min(self._left + size / _LEAST_SPEED, _PACE_SECONDS)
 
 
 def stated_bytes(request: Request) -> int:

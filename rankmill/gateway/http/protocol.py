@@ -27,7 +27,7 @@ class LimitedHttp(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._head = self._head + len(data) if self._is_head else 0
-        if self._head > _MOST_BYTES and not self.transport.is_closing():
+        if self._head > _MOST_BYTES:
             self.send_400_response(f"the headers have more than {_MOST_BYTES >> 10} KiB")
 
     def on_message_begin(self) -> None:
@@ -38,7 +38,14 @@ class LimitedHttp(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_head = False
         self._wait_no_more()
+        if sum(name == b"host" for name, _ in self.headers) > 1:  # a proxy may have looked at the other one
+            self.send_400_response("the request has several Host headers")
+            raise ValueError("several Host headers")  # ends the parser
         super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if not self.transport.is_closing():
+            super().send_400_response(msg)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._wait_no_more()

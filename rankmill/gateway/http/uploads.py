@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
-from rankmill.gateway.http.bodies import stated_bytes
+from rankmill.gateway.http.bodies import Pace, stated_bytes
 from rankmill.gateway.refusals import Refusal
 
 _FORM_BYTES = 1 << 20
@@ -24,14 +24,17 @@ async def uploaded(request: Request, most: int) -> AsyncIterator[UploadFile]:
     Raises
     ------
     Refusal
-        The file has more than `most` bytes, or the body is no such form.
+        The file has more than `most` bytes, or does not come, or the body is no such form.
     """
-    seen = 0
+    seen, pace = 0, Pace()
 
     async def receive() -> Message:
         nonlocal seen
-        message = await request.receive()
-        seen += len(message.get("body", b""))
+        async with pace.waiting():
+            message = await request.receive()
+        size = len(message.get("body", b""))
+        pace.came(size)
+        seen += size
         if seen > most + _FORM_BYTES:
             raise _too_large(most)
         return message

@@ -10,11 +10,8 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from rankmill.gateway.http.bodies import stated_bytes
+from rankmill.gateway.http.bodies import Pace, stated_bytes
 from rankmill.gateway.refusals import Refusal
-
-_QUIET_SECONDS = 60.0
-"""Longest time without a byte."""
 
 T = TypeVar("T")
 
@@ -41,6 +38,7 @@ class UploadedBody:
         self._most = most
         self._seen = 0
         self._rest = b""
+        self._pace = Pace()
         self._check(stated_bytes(request))
 
     def read(self, size: int) -> bytes:
@@ -58,14 +56,13 @@ class UploadedBody:
 
     async def _next(self) -> bytes:
         try:
-            async with asyncio.timeout(_QUIET_SECONDS):
+            async with self._pace.waiting():
                 async for part in self._parts:
                     if part:
                         self._seen += len(part)
                         self._check(self._seen)
+                        self._pace.came(len(part))
                         return part
-        except TimeoutError:
-            raise Refusal("slow", f"nothing of the body came for {_QUIET_SECONDS:g} s") from None
         except ClientDisconnect:
             raise Refusal("gone", "the connection was closed before the whole body was there") from None
         return b""

@@ -253,6 +253,18 @@ def test_names_of_other_hosts_are_refused_on_loopback(gateway: Running) -> None:
     assert "access-control-allow-origin" not in reply.headers
 
 
+@pytest.mark.parametrize("second", ["Host: evil.example", "hOST: localhost"])
+def test_a_request_with_two_host_headers_is_refused(gateway: Running, second: str) -> None:
+    host, _, port = gateway.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as line:
+        body = b"POST /v1/rerank HTTP/1.1\r\nHost: localhost\r\n%b\r\nContent-Length: 2\r\n\r\n{}"
+        line.sendall(body % second.encode())
+        answer = b"".join(iter(lambda: line.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b"the request has several Host headers" in answer
+
+
 def test_workers_load_and_unload_models(gateway: Running) -> None:
     gateway.post("/rerank", {"query": QUERY, "texts": TEXTS})
     (worker,) = gateway.get("/v1/cache").json["data"]

@@ -21,6 +21,8 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from jobs.registry.registry import Registry
+from rankmill.gateway.http import bodies
+from rankmill.gateway.http.uploads import uploaded
 from rankmill.gateway.keys.api_keys import KeyStore
 from rankmill.gateway.refusals import Refusal
 from rankmill.gateway.registry.reading import UploadedBody, apart
@@ -213,6 +215,36 @@ def test_a_stream_is_taken_no_further_than_allowed() -> None:
         return [refused.value.kind, str(len(parts))]
 
     assert asyncio.run(begin()) == ["too_large", "5"]
+
+
+@pytest.mark.parametrize("kind", ["model", "file"])
+def test_an_upload_of_a_byte_now_and_then_ends(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """It began well."""
+    monkeypatch.setattr(bodies, "_PACE_SECONDS", 0.5)
+    monkeypatch.setattr(bodies, "_LEAST_SPEED", 10_000)
+    head = b'--xx\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    received = 0
+
+    async def receive() -> Message:
+        nonlocal received
+        received += 1
+        if received > 4:
+            await asyncio.sleep(0.01)
+        body = head if received == 1 else b"x" * (100_000 if received <= 4 else 1)
+        return {"type": "http.request", "body": body, "more_body": True}
+
+    async def upload() -> None:
+        headers = [(b"content-type", b"multipart/form-data; boundary=xx")]
+        request = Request({"type": "http", "headers": headers, "method": "PUT", "path": "/"}, receive)
+        if kind == "file":
+            await uploaded(request, 10**9).__aenter__()
+        body = UploadedBody(request, 10**9)
+        await apart(lambda: [body.read(1_000_000) for _ in range(10_000)])
+
+    with pytest.raises(Refusal, match="the body does not come") as refused:
+        asyncio.run(upload())
+    assert refused.value.kind == "slow"
+    assert 4 < received < 100
 
 
 def test_other_bodies_and_names_are_refused(
