@@ -15,7 +15,7 @@ from jobs.job import wrong_worker_message
 from jobs.priority import run_id_of_request
 from jobs.results import ChunkScores
 from jobs.run import Run
-from jobs.spec import ScoreSpec
+from jobs.spec import ScoreSpec, complaint
 from jobs.wire import outputs
 
 PAIRS_FUNCTION = "jobs.score_pairs"
@@ -86,8 +86,11 @@ def read_request(job: Job) -> Run:
     """
     try:
         spec = ScoreSpec(**{name: value for name, value in job.kwargs.items() if name != "pairs"})
-    except (ValidationError, TypeError) as error:
-        raise InputError(f"{PAIRS_FUNCTION}: {_first(error)}") from None
+    except ValidationError as error:
+        wrong = complaint(error, {*ScoreSpec.model_fields, "pairs"})
+        raise InputError(f"{PAIRS_FUNCTION}: {wrong}") from None
+    except TypeError as error:
+        raise InputError(f"{PAIRS_FUNCTION}: {error}") from None
     return Run(
         id=run_id_of_request(job.id),
         spec=spec,
@@ -131,11 +134,3 @@ def _mended(text: Text) -> Text:
     if text is None or text.isascii():
         return text
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _first(error: Exception) -> str:
-    """The first complaint, in one line."""
-    if not isinstance(error, ValidationError):
-        return str(error)
-    first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -95,6 +97,22 @@ class ScoreSpec(BaseModel):
     def is_new(self) -> bool:
         """Whether a release that does not know `ADDED` would score another model than this asks for."""
         return self.activation == "softmax" or not ADDED.isdisjoint(self.written())
+
+
+def nearest(name: str, known: Iterable[str], written: Callable[[str], str] = str) -> str:
+    """A hint at the `known` name most like `name`, in the form that `written` gives it; none if none is."""
+    found = get_close_matches(name, known, n=1)
+    return f", the nearest is {written(found[0])}" if found else ""
+
+
+def complaint(error: ValidationError, known: Iterable[str]) -> str:
+    """What is wrong with options given by name, in one line: above all one that is none of the `known`."""
+    wrong = error.errors(include_url=False, include_input=False, include_context=False)
+    for each in wrong:
+        if each["type"] == "extra_forbidden":
+            name = str(each["loc"][0])
+            return f"{name}: there is no such option{nearest(name, known)}"
+    return f"{'.'.join(map(str, wrong[0]['loc']))}: {wrong[0]['msg']}"
 
 
 def settled(spec: ScoreSpec, precision: str) -> ScoreSpec:

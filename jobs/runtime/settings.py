@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,7 +24,7 @@ from jobs.runtime.passwords import mask_passwords, read_secret
 from jobs.runtime.sections.gateway import GatewaySettings, Names
 from jobs.runtime.yaml_files import read_yaml, shown
 from jobs.schema import MAX_CHUNK_ROWS
-from jobs.spec import Activation, Long, Precision, ScoreSpec, all_labels_fit
+from jobs.spec import Activation, Long, Precision, ScoreSpec, all_labels_fit, complaint, nearest
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 BackendName = Literal["auto", "openvino", "torch", "onnx", "mlx"]
@@ -201,6 +200,8 @@ def validate(merged: Mapping[str, Sourced]) -> Settings:
         first = error.errors()[0]
         key = str(first["loc"][0])
         found = merged.get(key, Sourced(None, "nowhere"))
+        if key not in Settings.model_fields:
+            raise ConfigError(f"{complaint(error, Settings.model_fields)} (set in {found.source})") from None
         raise ConfigError(
             f"{key}: {first['msg']}, got {shown(mask_passwords(repr(found.value)))} (set in {found.source})"
         ) from None
@@ -229,9 +230,9 @@ def config_layers(path: Path) -> list[tuple[str, dict[str, Any]]]:
             raise ConfigError(f"{file}: extends names a file, not {shown(repr(parent))}")
         for key in values:
             if key not in Settings.model_fields:
-                nearest = _nearest(str(key))
+                near = nearest(str(key), Settings.model_fields)
                 raise ConfigError(
-                    f"{file}: unknown key {shown(repr(key))}{nearest}; rankmill config show lists the keys"
+                    f"{file}: unknown key {shown(repr(key))}{near}; rankmill config show lists the keys"
                 )
         layers.append((str(file), values))
         file = None if parent is None else file.parent / parent
@@ -251,12 +252,6 @@ def _read(path: Path) -> dict[str, Any]:
             f"{path}: a config file holds keys and values, this one holds {type(values).__name__}"
         )
     return values
-
-
-def _nearest(key: str, written: Callable[[str], str] = str) -> str:
-    """A hint at the setting with the most similar name, in the form that ``written`` gives it."""
-    found = get_close_matches(key, Settings.model_fields, n=1)
-    return f", the nearest is {written(found[0])}" if found else ""
 
 
 def config_file(
@@ -294,6 +289,6 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
                 found[names[name]] = value
         elif name.startswith(_PREFIX) and not _NOT_SETTINGS.fullmatch(name):
             key = name.removeprefix(_PREFIX).lower()
-            near = _nearest(key, lambda key: f"{_PREFIX}{key.upper()}")
+            near = nearest(key, Settings.model_fields, lambda key: f"{_PREFIX}{key.upper()}")
             raise ConfigError(f"the environment variable {name} is not a setting{near}; unset or correct it")
     return found

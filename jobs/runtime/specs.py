@@ -10,7 +10,10 @@ from pydantic import ValidationError
 from jobs.errors import ConfigError
 from jobs.prompts import read_template
 from jobs.runtime.settings import Settings
-from jobs.spec import ScoreSpec
+from jobs.spec import ScoreSpec, complaint
+
+_CALL = frozenset({"chunk_size", "columns", "detached", "priority", "timeout", "top_k"})
+"""Options of a client's calls beside the fields of the spec: what somebody may have meant."""
 
 
 def run_spec(settings: Settings, changes: dict[str, Any]) -> ScoreSpec:
@@ -26,8 +29,7 @@ def run_spec(settings: Settings, changes: dict[str, Any]) -> ScoreSpec:
     try:
         spec = ScoreSpec(**{**settings.spec().model_dump(), **changes})
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{first['loc'][0]}: {first['msg']}") from None
+        raise ConfigError(complaint(error, {*ScoreSpec.model_fields, *_CALL} - changes.keys())) from None
     is_name = "/" not in spec.model and (spec.model == "demo" or "@" in spec.model)
     if is_name or not Path(spec.model).is_dir():
         return spec

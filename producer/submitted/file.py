@@ -15,7 +15,7 @@ from jobs.files.request import FileOrder, FileRequest
 from jobs.files.store import FileRunStore
 from jobs.runtime.patience import redis_errors
 from jobs.runtime.settings import Settings
-from jobs.spec import ScoreSpec
+from jobs.spec import ScoreSpec, complaint
 
 _LOOK_SECONDS = 0.3
 
@@ -132,5 +132,5 @@ def file_request(inputs: str | Sequence[str], output: str, options: Mapping[str,
     try:
         return FileRequest(inputs=given, output=output, **options)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        known = {*FileRequest.model_fields, *ScoreSpec.model_fields, "webhook"}
+        raise ConfigError(complaint(error, known)) from None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from difflib import get_close_matches
 from typing import Literal
 
 import redis
 from pydantic import BaseModel, ConfigDict
 
 from jobs.errors import InputError, RankmillError
+from jobs.spec import nearest
 from jobs.store.orders import OrderName, give_order
 from jobs.store.worker_report import WorkerReport, worker_reports
 from rankmill.cluster.snapshot import WorkerState
@@ -56,8 +56,7 @@ def find_worker(workers: Iterable[WorkerState], name: str) -> WorkerState:
     if found:
         shown = ", ".join(found[:5])
         raise InputError(f"{len(found)} workers begin with {name}: {shown}; give more characters of the name")
-    near = get_close_matches(name, known, n=1)
-    hint = f", the nearest is {near[0]}" if near else ""
+    hint = nearest(name, known)
     raise InputError(f"no worker is called {name}{hint}; rankmill workers lists them")
 
 

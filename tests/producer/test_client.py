@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import pickle
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -33,7 +35,7 @@ from jobs.run import Run
 from jobs.store.runs import RunStore
 from jobs.store.worker_report import QueueWorkers
 from jobs.wire import decode_pairs
-from producer import Client
+from producer import AsyncClient, Client, CrossEncoder
 from producer.pairs import CHUNK_TEXT_BYTES
 from producer.runs.listeners import Listeners
 from tests.conftest import Server
@@ -225,6 +227,48 @@ def test_a_wait_for_workers_that_are_not_there_ends_with_a_word(server: Server) 
         client.score(PAIRS, timeout=60)
     assert not client.store.queue("nobody").count
     assert not list(server.client.scan_iter("rankmill:run:*"))
+
+
+def test_a_typo_in_an_option_is_named_with_the_option_that_was_meant(shared_server: Server) -> None:
+    url, client = shared_server.url, Client(shared_server.url, model="demo", queue="nobody")
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("modle: there is no such option, the nearest is model", lambda: client.score(PAIRS, modle="m")),
+        ("topk: there is no such option, the nearest is top_k", lambda: client.rank("q", ["p"], topk=3)),
+        ("prority: .* the nearest is priority", lambda: client.submit(PAIRS, prority="bulk")),
+        ("max_lenght: .* is max_length", lambda: client.submit(PAIRS, detached=True, max_lenght=9)),
+        ("timeuot: .* is timeout", lambda: client.score_models(PAIRS, ["demo"], timeuot=9)),
+        ("topk: .* is top_k", lambda: client.submit_file("a.csv", "b.csv", topk=3)),
+        ("modle: .* is model", lambda: client.submit_file("a.csv", "b.csv", modle="m")),
+        (r"quue: .* is queue \(set in the options given\)", lambda: Client(url, quue="q")),
+        ("max_lenth: .* is max_length", lambda: CrossEncoder("demo", redis_url=url, max_lenth=9)),
+        ("timeout: there is no such option$", lambda: client.submit(PAIRS, timeout=9)),
+    ]
+    for message, call in calls:
+        with pytest.raises(ConfigError, match=message):
+            call()
+
+
+def test_the_first_chunks_are_in_the_queue_when_submit_returns(server: Server) -> None:
+    """Whether anybody reads the run, now or later, and whatever the pairs are."""
+
+    def waiting() -> int:
+        return int(server.client.llen("rq:queue:rankmill"))
+
+    many = [("q", f"p {number}") for number in range(2000)]
+    client = Client(server.url, model="demo", chunk_size=10, window=20)
+    for pairs in (many, iter(many), pa.table({"query": ["q"] * 2000, "passage": ["p"] * 2000}), many[:200]):
+        run = client.submit(pairs)
+        assert waiting() == 20
+        run.cancel()
+
+    async def submit() -> None:
+        async with AsyncClient(server.url, model="demo", chunk_size=10, window=20) as waits:
+            run = await waits.submit(many)
+            assert waiting() == 20
+            await run.cancel()
+
+    asyncio.run(submit())
+    assert not waiting()
 
 
 def test_scores_and_ranks_have_the_reasons_beside_nan(client: Client) -> None:

@@ -77,7 +77,12 @@ BAD: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "number": (([["q", "p"], ["q", 5]],), {}, "pair 1 is ['q', 5], not a query and a passage"),
     "many": (([["q", "p"]] * (MAX_PAIRS + 1),), {}, "takes at most 1,024 pairs, not 1,025"),
     "large": (([["q", "long " * (MAX_DATA // 5)]],), {}, "its data is over 1,048,576 bytes"),
-    "option": ((PAIRS,), {"speed": "high"}, "speed: Extra inputs are not permitted"),
+    "option": ((PAIRS,), {"speed": "high"}, "speed: there is no such option"),
+    "typo": (
+        (PAIRS,),
+        {"modle": "demo", "model": None},
+        "modle: there is no such option, the nearest is model",
+    ),
     "precision": ((PAIRS,), {"precision": "fp8"}, "precision: "),
     "model": ((PAIRS,), {"model": "/gone/model"}, "no such directory"),
     "no model": ((PAIRS,), {"model": None}, "model: "),
