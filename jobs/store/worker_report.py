@@ -13,6 +13,7 @@ from rq.defaults import RQ_KEY_PREFIX
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from jobs import keys
+from jobs.runtime.patience import cannot_serve
 from jobs.schema import Count, Seconds, WireModel
 from jobs.store.orders import Answer
 
@@ -147,7 +148,7 @@ def listed_workers(client: redis.Redis, queue: str) -> list[str]:
 
 
 def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
-    """The live workers that listen on `queue`, by kind."""
+    """The live workers that listen on `queue`, by kind; RQ lists one that has died for minutes."""
     connection: Any = client
     names = listed_workers(client, queue)
     with connection.pipeline(transaction=False) as pipe:
@@ -158,8 +159,18 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
     alive = {name: bool(ours) for name, rq, ours in zip(names, flags[::2], flags[1::2], strict=True) if rq}
     return QueueWorkers(
         scoring=frozenset(name for name, ours in alive.items() if ours),
-        other=frozenset(name for name, ours in alive.items() if not ours),
+        other=frozenset(name for name, ours in alive.items() if not ours and not _died(connection, name)),
     )
+
+
+def _died(client: Any, name: str) -> bool:
+    """Whether a worker without a report is a ScoringWorker."""
+    try:
+        return bool(client.hexists(_WORKER_PREFIX + name, SCORING_FIELD))
+    except redis.ResponseError as error:  # the key is damaged
+        if cannot_serve(error):
+            raise
+        return False
 
 
 def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport]:

@@ -29,6 +29,7 @@ from jobs.run import new_run
 from jobs.spec import ScoreSpec
 from jobs.store.worker_report import queue_workers
 from producer import Client
+from producer.local.worker_watch import WorkerWatch
 from tests.conftest import (
     BIN,
     ENVIRON,
@@ -250,6 +251,19 @@ def test_workers_of_the_wrong_class_are_named_before_any_work(
     assert done.code == 2
     assert "rq worker rankmill --worker-class workers.ScoringWorker --serializer json" in done.err
     assert not (tmp_path / "a.scored.parquet").exists()
+
+
+def test_a_worker_that_was_killed_is_none_and_no_plain_one(
+    server: Server, workers: StartWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RQ lists it for eight minutes; who comes in these learns that no worker is there."""
+    worker = workers(environ=QUICK_LEASE)
+    (name,) = queue_workers(server.client, "rankmill").scoring
+    worker.kill()
+    wait_for(lambda: not server.client.exists(keys.worker(name)))
+    assert server.client.exists(f"rq:worker:{name}")
+    WorkerWatch(server.client, "rankmill", server.url, None).check_queue()  # as score-file begins
+    assert "no worker listens on queue 'rankmill'" in caplog.text
 
 
 def test_a_plain_worker_tells_the_run_what_is_wrong(

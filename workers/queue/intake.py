@@ -133,9 +133,10 @@ class Intake:
         idle = willing and not self._claims.held
         seen: list[tuple[OrderedQueue, Taken]] = []
         for queue in self._queues():
-            how = {"worker": self._name, "idle": idle, "bring": willing}
-            further = self._order.further(queue.name)
-            taken = queue.take(kinds, self._order.runs, further=further, **how)
+            taken = queue.take(
+                kinds, self._order.runs, worker=self._name, idle=idle, bring=willing,
+                further=self._order.further(queue.name),
+            )  # fmt: skip
             seen.append((queue, taken))
             if taken.job_id:
                 break
