@@ -25,6 +25,7 @@ DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 Name = Annotated[str, Field(min_length=1)]
 Names = tuple[Name, ...]
 Positive = Annotated[int, Field(ge=1)]
+MaxFieldMib = Annotated[int, Field(ge=1, le=1024)]
 
 
 class FileRequest(WireModel):
@@ -53,6 +54,7 @@ class FileRequest(WireModel):
     text_columns: Names = ()
     list_columns: Names = ()
     delimiter: Name | None = None
+    max_field_mib: MaxFieldMib | None = None
     limit: Positive | None = None
     shard: tuple[Positive, Positive] | None = None
     rows_per_part: Positive | None = None
@@ -80,7 +82,8 @@ class FileRequest(WireModel):
     def _written(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Without fields that runners of the release before do not know, where they are not set."""
         found: dict[str, Any] = write(self)
-        return {name: value for name, value in found.items() if value or name not in {"models", "mean"}}
+        added = {"models", "mean", "max_field_mib"}
+        return {name: value for name, value in found.items() if value or name not in added}
 
     @property
     def relative_path(self) -> str | None:

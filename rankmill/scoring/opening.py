@@ -58,7 +58,7 @@ class Found:
             allow_nulls=request.allow_nulls,
             as_text=request.text_columns,
             fingerprints=self.fingerprints,
-            options=Options(request.delimiter, request.list_columns),
+            options=Options(request.delimiter, request.list_columns, request.max_field_mib),
             limit=request.limit,
             shard=request.shard,
         )

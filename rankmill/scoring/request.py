@@ -75,6 +75,7 @@ class Request:
     quiet: bool
     form: OutputFormat = field(default_factory=OutputFormat)
     delimiter: str | None = None
+    max_field_mib: int | None = None
     list_columns: Sequence[str] = ()
     limit: int | None = None
     run: RunRequest | None = None
@@ -110,6 +111,7 @@ class Request:
             quiet=quiet,
             form=form,
             delimiter=asked.delimiter,
+            max_field_mib=asked.max_field_mib,
             list_columns=asked.list_columns,
             limit=asked.limit,
             run=run or None,

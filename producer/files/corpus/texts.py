@@ -16,6 +16,7 @@ from jobs.errors import InputError
 from producer.files.inputs import PARQUET, InputFile
 from producer.files.readers.choice import Options, choose
 from producer.files.readers.jsonl import JsonlReader
+from producer.files.readers.quotes import MAX_FIELD_MIB, open_quoted
 from producer.files.stores.reading import open_stream
 
 IDS = ("_id", "id", "query_id", "qid", "doc_id", "docid", "docno", "pid", "passage_id", "corpus_id")
@@ -25,6 +26,7 @@ TITLE = "title"
 _ROWS = 16_384
 _BLOCK_BYTES = 16 << 20
 _START_BYTES = 1 << 20
+_WAY_OUT = "write the texts as Parquet"
 
 
 def read_texts(file: InputFile) -> Iterator[tuple[pa.Array, pa.Array]]:
@@ -115,7 +117,7 @@ def _delimited(file: InputFile) -> Iterator[pa.RecordBatch]:
             )
         names = first if has_header else ["id", "text"]
         reader = pcsv.open_csv(
-            open_stream(file.path),
+            open_stream(file.path) if is_tsv else open_quoted(file.path, ",", MAX_FIELD_MIB, _WAY_OUT),
             read_options=pcsv.ReadOptions(
                 block_size=_BLOCK_BYTES, use_threads=False, column_names=names, skip_rows=int(has_header)
             ),

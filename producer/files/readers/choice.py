@@ -19,11 +19,13 @@ class Options:
     """How to read files.
 
     ``delimiter`` is the character between two fields of CSV and TSV, or its name; ``None``: noticed in CSV,
-    a tab in TSV. ``lists`` are columns to unroll: a row becomes one row for each item.
+    a tab in TSV. ``lists`` are columns to unroll: a row becomes one row for each item. ``max_field_mib`` is
+    the longest field of CSV and TSV; ``None``: as of `MAX_FIELD_MIB`.
     """
 
     delimiter: str | None = None
     lists: Sequence[str] = ()
+    max_field_mib: int | None = None
 
 
 def choose(file: InputFile, texts: Sequence[str], options: Options) -> Reader:
@@ -41,10 +43,9 @@ def choose(file: InputFile, texts: Sequence[str], options: Options) -> Reader:
 def _plain(file: InputFile, texts: Sequence[str], options: Options) -> Reader:
     if file.kind in PARQUET:
         return ParquetReader()
-    if file.kind == ".csv":
-        named = options.delimiter and DELIMITERS.get(options.delimiter, options.delimiter)
-        return DelimitedReader(named or notice_delimiter(file.path, texts), has_quotes=True)
-    if file.kind == ".tsv":
-        named = options.delimiter and DELIMITERS.get(options.delimiter, options.delimiter)
-        return DelimitedReader(named or "\t", has_quotes=False)
-    return JsonlReader()
+    if file.kind not in {".csv", ".tsv"}:
+        return JsonlReader()
+    is_csv = file.kind == ".csv"
+    delimiter = options.delimiter and DELIMITERS.get(options.delimiter, options.delimiter)
+    delimiter = delimiter or (notice_delimiter(file.path, texts) if is_csv else "\t")
+    return DelimitedReader(delimiter, has_quotes=is_csv, max_field_mib=options.max_field_mib)

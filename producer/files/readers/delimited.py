@@ -2,7 +2,8 @@
 
 The first line names the columns. The type of a column is found from the whole file, so one word in a
 column of numbers makes it a text column and does not cause an error in the middle of a run. An empty
-field without quotes is null. TSV has no quoting: a quote is an ordinary character.
+field without quotes is null. TSV has no quoting: a quote is an ordinary character. The quotes of CSV are
+checked (`readers.quotes`), as Arrow lets a stray one merge rows.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from jobs.errors import InputError
 from jobs.files.request import DELIMITERS
 from producer.files.readers import Survey, first_null
 from producer.files.readers.forms import ALL_FORMS, Forms, forms_of
+from producer.files.readers.quotes import MAX_FIELD_MIB, open_quoted
 from producer.files.stores.reading import open_stream
 
 _BLOCK_BYTES = 16 << 20
-"""Size of the blocks that are parsed; a row must fit into one."""
+"""Size of the blocks that are parsed, or that of the longest field; a row must fit into one."""
+
+_WAY_OUT = "raise the bound: score-file --max-field-mib"
 
 _HEADER_BYTES = 1 << 20
 """Longest header line."""
@@ -42,11 +46,14 @@ class DelimitedReader:
         The character between two fields.
     has_quotes
         Whether a field may be in quotes, as in CSV; in TSV a quote is an ordinary character.
+    max_field_mib
+        Longest field, in MiB; default: `MAX_FIELD_MIB`.
     """
 
-    def __init__(self, delimiter: str, *, has_quotes: bool) -> None:
+    def __init__(self, delimiter: str, *, has_quotes: bool, max_field_mib: int | None = None) -> None:
         self._delimiter = delimiter
         self._has_quotes = has_quotes
+        self._max_field_mib = max_field_mib or MAX_FIELD_MIB
 
     def survey(self, path: Path, texts: Sequence[str], *, find_nulls: bool) -> Survey:
         """See `Reader.survey`; reads the file once, and once more for each column that is not UTF-8."""
@@ -94,10 +101,14 @@ class DelimitedReader:
         names = self.header(path)
         if not names:
             return
+        longest = self._max_field_mib
+        block_bytes = _BLOCK_BYTES if longest <= MAX_FIELD_MIB else longest << 20
         try:
             reader = pcsv.open_csv(
-                open_stream(path),
-                read_options=pcsv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
+                open_quoted(path, self._delimiter, longest, _WAY_OUT)
+                if self._has_quotes
+                else open_stream(path),
+                read_options=pcsv.ReadOptions(block_size=block_bytes, use_threads=False),
                 parse_options=pcsv.ParseOptions(
                     delimiter=self._delimiter,
                     quote_char='"' if self._has_quotes else False,
@@ -113,7 +124,7 @@ class DelimitedReader:
             yield pa.RecordBatch.from_pylist([], schema=reader.schema)  # the schema, even without rows
             yield from reader
         except (pa.ArrowException, OSError) as error:
-            raise _explain(path, error, names) from None
+            raise _explain(path, error, names, block_bytes) from None
 
     def header(self, path: Path) -> list[str]:
         """Read the column names; none for an empty file. Arrow's errors give only a column's number."""
@@ -160,14 +171,12 @@ class _Unfit(Exception):
         self.type = kind
 
 
-def _explain(path: Path, error: Exception, names: list[str]) -> Exception:
+def _explain(path: Path, error: Exception, names: list[str], block_bytes: int) -> Exception:
     """Turn Arrow's error into `InputError` or `_Unfit`; only its text contains the column and row."""
     text = " ".join(str(error).split())
     narrow = re.search(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (\w+)", text)
     if narrow:
         return _Unfit(names[int(narrow[1])], int(narrow[2]), narrow[3])
     if "straddling object" in text:
-        return InputError(
-            f"{path}: a row is longer than {_BLOCK_BYTES >> 20} MiB; is a closing quote missing before it?"
-        )
+        return InputError(f"{path}: a row is longer than {block_bytes >> 20} MiB; {_WAY_OUT}")
     return InputError(f"{path}: {text.removeprefix('CSV parse error: ')}")

@@ -156,6 +156,12 @@ _OPTIONS: tuple[Callable[[Function], Function], ...] = (
         callback=_delimiter,
         help="Character between two fields of CSV or TSV.  [default: noticed]",
     ),
+    click.option(
+        "--max-field-mib",
+        type=click.IntRange(1, 1024),
+        metavar="N",
+        help="Longest field of CSV or TSV, in MiB; a longer one is taken for an open quote.  [default: 16]",
+    ),
     click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Score only the first N rows."),
     click.option(
         "--shard",

@@ -1,0 +1,191 @@
+"""The quotes of CSV: that each field in quotes ends where its writer meant it to.
+
+Arrow reads on behind a closing quote, and takes the rest of the file for a field whose quote is never closed.
+So a stray quote would merge rows without a word. The bytes are looked at as Arrow reads them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from jobs.errors import InputError
+from producer.files.stores.reading import open_stream
+
+MAX_FIELD_MIB = 16
+"""Longest field in quotes, where the reader is not told another bound."""
+
+_PIECE_BYTES = 1 << 20
+"""Bytes that are looked at at once: with more, the arrays outgrow the caches of a processor."""
+
+Bytes = npt.NDArray[np.uint8]
+Places = npt.NDArray[np.int64]
+
+_QUOTE = ord('"')
+_MARK = b"\xef\xbb\xbf"
+_BEHIND = (
+    "something other than a delimiter or a line's end is behind the closing quote of the field that begins "
+    'here; write a quote inside of a field in quotes twice: ""'
+)
+
+
+def open_quoted(path: Path, delimiter: str, max_field_mib: int, way_out: str) -> pa.NativeFile:
+    """As `open_stream`, for CSV: reading raises `InputError` where quotes are not as they must be.
+
+    That is where something other than a delimiter or a line's end follows a closing quote, where a quote is
+    never closed, and where a field in quotes is longer than `max_field_mib` MiB; `way_out` says what to do
+    with a field that is meant to be so long.
+    """
+    return pa.PythonFile(_Checked(path, Quotes(delimiter, max_field_mib << 20), way_out), mode="r")
+
+
+class _Checked:
+    """A stream whose quotes are followed while it is read."""
+
+    def __init__(self, path: Path, quotes: Quotes, way_out: str) -> None:
+        self._path = path
+        self._stream = open_stream(path)
+        self._quotes = quotes
+        self._way_out = way_out
+
+    @property
+    def closed(self) -> bool:
+        return bool(self._stream.closed)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def read(self, size: int) -> bytes:
+        data: bytes = self._stream.read(size)
+        try:
+            for start in range(0, len(data), _PIECE_BYTES):
+                self._quotes.look(data[start : start + _PIECE_BYTES])
+            if not data:
+                self._quotes.look(data)
+        except Misquoted as error:
+            more = f"; if it is whole, {self._way_out}" if error.is_long else ""
+            raise InputError(f"{self._path}, line {_line(self._path, error.place)}: {error}{more}") from None
+        return data
+
+
+class Misquoted(Exception):
+    """Quotes are not as they must be; ``place`` is the byte at which the field in quotes begins."""
+
+    def __init__(self, place: int, what: str, *, is_long: bool = False) -> None:
+        super().__init__(what)
+        self.place = place
+        self.is_long = is_long
+
+
+class Quotes:
+    """Follows the quotes through a file, a piece at a time.
+
+    Quotes that follow each other are one *run*. A run of an even number is a field that is empty, or stands
+    for quotes inside of one: it neither opens nor closes. One of an odd number opens a field if none is open
+    and the field begins there, and closes the one that is open. In a field without quotes it means itself. So
+    whether a field is open behind a run follows from the number of runs since the last that can only close
+    one, and no loop over quotes is needed.
+
+    Parameters
+    ----------
+    delimiter
+        The character between two fields.
+    longest
+        Most bytes of a field in quotes; no fewer than those of a piece.
+    """
+
+    def __init__(self, delimiter: str, longest: int) -> None:
+        self._edges = np.zeros(256, bool)
+        self._edges[[ord(delimiter), ord("\n"), ord("\r")]] = True
+        self._longest = longest
+        self._at = 0
+        self._before = ord("\n")
+        self._held = b""
+        self._open: int | None = None
+        """The byte at which the open field begins."""
+
+    def look(self, data: bytes) -> None:
+        """Look at the next bytes of the file; none at its end.
+
+        Raises
+        ------
+        Misquoted
+            The quotes are not as they must be.
+        """
+        if not self._at and data.startswith(_MARK):
+            data, self._at = data[len(_MARK) :], len(_MARK)
+        piece = self._held + data if self._held else data
+        whole = piece.rstrip(b'"') if data else piece  # what follows the last run may not be read yet
+        self._held = piece[len(whole) :]
+        if b'"' in whole:
+            self._follow(np.frombuffer(whole, np.uint8))
+        self._at += len(whole)
+        self._before = whole[-1] if whole else self._before
+        if self._open is not None:
+            self._check_length(self._open, self._at)
+            if not data:
+                raise Misquoted(self._open, "the field in quotes that begins here is never closed")
+
+    def _follow(self, raw: Bytes) -> None:
+        quotes = np.flatnonzero(raw == _QUOTE)
+        was_open = int(self._open is not None)
+        opens, closes = quotes[was_open::2], quotes[1 - was_open :: 2]
+        if not self._are_edges(raw, opens - 1) or not self._are_edges(
+            raw, closes + 1
+        ):  # as most files have it
+            opens, closes = self._by_runs(raw, quotes)
+        if self._open is not None and len(closes):
+            self._check_length(self._open, int(closes[0]) + self._at)
+        if len(closes) == was_open + len(opens):
+            self._open = None
+        elif len(opens):
+            self._open = int(opens[-1]) + self._at
+
+    def _are_edges(self, raw: Bytes, places: Places) -> bool:
+        """Whether there is a delimiter or a line's end at all places, which are in order."""
+        if not len(places):
+            return True
+        return places[0] >= 0 and places[-1] < len(raw) and bool(self._edges[raw[places]].all())
+
+    def _by_runs(self, raw: Bytes, quotes: Places) -> tuple[Places, Places]:
+        """The quotes that open and close fields, but for fields that are empty or nothing but quotes."""
+        gaps = np.flatnonzero(np.diff(quotes) > 1)
+        first, last = quotes[np.r_[0, gaps + 1]], quotes[np.r_[gaps, len(quotes) - 1]]
+        begins, ends = self._edges[raw[first - 1]], self._edges[raw[np.minimum(last + 1, len(raw) - 1)]]
+        if first[0] == 0:
+            begins[0] = self._edges[self._before]
+        ends[-1] |= last[-1] + 1 == len(raw)  # the end of the file
+        is_odd = (last - first) % 2 == 0
+        turns = np.cumsum(is_odd & begins) + (self._open is not None)
+        is_open = (turns - np.maximum.accumulate(np.where(is_odd & ~begins, turns, 0))) % 2 == 1
+        was_open = np.r_[self._open is not None, is_open[:-1]]
+        opens, closes = first[is_open & ~was_open], last[was_open & ~is_open]
+        wrong = np.flatnonzero(~ends & np.where(is_odd, was_open, begins & ~was_open))
+        if len(wrong):
+            place = int(first[wrong[0]])
+            if was_open[wrong[0]]:
+                place = int(np.r_[(self._open or 0) - self._at, opens[opens < place]][-1])
+            raise Misquoted(place + self._at, _BEHIND)
+        return opens, closes
+
+    def _check_length(self, start: int, end: int) -> None:
+        if end - start > self._longest:
+            bound = f"{self._longest >> 20} MiB"
+            what = (
+                f"the field in quotes that begins here is longer than {bound}; is its closing quote missing"
+            )
+            raise Misquoted(start, what, is_long=True)
+
+
+def _line(path: Path, place: int) -> int:
+    """The line (from 1) of a byte of the file."""
+    line, last = 1, b""
+    with open_stream(path) as stream:
+        while place > 0 and (data := stream.read(min(place, _PIECE_BYTES))):
+            place -= len(data)
+            line += data.count(b"\n") + data.count(b"\r") - (last + data).count(b"\r\n")
+            last = data[-1:]
+    return line
