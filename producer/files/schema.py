@@ -91,7 +91,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, file: InputFile) -> pa.Rec
     for field in schema:
         if field.name in constant:
             column = pa.repeat(pa.scalar(constant[field.name], pa.string()), len(batch)).cast(field.type)
-        elif field.name in batch.schema.names:
+        elif batch.schema.get_field_index(field.name) >= 0:
             column = batch[field.name].cast(field.type)
         else:
             column = pa.nulls(len(batch), field.type)
@@ -112,7 +112,7 @@ def _typed(name: str, forms: Forms, surveys: Sequence[Survey]) -> bool:
     declared = [
         survey.schema.field(name).type
         for survey in surveys
-        if name in survey.schema.names and name not in survey.forms
+        if name not in survey.forms and survey.schema.get_field_index(name) >= 0
     ]
     return bool(forms) and all(fits(forms, kind) for kind in declared)
 

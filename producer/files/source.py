@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
@@ -268,7 +269,7 @@ def _changed(path: Path, before: str, now: str) -> InputChanged:
 
 
 def _check_columns(path: Path, schema: pa.Schema, columns: TextColumns) -> None:
-    twice = {name for name in schema.names if schema.names.count(name) > 1}
+    twice = {name for name, number in Counter(schema.names).items() if number > 1}
     if twice:
         raise InputError(f"{path}: two columns are named {min(twice)!r}; rename one")
     for option, name in zip(("--query-column", "--passage-column"), columns.names, strict=True):

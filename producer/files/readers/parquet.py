@@ -38,7 +38,8 @@ class ParquetReader:
         """See `Reader.batches`; reads only columns of `schema`."""
         with _open(path) as file:
             own = file.schema_arrow.names
-            wanted = [name for name in own if name in schema.names]
+            asked = set(schema.names)
+            wanted = [name for name in own if name in asked]
             columns = None if len(wanted) == len(own) else wanted
             try:
                 yield from file.iter_batches(batch_size=rows, columns=columns, use_threads=False)

@@ -7,6 +7,7 @@ import decimal
 import gzip
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,18 @@ def test_all_types_of_a_parquet_file_survive(tmp_path: Path) -> None:
     assert back.schema.equals(pq.read_schema(path))
     assert back.schema.field("when").type == table.schema.field("when").type
     assert back.to_pylist() == table.to_pylist()
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
+def test_the_time_for_a_file_is_linear_in_its_columns(tmp_path: Path, name: str) -> None:
+    def seconds(columns: int) -> float:
+        path = write(tmp_path / name, [{"query": "q", "passage": "p", **{f"c{n}": n for n in range(columns)}}])
+        before = time.process_time()
+        assert read(path).num_columns == columns + 2
+        return time.process_time() - before
+
+    seconds(10)
+    assert min(seconds(9000), seconds(9000)) < 8 * seconds(2250)  # 4 times the columns; 16 if quadratic
 
 
 def test_directories_globs_and_lists(tmp_path: Path) -> None:
