@@ -16,6 +16,7 @@ from jobs.wire import outputs
 from producer.files.means import Mean, Means
 from producer.files.outputs import OutputFormat
 from producer.files.ranking import Ranking
+from producer.files.repeats import Repeats
 from producer.files.source import PairSource
 
 
@@ -140,9 +141,12 @@ def _survey(source: PairSource, group: str, ids: Sequence[str]) -> bool:
     """Check the ids, and find whether the rows of every query follow each other."""
     seen: set[int] = set()  # hashes: two queries with one hash only cost a sort
     is_grouped, last, row = True, object(), 0
+    repeats = Repeats(ids[0], ids[-1]) if ids else None
     for batch in source.select(dict.fromkeys([group, *ids])):
         for name in ids:
             _check_ids(batch[name], name, row)
+        if repeats:
+            repeats.add(batch)
         row += len(batch)
         if not is_grouped:
             continue
@@ -151,6 +155,8 @@ def _survey(source: PairSource, group: str, ids: Sequence[str]) -> bool:
                 is_grouped = is_grouped and hash(value) not in seen
                 seen.add(hash(value))
                 last = value
+    if repeats and (twice := repeats.first(lambda: source.select(dict.fromkeys(ids)))):
+        raise InputError(f"query {twice[0]!r} has passage {twice[1]!r} twice; a TREC run may have it once")
     return is_grouped
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from jobs.errors import InputError
 from producer.files.corpus.run_file import read_run
-from producer.files.corpus.tables import column_of, frame_of, read_table
+from producer.files.corpus.tables import check_once, column_of, frame_of, read_table
 from producer.files.inputs import KINDS, InputFile
 from producer.files.outputs import PASSAGE_IDS, QUERY_IDS
 from producer.files.readers.delimited import DelimitedReader
@@ -23,7 +23,7 @@ def read_scored(path: Path, score: str) -> tuple[pd.DataFrame, pd.DataFrame | No
     Raises
     ------
     InputError
-        The file cannot be read, or lacks ids or scores.
+        The file cannot be read, lacks ids or scores, or a query has a passage twice.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
@@ -38,6 +38,7 @@ def read_scored(path: Path, score: str) -> tuple[pd.DataFrame, pd.DataFrame | No
     if "in_run" in table.column_names:  # judged passages that were added for mining
         table = table.filter(table["in_run"].cast(pa.bool_()))
     after = frame_of(table, [*names, score], path)
+    check_once(after, path)
     before = None
     if "run_rank" in table.column_names and table["run_rank"].null_count == 0:
         before = frame_of(table, [*names, "run_rank"], path)
@@ -53,7 +54,7 @@ def read_ranking(path: Path) -> pd.DataFrame:
     Raises
     ------
     InputError
-        The file is no run.
+        The file is no run, or a query has a passage twice.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
@@ -68,4 +69,5 @@ def read_ranking(path: Path) -> pd.DataFrame:
         frame["score"] = -frame["run_rank"].astype(float)
     else:
         frame["score"] = -frame.index.to_series().astype(float)
+    check_once(frame, path)
     return frame[["query_id", "doc_id", "score"]]

@@ -50,7 +50,11 @@ class Found:
             from producer.files.corpus.joined import JoinedSource  # pandas, which is slow to import
 
             return JoinedSource(
-                self.run, self.fingerprints, allow_missing=request.allow_nulls, shard=request.shard
+                self.run,
+                self.fingerprints,
+                allow_missing=request.allow_nulls,
+                limit=request.limit,
+                shard=request.shard,
             )
         return open_source(
             self.files,

@@ -18,6 +18,7 @@ from producer.files.corpus.run_files import RunFiles
 from producer.files.corpus.tables import read_qrels
 from producer.files.inputs import InputFile
 from producer.files.readers import TextColumns
+from producer.files.repeats import Repeats
 from producer.files.source import Shard, check_file_unchanged, cut_batches, cut_range, shard_range
 from producer.pairs import RowsAt
 from producer.splitting import ScoredTable
@@ -44,14 +45,16 @@ class JoinedSource:
         The `fingerprint` of each of ``files.all``.
     allow_missing
         Whether a missing text is a row error; else it ends the command before any work.
+    limit
+        Most rows of the run to score; judged passages that these rows lack are added to them.
     shard
-        The part of the run to score; default: all.
+        The part of these rows to score; default: all.
 
     Raises
     ------
     InputError
-        A file cannot be read, an id is twice in the queries or the corpus, a text is missing, or the
-        passages of a query do not follow each other, which `depth` needs.
+        A file cannot be read, an id is twice in the queries or the corpus, a query has a passage twice, a
+        text is missing, or the passages of a query do not follow each other, which `depth` needs.
     """
 
     columns = TextColumns("query", "passage")
@@ -62,6 +65,7 @@ class JoinedSource:
         fingerprints: Iterable[str],
         *,
         allow_missing: bool,
+        limit: int | None = None,
         shard: Shard | None = None,
     ) -> None:
         self._files = files
@@ -72,11 +76,15 @@ class JoinedSource:
         self._labels = _labels(files.qrels) if files.qrels else None
         self._id_schema = pa.schema([*SCHEMA, *(_LABEL_FIELDS if files.qrels else [])])
         self.schema = pa.schema([*self._id_schema, *_TEXT_FIELDS])
-        rows = 0
+        self._limit = limit
+        rows, repeats = 0, Repeats("query_id", "doc_id")
         for batch in self._all_ids():
             if not allow_missing:
                 self._check_there(batch)
+            repeats.add(batch)
             rows += len(batch)
+        if twice := repeats.first(self._all_ids):
+            raise InputError(f"{files.run.path}: query {twice[0]!r} has passage {twice[1]!r} twice; keep one")
         self._start, self._stop = shard_range(rows, shard)
 
     @property
@@ -124,6 +132,8 @@ class JoinedSource:
         batches = read_run(self._files.run)
         if self._files.depth is not None:
             batches = _cut_queries(batches, self._files, self._files.depth)
+        if self._limit is not None:
+            batches = cut_range(batches, 0, self._limit)
         return batches if self._labels is None else self._labelled(batches, self._labels)
 
     def _labelled(self, batches: Iterator[pa.RecordBatch], labels: _Labels) -> Iterator[pa.RecordBatch]:

@@ -25,10 +25,24 @@ def read_qrels(path: Path) -> pd.DataFrame:
     Raises
     ------
     InputError
-        The file has none of these forms.
+        The file has none of these forms, or judges a passage twice, and not alike.
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
+    frame = _judgements(path).drop_duplicates(ignore_index=True)
+    check_once(frame, path)
+    return frame
+
+
+def check_once(frame: pd.DataFrame, path: Path) -> None:
+    """Raise `InputError` if a query has a passage twice (``query_id``, ``doc_id``)."""
+    twice = frame[frame.duplicated(["query_id", "doc_id"])]
+    if len(twice):
+        query, passage = twice.iloc[0][["query_id", "doc_id"]]
+        raise InputError(f"{path}: query {query!r} has passage {passage!r} twice; keep one")
+
+
+def _judgements(path: Path) -> pd.DataFrame:
     file = InputFile(path)
     if file.kind in KINDS and file.kind != ".tsv":
         table = read_table(file)

@@ -111,6 +111,13 @@ def test_a_table_lines_by_query_and_a_plot(folder: Path) -> None:
         (["out.parquet", "--qrels", "none.txt"], "none.txt: no such file"),
         (["out.parquet", "--qrels", "bad.txt"], "bad.txt, line 2: relevance is 'x', no whole number"),
         (["out.parquet", "--qrels", "short.txt"], "short.txt, line 1: 2 fields; judgements have four"),
+        (["out.parquet", "--qrels", "unlike.txt"], "unlike.txt: query 'q0' has passage 'd0' twice; keep one"),
+        (["twice.trec", "--qrels", "qrels.txt"], "twice.trec: query 'q0' has passage 'd0' twice; keep one"),
+        (["twice.parquet", "--qrels", "qrels.txt"], "twice.parquet: query 'q0' has passage "),
+        (
+            ["out.parquet", "--qrels", "qrels.txt", "--run", "twice.trec"],
+            "twice.trec: query 'q0' has passage",
+        ),
         (["out.parquet", "--qrels", "other.txt"], "no query of the ranking has a judgement"),
         (
             ["out.parquet", "--qrels", "qrels.txt", "--score-column", "s"],
@@ -121,6 +128,9 @@ def test_a_table_lines_by_query_and_a_plot(folder: Path) -> None:
 def test_what_cannot_be_measured(folder: Path, arguments: list[str], message: str) -> None:
     (folder / "bad.txt").write_text("q0 0 d0 1\nq0 0 d1 x\n")
     (folder / "short.txt").write_text("q0 d0\n")
+    (folder / "unlike.txt").write_text("q0 0 d0 1\nq0 0 d1 1\nq0 0 d1 1\nq0 0 d0 2\n")
+    (folder / "twice.trec").write_text("q0 Q0 d0 1 2.0 t\nq0 Q0 d1 2 1.0 t\nq0 Q0 d0 3 0.0 t\n")
+    pq.write_table(pa.Table.from_pylist([*ROWS, ROWS[0]]), folder / "twice.parquet")
     (folder / "other.txt").write_text("1 0 d0 1\n")
     found = [str(folder / each) if "." in each else each for each in arguments]
     done = run(*found)

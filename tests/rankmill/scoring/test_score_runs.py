@@ -137,6 +137,38 @@ def test_what_is_missing_is_a_row_error_with_its_name(folder: Path, command: lis
     assert (again.code, "query_id 'q9' is not in" in again.err) == (2, True)
 
 
+def test_a_passage_that_a_query_has_twice_is_named(folder: Path, command: list[object]) -> None:
+    run = folder / "bm25.trec"
+    run.write_text(run.read_text() + "q1 Q0 d7 31 0.5 bm25\n")
+    done = score_file(*command, "-o", folder / "out.parquet")
+    assert (done.code, "bm25.trec: query 'q1' has passage 'd7' twice" in done.err) == (2, True), done.err
+    rows = [{"query_id": 1, "doc_id": n % 3, "query": "q", "passage": "p"} for n in range(4)]
+    pq.write_table(pa.Table.from_pylist(rows), folder / "pairs.parquet")
+    done = score_file(folder / "pairs.parquet", *command[6:], "-o", folder / "out.trec")
+    assert (done.code, "query '1' has passage '0' twice" in done.err) == (2, True), done.err
+    assert not list(folder.glob("out.*"))
+
+
+def test_a_limit_takes_the_first_rows_of_a_run(folder: Path, command: list[object]) -> None:
+    (folder / "qrels.txt").write_text("q1 0 d7 1\nq1 0 d9 1\nq2 0 d1 1\n")
+    every = score_file(*command, "-o", folder / "all.parquet")
+    assert every.code == 0, every.err
+    rows = pq.read_table(folder / "all.parquet").to_pylist()
+
+    def limited(*options: object) -> list[dict[str, object]]:
+        done = score_file(*command, *options, "--force", "-o", folder / "out.parquet")
+        assert done.code == 0, done.err
+        return list(pq.read_table(folder / "out.parquet").to_pylist())
+
+    found = limited("--limit", 8)
+    assert found == [{**row, "score": pytest.approx(row["score"], abs=1e-5)} for row in rows[:8]]
+    shards = [limited("--limit", 8, "--shard", shard) for shard in ("1/2", "2/2")]
+    assert [row["doc_id"] for rows in shards for row in rows] == [row["doc_id"] for row in rows[:8]]
+    assert [row["doc_id"] for row in limited("--limit", 8, "--depth", 3)] == [f"d{n % 3}" for n in range(6)]
+    judged = limited("--limit", 8, "--qrels", folder / "qrels.txt")
+    assert [(row["doc_id"], row["in_run"]) for row in judged[7:]] == [("d7", True), ("d9", False)]
+
+
 def test_judged_passages_are_no_part_of_a_ranking(folder: Path, command: list[object]) -> None:
     (folder / "qrels.txt").write_text("q1 0 d7 1\n")
     done = score_file(*command, "--qrels", folder / "qrels.txt", "-o", folder / "out.trec")
