@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jobs.errors import InputError
+from producer.files.corpus.tables import check_once
 from producer.files.stores.reading import open_random
 
 FORMATS = ("triplet", "n-tuple", "labeled-pair", "labeled-list")
@@ -24,12 +25,14 @@ _NEEDED = ("query_id", "doc_id", "score", "relevance", "in_run", "query", "passa
 class Rules:
     """Which negatives to take; names and meanings are those of `mine_hard_negatives`.
 
-    A candidate is a passage of the run that is not relevant: the first ``range_max`` of each query, in the
-    run's order. It is left out if its score is over ``max_score`` or under ``min_score``, or over the lowest
-    score of the query's relevant passages less a margin: ``absolute_margin``, or ``relative_margin`` times
-    that score's size. Of those that are left, the ``range_min`` with the highest scores are skipped.
+    A passage is relevant from grade ``min_relevance`` on; one of a lower grade above 0 is neither relevant
+    nor a candidate. A candidate is any other passage of the run: the first ``range_max`` of each query, in
+    the run's order. It is left out if its score is over ``max_score`` or under ``min_score``, or over the
+    lowest score of the query's relevant passages less a margin: ``absolute_margin``, or ``relative_margin``
+    times that score's size. Of those that are left, the ``range_min`` with the highest scores are skipped.
     """
 
+    min_relevance: int = 1
     range_min: int = 0
     range_max: int | None = None
     max_score: float | None = None
@@ -68,6 +71,7 @@ def read_ids(path: Path) -> pd.DataFrame:
             "--corpus CORPUS --qrels QRELS --with-texts"
         )
     found: pd.DataFrame = pq.read_table(open_random(path), columns=list(_NEEDED[:5])).to_pandas()
+    check_once(found, path)
     return found
 
 
@@ -77,11 +81,11 @@ def mine(scored: pd.DataFrame, rules: Rules) -> Iterator[Mined]:
     scored = scored.reset_index(drop=True)
     for _, rows in scored.groupby("query_id", sort=False):
         has_score = rows["score"].notna()
-        relevant = rows["relevance"].fillna(0) > 0
-        positives = rows[relevant & has_score]
+        grades = rows["relevance"].fillna(0)
+        positives = rows[(grades >= rules.min_relevance) & has_score]
         if positives.empty:
             continue
-        candidates = rows[~relevant & rows["in_run"]].iloc[: rules.range_max]
+        candidates = rows[(grades <= 0) & rows["in_run"]].iloc[: rules.range_max]
         candidates = candidates[candidates["score"].notna()]
         negatives = _chosen(candidates, float(positives["score"].min()), rules, random)
         yield Mined(positives.index.to_numpy(), negatives)
@@ -121,6 +125,15 @@ def texts_of(path: Path, rows: npt.NDArray[np.int64]) -> tuple[dict[int, str], d
             passages |= dict(zip(here.tolist(), part["passage"].to_pylist(), strict=True))
             start += len(batch)
     return queries, passages
+
+
+def with_rows(found: list[Mined], form: str, rules: Rules) -> list[Mined]:
+    """Those from which `training_rows` makes rows: without negatives there are none, but of labeled pairs."""
+    return [
+        each
+        for each in found
+        if form == "labeled-pair" or _groups(each.negatives.tolist(), form, rules.num_negatives)
+    ]
 
 
 def training_rows(

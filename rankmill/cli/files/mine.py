@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
+import pandas as pd
 
 from jobs.errors import InputError
 from producer.files.outputs import OutputFormat, check_target
 from producer.files.stores.whole import whole_file
 from rankmill.cli import options
-from rankmill.mining.mine import FORMATS, Rules, mine, read_ids, training_rows
+from rankmill.mining.mine import FORMATS, Mined, Rules, mine, read_ids, training_rows, with_rows
 
 
 @options.command("mine")
@@ -20,6 +22,8 @@ from rankmill.mining.mine import FORMATS, Rules, mine, read_ids, training_rows
               help="File to write: .parquet, .csv, .tsv or .jsonl.")  # fmt: skip
 @click.option("--format", "form", type=click.Choice(FORMATS), default="triplet", show_default=True,
               help="Rows to write.")  # fmt: skip
+@click.option("--min-relevance", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
+              help="Lowest grade of a relevant passage; one of a lower grade is left out.")  # fmt: skip
 @click.option("--num-negatives", type=click.IntRange(min=1), default=3, show_default=True, metavar="N",
               help="Negatives of each query.")  # fmt: skip
 @click.option("--range-min", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
@@ -57,7 +61,8 @@ def mine_negatives(
     chosen = Rules(**rules)
     ids = read_ids(scored)
     found = list(mine(ids, chosen))
-    table = training_rows(found, ids, scored, form, chosen, with_scores=with_scores)
+    used = with_rows(found, form, chosen)
+    table = training_rows(used, ids, scored, form, chosen, with_scores=with_scores)
     if not len(table):
         raise InputError(f"{scored}: no negatives are left; are the margins or thresholds too strict?")
     with whole_file(output) as partial:
@@ -65,4 +70,21 @@ def mine_negatives(
         writer.write(table)
         writer.close({})
     queries = ids["query_id"].nunique()
-    click.echo(f"{len(table):,} rows from {len(found):,} of {queries:,} queries are in {output}")
+    click.echo(f"{len(table):,} rows from {len(used):,} of {queries:,} queries are in {output}")
+    click.echo(_positives(used, ids, chosen))
+    if len(used) < queries:
+        click.echo(
+            f"without rows: {queries - len(found):,} queries that have no scored relevant passage, and "
+            f"{len(found) - len(used):,} that have too few negatives"
+        )
+
+
+def _positives(used: list[Mined], ids: pd.DataFrame, rules: Rules) -> str:
+    """What counted as relevant, by grade."""
+    rows = np.concatenate([each.positives for each in used])
+    grades, numbers = np.unique(ids["relevance"].to_numpy()[rows].astype(int), return_counts=True)
+    by_grade = ", ".join(
+        f"{number:,} of grade {grade}" for grade, number in zip(grades, numbers, strict=True)
+    )
+    more = "" if grades[-1] == rules.min_relevance else " (--min-relevance says which count)"
+    return f"relevant passages: {by_grade}{more}"

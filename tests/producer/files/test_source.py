@@ -118,7 +118,9 @@ def test_all_types_of_a_parquet_file_survive(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.parquet", "a.jsonl"])
 def test_the_time_for_a_file_is_linear_in_its_columns(tmp_path: Path, name: str) -> None:
     def seconds(columns: int) -> float:
-        path = write(tmp_path / name, [{"query": "q", "passage": "p", **{f"c{n}": n for n in range(columns)}}])
+        path = write(
+            tmp_path / name, [{"query": "q", "passage": "p", **{f"c{n}": n for n in range(columns)}}]
+        )
         before = time.process_time()
         assert read(path).num_columns == columns + 2
         return time.process_time() - before

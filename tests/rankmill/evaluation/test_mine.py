@@ -126,6 +126,48 @@ def test_scores_to_distil_from(scored: Path, tmp_path: Path) -> None:
         assert row["scores"] == pytest.approx(pair, abs=1e-5)
 
 
+GRADES = {"q1": {"a": 3, "b": 1, "c": 2}, "q2": {"a": 1}, "q3": {"d": 2}, "q4": {}}
+"""Of each query, the grades of its passages; those of the others, up to e, are not judged."""
+
+
+def graded(path: Path) -> Path:
+    rows = [
+        {"query_id": query, "doc_id": name, "relevance": grades.get(name), "in_run": True, "query": query,
+         "passage": name, "score": 0.1 if (query, name) == ("q3", "d") else 1.0}
+        for query, grades in GRADES.items() for name in "abcde"
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def test_a_passage_is_relevant_from_a_grade_on_and_the_counts_say_which(tmp_path: Path) -> None:
+    scored = graded(tmp_path / "scored.parquet")
+    common = ["--num-negatives", 9, "--absolute-margin", 0, "--format", "labeled-list"]
+    done = run(scored, *common, "-o", tmp_path / "all.jsonl")
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert [(row["anchor"], "".join(row["passages"])) for row in rows] == [
+        ("q1", "ade"), ("q1", "bde"), ("q1", "cde"), ("q2", "abcde"),
+    ]  # fmt: skip
+    assert done.output.splitlines() == [
+        f"4 rows from 2 of 4 queries are in {tmp_path / 'all.jsonl'}",
+        "relevant passages: 2 of grade 1, 1 of grade 2, 1 of grade 3 (--min-relevance says which count)",
+        "without rows: 1 queries that have no scored relevant passage, and 1 that have too few negatives",
+    ]
+    done = run(scored, *common, "--min-relevance", 2, "-o", tmp_path / "two.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "two.jsonl").read_text().splitlines()]
+    assert [(row["anchor"], "".join(row["passages"])) for row in rows] == [("q1", "ade"), ("q1", "cde")]
+    assert "2 rows from 1 of 4 queries" in done.output  # b, of grade 1, is neither relevant nor a negative
+    assert "relevant passages: 1 of grade 2, 1 of grade 3" in done.output
+
+
+def test_a_scored_file_with_a_passage_twice_is_refused(tmp_path: Path) -> None:
+    table = pq.read_table(graded(tmp_path / "scored.parquet"))
+    pq.write_table(pa.concat_tables([table, table.slice(1, 1)]), tmp_path / "scored.parquet")
+    done = run(tmp_path / "scored.parquet", "-o", tmp_path / "out.jsonl")
+    assert (done.exit_code, "query 'q1' has passage 'b' twice" in done.stderr) == (2, True), done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
