@@ -40,6 +40,7 @@ from rankmill.scoring.opening import find_input
 from rankmill.scoring.request import TEXTS, Request
 from rankmill.scoring.reuse import earlier_scores
 from rankmill.scoring.summary import Summary, Tally, metadata, summarize
+from rankmill.scoring.unused import refuse_unused
 from rankmill.session import Session
 
 Confirm = Callable[[ScoredFile | None, Summary], None]
@@ -95,6 +96,7 @@ def score_file(
             Workspace(place, restart=request.restart, force=request.force, models=len(asked))
         )
         inputs = found.identify(work.folder, stack)
+        refuse_unused(request, found.files, target)
         made_from = manifest(inputs, asked, request.options(settings))
         work.begin(made_from)
         models = _with_versions(asked, settings, work)
@@ -114,7 +116,7 @@ def score_file(
         def about() -> dict[str, str]:
             part_of = request.shard or ((1, 1) if request.rows_per_part else None)
             made_with = {**made_from, "--model": ", ".join(models)}
-            about = metadata(settings, tally, several, columns)
+            about = metadata(settings, tally, several, columns) | request.named_columns()
             return about | (shard_metadata(part_of, made_with) if part_of else {})
 
         output: ScoredFile | ScoredParts = (

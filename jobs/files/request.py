@@ -68,8 +68,11 @@ class FileRequest(WireModel):
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
         run = (self.run, self.queries, self.corpus)
-        if any((*run, self.depth, self.qrels, self.with_texts)) and not all(run):
+        if any(run) and not all(run):
             raise ValueError("--run, --queries and --corpus belong together")
+        of_run = {"--depth": self.depth, "--qrels": self.qrels, "--with-texts": self.with_texts}
+        if not all(run) and (option := next((option for option, value in of_run.items() if value), None)):
+            raise ValueError(f"{option} is for a run: give --run, --queries and --corpus, or --dataset")
         if len(self.models) == 1 or len(set(self.models)) < len(self.models):
             raise ValueError(f"--model names each of several models once, not {', '.join(self.models)}")
         if self.mean and not self.models:
@@ -106,7 +109,9 @@ class FileRequest(WireModel):
         if STANDARD_INPUT in self.inputs:
             raise InputError("standard input (-) cannot be submitted; give files that runners see as well")
         if bool(self.inputs) == bool(self.run):
-            raise InputError("give either INPUT files of pairs, or --run with --queries and --corpus")
+            raise InputError(
+                "give either INPUT files of pairs, or --run with --queries and --corpus, or --dataset"
+            )
         changes: dict[str, object] = {"output": _absolute(self.output)}
         for name in ("inputs", "queries", "corpus"):
             changes[name] = tuple(_absolute(path) for path in getattr(self, name))

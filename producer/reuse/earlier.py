@@ -119,7 +119,7 @@ def check_same(found: Mapping[str, str], wanted: Mapping[str, str], name: str) -
         raise InputError(
             f"{name}: its scores cannot be used, it does not say which commit or which files the model had"
         )
-    for key in sorted(OF_SCORES):
+    for key in sorted(OF_SCORES | (COLUMNS & found.keys())):
         given, asked = found.get(key, ""), wanted.get(key, "")
         if key == "rankmill.model" and "rankmill.model_files" in known:
             continue  # the same files may be in another directory
@@ -139,6 +139,9 @@ OF_SCORES = {
     )
 }  # fmt: skip
 """Metadata on which scores depend."""
+
+COLUMNS = {"rankmill.query_column", "rankmill.passage_column", "rankmill.score_column"}
+"""Metadata that says which texts were scored, and where the scores are; earlier releases do not write it."""
 
 OPEN = {"rankmill.revision", "rankmill.precision"}
 """Metadata that a run need not name: it takes what the earlier output has."""

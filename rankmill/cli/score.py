@@ -14,7 +14,7 @@ import click
 from jobs.arrow import leave_out_pandas
 from jobs.errors import ExitCode
 from jobs.runtime.logs import set_up
-from jobs.runtime.settings import load_settings
+from jobs.runtime.settings import Settings, load_settings
 from producer.local.embedded import EmbeddedCluster
 from rankmill.cli import options
 from rankmill.cli.files.request import SETTINGS, file_options, file_request
@@ -67,6 +67,7 @@ def score_file(config: str | None, as_json: bool, quiet: bool, verbose: bool, **
     asked = file_request(given)
     given["log_level"] = "error" if quiet else "debug" if verbose else None
     settings = load_settings(given, config)
+    _refuse_unused(given, settings)
     set_up(settings.log_level, settings.log_format)
     embedded = nullcontext() if settings.redis_url else EmbeddedCluster(settings, models=len(asked.models))
     with embedded as cluster:
@@ -82,6 +83,17 @@ def score_file(config: str | None, as_json: bool, quiet: bool, verbose: bool, **
     elif not quiet:
         click.echo(describe(summary, request))
     sys.exit(ExitCode.ROW_ERRORS if summary.row_errors else 0)
+
+
+def _refuse_unused(given: dict[str, Any], settings: Settings) -> None:
+    """Raise `UsageError` for a flag without effect; settings in a file or the environment are for all."""
+    for name in ("workers", "device", "backend"):
+        if settings.redis_url and given[name] is not None:
+            raise click.UsageError(
+                f"--{name} is for embedded workers; with --redis (REDIS_URL) workers have their own settings"
+            )
+    if given["long_stride"] is not None and settings.long != "split":
+        raise click.UsageError("--long-stride has no effect without --long split")
 
 
 def describe(summary: Summary, request: Request) -> str:

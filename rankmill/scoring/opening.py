@@ -78,7 +78,9 @@ def find_input(request: Request) -> Found:
     """
     if request.run:
         if request.inputs:
-            raise InputError("give either INPUT files of pairs or --run with --queries and --corpus")
+            raise InputError(
+                "give either INPUT files of pairs or --run with --queries and --corpus, or --dataset"
+            )
         run = request.run.files()
         return Found(request, run.all, run)
     if not request.inputs:

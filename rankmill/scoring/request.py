@@ -123,6 +123,16 @@ class Request:
         )
 
     @property
+    def texts(self) -> TextColumns:
+        """The columns with the texts, of a run or of files of pairs."""
+        return TextColumns(*TEXTS) if self.run else self.columns
+
+    def named_columns(self) -> dict[str, str]:
+        """Metadata of the output that says which texts were scored, and where the scores are."""
+        names = {**dict(zip(TEXTS, self.texts.names, strict=True)), "score": self.score_column}
+        return {f"rankmill.{what}_column": name for what, name in names.items()}
+
+    @property
     def reads_stdin(self) -> bool:
         """Whether the input is standard input.
 
@@ -201,7 +211,9 @@ class Request:
         if settings.all_labels and ranks:
             raise InputError("--all-labels makes several scores, and rows are ranked by one: use --label")
         if self.models and ranks and self.mean != "scores":
-            raise InputError("several models make several scores, and rows are ranked by one: --mean scores")
+            raise InputError(
+                "several models (--model) make several scores, and rows are ranked by one: add --mean scores"
+            )
         if self.reuse:
             raise InputError("--reuse takes one score of a row: leave it out, or name one model and label")
         if self.models and self.rows_per_part:

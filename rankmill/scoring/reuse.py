@@ -8,11 +8,10 @@ from pydantic import ValidationError
 
 from jobs.errors import InputError
 from jobs.runtime.settings import Settings
-from producer.files.readers import TextColumns
 from producer.files.stores.paths import as_path
 from producer.files.stores.reading import open_random
 from producer.reuse.earlier import EarlierScores, check_same, open_earlier
-from rankmill.scoring.request import TEXTS, Request
+from rankmill.scoring.request import Request
 from rankmill.scoring.summary import Tally, metadata
 
 
@@ -34,7 +33,7 @@ def earlier_scores(request: Request, settings: Settings) -> tuple[Settings, Earl
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: --reuse needs Parquet: {' '.join(str(error).split())}") from None
     found = {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in raw.items()}
-    wanted = metadata(settings, Tally())
+    wanted = metadata(settings, Tally()) | request.named_columns()
     if settings.precision == "auto":
         wanted["rankmill.precision"] = ""
     check_same(found, wanted, str(path))
@@ -43,5 +42,4 @@ def earlier_scores(request: Request, settings: Settings) -> tuple[Settings, Earl
         settings = Settings.model_validate({**settings.model_dump(), **taken})
     except ValidationError:
         raise InputError(f"{path}: its scores cannot be used, they are in {taken['precision']}") from None
-    columns = TextColumns(*TEXTS) if request.run else request.columns
-    return settings, open_earlier(open_random(path), str(path), columns.names, request.score_column)
+    return settings, open_earlier(open_random(path), str(path), request.texts.names, request.score_column)

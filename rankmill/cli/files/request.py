@@ -19,6 +19,8 @@ def file_request(given: dict[str, Any]) -> FileRequest:
     """Take the request out of the options `given`; raises `UsageError` if its parts do not fit."""
     dataset = given.pop("dataset")
     if dataset:
+        if all(given[name] for name in ("run", "queries", "corpus")):
+            raise click.UsageError("--dataset has no effect beside --run, --queries and --corpus")
         given["queries"], given["corpus"] = given["queries"] or (dataset,), given["corpus"] or (dataset,)
         given["run"] = given["run"] or dataset
     models = given.pop("models")

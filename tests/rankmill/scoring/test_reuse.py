@@ -162,6 +162,22 @@ def test_an_earlier_output_without_scores_is_of_no_use_and_no_harm(
     assert (done.code, done.summary["reused_rows"]) == (0, 0), done.err
 
 
+def test_a_column_that_another_model_made_is_not_taken(
+    options: list[object], model: Path, earlier: Path, tmp_path: Path
+) -> None:
+    command = [*options, "--model", make_bert(tmp_path / "other", seed=1), "--precision", "fp32"]
+    both = tmp_path / "both.parquet"
+    done = score_file(earlier, *command, "--score-column", "second", "-o", both)
+    assert done.code == 3, done.err  # its metadata names the other model; `score` is of the first
+    source = write(tmp_path / "b.parquet", [1, 2])
+    done = score_file(source, *command, "--reuse", both)
+    assert (done.code, "they are of another score column: second, not score" in done.err) == (2, True), (
+        done.err
+    )
+    done = score_file(source, *command, "--reuse", both, "--score-column", "second", "--json")
+    assert (done.code, done.summary["reused_rows"]) == (0, 2), done.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -172,7 +188,8 @@ def test_an_earlier_output_without_scores_is_of_no_use_and_no_harm(
         (["--reuse", "{folder}/a.parquet"], "a.parquet: --reuse needs an output of score-file"),
         (["--reuse", "{folder}/nothing.parquet"], "nothing.parquet: no such file (--reuse)"),
         (["--reuse", "{folder}/a.csv"], "a.csv: --reuse needs Parquet"),
-        (["--score-column", "ce"], "no column 'ce', which --reuse needs"),
+        (["--score-column", "ce"], "they are of another score column: score, not ce"),
+        (["--passage-column", "other"], "they are of another passage column: passage, not other"),
     ],
 )
 def test_other_scores_are_refused(
