@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from jobs.errors import ConfigError, StillWaiting
+from jobs.errors import ConfigError, InputError, StillWaiting
 from jobs.priority import Priority
 from jobs.registry.resolver import Resolver
 from jobs.run import new_run
@@ -250,6 +250,8 @@ class Client(SubmittedRuns, SeveralModels):
         **spec: Any,
     ) -> list[Ranked]:
         """Order `passages` by their score with `query`, best first, those without one last; as `score`."""
+        if isinstance(passages, str):  # its characters would be the passages
+            raise InputError(f"passages are one string, {passages!r:.80}; give a list of them")
         scores = self.score([(query, passage) for passage in passages], timeout=timeout, **spec)
         return ranked(scores, top_k)
 

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import pyarrow as pa
 
 from jobs.errors import InputError
-from jobs.wire import text_bytes
+from jobs.wire import is_text, text_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    Pairs: TypeAlias = Iterable[tuple[str | None, str | None]] | pd.DataFrame | pa.Table | pa.RecordBatch
+    class ArrowStream(Protocol):
+        """A table of any library that gives Arrow's stream."""
+
+        def __arrow_c_stream__(self, requested_schema: object = None) -> object: ...
+
+    Pairs: TypeAlias = (
+        Iterable[tuple[str | None, str | None]] | pd.DataFrame | pa.Table | pa.RecordBatch | ArrowStream
+    )
 
 RowsAt: TypeAlias = Callable[[int], int]
 """How many rows the chunk gets that begins at a row of the input; it gets fewer where texts are long."""
+
+_TAKEN = (
+    "(query, passage) tuples, or a table: of Arrow, pandas, or another library that gives Arrow's stream "
+    "(__arrow_c_stream__), such as Polars or DuckDB"
+)
 
 COLUMNS = ("query", "passage")
 """Names of the two columns, where the caller has no others."""
@@ -31,19 +43,41 @@ def cut_pairs(pairs: Pairs, columns: tuple[str, str], rows_at: RowsAt) -> Iterat
     Raises
     ------
     InputError
-        A column does not exist, or an item is not a pair of texts.
+        The pairs are of no kind that is taken, a column does not exist or holds no text, or an item is not a
+        pair of texts.
     """
-    if isinstance(pairs, pa.RecordBatch):
-        pairs = pa.Table.from_batches([pairs])
-    elif hasattr(pairs, "columns") and hasattr(pairs, "iloc"):  # a data frame; pandas is slow to import
-        pairs = pa.Table.from_pandas(pairs, preserve_index=False)
-    if not isinstance(pairs, pa.Table):
+    table = _table_of(pairs)
+    if table is None:
+        if not isinstance(pairs, Iterable) or isinstance(pairs, str | bytes | Mapping | type):
+            kind = pairs.__name__ if isinstance(pairs, type) else type(pairs).__name__
+            raise InputError(f"pairs are {kind}, which is not taken; give {_TAKEN}")
         tables = _tables_from_pairs(iter(pairs), columns, rows_at)
         return (part for table in tables for part in cut_long(table, columns))
+    names = table.column_names
     for name in columns:
-        if name not in pairs.column_names:
-            raise InputError(f"no column {name!r}; there are {', '.join(map(repr, pairs.column_names))}")
-    return cut_tables(iter([pairs]), columns, rows_at)
+        if names.count(name) != 1:
+            what = "two columns are named" if name in names else "no column"
+            raise InputError(f"{what} {name!r}; there are {', '.join(map(repr, names))}")
+        if not is_text(table.schema.field(name).type):
+            raise InputError(f"column {name!r} holds {table.schema.field(name).type}, not text")
+    return cut_tables(iter([table]), columns, rows_at)
+
+
+def _table_of(pairs: object) -> pa.Table | None:
+    """Pairs as a table; ``None`` if they are no table of any kind."""
+    try:
+        if isinstance(pairs, pa.Table):
+            return pairs
+        if hasattr(pairs, "columns") and hasattr(pairs, "iloc"):  # a data frame; pandas is slow to import
+            return pa.Table.from_pandas(pairs, preserve_index=False)
+        if hasattr(pairs, "__arrow_c_stream__") or hasattr(pairs, "__arrow_c_array__"):
+            return pa.table(pairs)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        kind, reason = type(pairs).__name__, " ".join(map(str, error.args)) or type(error).__name__
+        raise InputError(
+            f"pairs are {kind}, which is no table of texts: {' '.join(reason.split())}"
+        ) from None
+    return None
 
 
 def cut_tables(

@@ -103,8 +103,7 @@ def describe(summary: Summary, request: Request) -> str:
     lines = [
         f"{summary.rows - summary.row_errors:,} of {summary.rows:,} rows scored in {summary.seconds:,.1f} s, "
         f"including {summary.startup_seconds:,.1f} s of start-up: {summary.pairs_per_second:,.0f} pairs/s",
-        f"model {summary.model}: {summary.backend}, {summary.device}, {summary.precision}; "
-        f"{summary.real_token_share:.1%} of the computed tokens were real; {summary.retries} retries",
+        f"model {summary.model}: {_how(summary)}",
         f"scores are in {summary.output}",
     ]
     if summary.windows:
@@ -122,6 +121,16 @@ def describe(summary: Summary, request: Request) -> str:
             f"your rankings, run: {_check_int8(summary, request)}"
         )
     return "\n".join(lines)
+
+
+def _how(summary: Summary) -> str:
+    """How the scores were computed; nothing is known of it where none was."""
+    if not summary.backend:
+        return "no score was computed"
+    return (
+        f"{summary.backend}, {summary.device}, {summary.precision}; "
+        f"{summary.real_token_share:.1%} of the computed tokens were real; {summary.retries} retries"
+    )
 
 
 def _check_int8(summary: Summary, request: Request) -> str:

@@ -340,6 +340,72 @@ def test_what_is_no_pair_is_named(pair: object, client: Client, shared_queue: Se
         client.submit([("q", "p"), pair])
 
 
+class _Relation:
+    """A table of a library that gives Arrow's stream, as DuckDB's relations and Polars' data frames do."""
+
+    columns = ("query", "passage")
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def test_any_table_that_gives_arrows_stream_is_scored(client: Client) -> None:
+    columns = [pa.array(texts, pa.string_view()) for texts in zip(*PAIRS, strict=True)]
+    table = pa.table(columns, names=["query", "passage"])
+    expected = client.score(PAIRS, timeout=60)
+    for pairs in (_Relation(table), table.to_reader(), table.to_batches()[0]):
+        np.testing.assert_allclose(client.score(pairs, timeout=60), expected, atol=1e-5)
+
+
+class _Closed:
+    """A table without Arrow's stream, as of an old release."""
+
+    columns = ("query", "passage")
+
+    def __len__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        (
+            _Closed(),
+            r"pairs are _Closed, which is not taken; give \(query, passage\) tuples, or a table: of Arrow",
+        ),
+        (None, "pairs are NoneType, which is not taken"),
+        ("a query", "pairs are str, which is not taken"),
+        ({"query": ["q"], "passage": ["p"]}, "pairs are dict, which is not taken"),
+        (pd.Series(["q"]), "pairs are Series, which is no table of texts: "),
+        (pd.DataFrame({"query": ["q", 5], "passage": "p"}), "pairs are DataFrame, .* column query"),
+        (pd.DataFrame({"query": [1], "passage": ["p"]}), "column 'query' holds int64, not text"),
+        (
+            pa.table([["q"], ["r"], ["p"]], names=["query", "query", "passage"]),
+            "two columns are named 'query'",
+        ),
+    ],
+    ids=str,
+)
+def test_what_are_no_pairs_is_one_line(
+    pairs: object, message: str, client: Client, shared_queue: Server
+) -> None:
+    refused = pytest.raises(InputError, match=message)
+    with nothing_left(shared_queue), refused as caught:
+        client.score(pairs)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_one_string_is_no_list_of_passages(client: Client) -> None:
+    with pytest.raises(InputError, match="passages are one string, 'moon'; give a list of them"):
+        client.rank("how far", "moon")
+
+
 def test_missing_columns_are_named(client: Client) -> None:
     with pytest.raises(InputError, match="no column 'passage'; there are 'query', 'text'"):
         client.submit(pd.DataFrame({"query": ["q"], "text": ["t"]}))

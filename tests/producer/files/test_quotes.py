@@ -27,10 +27,10 @@ ROWS = [f'q{n},"passage {n}, it is"\n' for n in range(1000)]
 HEAD = "query,passage\n"
 
 
-def read(path: Path, **options: int) -> list[dict[str, object]]:
-    source = open_source(
-        find_files([str(path)]), TextColumns("query", "passage"), allow_nulls=True, options=Options(**options)
-    )
+def read(path: Path, max_field_mib: int | None = None) -> list[dict[str, object]]:
+    options = Options(max_field_mib=max_field_mib)
+    files = find_files([str(path)])
+    source = open_source(files, TextColumns("query", "passage"), allow_nulls=True, options=options)
     return [row for table in source.tables(lambda _: 64) for row in table.to_pylist()]
 
 

@@ -129,6 +129,14 @@ def test_only_new_pairs_are_scored(
     check(tmp_path / "c.parquet", expected)
 
 
+def test_the_summary_of_a_run_whose_rows_are_all_reused(
+    options: list[object], model: Path, earlier: Path, tmp_path: Path
+) -> None:
+    done = score_file(write(tmp_path / "b.parquet", [1, 2]), *options, "--model", model, "--reuse", earlier)
+    assert done.code == 0, done.err
+    assert f"model {model}: no score was computed\n" in done.out
+
+
 def test_an_interrupted_command_continues(
     options: list[object], model: Path, earlier: Path, expected: pa.Table, tmp_path: Path
 ) -> None:
