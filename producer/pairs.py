@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
 import pyarrow as pa
 
@@ -51,7 +51,8 @@ def cut_pairs(pairs: Pairs, columns: tuple[str, str], rows_at: RowsAt) -> Iterat
         if not isinstance(pairs, Iterable) or isinstance(pairs, str | bytes | Mapping | type):
             kind = pairs.__name__ if isinstance(pairs, type) else type(pairs).__name__
             raise InputError(f"pairs are {kind}, which is not taken; give {_TAKEN}")
-        tables = _tables_from_pairs(iter(pairs), columns, rows_at)
+        items = cast("Iterator[tuple[str | None, str | None]]", iter(pairs))  # looked at one by one
+        tables = _tables_from_pairs(items, columns, rows_at)
         return (part for table in tables for part in cut_long(table, columns))
     names = table.column_names
     for name in columns:

@@ -393,11 +393,11 @@ class _Closed:
     ids=str,
 )
 def test_what_are_no_pairs_is_one_line(
-    pairs: object, message: str, client: Client, shared_queue: Server
+    pairs: Any, message: str, client: Client, shared_queue: Server
 ) -> None:
     refused = pytest.raises(InputError, match=message)
     with nothing_left(shared_queue), refused as caught:
-        client.score(pairs)  # type: ignore[arg-type]
+        client.score(pairs)
     assert "\n" not in str(caught.value)
 
 

@@ -48,6 +48,14 @@ def _judgements(path: Path) -> pd.DataFrame:
         table = read_table(file)
         names = [column_of(path, table, usual) for usual in (QUERY_IDS, PASSAGE_IDS, _RELEVANCE)]
         frame = frame_of(table, names, path).rename(columns={"score": "relevance"})
+        if len(frame) < len(table):
+            raise InputError(f"{path}: a row lacks {' or '.join(names)}")
+        wrong = frame["relevance"][frame["relevance"] % 1 != 0]
+        if len(wrong):
+            row = wrong.index[0]
+            raise InputError(
+                f"{path}: row {row} (counted from 0): {names[2]} is {wrong[row]}, no whole number"
+            )
         return frame.astype({"relevance": int})
     return _qrels_lines(path)
 

@@ -124,6 +124,10 @@ class DelimitedReader:
             yield pa.RecordBatch.from_pylist([], schema=reader.schema)  # the schema, even without rows
             yield from reader
         except (pa.ArrowException, OSError) as error:
+            if self._has_quotes and "Empty CSV file" in str(error):  # before the file's end is looked at
+                with open_quoted(path, self._delimiter, longest, _WAY_OUT) as stream:
+                    while stream.read(block_bytes):
+                        pass
             raise _explain(path, error, names, block_bytes) from None
 
     def header(self, path: Path) -> list[str]:

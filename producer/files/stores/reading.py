@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from jobs.errors import InputError
 from producer.files.stores.paths import ObjectPath
 from producer.files.stores.patience import WORK_SECONDS, patiently
 
@@ -25,9 +26,23 @@ _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
 def open_stream(path: Path) -> pa.NativeFile:
-    """Open a file as a stream, decompressed as its name says."""
+    """Open a file as a stream, decompressed as its name says.
+
+    Raises
+    ------
+    InputError
+        The file is compressed, and nothing is in it: also compressed nothing has some bytes.
+    OSError
+        It cannot be opened.
+    """
+    compression = _COMPRESSIONS.get(path.suffix.lower())
+    size = path.about()["size"] if isinstance(path, ObjectPath) else path.stat().st_size
+    if compression and not size:
+        raise InputError(
+            f"{path}: cannot be read: it has 0 bytes, and so was cut: empty {compression} has some"
+        )
     if isinstance(path, ObjectPath):
-        return pa.input_stream(ObjectReader(path), compression=_COMPRESSIONS.get(path.suffix.lower()))
+        return pa.input_stream(ObjectReader(path), compression=compression)
     return pa.input_stream(path, compression="detect")
 
 

@@ -45,6 +45,7 @@ BROKEN = {
         "is never closed",
     ),
     "cut in its last field": (changed(999, 'q,"passage that goes on'), 1001, "is never closed"),
+    "never closed in the header": (b'query,"passage\nq,p\n', 1, "is never closed"),
     "a quote before the next": (changed(7, 'q,"passage\n'), 9, "is behind the closing quote"),
     "a closing quote in a sentence": (changed(7, 'q,"He" said so\n'), 9, "is behind the closing quote"),
     "two fields, both empty but for the second": (changed(7, '"""",""x\n'), 9, "is behind the closing quote"),

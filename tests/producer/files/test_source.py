@@ -244,6 +244,8 @@ BAD = {
     "latin1.jsonl": (b'{"query": "q", "passage": "caf\xe9"}\n', "line 1: not valid UTF-8"),
     "damaged.csv.gz": (b"no gzip at all", "damaged.csv.gz: "),
     "cut.jsonl.gz": (gzip.compress(b'{"query": "q", "passage": "p"}\n' * 1000)[:-20], "cut.jsonl.gz: "),
+    "nothing.csv.gz": (b"", "it has 0 bytes, and so was cut"),
+    "nothing.jsonl.zst": (b"", "it has 0 bytes, and so was cut"),
     "noise.parquet": (b"noise", "not a whole Parquet file"),
     "empty.parquet": (b"", "not a whole Parquet file"),
 }

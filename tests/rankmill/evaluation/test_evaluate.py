@@ -112,6 +112,8 @@ def test_a_table_lines_by_query_and_a_plot(folder: Path) -> None:
         (["out.parquet", "--qrels", "bad.txt"], "bad.txt, line 2: relevance is 'x', no whole number"),
         (["out.parquet", "--qrels", "short.txt"], "short.txt, line 1: 2 fields; judgements have four"),
         (["out.parquet", "--qrels", "unlike.txt"], "unlike.txt: query 'q0' has passage 'd0' twice; keep one"),
+        (["out.parquet", "--qrels", "part.csv"], "row 1 (counted from 0): score is 1.5, no whole number"),
+        (["out.parquet", "--qrels", "less.csv"], "less.csv: a row lacks query_id or doc_id or score"),
         (["twice.trec", "--qrels", "qrels.txt"], "twice.trec: query 'q0' has passage 'd0' twice; keep one"),
         (["twice.parquet", "--qrels", "qrels.txt"], "twice.parquet: query 'q0' has passage "),
         (
@@ -129,6 +131,8 @@ def test_what_cannot_be_measured(folder: Path, arguments: list[str], message: st
     (folder / "bad.txt").write_text("q0 0 d0 1\nq0 0 d1 x\n")
     (folder / "short.txt").write_text("q0 d0\n")
     (folder / "unlike.txt").write_text("q0 0 d0 1\nq0 0 d1 1\nq0 0 d1 1\nq0 0 d0 2\n")
+    (folder / "part.csv").write_text("query_id,doc_id,score\nq0,d0,1\nq0,d1,1.5\n")
+    (folder / "less.csv").write_text("query_id,doc_id,score\nq0,d0,1\nq0,d1,\n")
     (folder / "twice.trec").write_text("q0 Q0 d0 1 2.0 t\nq0 Q0 d1 2 1.0 t\nq0 Q0 d0 3 0.0 t\n")
     pq.write_table(pa.Table.from_pylist([*ROWS, ROWS[0]]), folder / "twice.parquet")
     (folder / "other.txt").write_text("1 0 d0 1\n")

@@ -184,7 +184,7 @@ def content(file: Path) -> object:
 
 def rounded(value: object) -> object:
     try:
-        return round(float(value), 3) if isinstance(value, float) or "." in str(value) else value
+        return round(float(str(value)), 3) if "." in str(value) else value
     except ValueError:
         return value
 
