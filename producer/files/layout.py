@@ -15,8 +15,7 @@ from jobs.errors import InputError
 from jobs.wire import outputs
 from producer.files.means import Mean, Means
 from producer.files.outputs import OutputFormat
-from producer.files.ranking import Ranking
-from producer.files.repeats import Repeats
+from producer.files.ranking import Ranking, Repeats
 from producer.files.source import PairSource
 
 

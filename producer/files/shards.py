@@ -43,7 +43,7 @@ def check_shard(target: Path, form: OutputFormat) -> None:
     """Check that a shard, or a part of one, can be written at `target`; raises `InputError` if not."""
     if form.of(target) != "parquet" or form.ranks(target):
         raise InputError(
-            f"{target}: a shard (--shard) is Parquet, and its rows are not ranked; "
+            f"{target}: a shard is Parquet, and its rows are not ranked (--shard); "
             "rankmill merge writes other formats"
         )
 

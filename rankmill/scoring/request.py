@@ -212,7 +212,7 @@ class Request:
             raise InputError("--all-labels makes several scores, and rows are ranked by one: use --label")
         if self.models and ranks and self.mean != "scores":
             raise InputError(
-                "several models (--model) make several scores, and rows are ranked by one: add --mean scores"
+                "several models (--model) make several scores, and rows are ranked by one: --mean scores"
             )
         if self.reuse:
             raise InputError("--reuse takes one score of a row: leave it out, or name one model and label")

@@ -17,8 +17,8 @@ from producer.files.corpus.run_file import SCHEMA, read_run
 from producer.files.corpus.run_files import RunFiles
 from producer.files.corpus.tables import read_qrels
 from producer.files.inputs import InputFile
+from producer.files.ranking import Repeats
 from producer.files.readers import TextColumns
-from producer.files.repeats import Repeats
 from producer.files.source import Shard, check_file_unchanged, cut_batches, cut_range, shard_range
 from producer.pairs import RowsAt
 from producer.splitting import ScoredTable
