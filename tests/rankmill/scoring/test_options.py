@@ -221,3 +221,10 @@ def test_a_setting_that_has_no_effect_is_refused(
     said, found = score("pairs.csv", *words)
     assert found is None
     assert words[0] in said
+
+
+def test_the_bound_of_a_field_is_heeded(score: Callable[..., tuple[str, object]], folder: Path) -> None:
+    (folder / "long.csv").write_text(f'query,passage\nq,"{"moon " * 500_000}"\n')
+    said, found = score("long.csv", "--max-field-mib", "2")
+    assert (found, "long.csv, line 2: " in said, "longer than 2 MiB" in said) == (None, True, True), said
+    assert score("long.csv", "--max-field-mib", "3")[1]
