@@ -390,7 +390,7 @@ class _Closed:
             "two columns are named 'query'",
         ),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_are_no_pairs_is_one_line(
     pairs: Any, message: str, client: Client, shared_queue: Server
