@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,8 @@ class Journal:
     ----------
     path
         The database file; created if it does not exist.
+    check
+        Called after each write of results: raises if the file is no longer where it was.
 
     Raises
     ------
@@ -78,11 +80,13 @@ class Journal:
         From any method: the file cannot be written or read, as on a full disk.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, check: Callable[[], None] = lambda: None) -> None:
         self._path = path
+        self._check = check
         self.damaged_rows = 0
         """Rows whose result was damaged, and is deleted."""
-        self._db = sqlite3.connect(path)
+        with self._told():
+            self._db = sqlite3.connect(path)
         with self._at_work():
             self._db.executescript(_TABLES)
         self.finished = self._read_finished()
@@ -198,6 +202,7 @@ class Journal:
         results = {chunk: each for chunk, each in results.items() if chunk >= self.finished.rows}
         with self._at_work():
             self._db.executemany("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?)", _records(results))
+        self._check()
 
     def finish(self, finished: Finished) -> None:
         """Record that parts are in place, and delete the results of their rows."""
@@ -238,10 +243,15 @@ class Journal:
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """Run a transaction; SQLite's errors become `OutputError` or `InputError`."""
+        """Run a transaction; errors are told as `_told` does."""
+        with self._told(), self._db:
+            yield
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """SQLite's errors become `OutputError` or `InputError`."""
         try:
-            with self._db:
-                yield
+            yield
         except sqlite3.OperationalError as error:
             raise OutputError(f"cannot write {self._path}: {error}") from None
         except sqlite3.DatabaseError as error:

@@ -136,7 +136,7 @@ def score_file(
         source.check_unchanged()
         summary = summarize(output, models, startup, tally, time.monotonic() - started)
         confirm(output.last, summary)
-        work.check_lock()
+        work.check()
         output.publish(work.journal)
     return summary
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from producer.files.ranking import QueryNumbers
+from producer.files.stores.writing import discard
 
 Mean = Literal["ranks", "scores"]
 
@@ -85,7 +86,7 @@ class Means:
         """Delete the rows that wait."""
         if self._writer is not None:
             self._writer.close()
-        self._path.unlink(missing_ok=True)
+        discard(self._path)
 
     def _spill(self, table: pa.Table) -> None:
         if self._writer is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import pyarrow as pa
 
 from jobs.errors import InputError
 from producer.files.inputs import COMPRESSED
+from producer.files.stores.own_folder import kind_of
 from producer.files.stores.paths import ObjectPath, check_container
 from producer.files.writers import Writer
 from producer.files.writers.parquet import ParquetWriter
@@ -124,6 +126,7 @@ def check_target(path: Path, form: OutputFormat) -> None:
     """Check that a file can be written at `path`; raises `InputError` if not."""
     if path.is_dir():
         raise InputError(f"{path} is a directory; name a file with -o, or add --rows-per-part")
+    check_replaceable(path)
     if form.of(path) == "trec" and not re.fullmatch(r"\S+", form.tag):
         raise InputError(f"--tag {form.tag!r}: a TREC run needs a name without spaces")
     if isinstance(path, ObjectPath):
@@ -133,6 +136,20 @@ def check_target(path: Path, form: OutputFormat) -> None:
         raise InputError(f"{path.parent}: no such directory to write the output to")
     if not os.access(path.parent, os.W_OK):
         raise InputError(f"{path.parent} is not writable; name another place with -o")
+
+
+def check_replaceable(path: Path) -> None:
+    """Check that what is at the place of an output, if anything, is a file; raises `InputError` if not."""
+    if isinstance(path, ObjectPath):
+        return
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written: {error.strerror}") from None
+    if not stat.S_ISREG(mode):
+        raise InputError(f"{path} is {kind_of(mode)}, which no output replaces; name a file with -o")
 
 
 def _id_column(schema: pa.Schema, named: str | None, usual: Sequence[str], option: str) -> str | None:

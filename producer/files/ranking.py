@@ -14,6 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from producer.files.stores.writing import discard
+
 _BUFFER_ROWS = 262_144
 _BUFFER_BYTES = 128 << 20
 _BATCH_ROWS = 8192
@@ -203,7 +205,7 @@ class Ranking:
     def close(self) -> None:
         """Delete the sorted parts."""
         for path in self._parts:
-            path.unlink(missing_ok=True)
+            discard(path)
 
 
 class _SortedPart:

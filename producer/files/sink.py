@@ -18,7 +18,7 @@ from producer.files.layout import Layout, Step
 from producer.files.parts.names import errors_name
 from producer.files.stores.paths import ObjectPath
 from producer.files.stores.upload import Upload
-from producer.files.stores.writing import identity, put, sync
+from producer.files.stores.writing import discard, identity, put, sync
 from producer.files.writers.parquet import ROW_GROUP_ROWS
 from producer.journal import Journal
 from producer.splitting import ScoredTable
@@ -130,8 +130,8 @@ class ScoredFile:
         if self._errors is not None:
             with suppress(OSError):
                 self._errors.close()
-        self.partial.unlink(missing_ok=True)
-        self.partial_errors.unlink(missing_ok=True)
+        discard(self.partial)
+        discard(self.partial_errors)
 
     def _pass(self, tables: Iterable[pa.Table], steps: Sequence[Step]) -> None:
         """Pass rows through the steps, and append what comes out."""

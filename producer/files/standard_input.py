@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from jobs.errors import InputError, OutputError
 from producer.files.inputs import InputFile
+from producer.files.stores.writing import discard
 
 _READ_BYTES = 1 << 20
 
@@ -50,7 +51,7 @@ def receive(folder: Path) -> tuple[InputFile, str]:
 def forget(folder: Path) -> None:
     """Delete what `receive` has written."""
     for path in folder.glob("stdin*"):
-        path.unlink()
+        discard(path)
 
 
 def _ending(start: bytes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 from collections.abc import Mapping
@@ -11,12 +12,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from jobs.errors import InputChanged, InputError, OutputBusy
+from jobs.errors import InputChanged, InputError, OutputBusy, OutputError
 from producer.files.manifest import differences
+from producer.files.outputs import check_replaceable
+from producer.files.parts.names import errors_name
 from producer.files.stores.lock import ObjectLock
+from producer.files.stores.own_folder import OwnFolder
 from producer.files.stores.paths import WORKSPACE, ObjectPath, workspace_of
 from producer.files.stores.writing import identity, sync
 from producer.journal import Journal
+
+logger = logging.getLogger(__name__)
 
 
 class Output(Protocol):
@@ -39,6 +45,10 @@ class Output(Protocol):
 
     def clear(self) -> None:
         """Delete what would be mixed with the output of a new run."""
+        ...
+
+    def there(self) -> list[Path]:
+        """What is there that a run replaces or deletes."""
         ...
 
 
@@ -67,6 +77,11 @@ class OutputFile:
     def clear(self) -> None:
         """See `Output.clear`; there is nothing to delete."""
 
+    def there(self) -> list[Path]:
+        """See `Output.there`: the file, and its list of row errors."""
+        both = (self.path, self.path.with_name(errors_name(self.path.name)))
+        return [path for path in both if path.exists()]
+
 
 class Workspace:
     """``OUTPUT.rankmill/``: the journal, and the output while it is being written.
@@ -89,8 +104,8 @@ class Workspace:
     Raises
     ------
     InputError
-        On entering: the output exists, another process is writing it, or the journal of an earlier run is
-        damaged; the message names which.
+        On entering: the output exists, the folder or something in it is not a run's and this user's, or the
+        journal of an earlier run is damaged; the message names which.
     OutputError
         On entering: the journal cannot be written.
     OutputBusy
@@ -112,9 +127,9 @@ class Workspace:
         self._remote: ObjectLock | None = None
 
     def __enter__(self) -> Workspace:
-        self._is_new = not self.folder.exists()
         with ExitStack() as stack:
-            self._lock(stack)
+            self._place = self._lock(stack)
+            self._is_new = self._place.is_new
             try:
                 if isinstance(self._target, ObjectPath) and isinstance(self._output.lock, ObjectPath):
                     lock = ObjectLock(self._output.lock, self._target, self.folder)
@@ -124,7 +139,7 @@ class Workspace:
                 self._check_output()
             except BaseException:
                 if self._is_new:
-                    shutil.rmtree(self.folder)
+                    self._remove()
                 raise
             self._held = stack.pop_all()
         return self
@@ -135,22 +150,50 @@ class Workspace:
         with self._held:
             if not self._begun and not self._is_new:
                 return  # refused: the folder is as it was
+            if self._is_lost():
+                return  # what is there now is not this run's
             # If the input changed, scored rows may be from before or after the change.
             kept = self._rows if error and not isinstance(error, InputChanged) else 0
             if not kept:
-                shutil.rmtree(self.folder)  # while the lock is held
+                self._remove()  # while the lock is held
             elif error:
                 error.add_note(f"{kept:,} scored rows are kept in {self.folder}: the same command continues")
 
-    def check_lock(self) -> None:
-        """Raise `OutputBusy` if another host makes the output now; called before it is put into place."""
+    def check(self) -> None:
+        """Check that the output is still this run's to make: after each write, and before it is in place.
+
+        Raises
+        ------
+        OutputBusy
+            Another host makes it now.
+        OutputError
+            The folder, the lock or a journal was removed or replaced.
+        """
         if self._remote:
             self._remote.check()
+        self._place.check()
 
-    def _lock(self, stack: ExitStack) -> None:
+    def _is_lost(self) -> bool:
         try:
-            self.folder.mkdir(exist_ok=True, parents=isinstance(self._target, ObjectPath))
-            lock = stack.enter_context((self.folder / "lock").open("w"))
+            self._place.check()
+        except OutputError:
+            return True
+        return False
+
+    def _remove(self) -> None:
+        """Remove the folder; if that fails, the output is what it is nevertheless."""
+        try:
+            shutil.rmtree(self.folder)
+        except OSError as error:
+            logger.warning("%s is not needed any more, and cannot be removed: %s", self.folder, error)
+
+    def _lock(self, stack: ExitStack) -> OwnFolder:
+        try:
+            place = stack.enter_context(
+                closing(OwnFolder(self.folder, parents=isinstance(self._target, ObjectPath)))
+            )
+            lock = place.open("lock")
+            stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise OutputBusy(
@@ -158,8 +201,9 @@ class Workspace:
             ) from None
         except OSError as error:
             raise InputError(f"cannot write {self._target}: {error}") from None
-        if not os.fstat(lock.fileno()).st_nlink:  # its holder has just removed the folder
+        if not os.fstat(lock).st_nlink:  # its holder has just removed the folder
             raise OutputBusy(f"another score-file has just made {self._target}")
+        return place
 
     @property
     def _rows(self) -> int:
@@ -170,18 +214,21 @@ class Workspace:
         """The journal of a model, the first of which is 0."""
         path = self.folder / (f"journal-{at + 1}.db" if at else "journal.db")
         try:
-            journal = Journal(path)
+            journal = Journal(path, self.check)
         except InputError:  # damaged
             if not self._restart:
                 raise
             for file in self.folder.glob(f"{path.name}*"):
                 file.unlink()
-            journal = Journal(path)
+            journal = Journal(path, self.check)
+        self._place.watch(path)
         sync(self.folder)
         sync(self.folder.parent)
         return closing(journal)
 
     def _check_output(self) -> None:
+        for path in self._output.there():
+            check_replaceable(path)
         taken = self._output.taken(self.journal)
         if taken and not (self._force or (self._restart and self.journal.finished.parts)):
             raise InputError(f"{taken} exists already; replace it with --force or name another with -o")

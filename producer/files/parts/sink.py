@@ -35,12 +35,12 @@ class PartsFolder:
         The part after those that the journal knows may be there: its process died before it noted that.
         """
         known = journal.finished.parts + 1 if journal.rows else 0
-        parts = {path: part for path in self._files() if (part := part_of(path.name))}
+        parts = {path: part for path in self.there() if (part := part_of(path.name))}
         return next((path for path in sorted(parts) if parts[path].number > known), None)
 
     def check(self, journal: Journal) -> None:
         """Check that all parts that the journal knows are there; raises `InputError` if not."""
-        there = {part.number for path in self._files() if (part := part_of(path.name))}
+        there = {part.number for path in self.there() if (part := part_of(path.name))}
         for number in range(1, journal.finished.parts + 1):
             if number not in there:
                 raise InputError(
@@ -50,12 +50,13 @@ class PartsFolder:
 
     def clear(self) -> None:
         """Delete all parts."""
-        for path in self._files():
+        for path in self.there():
             path.unlink()
         if not isinstance(self.path, ObjectPath) and self.path.is_dir():
             sync(self.path)
 
-    def _files(self) -> list[Path]:
+    def there(self) -> list[Path]:
+        """See `Output.there`: all parts, and their lists of row errors."""
         there = self.path.iterdir() if self.path.is_dir() else ()
         return [path for path in there if is_of_parts(path.name)]
 
@@ -97,7 +98,7 @@ class ScoredParts:
         self.errors_path = folder / "_part-*.errors.jsonl"
         self._folder = PartsFolder(folder)
         self._work = work.folder
-        self._check_lock = work.check_lock
+        self._check = work.check
         self._layout = layout
         self._rows_per_part = rows_per_part
         self._journal = journal = work.journal
@@ -159,7 +160,7 @@ class ScoredParts:
     def _publish(self) -> None:
         if self._file is None:
             return
-        self._check_lock()
+        self._check()
         self._file.publish()
         self._file.__exit__(None, None, None)
         self._file = None

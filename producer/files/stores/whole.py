@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,17 +26,16 @@ def whole_file(target: Path) -> Iterator[Path]:
     StoreError
         The store of `target` does not take it.
     """
-    with ExitStack() as stack:
-        folder = target.parent
-        if isinstance(target, ObjectPath):
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rankmill-")))
-        partial = folder / f".{target.name}.partial"
-        try:
+    beside = None if isinstance(target, ObjectPath) else target.parent
+    try:
+        # a folder of this process alone: at a name that is known, somebody may have put a link
+        with tempfile.TemporaryDirectory(
+            dir=beside, prefix=".rankmill-", ignore_cleanup_errors=True
+        ) as folder:
+            partial = Path(folder) / target.name
             yield partial
             sync(partial)
             put(partial, target)
-        except (OSError, pa.ArrowException) as error:
-            number = getattr(error, "errno", None)
-            raise OutputError(f"cannot write {target}: {os.strerror(number) if number else error}") from None
-        finally:
-            partial.unlink(missing_ok=True)
+    except (OSError, pa.ArrowException) as error:
+        number = getattr(error, "errno", None)
+        raise OutputError(f"cannot write {target}: {os.strerror(number) if number else error}") from None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from pathlib import Path
 
+from jobs.errors import OutputError
 from producer.files.stores.paths import ObjectPath
 from producer.files.stores.patience import WORK_SECONDS, patiently
 from producer.files.stores.reading import ObjectReader
@@ -15,6 +17,8 @@ _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss", "memory"
 """Stores in which an object appears when its upload is complete."""
 
 _READ_BYTES = 4 << 20
+
+logger = logging.getLogger(__name__)
 
 
 def put(file: Path, target: Path, upload: Upload | None = None) -> None:
@@ -31,16 +35,32 @@ def put(file: Path, target: Path, upload: Upload | None = None) -> None:
     ------
     OSError, StoreError
         It cannot be written.
+    OutputError
+        It is in its place, but may not stay there.
     """
     if isinstance(target, ObjectPath):
         patiently(f"cannot write {target}", lambda: _send(file, target, upload), WORK_SECONDS)
-        file.unlink()
+        discard(file)
         return
     if not target.parent.exists():  # of parts
         target.parent.mkdir()
         sync(target.parent.parent)
     file.replace(target)
-    sync(target.parent)
+    try:
+        sync(target.parent)
+    except OSError as error:
+        raise OutputError(
+            f"{target} is complete and in its place, but the disk does not confirm that it stays there "
+            f"({error.strerror or error}): look after the disk"
+        ) from None
+
+
+def discard(file: Path) -> None:
+    """Delete a file that is not needed any more, if it is there; a failure is only logged."""
+    try:
+        file.unlink(missing_ok=True)
+    except OSError as error:
+        logger.warning("%s is not needed any more, and cannot be removed: %s", file, error.strerror or error)
 
 
 def identity(path: Path, *, in_store: bool) -> str:

@@ -1,0 +1,240 @@
+"""The folder beside an output: what others have put there, who takes it away, and disks that fail at its end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.faults.kills import finished_jobs, folder_of
+from tests.conftest import Outcome, Server, run_command, score_file, start_command, wait_for
+
+ROWS, CHUNK = 800, 8
+SLOWLY = {"RANKMILL_WINDOW": "4", "RANKMILL_CHUNK_SIZE": str(CHUNK)}
+
+start = partial(start_command, "score-file")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "a.parquet"
+    texts = [f"{'moon river ' * (n % 7)}{n}" for n in range(ROWS)]
+    pq.write_table(pa.table({"query": ["big cat"] * ROWS, "passage": texts}), path)
+    return path
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Path:
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out" / "a.csv"
+
+
+@pytest.fixture
+def command(source: Path, output: Path, queue: Server, tiny_model: Path) -> list[object]:
+    return [source, "-o", output, "--redis", queue.url, "--model", tiny_model, "--precision", "fp32"]
+
+
+def told(done: Outcome, code: int, *parts: str) -> None:
+    """The command has ended with this code, and said why in one line."""
+    (line,) = done.err.strip().splitlines()
+    assert done.code == code, line
+    for part in parts:
+        assert part in line, line
+
+
+QUICK = {("lock", "link"), ("lock", "FIFO"), ("journal.db", "FIFO"), ("output", "link")}
+PLANTED = [
+    pytest.param(name, kind, marks=[] if (name, kind) in QUICK else pytest.mark.slow)
+    for name in ("lock", "journal.db", "journal.db-wal", "output", "owner")
+    for kind in ("link", "FIFO")
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), PLANTED)
+def test_what_is_planted_in_the_folder_is_refused(
+    name: str, kind: str, command: list[object], output: Path, tmp_path: Path
+) -> None:
+    precious = tmp_path / "precious.txt"
+    precious.write_text("do not lose this")
+    folder_of(output).mkdir()
+    place = folder_of(output) / name
+    if kind == "link":
+        place.symlink_to(precious)
+    else:
+        os.mkfifo(place)
+    told(score_file(*command, timeout=60), 2, f"{place} is a {kind}", "remove it")
+    assert precious.read_text() == "do not lose this"
+    assert not output.exists()
+    place.unlink()
+    assert score_file(*command).code == 0
+    assert not folder_of(output).exists()
+
+
+def test_a_folder_that_is_a_link_or_a_file_or_another_users_is_refused(
+    command: list[object], output: Path, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious.txt").write_text("do not lose this")
+    folder_of(output).symlink_to(elsewhere)
+    told(score_file(*command), 2, f"{folder_of(output)} is a link", "remove it")
+    assert [path.name for path in elsewhere.iterdir()] == ["precious.txt"]
+    folder_of(output).unlink()
+    os.mkfifo(folder_of(output))
+    told(score_file(*command, timeout=60), 2, f"{folder_of(output)} is a FIFO", "remove it")
+    folder_of(output).unlink()
+    if os.geteuid() == 0:
+        folder_of(output).mkdir()
+        os.chown(folder_of(output), 12345, 12345)
+        told(score_file(*command), 2, f"{folder_of(output)} belongs to another user (12345)", "remove it")
+
+
+def test_nobody_else_can_write_in_the_folder(command: list[object], output: Path) -> None:
+    process = start(*command, environ=SLOWLY)
+    wait_for((folder_of(output) / "output").exists, process)
+    assert folder_of(output).stat().st_mode & 0o077 == 0
+    process.kill()
+    process.communicate()
+    folder_of(output).chmod(0o777)  # as releases before left it, with a generous umask
+    assert score_file(*command).code == 0
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.errors.jsonl"])
+def test_force_replaces_nothing_but_files(name: str, command: list[object], output: Path) -> None:
+    place = output.with_name(name)
+    os.mkfifo(place)
+    told(score_file(*command, "--force", timeout=60), 2, f"{place} is a FIFO, which no output replaces")
+    assert place.is_fifo()
+    command[2] = "/dev/full"
+    told(score_file(*command, "--force", "--output-format", "csv"), 2, "/dev/full is a device")
+    assert Path("/dev/full").is_char_device()
+
+
+def test_force_replaces_no_fifo_among_parts(command: list[object], output: Path) -> None:
+    place = output.with_name("part-00001-of-00001.parquet")
+    os.mkfifo(place)
+    command[2] = output.parent
+    told(score_file(*command, "--rows-per-part", ROWS, "--force", timeout=60), 2, f"{place} is a FIFO")
+    assert place.is_fifo()
+
+
+@pytest.mark.parametrize("what", ["folder", "output's folder", "lock", "journal.db"])
+def test_a_run_whose_folder_is_taken_away_ends_at_its_next_write(
+    what: str, command: list[object], output: Path, queue: Server
+) -> None:
+    before = finished_jobs(queue.client)
+    process = start(*command, environ=SLOWLY)
+    folder = folder_of(output)
+    seen: set[int] = set()
+
+    def some_is_kept() -> bool:
+        with suppress(FileNotFoundError):
+            seen.add((folder / "journal.db-wal").stat().st_mtime_ns)
+        return len(seen) > 10
+
+    wait_for(some_is_kept, process)
+    process.send_signal(signal.SIGSTOP)
+    if what in {"lock", "journal.db"}:
+        (folder / what).unlink()
+    else:
+        shutil.rmtree(folder if what == "folder" else output.parent)
+    other = None
+    if what != "output's folder" and what != "journal.db":  # a second one begins meanwhile, and waits
+        other = start(*command, "--queue", "nobody-listens")
+        wait_for(lambda: queue.client.llen("rq:queue:nobody-listens") or other.poll() is not None)
+    process.send_signal(signal.SIGCONT)
+    done = Outcome(0, *process.communicate(timeout=120))
+    (line,) = done.complaints
+    assert process.returncode == 1, line
+    assert "was removed or replaced while the run worked with it: its scores are lost" in line
+    assert "are kept" not in line
+    assert not output.exists()
+    assert finished_jobs(queue.client) - before < ROWS // CHUNK
+    if other and what == "folder":  # the folder is the other's, who still has it
+        assert (folder / "journal.db").exists()
+        other.send_signal(signal.SIGINT)
+        _, said = other.communicate(timeout=60)
+        assert other.returncode == 130, said
+        assert "Traceback" not in said
+    elif other:
+        other.kill()
+        other.communicate()
+
+
+FAILS = """
+import errno, os, shutil
+rename, unlink, rmtree, fsync = os.replace, os.unlink, shutil.rmtree, os.fsync
+moved = []
+def replace(old, new, **kw):
+    rename(old, new, **kw)
+    moved.append(new)
+def fails(call):
+    def wrapped(path, *args, **kw):
+        if moved:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return call(path, *args, **kw)
+    return wrapped
+os.replace, {what} = replace, fails({what})
+from rankmill.cli.score import score_file
+score_file()
+"""
+
+
+@pytest.mark.parametrize("options", [["--top-k", 3], pytest.param([], marks=pytest.mark.slow)])
+def test_an_output_that_is_in_place_is_done_whatever_cannot_be_removed(
+    options: list[object], command: list[object], output: Path
+) -> None:
+    done = run_command("python", "-c", FAILS.format(what="os.unlink"), *command, *options, "--json")
+    assert (done.code, done.summary["rows"]) == (0, ROWS), done.err
+    assert "Traceback" not in done.err
+    assert f"{folder_of(output)} is not needed any more, and cannot be removed" in done.err
+    assert len(output.read_text().splitlines()) == (3 if options else ROWS) + 1
+    again = score_file(*command, *options)  # which finds that the output is its own
+    assert (again.code, folder_of(output).exists()) == (0, False), again.err
+
+
+def test_an_output_that_the_disk_does_not_confirm_is_said_to_be_there(
+    command: list[object], output: Path
+) -> None:
+    done = run_command("python", "-c", FAILS.format(what="os.fsync"), *command)
+    (line,) = [line for line in done.err.splitlines() if "complete and in its place" in line]
+    assert done.code == 1
+    assert f"{output} is complete and in its place, but the disk does not confirm that it stays" in line
+    assert "the same command continues" in line
+    assert len(output.read_text().splitlines()) == ROWS + 1
+    assert score_file(*command).code == 0
+
+
+def test_a_journal_that_cannot_be_opened_is_one_line(command: list[object], output: Path) -> None:
+    """Such as where the disk has no inodes left for it."""
+    fails = "import sqlite3; c = sqlite3.connect; m = sqlite3.OperationalError\n"
+    fails += "def connect(path): raise m('unable to open database file')\n"
+    fails += "sqlite3.connect = connect; from rankmill.cli.score import score_file; score_file()"
+    done = run_command("python", "-c", fails, *command)
+    told(done, 1, f"cannot write {folder_of(output) / 'journal.db'}: unable to open database file")
+    assert sqlite3.connect  # of this process
+    assert not folder_of(output).exists()
+
+
+def test_merge_follows_no_link_at_the_name_of_its_unfinished_file(
+    command: list[object], output: Path, tmp_path: Path
+) -> None:
+    shard = tmp_path / "shard.parquet"
+    command[2] = shard
+    assert score_file(*command, "--shard", "1/1").code == 0
+    precious = tmp_path / "precious.txt"
+    precious.write_text("do not lose this")
+    merged = tmp_path / "merged.parquet"
+    merged.with_name(f".{merged.name}.partial").symlink_to(precious)
+    done = run_command("rankmill", "merge", shard, "-o", merged)
+    assert done.code == 0, done.err
+    assert precious.read_text() == "do not lose this"
+    assert len(pq.read_table(merged)) == ROWS
