@@ -54,6 +54,20 @@ def read_template(given: str | None) -> str | None:
     return text
 
 
+def check_text(given: str | None) -> None:
+    """Check that a template that somebody has sent is no path, which would be read on this host.
+
+    Raises
+    ------
+    ConfigError
+        It is one.
+    """
+    if not (given is None or given == TEXTS_ALONE or "{{" in given or given in shipped_templates()):
+        raise ConfigError(
+            f"prompt_template: {given!r:.80} is no template: an order holds its text, not its path"
+        )
+
+
 def answers_of(template: str | None) -> tuple[str, str | None] | None:
     """The tokens for yes and no that a template names at its beginning; ``None`` if it names none.
 

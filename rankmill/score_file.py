@@ -26,6 +26,7 @@ from producer.files.parts.sink import ScoredParts
 from producer.files.shards import shard_metadata
 from producer.files.sink import ScoredFile
 from producer.files.source import PairSource
+from producer.files.stores.paths import resolved
 from producer.files.workspace import Workspace
 from producer.journal import OLD_CHUNK_SIZE, Journal
 from producer.local.embedded import EmbeddedCluster
@@ -86,7 +87,7 @@ def score_file(
     target = request.target(found.files)
     request.check(target)
     request.check_scores(target, settings)
-    if target.resolve() in {file.path.resolve() for file in found.files}:
+    if resolved(target) in {resolved(file.path) for file in found.files}:
         raise InputError(f"{target} is the input itself; name another output with -o")
     settings, earlier = earlier_scores(request, settings)
     with ExitStack() as stack:
@@ -122,7 +123,7 @@ def score_file(
         output: ScoredFile | ScoredParts = (
             ScoredParts(target, work, layout, source.rows, request.rows_per_part, about, tally.written)
             if request.rows_per_part
-            else ScoredFile(target, work.folder, layout)
+            else ScoredFile(target, work.folder, layout, made=work.made)
         )
         stack.enter_context(output)
         where = "an embedded server" if session.embedded else "--redis"

@@ -184,7 +184,8 @@ class Cast:
 
     def begin_runner(self, number: int) -> tuple[subprocess.Popen[bytes], Path]:
         log = self.directory / f"runner-{number}.log"
-        environ = {**QUICK, "RANKMILL_WINDOW": "8"}
+        roots = {f"RANKMILL_RUNNER_{use}": str(self.directory) for use in ("READ", "WRITE")}
+        environ = {**QUICK, **roots, "RANKMILL_WINDOW": "8"}
         runner = self.start(["rankmill", "runner", "--redis", self.url], environ, log)
         self.alive.append(runner)
         return runner, log

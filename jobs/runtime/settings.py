@@ -140,6 +140,8 @@ class Settings(GatewaySettings, WorkerSettings):
     exporter_hosts: Names
     file_queue: str = Field(min_length=1)
     file_run_ttl: int = Field(ge=60)
+    runner_read: Names
+    runner_write: Names
     webhook_secret: WebhookSecret
     webhook_hosts: Names
     webhook_seconds: float = Field(gt=0)

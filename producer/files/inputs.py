@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from jobs.errors import InputError
 from producer.files.parts.names import part_of
-from producer.files.stores.paths import WORKSPACE, ObjectPath, as_path, workspace_of
+from producer.files.stores.paths import WORKSPACE, ObjectPath, as_path, resolved, workspace_of
 from producer.files.stores.reading import open_random
 
 PARQUET = (".parquet", ".pq")
@@ -167,8 +167,8 @@ def _is_output(path: Path, output: str | None) -> bool:
 
     If the user's own file is at that path, it is an input, and the run ends with an error.
     """
-    whole = path.parent.resolve() if part_of(path.name) else path.resolve()
-    asked = output is not None and whole == as_path(output).resolve()
+    whole = resolved(path.parent if part_of(path.name) else path)
+    asked = output is not None and whole == resolved(as_path(output))
     is_unfinished = workspace_of(whole).is_dir()
     if not (asked or is_unfinished):
         return False

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from jobs.errors import InputError
 from producer.files.inputs import InputFile
-from producer.files.stores.paths import ObjectPath
+from producer.files.stores.paths import ObjectPath, resolved
+from producer.files.stores.reading import admitted
 from producer.journal import OLD_CHUNK_SIZE
 
 _DIGESTED_BYTES = 64 << 10
@@ -32,7 +33,7 @@ _SHOWN = 3
 def named(files: Sequence[InputFile], fingerprints: Sequence[str]) -> dict[str, str]:
     """The input's files in order, each with its `fingerprint`, for `manifest`."""
     return {
-        f"input {number} ({file.path.resolve()})": found
+        f"input {number} ({resolved(file.path)})": found
         for number, (file, found) in enumerate(zip(files, fingerprints, strict=True), 1)
     }
 
@@ -61,7 +62,7 @@ def manifest(
     texts |= {name: _in_a_line(texts[name]) for name in _PROMPTS & texts.keys()}
     found |= {f"--{name.replace('_', '-')}": text for name, text in texts.items()}
     files = [path for model in models for path in _model_files(model)]
-    found |= {f"model file {path.resolve()}": fingerprint(path) for path in files}
+    found |= {f"model file {resolved(path)}": fingerprint(path) for path in files}
     return {**found, **inputs}
 
 
@@ -113,11 +114,11 @@ def fingerprint(path: Path) -> str:
 def _look(path: Path) -> tuple[os.stat_result, str]:
     """What the system says about a file, and a digest of its ends."""
     try:
-        with path.open("rb") as file:
+        with admitted(path) as place, place.open("rb") as file:
             about = os.fstat(file.fileno())
             digest = hashlib.sha256(file.read(_DIGESTED_BYTES))
             file.seek(max(about.st_size - _DIGESTED_BYTES, 0))
             digest.update(file.read(_DIGESTED_BYTES))
     except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
     return about, digest.hexdigest()

@@ -16,6 +16,7 @@ import pyarrow as pa
 from jobs.errors import OutputError
 from producer.files.layout import Layout, Step
 from producer.files.parts.names import errors_name
+from producer.files.stores.made import Made
 from producer.files.stores.paths import ObjectPath
 from producer.files.stores.upload import Upload
 from producer.files.stores.writing import discard, identity, put, sync
@@ -42,6 +43,8 @@ class ScoredFile:
         The columns and the order of the rows.
     first_row
         Number of the first row in the input, for the list of row errors.
+    made
+        What runners have made at this place; ``None``: whatever is there is replaced.
 
     Raises
     ------
@@ -51,7 +54,9 @@ class ScoredFile:
         From any method: the file cannot be written, for example because the disk is full.
     """
 
-    def __init__(self, path: Path, folder: Path, layout: Layout, first_row: int = 0) -> None:
+    def __init__(
+        self, path: Path, folder: Path, layout: Layout, first_row: int = 0, made: Made | None = None
+    ) -> None:
         self.path = path
         self.errors_path = path.with_name(errors_name(path.name))
         self.partial = folder / "output"
@@ -60,6 +65,7 @@ class ScoredFile:
         self.partial_errors = folder / "errors.jsonl"
         self._layout = layout
         self._first_row = first_row
+        self._made = made
         self._pending: list[pa.Table] = []
         self._pending_rows = self._pending_bytes = 0
         self._thread = ThreadPoolExecutor(1, "rankmill-write")
@@ -107,6 +113,10 @@ class ScoredFile:
         if journal:
             journal.seal(identity(self.partial, in_store=isinstance(self.path, ObjectPath)))
         with _as_output_error(self.path):
+            if self._made:
+                listed = {} if self._errors is None else {self.errors_path: self.partial_errors}
+                self._made.check((self.path, self.errors_path))
+                self._made.note({self.path: self.partial, **listed})
             if self._errors is None:
                 self.errors_path.unlink(missing_ok=True)  # from an earlier run with the same output
             else:

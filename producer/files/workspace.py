@@ -17,8 +17,10 @@ from producer.files.manifest import differences
 from producer.files.outputs import check_replaceable
 from producer.files.parts.names import errors_name
 from producer.files.stores.lock import ObjectLock
+from producer.files.stores.made import Made
 from producer.files.stores.own_folder import OwnFolder
 from producer.files.stores.paths import WORKSPACE, ObjectPath, workspace_of
+from producer.files.stores.roots import confined
 from producer.files.stores.writing import identity, sync
 from producer.journal import Journal
 
@@ -103,6 +105,8 @@ class Workspace:
 
     Raises
     ------
+    RunnerError
+        On entering and from `begin`: this runner may not write here, or not replace what is there.
     InputError
         On entering: the output exists, the folder or something in it is not a run's and this user's, or the
         journal of an earlier run is damaged; the message names which.
@@ -123,6 +127,8 @@ class Workspace:
         self.folder = workspace_of(target)
         self.resumes = False
         """Whether an earlier run in this folder has the same manifest and is resumed."""
+        self.made = Made(target) if confined() else None
+        """What runners have put at the output's place, in a process that replaces nothing else."""
         self._begun = False
         self._remote: ObjectLock | None = None
 
@@ -192,6 +198,8 @@ class Workspace:
             place = stack.enter_context(
                 closing(OwnFolder(self.folder, parents=isinstance(self._target, ObjectPath)))
             )
+            if not isinstance(self._target, ObjectPath):
+                place.check_root(self._target)
             lock = place.open("lock")
             stack.callback(os.close, lock)
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -248,6 +256,8 @@ class Workspace:
         """
         changed = differences(self.journal.manifest, manifest)
         rows = self._rows
+        if self.made and (self._restart or self._force or not rows):
+            self.made.check(self._output.there())
         if self._restart or not rows:
             self._output.clear()
         if self._restart or (changed and not rows):

@@ -37,6 +37,8 @@ HELP = {
     "redis_url": "redis://, rediss:// (TLS), unix:// or redis+sentinel:// URL of the server.",
     "queue": "Name of the queue.",
     "file_queue": "Name of the queue of submitted runs.",
+    "runner_read": "Folders and URLs that runs may read from, separated by commas.",
+    "runner_write": "Folders and URLs that runs may write to, separated by commas.",
     "chunk_size": "Most pairs in a job; auto: about a second's work of the slowest worker, 16 to 16,384.",
     "workers": "Worker processes on this host; auto: one for each GPU, else 1.",
     "threads": f"CPU threads of each worker; auto: its share of the cores ({cores()} here).",
@@ -65,6 +67,8 @@ _NONE = {
 
 _FLAGS = {
     "redis_url": "--redis",
+    "runner_read": "--read",
+    "runner_write": "--write",
     "exporter_address": "--address",
     "exporter_hosts": "--hosts",
     "gateway_address": "--address",

@@ -16,18 +16,22 @@ from jobs.errors import (
     InputError,
     OutputBusy,
     OutputError,
+    RankmillError,
     RedisUnavailable,
     RunnerError,
     StoreError,
 )
 from jobs.files.record import FileRun, Outcome, Seal
 from jobs.files.request import FileOrder, FileRequest
+from jobs.prompts import check_text
 from jobs.run import Progress
 from jobs.runtime.connection import client_for
 from jobs.runtime.settings import Settings
 from producer.files.sink import ScoredFile
 from producer.files.stores.paths import ObjectPath, as_path
+from producer.files.stores.roots import confined
 from producer.files.stores.writing import identity
+from rankmill.gateway.batches.ids import new_batch_id
 from rankmill.score_file import Confirm, score_file
 from rankmill.scoring.opening import find_input
 from rankmill.scoring.request import Request
@@ -52,6 +56,7 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
         No runner can.
     """
     order = run.order
+    _check_order(run)
     _check_here(order, settings)
     asked = order.request.model_copy(update={"restart": order.request.restart and not run.restarted})
     own = {"queue": order.queue, "chunk_size": order.chunk_size}
@@ -115,8 +120,13 @@ def is_made(run: FileRun) -> bool:
     """Whether the output of `run` is in its place, and complete: its runner died, or left it, just after."""
     if not run.seal or not run.outcome:
         return False
-    output = as_path(run.seal.path)
-    return output.exists() and _identity(output, output) == run.seal.identity
+    try:
+        output = as_path(run.seal.path)
+        if roots := confined():  # the record is in Redis, where others can write as well
+            roots.check(output, "write")
+        return output.exists() and _identity(output, output) == run.seal.identity
+    except (RankmillError, OSError):
+        return False
 
 
 class _View:
@@ -137,13 +147,44 @@ class _View:
         self._note(progress=progress)
 
 
+def _check_order(run: FileRun) -> None:
+    """Check all that the order names, before anything is looked at.
+
+    Raises
+    ------
+    InputError
+        No runner does what it asks for.
+    RunnerError
+        It names what is outside of this runner's roots.
+    """
+    order, request = run.order, run.order.request
+    if request.relative_path:
+        raise InputError(f"{request.relative_path}: not absolute; runners have working folders of their own")
+    check_text(order.spec.prompt_template)
+    if order.batch and not (
+        order.batch.id == new_batch_id(run.id) == as_path(request.output or "").parent.name
+    ):
+        raise InputError(f"{request.output}: a batch's output is in a folder that is called for its run")
+    roots = confined()
+    if roots is None:
+        return
+    one = (request.run, request.qrels, request.reuse)
+    for name in (*request.inputs, *request.queries, *request.corpus, *filter(None, one)):
+        roots.check_name(name, "read")
+    for model in request.models or [order.spec.model]:
+        if Path(model).is_absolute() or ".." in Path(model).parts or Path(model).is_dir():
+            roots.check(Path(model), "read")
+    if request.output:
+        roots.check(as_path(request.output), "write")
+
+
 def _check_here(order: FileOrder, settings: Settings) -> None:
     """Raise `RunnerError` if this host lacks what the order names, or may not send its webhook."""
     request = order.request
-    if request.relative_path:
-        raise InputError(f"{request.relative_path}: not absolute; runners have working folders of their own")
     try:
-        find_input(Request.of(request.at_home(), quiet=True))
+        found = find_input(Request.of(request.at_home(), quiet=True))
+        for file in found.files if (roots := confined()) else ():
+            roots.check(file.path, "read")
     except InputError as error:
         raise RunnerError(str(error)) from None
     folder = Path(request.output or "").parent

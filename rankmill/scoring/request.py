@@ -20,7 +20,7 @@ from producer.files.parts.sink import PartsFolder
 from producer.files.readers import TextColumns
 from producer.files.shards import check_shard
 from producer.files.source import Shard
-from producer.files.stores.paths import as_path, is_url
+from producer.files.stores.paths import as_path, is_url, resolved
 from producer.files.workspace import Output, OutputFile
 
 TEXTS = ("query", "passage")
@@ -152,7 +152,7 @@ class Request:
         """
         if self.output:
             path = as_path(self.output)
-            return path.resolve() if self.rows_per_part else path
+            return resolved(path) if self.rows_per_part else path
         if any(is_url(name) for name in (*self.inputs, *([self.run.run] if self.run else []))):
             raise InputError("the input is in an object store; name the output with -o")
         if self.run and self.run.run.startswith(DATASET):
@@ -161,15 +161,15 @@ class Request:
         if self.shard:
             raise InputError("--shard makes one output of several; name it with -o")
         if self.run:
-            path = Path(self.run.run).resolve()
+            path = resolved(Path(self.run.run))
             return path.with_name(f"{stem(path)}.scored{ending}")
         if self.reads_stdin:
             raise InputError("standard input (-) has no name; name the output with -o")
         if len(self.inputs) > 1 or (len(files) > 1 and not Path(self.inputs[0]).is_dir()):
             raise InputError("several inputs make one output; name it with -o")
         whole = Path(self.inputs[0])
-        name = whole.resolve().name if whole.is_dir() else stem(files[0].path)
-        folder = (whole if whole.is_dir() else files[0].path).resolve().parent
+        name = resolved(whole).name if whole.is_dir() else stem(files[0].path)
+        folder = resolved(whole if whole.is_dir() else files[0].path).parent
         return folder / f"{name}.scored{ending}"
 
     def file_at(self, target: Path) -> Path:
@@ -253,7 +253,7 @@ class Request:
 def _state(name: str) -> str:
     """A file, and a text that changes when it does."""
     path = as_path(name)
-    return f"{path.resolve()}, {fingerprint(path)}"
+    return f"{resolved(path)}, {fingerprint(path)}"
 
 
 def _given(name: str, value: object, usual: object) -> dict[str, object]:

@@ -30,6 +30,7 @@ from tests.conftest import (
     run_command,
     wait_for,
 )
+from tests.harness.environ import ALL_ROOTS
 from tests.harness.preloaded import PreloadedProcess
 
 ROWS, CHUNK, WINDOW = 800, 8, 4
@@ -191,7 +192,7 @@ def test_killed_between_the_output_and_the_end_it_is_done(
     dies = "import os; from jobs.files.store import FileRunStore as S"
     dies += "; S.end = lambda *_: os.kill(os.getpid(), 9)"
     code = f"{dies}; from rankmill.cli.main import rankmill; rankmill()"
-    run_command("python", "-c", code, "runner", "--redis", queue.url, environ=QUICK_LEASE)
+    run_command("python", "-c", code, "runner", "--redis", queue.url, environ={**QUICK_LEASE, **ALL_ROOTS})
     assert len(pq.read_table(output)) == 50
     assert not folder_of(output).exists()
     runners(queue)

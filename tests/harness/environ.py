@@ -27,5 +27,8 @@ ENVIRON = {
 SIMULATED = "benchmarks.simulated.SimulatedWorker"
 """Class of real workers that sleep in the place of a model: `benchmarks.simulated.SECONDS` says how long."""
 
+ALL_ROOTS = {"RANKMILL_RUNNER_READ": "/", "RANKMILL_RUNNER_WRITE": "/"}
+"""For runners of tests whose models and files are anywhere."""
+
 QUICK_LEASE = {"RANKMILL_HEARTBEAT_SECONDS": "0.5", "RANKMILL_LEASE_SECONDS": "3"}
 """For workers whose death is to be noticed soon; longer than a busy machine keeps a thread waiting."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from jobs.store.worker_report import queue_workers
-from tests.harness.environ import ENVIRON, QUICK_LEASE
+from tests.harness.environ import ALL_ROOTS, ENVIRON, QUICK_LEASE
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.servers.valkey import Server
 from tests.harness.tools import free_port
@@ -183,7 +183,7 @@ def runners(tmp_path: Path) -> Iterator[StartRunner]:
         before = log.read_text().count("takes runs of queue") if log.exists() else 0
         with log.open("ab") as out:
             command = ["rankmill", "runner", "--redis", server.url, *options]
-            own = {"RANKMILL_METRICS_ADDRESS": "none", **QUICK_LEASE, **(environ or {})}
+            own = {"RANKMILL_METRICS_ADDRESS": "none", **ALL_ROOTS, **QUICK_LEASE, **(environ or {})}
             env = {**ENVIRON, **own}
             started.append(PreloadedProcess(command, cwd=cwd, stdout=out, stderr=out, env=env))
         wait_for(lambda: log.read_text().count("takes runs of queue") > before, started[-1])

@@ -136,9 +136,12 @@ def the_runner_s_command_scores(client: Client, environ: dict[str, str], tmp_pat
     program, *arguments = SERVICES["runner"]["command"]
     (pod,) = [spec for _, spec in containers_of("Deployment") if spec["name"] == "runner"]
     assert pod["args"] == [program, *arguments]
+    roots = {name: "/" for name in SERVICES["runner"]["environment"] if name.startswith("RANKMILL_RUNNER")}
+    assert roots.keys() == {each["name"] for each in pod["env"] if each["name"].startswith("RANKMILL_RUNNER")}
+    assert len(roots) == 2
     runner = subprocess.Popen(
         [str(ENTRYPOINT), str(BIN / program), *arguments],
-        env={**ENVIRON, **environ, "RANKMILL_METRICS_ADDRESS": address}, cwd=tmp_path,
+        env={**ENVIRON, **environ, **roots, "RANKMILL_METRICS_ADDRESS": address}, cwd=tmp_path,
     )  # fmt: skip
     try:
         assert run.wait(60).state == "done"

@@ -27,7 +27,8 @@ import pyarrow.compute as pc
 from jobs.errors import InputError, OutputError
 from producer.files.corpus.texts import read_texts
 from producer.files.inputs import InputFile
-from producer.files.stores.paths import ObjectPath
+from producer.files.stores.paths import ObjectPath, resolved
+from producer.files.stores.roots import confined
 from producer.files.stores.writing import sync
 
 SUFFIX = ".index.rankmill"
@@ -115,16 +116,18 @@ def on_disk(files: tuple[InputFile, ...], fingerprints: Iterable[str]) -> TextIn
     OutputError
         The index cannot be written.
     """
-    about = {"format": _FORMAT, "files": [[str(file.path.resolve()), mark] for file, mark in
+    about = {"format": _FORMAT, "files": [[str(resolved(file.path)), mark] for file, mark in
                                           zip(files, fingerprints, strict=True)]}  # fmt: skip
-    name = hashlib.sha256(str(files[0].path.resolve()).encode()).hexdigest()[:16]
+    name = hashlib.sha256(str(resolved(files[0].path)).encode()).hexdigest()[:16]
     kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rankmill" / "corpora" / name
     first = files[0].path
     beside = kept if isinstance(first, ObjectPath) else first.with_name(first.name + SUFFIX)
     for folder in (beside, kept):
         if _about(folder) == about:
             return _open(folder)
-    folder = beside if os.access(beside.parent, os.W_OK) else kept
+    roots = confined()
+    may_write = os.access(beside.parent, os.W_OK) and (roots is None or roots.allow(first, "write"))
+    folder = beside if may_write else kept
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=SUFFIX, dir=folder.parent))

@@ -14,6 +14,7 @@ import pyarrow as pa
 from jobs.errors import ConfigError, InputError, OutputError, RankmillError
 from jobs.files.request import DATASET
 from producer.files.stores.paths import as_path
+from producer.files.stores.roots import confined
 
 DatasetPart = Literal["queries", "docs", "qrels", "scoreddocs"]
 
@@ -60,6 +61,8 @@ def _dataset_file(name: str, part: DatasetPart) -> Path:
     whole = _asked(what, lambda: ir_datasets.parent_id(name, ir_datasets.EntityType(part)))
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     file = home / "rankmill" / "datasets" / f"{whole.replace('/', '--')}.{part}.parquet"
+    if roots := confined():
+        roots.also_read(file.parent)
     if not file.exists():
         _write(file, what, part, _asked(what, getattr(dataset, f"{part}_iter")))
     return file

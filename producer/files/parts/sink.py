@@ -98,6 +98,7 @@ class ScoredParts:
         self.errors_path = folder / "_part-*.errors.jsonl"
         self._folder = PartsFolder(folder)
         self._work = work.folder
+        self._made = work.made
         self._check = work.check
         self._layout = layout
         self._rows_per_part = rows_per_part
@@ -155,7 +156,7 @@ class ScoredParts:
         """Begin the next part, if there is one."""
         if self._done < self._count:
             name = part_name(Part(self._done + 1, self._count), default_ending(self._layout.form.kind))
-            self._file = ScoredFile(self.path / name, self._work, self._layout, first_row=self.rows)
+            self._file = ScoredFile(self.path / name, self._work, self._layout, self.rows, self._made)
 
     def _publish(self) -> None:
         if self._file is None:

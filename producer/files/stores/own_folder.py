@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from jobs.errors import InputError, OutputError
+from producer.files.stores.roots import check_opened
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISLNK, "a link"),
@@ -73,6 +74,14 @@ class OwnFolder:
         self.watch(self.path / name, os.fstat(descriptor))
         return descriptor
 
+    def check_root(self, output: Path) -> None:
+        """Raise `RunnerError` if a confined process may not write `output` beside this folder."""
+        above = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._descriptor)
+        try:
+            check_opened(above, output, "write")
+        finally:
+            os.close(above)
+
     def watch(self, path: Path, found: os.stat_result | None = None) -> None:
         """From now on, `check` looks whether the same file is at this path: that of `found`, or of now."""
         found = found or path.lstat()
@@ -105,7 +114,7 @@ class OwnFolder:
             )
         with suppress(OSError):  # of a file system without modes
             os.fchmod(self._descriptor, 0o700)
-        for name in os.listdir(self._descriptor):
+        for name in os.listdir(self._descriptor):  # noqa: PTH208 -- of the folder that is open
             try:
                 found = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
             except FileNotFoundError:  # of a run that ends just now

@@ -20,6 +20,9 @@ _SECRET = re.compile(r"[^/]*//[^/]*:[^/]*@|https?://[^?]*\?", re.IGNORECASE)
 
 _WITH_BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss"}
 
+NOT_WRITTEN = {"memory", "data", "http", "https"}
+"""Schemes of URLs where no output can be kept."""
+
 _VERSIONS = ("ETag", "etag", "VersionId", "version_id", "generation", "blob_id", "md5", "sha256")
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
@@ -32,11 +35,15 @@ class ObjectPath(PosixPath):
 
     @property
     def store(self) -> tuple[Any, str]:
-        """The fsspec file system, and the object's name in it."""
+        """The fsspec file system, and the object's name in it; raises `RunnerError` outside of the roots."""
         import fsspec
 
+        from producer.files.stores import roots  # which knows paths
+
+        roots.check_object(self)
+        options = roots.http_options() if roots.confined() and self.protocol in {"http", "https"} else {}
         found: tuple[Any, str] = patiently(
-            self, lambda: fsspec.core.url_to_fs(str(self)), LOOK_SECONDS
+            self, lambda: fsspec.core.url_to_fs(str(self), **options), LOOK_SECONDS
         )  # fsspec keeps the file systems
         return found
 
@@ -156,8 +163,12 @@ def check_container(path: ObjectPath) -> None:
     Raises
     ------
     InputError
-        It is not there.
+        It is not there, or nothing that is written to such a URL stays there.
     """
+    if path.protocol.lower() in NOT_WRITTEN:
+        raise InputError(
+            f"{path}: an output cannot be written to {path.protocol}://; name another place with -o"
+        )
     bucket = ObjectPath(*path.parts[:2])
     try:
         is_there = bucket.exists()
@@ -172,6 +183,14 @@ def as_path(name: str) -> Path:
     if not is_url(name):
         return Path(name)
     return Path(name.partition("://")[2]) if name.lower().startswith("file://") else object_path(name)
+
+
+def resolved(path: Path) -> Path:
+    """The path without links; raises `InputError` where links lead in a circle."""
+    try:
+        return path.resolve()
+    except (RuntimeError, OSError):
+        raise InputError(f"{path}: its links lead in a circle") from None
 
 
 def workspace_of(output: Path) -> Path:

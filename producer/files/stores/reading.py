@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
+import stat
 from collections import OrderedDict
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,8 +16,10 @@ from typing import Any
 import pyarrow as pa
 
 from jobs.errors import InputError
+from producer.files.stores.own_folder import kind_of
 from producer.files.stores.paths import ObjectPath
 from producer.files.stores.patience import WORK_SECONDS, patiently
+from producer.files.stores.roots import check_opened, confined
 
 _BLOCK_BYTES = 4 << 20
 _AHEAD = 2
@@ -35,20 +41,72 @@ def open_stream(path: Path) -> pa.NativeFile:
     OSError
         It cannot be opened.
     """
-    compression = _COMPRESSIONS.get(path.suffix.lower())
-    size = path.about()["size"] if isinstance(path, ObjectPath) else path.stat().st_size
+    if isinstance(path, ObjectPath):
+        compression = _COMPRESSIONS.get(path.suffix.lower())
+        _check_not_cut(path, compression, path.about()["size"])
+        return pa.input_stream(ObjectReader(path), compression=compression)
+    with admitted(path) as place:
+        compression = _compression(path)
+        _check_not_cut(path, compression, place.stat().st_size)
+        return pa.input_stream(place, compression=compression)
+
+
+def _check_not_cut(path: Path, compression: str | None, size: int) -> None:
     if compression and not size:
         raise InputError(
             f"{path}: cannot be read: it has 0 bytes, and so was cut: empty {compression} has some"
         )
-    if isinstance(path, ObjectPath):
-        return pa.input_stream(ObjectReader(path), compression=compression)
-    return pa.input_stream(path, compression="detect")
 
 
 def open_random(path: Path) -> Path | pa.NativeFile:
     """A file to be read in any order, as Arrow takes it."""
-    return pa.PythonFile(ObjectReader(path), mode="r") if isinstance(path, ObjectPath) else path
+    if isinstance(path, ObjectPath):
+        return pa.PythonFile(ObjectReader(path), mode="r")
+    with admitted(path) as place:
+        return path if place == path else pa.OSFile(str(place))
+
+
+@contextmanager
+def admitted(path: Path) -> Iterator[Path]:
+    """The path at which to open a file of this host: it is a file, which does not block, and may be read.
+
+    In a confined process it is that of what was opened and looked at, wherever `path` leads meanwhile.
+
+    Raises
+    ------
+    InputError
+        It is no file.
+    RunnerError
+        It is outside of the roots.
+    OSError
+        It is not there, or cannot be opened.
+    """
+    _check_kind(path, path.stat().st_mode)
+    if not confined():
+        yield path
+        return
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _check_kind(path, os.fstat(descriptor).st_mode)
+        check_opened(descriptor, path, "read")
+        yield Path(f"/dev/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+
+
+def _check_kind(path: Path, mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise InputError(
+            f"{path} is {kind_of(mode)} and no file; what can be read only once goes to standard input (-)"
+        )
+
+
+def _compression(path: Path) -> str | None:
+    """The compression that a file's name says, as Arrow detects it."""
+    try:
+        return str(pa.Codec.detect(str(path)).name)
+    except (ValueError, TypeError):  # it says none
+        return None
 
 
 class ObjectReader(io.RawIOBase):

@@ -11,6 +11,7 @@ from jobs.errors import OutputError
 from producer.files.stores.paths import ObjectPath
 from producer.files.stores.patience import WORK_SECONDS, patiently
 from producer.files.stores.reading import ObjectReader
+from producer.files.stores.roots import check_opened
 from producer.files.stores.upload import Upload
 
 _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss", "memory"}
@@ -37,6 +38,8 @@ def put(file: Path, target: Path, upload: Upload | None = None) -> None:
         It cannot be written.
     OutputError
         It is in its place, but may not stay there.
+    RunnerError
+        Its folder is outside of the roots.
     """
     if isinstance(target, ObjectPath):
         patiently(f"cannot write {target}", lambda: _send(file, target, upload), WORK_SECONDS)
@@ -45,9 +48,19 @@ def put(file: Path, target: Path, upload: Upload | None = None) -> None:
     if not target.parent.exists():  # of parts
         target.parent.mkdir()
         sync(target.parent.parent)
-    file.replace(target)
+    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        sync(target.parent)
+        check_opened(folder, target, "write")
+        os.replace(file, target.name, dst_dir_fd=folder)
+        _confirm(folder, target)
+    finally:
+        os.close(folder)
+
+
+def _confirm(folder: int, target: Path) -> None:
+    """Sync the folder in which `target` is now."""
+    try:
+        os.fsync(folder)
     except OSError as error:
         raise OutputError(
             f"{target} is complete and in its place, but the disk does not confirm that it stays there "

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from shlex import quote
 from typing import Any
 
 import click
@@ -64,6 +65,7 @@ def serve(
     set_up(settings.log_level, settings.log_format)
     _require_packages()
     from rankmill.gateway.app import make_app
+    from rankmill.gateway.batches.folder import Folder
     from rankmill.gateway.keys.api_keys import KeyStore
     from rankmill.gateway.serve import GRPC_PORT, is_loopback, keys_needed, listen_at
     from rankmill.gateway.serve import serve as run
@@ -80,7 +82,9 @@ def serve(
             url = cluster.url()
             failed = stack.enter_context(_watched(cluster))
             if settings.gateway_files:
-                click.echo(f"batches wait for a runner: rankmill runner --redis {url}", err=True)
+                files = quote(str(Folder(settings.gateway_files).path))
+                command = f"rankmill runner --redis {url} --read {files} --write {files}"
+                click.echo(f"batches wait for a runner: {command}", err=True)
         if not url:
             raise ConfigError("no Redis server is named: give --redis, set REDIS_URL, or add --embedded")
         server = url

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from jobs.errors import ConfigError, OutputError
+from producer.files.stores.made import record_of
 from producer.files.stores.paths import ObjectPath, as_path
-from producer.files.stores.reading import ObjectReader
+from producer.files.stores.reading import ObjectReader, admitted
 from producer.files.stores.writing import put, sync
 
 _BLOCK_BYTES = 1 << 20
@@ -75,6 +76,7 @@ class Folder:
         """Delete what is at a place."""
         target = self.at(place)
         target.unlink(missing_ok=True)
+        record_of(target).unlink(missing_ok=True)
         if not isinstance(target, ObjectPath):
             with suppress(OSError):  # others are in it
                 target.parent.rmdir()
@@ -116,4 +118,5 @@ def open_bytes(path: Path) -> BinaryIO:
     """Open a file or an object for reading."""
     if isinstance(path, ObjectPath):
         return cast("BinaryIO", io.BufferedReader(ObjectReader(path), _BLOCK_BYTES))
-    return path.open("rb")
+    with admitted(path) as place:
+        return place.open("rb")

@@ -36,7 +36,7 @@ class FileRecord(WireModel):
     id: str
     owner: str
     name: str
-    place: str
+    place: str = Field(pattern=r"^[A-Za-z0-9_-]+/[A-Za-z0-9_-][A-Za-z0-9_.-]*$")
     bytes: Count
     created: Seconds
     expires: Seconds

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from jobs.errors import InputError, RunFailed
 from jobs.files.record import FileRun
 from jobs.files.request import BatchOrder, FileRequest
+from producer.files.stores.made import record_of
 from producer.files.stores.paths import as_path
 from producer.files.stores.reading import open_random
 from rankmill.gateway.batches.folder import beside, open_bytes, publish
@@ -100,7 +101,7 @@ class BatchWork:
             asked = {"inputs": (str(pairs),), "output": str(scored), "force": True}
             self._tools.score(self._request.model_copy(update=asked), lambda *_: self._tools.note(None))
         self._write_answers(scored, self._batch.endpoint)
-        for left in (pairs, scored, _errors_of(scored)):
+        for left in (pairs, scored, _errors_of(scored), record_of(scored)):
             left.unlink(missing_ok=True)
 
     def _keep_scored(self, made: Made, errors: Made | None, rows: int, failed: int) -> None:

@@ -1,4 +1,4 @@
-"""The folder beside an output: what others have put there, who takes it away, and disks that fail at its end."""
+"""The folder beside an output: what others have put there, who takes it away, and failing disks."""
 
 from __future__ import annotations
 

@@ -272,7 +272,8 @@ def test_files_lie_in_an_object_store(
     tmp_path: Path,
 ) -> None:
     environ = {**bucket.environ, "RANKMILL_GATEWAY_FILES": f"{bucket.url}/batches"}
-    own = ["--file-queue", "object-store"]
+    files = f"{bucket.url}/batches"
+    own = ["--file-queue", "object-store", "--read", files, "--write", files]
     runners(shared_queue, *own, environ=bucket.environ)
     environ["RANKMILL_FILE_QUEUE"] = "object-store"
     with running_gateway(shared_queue.url, tmp_path, "--model", "demo", environ=environ) as gateway:

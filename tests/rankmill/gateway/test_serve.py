@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -51,9 +52,9 @@ def test_one_command_brings_server_and_workers_and_names_the_runner_that_the_exa
     with running_gateway(None, tmp_path, "--model", "demo", "--workers", "1", environ=environ) as gateway:
         query, texts = PAIR
         assert gateway.post("/rerank", {"query": query, "texts": texts}).json[0]["index"] == 1
-        (url,) = re.findall(r"^batches wait for a runner: rankmill runner --redis (\S+)$",
-                            gateway.log.read_text(), re.M)  # fmt: skip
-        runner = runners(Server(url, redis.Redis.from_url(url)))
+        ((url, options),) = re.findall(r"^batches wait for a runner: rankmill runner --redis (\S+) (.*)$",
+                                       gateway.log.read_text(), re.M)  # fmt: skip
+        runner = runners(Server(url, redis.Redis.from_url(url)), *shlex.split(options))
         command = [sys.executable, str(EXAMPLE), gateway.url, "requests.jsonl", "answers.jsonl"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
         assert done.returncode == 0, done.stderr

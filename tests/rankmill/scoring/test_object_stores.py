@@ -141,7 +141,8 @@ def test_a_submitted_run_reads_and_writes_a_bucket(
     source = f"{place.url}/in/pairs.parquet"
     whole = client.submit_file(source, f"{place.url}/out/scored.parquet")
     parts = client.submit_file(source, f"{place.url}/parts/", rows_per_part=PART)
-    runners(shared_queue, "--file-queue", "buckets", environ=place.environ)
+    roots = ["--read", f"/,{place.url}/in", "--write", f"{place.url}/out,{place.url}/parts"]
+    runners(shared_queue, "--file-queue", "buckets", *roots, environ=place.environ)
     ended = whole.wait(60)
     assert (ended.state, ended.outcome and ended.outcome.row_errors) == ("done", 1)
     assert same(place.table("out/scored.parquet"), scored)

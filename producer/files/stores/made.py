@@ -1,0 +1,77 @@
+"""What a confined process has put at the place of an output: it replaces and deletes nothing else there."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from jobs.errors import RunnerError
+from producer.files.stores.paths import ObjectPath, workspace_of
+from producer.files.stores.writing import identity, sync
+
+
+def record_of(output: Path) -> Path:
+    """The record of an output: a hidden file, which no order can name, beside the folder of its run."""
+    folder = workspace_of(output)
+    return folder.with_name(f".{folder.name}")
+
+
+class Made:
+    """The record of an output's files: of each by its name what it was when a runner had made it.
+
+    Whoever has the output's lock may use it.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self._record = record_of(output)
+
+    def check(self, files: Iterable[Path]) -> None:
+        """Raise `RunnerError` if one of `files` is there and is not as a runner has made it."""
+        there = [path for path in files if path.is_symlink() or path.exists()]
+        known = self._read() if there else {}
+        for path in there:
+            if path.is_symlink() or _state(path, path) not in known.get(path.name, ()):
+                raise RunnerError(
+                    f"{path}: no runner has made it as it is, and runners replace nothing else; remove it, "
+                    "or name another output"
+                )
+
+    def note(self, files: Mapping[Path, Path]) -> None:
+        """Note what `files` become, before they are moved: ``{place: complete file}``."""
+        known = self._read()
+        for path, partial in files.items():
+            known[path.name] = [*known.get(path.name, [])[-1:], _state(partial, path)]
+        handle, name = tempfile.mkstemp(dir=self._record.parent, prefix=".rankmill-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(known, file)
+            sync(Path(name))
+            Path(name).replace(self._record)
+        except BaseException:
+            with suppress(OSError):
+                Path(name).unlink()
+            raise
+
+    def _read(self) -> dict[str, list[str]]:
+        """The record; nothing is known if it is not this user's, or damaged."""
+        try:
+            descriptor = os.open(self._record, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(descriptor, "rb") as file:
+                found = os.fstat(descriptor)
+                if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+                    return {}
+                read = json.load(file)
+            return {str(name): [str(each) for each in states] for name, states in read.items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}
+
+
+def _state(path: Path, place: Path) -> str:
+    """Inode, size, time and digest of a file; of an object size and digest."""
+    digest = identity(path, in_store=True)
+    return digest if isinstance(place, ObjectPath) else f"{identity(path, in_store=False)} {digest}"

@@ -1,0 +1,173 @@
+"""What this process may read and write: everything, unless it works for others, as a runner does.
+
+A process that is confined asks here before it reads or puts a file anywhere, and once more with what it has
+opened: a name may lead elsewhere by then.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import unquote, urljoin
+
+from jobs.errors import ConfigError, RankmillError, RunnerError
+from jobs.files.request import DATASET
+from producer.files.stores.paths import (
+    NOT_WRITTEN,
+    WORKSPACE,
+    ObjectPath,
+    as_path,
+    is_url,
+    object_path,
+    resolved,
+)
+
+Use = Literal["read", "write"]
+
+_NEVER = {"file", "local", "memory", "data"}
+"""Schemes of URLs that are no place to read from or write to: a folder is named by its path."""
+
+
+class Roots:
+    """Folders and prefixes of URLs that may be read, and those that may be written.
+
+    Parameters
+    ----------
+    read, write
+        As in the settings ``runner_read`` and ``runner_write``: folders, URLs, and ``irds:`` to read.
+
+    Raises
+    ------
+    ConfigError
+        One cannot be a root.
+    """
+
+    def __init__(self, read: Sequence[str], write: Sequence[str]) -> None:
+        self._datasets = DATASET in read
+        self._roots: dict[Use, list[Path]] = {
+            "read": [_root(name, "read") for name in read if name != DATASET],
+            "write": [_root(name, "write") for name in write],
+        }
+
+    def allow(self, path: Path, use: Use) -> bool:
+        """Whether a path is in a root when its links are resolved, and no hidden file."""
+        found = path if isinstance(path, ObjectPath) else resolved(path)
+        return any(_is_within(found, root) for root in self._roots[use])
+
+    def check(self, path: Path, use: Use) -> None:
+        """Raise `RunnerError` if `path` may not be used so."""
+        if not self.allow(path, use):
+            raise refusal(str(path), use)
+
+    def check_name(self, name: str, use: Use) -> None:
+        """Check what an order names: a path, a URL, a pattern of either, or a dataset; raises as `check`."""
+        if name.startswith(DATASET):
+            if not (self._datasets and use == "read"):
+                raise refusal(name, use)
+            return
+        path = as_path(name)
+        wild = next((at for at, part in enumerate(path.parts) if set("*?[") & set(part)), None)
+        if wild is None:
+            self.check(path, use)
+        elif ".." in path.parts or not self.allow(type(path)(*path.parts[:wild]), use):
+            raise refusal(name, use)
+
+    def also_read(self, folder: Path) -> None:
+        """Let files of a folder be read that this process has made itself."""
+        self._roots["read"].append(folder)
+
+    def above(self, path: ObjectPath) -> bool:
+        """Whether a root is below an object's path, such as that of its bucket."""
+        roots = [root for each in self._roots.values() for root in each if isinstance(root, ObjectPath)]
+        return any(root.parts[: len(path.parts)] == path.parts for root in roots)
+
+
+_confined: list[Roots] = []
+
+
+def confine(roots: Roots) -> None:
+    """From now on, this process reads and writes nothing outside of `roots` for an order."""
+    _confined[:] = [roots]
+
+
+def confined() -> Roots | None:
+    """What `confine` has said; ``None`` in a process that works for its own user."""
+    return _confined[0] if _confined else None
+
+
+def check_opened(descriptor: int, path: Path, use: Use) -> None:
+    """Check what was opened at `path`, wherever that led; raises `RunnerError`."""
+    roots = confined()
+    if roots and not roots.allow(_path_of(descriptor), use):
+        raise refusal(str(path), use)
+
+
+def check_object(path: ObjectPath) -> None:
+    """Check an object before its store is asked; raises `RunnerError`."""
+    roots = confined()
+    if roots and not (roots.allow(path, "read") or roots.allow(path, "write") or roots.above(path)):
+        raise refusal(str(path), "read")
+
+
+@cache
+def http_options() -> dict[str, Any]:
+    """Options of fsspec with which an HTTP server cannot send a confined process elsewhere."""
+    import aiohttp
+
+    async def check(session: Any, context: Any, found: Any) -> None:
+        place = urljoin(str(found.url), found.response.headers.get("Location", ""))
+        check_object(object_path(place))
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_redirect.append(check)
+    return {"client_kwargs": {"trace_configs": [trace]}}
+
+
+def refusal(name: str, use: Use) -> RunnerError:
+    """The error for what is outside of the roots."""
+    verb = {"read": "read", "write": "write to"}[use]
+    return RunnerError(
+        f"{name}: this runner may not {verb} it; its setting runner_{use} (rankmill runner --{use}) names "
+        "the folders and URLs, in which hidden files are nobody's"
+    )
+
+
+def _root(name: str, use: Use) -> Path:
+    setting = f"runner_{use}: {name}"
+    scheme = name.partition("://")[0].lower() if is_url(name) else ""
+    if scheme in _NEVER:
+        raise ConfigError(f"{setting}: name a folder by its path, or an object store or server by its URL")
+    if scheme in NOT_WRITTEN and use == "write":
+        raise ConfigError(f"{setting}: nothing can be written to {scheme}://")
+    try:
+        return as_path(name) if scheme else Path(name).absolute()
+    except RankmillError as error:
+        raise ConfigError(f"{setting}: {error}") from None
+
+
+def _is_within(path: Path, root: Path) -> bool:
+    if isinstance(path, ObjectPath) != isinstance(root, ObjectPath):
+        return False
+    start = root.parts if isinstance(root, ObjectPath) else resolved(root).parts
+    rest = path.parts[len(start) :]
+    if path.parts[: len(start)] != start or (isinstance(path, ObjectPath) and not _is_plain(path)):
+        return False
+    return not any(part.startswith(".") or part.endswith(WORKSPACE) for part in rest)
+
+
+def _is_plain(path: ObjectPath) -> bool:
+    """Whether no library takes the URL for another one: one in it (``::``), or one with dots in code."""
+    parts = unquote(str(path)).replace("\\", "/").split("/")
+    return "::" not in str(path) and not {".", ".."} & set(parts)
+
+
+def _path_of(descriptor: int) -> Path:
+    """Where an open file is."""
+    if hasattr(fcntl, "F_GETPATH"):  # macOS
+        raw: bytes = fcntl.fcntl(descriptor, fcntl.F_GETPATH, bytes(1024))
+        return Path(os.fsdecode(raw.rstrip(b"\0")))
+    return Path(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115

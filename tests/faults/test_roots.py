@@ -1,0 +1,359 @@
+"""What whoever can write to Redis may make a runner read and write: what its roots name, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from rq import Queue
+from rq.serializers import JSONSerializer
+
+from jobs import keys
+from jobs.errors import ConfigError, InputError, RunFailed, RunnerError
+from producer import Client, SubmittedFile
+from producer.files.stores.roots import Roots
+from tests.conftest import Server, StartRunner, wait_for
+
+PAIRS = "query,passage\nmoon,a moon\ncat,a cat\n"
+PRECIOUS = "ssh-ed25519 AAAA me@home\n"
+
+
+class Home:
+    """A user's files: a runner works in ``work``, and reads and writes there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.work = path / "work"
+        self.key = path / ".ssh" / "authorized_keys"
+        for folder in (self.work, self.work / ".config", self.key.parent, path / "others"):
+            folder.mkdir()
+        for file in (self.work / "in.csv", self.work / ".config" / "in.csv", path / "others" / "in.csv"):
+            file.write_text(PAIRS)
+        self.key.write_text(PRECIOUS)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+@pytest.fixture
+def client(queue: Server, request: pytest.FixtureRequest) -> Client:
+    return Client(queue.url, model="demo", file_queue=f"roots-{request.node.name}"[:60])
+
+
+@pytest.fixture
+def start(client: Client, queue: Server, runners: StartRunner, home: Home) -> Any:
+    def start(**roots: str) -> Any:
+        own = {f"RANKMILL_RUNNER_{use.upper()}": value for use, value in roots.items()}
+        defaults = {"RANKMILL_RUNNER_READ": ".", "RANKMILL_RUNNER_WRITE": "."}
+        return runners(queue, "--file-queue", client.settings.file_queue, cwd=home.work,
+                       environ={**defaults, **own})  # fmt: skip
+
+    return start
+
+
+def enqueued(
+    client: Client, request: dict[str, Any], run_id: str | None = None, **order: Any
+) -> SubmittedFile:
+    """A run that somebody enqueues by hand, who needs no release of rankmill."""
+    queue = Queue(client.settings.file_queue, connection=client.files.redis, serializer=JSONSerializer)
+    asked = {"request": request, "spec": {"model": "demo", **order.pop("spec", {})}, **order}
+    return SubmittedFile(client.files, queue.enqueue("jobs.score_file", asked, job_id=run_id).id)
+
+
+def refused(run: SubmittedFile, *parts: str) -> None:
+    """The run has failed, and each runner has said why in one line."""
+    with pytest.raises(RunFailed) as failed:
+        run.wait(60)
+    for part in parts:
+        assert part in str(failed.value), failed.value
+    assert "\n" not in str(failed.value)
+
+
+def everything_below(path: Path) -> dict[str, bytes]:
+    return {
+        str(each): each.read_bytes() for each in path.rglob("*") if each.is_file() and each.suffix != ".log"
+    }
+
+
+def test_outside_of_the_roots_nothing_is_read_or_written(
+    client: Client, start: Any, home: Home, tmp_path: Path
+) -> None:
+    """Also where links lead, with hidden files, patterns, models and all other things that an order names."""
+    start()
+    work, others = home.work, home.path / "others"
+    (work / "link.csv").symlink_to(others / "in.csv")
+    (work / "there").symlink_to(others)
+    (work / "circle.csv").symlink_to(work / "circle.csv")
+    (work / "queries.tsv").write_text("q0\tmoon\n")
+    before = everything_below(tmp_path)
+    mine, out = str(work / "in.csv"), str(work / "out.csv")
+    run = {"run": mine, "queries": [mine], "corpus": [mine]}
+    reads: list[dict[str, Any]] = [
+        {"inputs": [str(others / "in.csv")]},
+        {"inputs": [str(others / "gone.csv")]},  # whether it is there is not told either
+        {"inputs": [f"{others}/*.csv"]},
+        {"inputs": [f"{home.path}/*/in.csv"]},
+        {"inputs": [f"{work}/*/../../others/in.csv"]},
+        {"inputs": [f"{work}/../others/in.csv"]},
+        {"inputs": [str(work / "link.csv")]},
+        {"inputs": [f"{work}/lin*.csv"]},
+        {"inputs": [str(work / "there" / "in.csv")]},
+        {"inputs": [str(work / "there")]},
+        {"inputs": [str(work / ".config" / "in.csv")]},
+        {"inputs": [f"file://{others}/in.csv"]},
+        {"inputs": [f"FILE://{others}/in.csv"]},
+        {"inputs": ["local://others/in.csv"]},
+        {"inputs": ["http://127.0.0.1:9/latest/meta-data/in.csv"]},
+        {"inputs": ["memory://a/in.csv"]},
+        {"inputs": ["s3://bucket/in.csv"]},
+        {"inputs": [mine], "reuse": str(others / "out.parquet")},
+        {**run, "run": str(others / "in.csv")},
+        {**run, "queries": [str(others / "in.csv")]},
+        {**run, "corpus": [str(others / "in.csv")]},
+        {**run, "qrels": str(others / "in.csv")},
+        {**run, "corpus": ["irds:beir/arguana"]},
+        {"inputs": [mine], "models": [str(home.key.parent), "demo"]},
+    ]
+    for asked in reads:
+        refused(enqueued(client, {"output": out, "force": True, **asked}), "runner_read", "may not read")
+    refused(
+        enqueued(client, {"inputs": [mine], "output": out}, spec={"model": str(home.key.parent)}),
+        "runner_read",
+    )
+    template = {"model": "demo", "prompt_template": str(home.key)}
+    refused(enqueued(client, {"inputs": [mine], "output": out}, spec=template), "an order holds its text")
+    refused(enqueued(client, {"inputs": [str(work / "circle.csv")], "output": out}), "lead in a circle")
+    writes = [
+        str(home.key), f"file://{home.key}", str(others / "out.csv"), str(work / ".config" / "out.csv"),
+        str(work / ".out.csv"), str(work / "there" / "out.csv"), f"{work}/../others/out.csv",
+        str(work / "out.csv.rankmill" / "x.csv"), "http://127.0.0.1:9/out.csv", "memory://a/out.csv",
+        "s3://bucket/out.csv", "local://others/out.csv",
+    ]  # fmt: skip
+    for output in writes:
+        asked = {"inputs": [mine], "output": output, "output_format": "csv", "force": True}
+        refused(enqueued(client, asked), "runner_write", "may not write")
+        parts = {"inputs": [mine], "output": output, "rows_per_part": 1, "force": True, "restart": True}
+        refused(enqueued(client, parts), "runner_write")
+    assert everything_below(tmp_path) == before
+    assert enqueued(client, {"inputs": [mine], "output": out}).wait(60).state == "done"
+
+
+def test_a_runner_replaces_only_what_runners_have_made(client: Client, start: Any, home: Home) -> None:
+    start()
+    mine, notes = str(home.work / "in.csv"), home.work / "notes.csv"
+    asked = {"inputs": [mine], "output": str(notes), "force": True}
+    notes.write_text("do not lose this")
+    refused(enqueued(client, asked), f"{notes}: no runner has made it as it is")
+    assert notes.read_text() == "do not lose this"
+    notes.unlink()
+    listed = notes.with_name("notes.csv.errors.jsonl")
+    listed.write_text("nor this")
+    refused(enqueued(client, asked), f"{listed}: no runner has made it as it is")
+    listed.unlink()
+    assert enqueued(client, asked).wait(60).state == "done"
+    assert enqueued(client, {**asked, "limit": 1}).wait(60).state == "done"  # it is the runner's own
+    assert len(notes.read_text().splitlines()) == 2
+    was = notes.stat()
+    notes.write_text(notes.read_text().replace("moon", "noom"))  # somebody corrects it, and hides when
+    os.utime(notes, ns=(was.st_atime_ns, was.st_mtime_ns))
+    assert (notes.stat().st_ino, notes.stat().st_size) == (was.st_ino, was.st_size)
+    refused(enqueued(client, asked), f"{notes}: no runner has made it as it is")
+    assert "noom" in notes.read_text()
+    folder = home.work / "parts"
+    folder.mkdir()
+    part = folder / "part-00009-of-00009.parquet"
+    part.write_text("do not lose this")
+    in_parts = {"inputs": [mine], "output": str(folder), "rows_per_part": 1, "force": True, "restart": True}
+    refused(enqueued(client, in_parts), f"{part}: no runner has made it as it is")
+    assert part.read_text() == "do not lose this"
+    part.unlink()
+    assert enqueued(client, in_parts).wait(60).state == "done"
+    assert enqueued(client, in_parts).wait(60).state == "done"
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_batch_that_somebody_made_up_touches_no_files(client: Client, start: Any, home: Home) -> None:
+    """A batch writes, replaces and removes files beside its output: these are in a folder of its own."""
+    start()
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/score", "body": {"text_1": "q", "text_2": ["p"]}}
+    (home.work / "in.jsonl").write_text(json.dumps(line) + "\n")
+    for name in ("pairs.parquet", "scored.parquet"):
+        pq.write_table(pa.table({"query": ["a"], "passage": ["b"]}), home.work / name)
+    before = everything_below(home.work)
+    batch = {"id": "work", "owner": "", "endpoint": "/v1/score", "model": "demo"}
+    asked = {"inputs": [str(home.work / "in.jsonl")], "output": str(home.work / "out.jsonl")}
+    for batch_id in ("work", "batch_x", "../work"):
+        refused(
+            enqueued(client, asked, batch={**batch, "id": batch_id}), "a folder that is called for its run"
+        )
+    assert everything_below(home.work) == before
+
+
+def test_a_record_that_somebody_made_up_leads_nowhere(client: Client, start: Any, home: Home) -> None:
+    """A seal in Redis names a file, which a runner looks at: only one that it may write."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    paths = (f"http://127.0.0.1:{server.server_port}/x", "http://user:secret@host/x", str(home.key))
+    outputs = [home.work / f"{number}.csv" for number in range(len(paths))]
+    runs = [client.submit_file(str(home.work / "in.csv"), str(output)) for output in outputs]
+    made = {"rows": 1, "row_errors": 0, "resumed_rows": 0, "errors_file": None, "seconds": 1, "model": "demo",
+            "revision": None, "precision": "fp32", "retries": 0}  # fmt: skip
+    for run, path in zip(runs, paths, strict=True):
+        record = json.loads(client.files.redis.get(keys.file_run(run.id)))
+        record |= {"seal": {"path": path, "identity": "1 2 3"}, "outcome": {"output": path, **made}}
+        client.files.redis.set(keys.file_run(run.id), json.dumps(record))
+    start()
+    for run, output in zip(runs, outputs, strict=True):
+        assert run.wait(60).state == "done"
+        assert output.exists()
+    server.shutdown()
+    server.server_close()
+    assert not asked
+
+
+@pytest.fixture
+def web(home: Home) -> Iterator[tuple[str, list[str]]]:
+    """A server with pairs, and paths that lead to others; and what it was asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            if self.path.startswith("/data/away"):
+                self.send_response(302)
+                self.send_header("location", "/private/in.csv")
+                self.end_headers()
+                return
+            body = PAIRS.encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                with suppress(OSError):
+                    self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    server.server_close()
+
+
+def test_of_a_server_only_what_is_below_the_url_is_asked_for(
+    client: Client, start: Any, home: Home, web: tuple[str, list[str]]
+) -> None:
+    """Also where the server itself sends the runner elsewhere, and with dots in code."""
+    url, asked = web
+    start(read=f".,{url}/data")
+    out = str(home.work / "out.csv")
+    for name in ("private/in.csv", "data/%2e%2e/private/in.csv", "data/..%2fprivate/in.csv",
+                 "data/x::http:/private/in.csv", "database/in.csv", ".data/in.csv"):  # fmt: skip
+        refused(enqueued(client, {"inputs": [f"{url}/{name}"], "output": out}), "runner_read")
+    refused(enqueued(client, {"inputs": [f"{url}/data/away.csv"], "output": out}), "/private/in.csv")
+    assert not [path for path in asked if "private" in path]
+    assert enqueued(client, {"inputs": [f"{url}/data/in.csv"], "output": out}).wait(60).state == "done"
+
+
+def test_another_runner_with_other_roots_takes_the_run(client: Client, start: Any, home: Home) -> None:
+    start()
+    start(read=f".,{home.path}/others")
+    asked = {"inputs": [str(home.path / "others" / "in.csv")], "output": str(home.work / "out.csv")}
+    assert enqueued(client, asked).wait(60).state == "done"
+
+
+def test_a_link_that_changes_after_it_was_looked_at_leads_nowhere(
+    client: Client, start: Any, home: Home, tmp_path: Path
+) -> None:
+    """Somebody who may write in the folder changes a link again and again while runs read and write there."""
+    start()
+    inside, others = home.work / "inside", home.path / "others"
+    inside.mkdir()
+    (inside / "in.csv").write_text(PAIRS.replace("moon", "inside"))
+    (others / "in.csv").write_text(PAIRS.replace("moon", "SECRET"))
+    stopped = threading.Event()
+
+    def swap() -> None:
+        while not stopped.is_set():
+            for to in (inside, others):
+                (home.work / "new").symlink_to(to)
+                (home.work / "new").replace(home.work / "swapped")
+                stopped.wait(0.002)
+
+    (home.work / "swapped").symlink_to(inside)
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    try:
+        for number in range(8):
+            read = {"inputs": [f"{home.work}/swapped/in.csv"], "output": f"{home.work}/read-{number}.csv"}
+            write = {"inputs": [f"{home.work}/in.csv"], "output": f"{home.work}/swapped/out-{number}.csv"}
+            for asked in (read, write):
+                with suppress(RunFailed):
+                    enqueued(client, asked).wait(60)
+    finally:
+        stopped.set()
+        swapping.join()
+    made = "".join(path.read_text() for path in home.work.glob("read-*.csv"))
+    assert "SECRET" not in made
+    assert [path.name for path in others.rglob("*.csv")] == ["in.csv"]
+
+
+def test_roots_that_make_no_sense_are_refused() -> None:
+    for read, write, message in (
+        (["file:///data"], ["."], "runner_read: file:///data: name a folder by its path"),
+        (["memory://a"], ["."], "runner_read: memory://a: "),
+        (["."], ["https://host/out"], "runner_write: https://host/out: nothing can be written to https://"),
+        (["."], ["memory://a"], "runner_write: memory://a: "),
+    ):
+        with pytest.raises(ConfigError) as refusal:
+            Roots(read, write)
+        assert str(refusal.value).startswith(message)
+
+
+def test_prefixes_end_with_a_whole_name(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    roots = Roots([str(tmp_path / "data"), "s3://bucket/in"], ["s3://bucket/out"])
+    roots.check_name(f"{tmp_path}/data/a.csv", "read")
+    roots.check_name("s3://bucket/in/*.csv", "read")
+    roots.check_name("s3://bucket/out/a.csv", "write")
+    for name in (f"{tmp_path}/database/a.csv", "s3://bucket/inside/a.csv", "s3://bucket/*/a.csv",
+                 "s3://bucket/out/a.csv", "S3://bucket/in/a.csv", "s3a://bucket/in/a.csv",
+                 "irds:x"):  # fmt: skip
+        with pytest.raises(RunnerError, match="runner_read"):
+            roots.check_name(name, "read")
+    with pytest.raises(InputError):
+        roots.check_name("s3://bucket/in/../a.csv", "read")
+    Roots(["irds:"], []).check_name("irds:beir/arguana", "read")
+
+
+def test_what_a_runner_cannot_do_is_no_end_of_the_runner(client: Client, start: Any, home: Home) -> None:
+    runner = start()
+    refused(enqueued(client, {"inputs": ["/gone.csv"], "output": "/gone/out.csv"}), "runner_read")
+    wait_for(lambda: runner.poll() is None, runner)
