@@ -56,7 +56,7 @@ class Roots:
     def allow(self, path: Path, use: Use) -> bool:
         """Whether a path is in a root when its links are resolved, and no hidden file."""
         found = path if isinstance(path, ObjectPath) else resolved(path)
-        return any(_is_within(found, root) for root in self._roots[use])
+        return any(_is_within(found, root) and not _is_hidden(found, root) for root in self._roots[use])
 
     def check(self, path: Path, use: Use) -> None:
         """Raise `RunnerError` if `path` may not be used so."""
@@ -80,10 +80,10 @@ class Roots:
         """Let files of a folder be read that this process has made itself."""
         self._roots["read"].append(folder)
 
-    def above(self, path: ObjectPath) -> bool:
-        """Whether a root is below an object's path, such as that of its bucket."""
-        roots = [root for each in self._roots.values() for root in each if isinstance(root, ObjectPath)]
-        return any(root.parts[: len(path.parts)] == path.parts for root in roots)
+    def allow_look(self, path: ObjectPath) -> bool:
+        """Whether a store may be asked for an object: a run's own, such as its lock, and buckets included."""
+        roots = [root for each in self._roots.values() for root in each]
+        return any(_is_within(path, root) or _is_within(root, path) for root in roots)
 
 
 _confined: list[Roots] = []
@@ -109,7 +109,7 @@ def check_opened(descriptor: int, path: Path, use: Use) -> None:
 def check_object(path: ObjectPath) -> None:
     """Check an object before its store is asked; raises `RunnerError`."""
     roots = confined()
-    if roots and not (roots.allow(path, "read") or roots.allow(path, "write") or roots.above(path)):
+    if roots and not roots.allow_look(path):
         raise refusal(str(path), "read")
 
 
@@ -150,13 +150,18 @@ def _root(name: str, use: Use) -> Path:
 
 
 def _is_within(path: Path, root: Path) -> bool:
+    """Whether a path, without links, is a root or below one."""
     if isinstance(path, ObjectPath) != isinstance(root, ObjectPath):
         return False
-    start = root.parts if isinstance(root, ObjectPath) else resolved(root).parts
-    rest = path.parts[len(start) :]
-    if path.parts[: len(start)] != start or (isinstance(path, ObjectPath) and not _is_plain(path)):
+    if isinstance(path, ObjectPath) and not _is_plain(path):
         return False
-    return not any(part.startswith(".") or part.endswith(WORKSPACE) for part in rest)
+    start = resolved(root).parts
+    return path.parts[: len(start)] == start
+
+
+def _is_hidden(path: Path, root: Path) -> bool:
+    """Whether a path below a root is hidden there, or in the folder of a run."""
+    return any(part[0] == "." or part.endswith(WORKSPACE) for part in path.parts[len(resolved(root).parts) :])
 
 
 def _is_plain(path: ObjectPath) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -50,6 +51,28 @@ def read_elsewhere(path: Path) -> tuple[str, int]:
     assert (done.code, done.err) == (0, ""), done.err
     said, _, memory = done.out.strip().rpartition("\n")
     return said, int(memory)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["fifo.csv"], "fifo.csv is a FIFO and no file"),
+        (["fifo.parquet"], "fifo.parquet is a FIFO and no file"),
+        (["circle.csv"], "circle.csv: its links lead in a circle"),
+        (["in.csv", "-o", "circle.csv"], "circle.csv: cannot be written: Too many levels of symbolic links"),
+        (["in.csv", "-o", "circle.csv", "--rows-per-part", "1"], "circle.csv: its links lead in a circle"),
+        (["in.csv", "-o", "memory://a/b.csv"], "an output cannot be written to memory://"),
+        (["in.csv", "-o", "http://127.0.0.1:9/b.csv"], "an output cannot be written to http://"),
+    ],
+)
+def test_what_is_no_file_is_told_in_one_line(options: list[str], message: str, tmp_path: Path) -> None:
+    for name in ("fifo.csv", "fifo.parquet"):
+        os.mkfifo(tmp_path / name)  # opened as a file is, it would wait for ever
+    (tmp_path / "circle.csv").symlink_to("circle.csv")
+    (tmp_path / "in.csv").write_text("query,passage\na,b\n")
+    done = run_command("score-file", *options, "--redis", "redis://127.0.0.1:1", cwd=tmp_path, timeout=60)
+    (line,) = done.err.strip().splitlines()
+    assert (done.code, message in line) == (2, True), line
 
 
 def repeated(head: bytes, unit: bytes, mebibytes: int, tail: bytes = b"") -> Callable[[pa.NativeFile], None]:
