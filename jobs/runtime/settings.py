@@ -46,7 +46,6 @@ _NOT_SETTINGS = re.compile(
 
 BASE = Path(__file__).resolve().parents[2] / "configs" / "base.yaml"
 
-
 WebhookSecret = Annotated[str | None, BeforeValidator(read_secret)]
 
 

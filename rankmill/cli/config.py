@@ -29,10 +29,15 @@ def show(config: str | None) -> None:
     settings = validate(merged)
     if settings.redis_url:
         settings = settings.model_copy(update={"redis_url": mask_url(settings.redis_url)})
-    lines = [yaml.safe_dump({key: getattr(settings, key)}).strip() for key in merged]
+    lines = [_line(key, getattr(settings, key)) for key in merged]
     width = max(map(len, lines))
     for key, line in zip(merged, lines, strict=True):
         click.echo(mask_passwords(f"{line:<{width}}  # {merged[key].source}"))
+
+
+def _line(key: str, value: object) -> str:
+    flow = None if isinstance(value, tuple) else False  # None: a list is in its key's line
+    return str(yaml.safe_dump({key: value}, default_flow_style=flow, width=float("inf"))).strip()
 
 
 @options.command("schema")

@@ -183,8 +183,9 @@ def _check_here(order: FileOrder, settings: Settings) -> None:
     request = order.request
     try:
         found = find_input(Request.of(request.at_home(), quiet=True))
-        for file in found.files if (roots := confined()) else ():
-            roots.check(file.path, "read")
+        if roots := confined():
+            for file in found.files:
+                roots.check(file.path, "read")
     except InputError as error:
         raise RunnerError(str(error)) from None
     folder = Path(request.output or "").parent

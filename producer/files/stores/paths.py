@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path, PosixPath
 from typing import Any
 
@@ -27,6 +27,17 @@ _VERSIONS = ("ETag", "etag", "VersionId", "version_id", "generation", "blob_id",
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 
+Guard = Callable[["ObjectPath"], Mapping[str, Any]]
+"""Returns options of fsspec for an object, or raises an error if it may not be asked for."""
+
+_guards: list[Guard] = []
+
+
+def guard(check: Guard) -> None:
+    """Have `check` called before anything is asked of a store."""
+    _guards[:] = [check]
+
+
 class ObjectPath(PosixPath):
     """The path of an object, such as ``s3://bucket/key``.
 
@@ -38,10 +49,7 @@ class ObjectPath(PosixPath):
         """The fsspec file system, and the object's name in it; raises `RunnerError` outside of the roots."""
         import fsspec
 
-        from producer.files.stores import roots  # which knows paths
-
-        roots.check_object(self)
-        options = roots.http_options() if roots.confined() and self.protocol in {"http", "https"} else {}
+        options = _guards[0](self) if _guards else {}
         found: tuple[Any, str] = patiently(
             self, lambda: fsspec.core.url_to_fs(str(self), **options), LOOK_SECONDS
         )  # fsspec keeps the file systems

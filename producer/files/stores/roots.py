@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from producer.files.stores.paths import (
     WORKSPACE,
     ObjectPath,
     as_path,
+    guard,
     is_url,
     object_path,
     resolved,
@@ -92,6 +93,7 @@ _confined: list[Roots] = []
 def confine(roots: Roots) -> None:
     """From now on, this process reads and writes nothing outside of `roots` for an order."""
     _confined[:] = [roots]
+    guard(_options_for)
 
 
 def confined() -> Roots | None:
@@ -106,21 +108,22 @@ def check_opened(descriptor: int, path: Path, use: Use) -> None:
         raise refusal(str(path), use)
 
 
-def check_object(path: ObjectPath) -> None:
-    """Check an object before its store is asked; raises `RunnerError`."""
+def _options_for(path: ObjectPath) -> Mapping[str, Any]:
+    """Options of fsspec for an object; raises `RunnerError` outside of the roots."""
     roots = confined()
     if roots and not roots.allow_look(path):
         raise refusal(str(path), "read")
+    return _http_options() if path.protocol in {"http", "https"} else {}
 
 
 @cache
-def http_options() -> dict[str, Any]:
-    """Options of fsspec with which an HTTP server cannot send a confined process elsewhere."""
+def _http_options() -> dict[str, Any]:
+    """Options with which an HTTP server cannot send this process elsewhere."""
     import aiohttp
 
     async def check(session: Any, context: Any, found: Any) -> None:
         place = urljoin(str(found.url), found.response.headers.get("Location", ""))
-        check_object(object_path(place))
+        _options_for(object_path(place))
 
     trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(check)
