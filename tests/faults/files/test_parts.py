@@ -152,7 +152,7 @@ def test_killed_many_times_no_part_is_torn_missing_or_doubled(
         ("producer.journal.Journal.finish", 1),  # the part is there, and nobody has noted it
         pytest.param("producer.journal.Journal.finish", COUNT, marks=pytest.mark.slow),
         # The list of row errors is there, its part is not.
-        pytest.param("pathlib.Path.replace", 2, marks=pytest.mark.slow),
+        pytest.param("producer.files.stores.writing.os.replace", 2, marks=pytest.mark.slow),
         # Two parts are done, the third has not begun.
         pytest.param("producer.files.parts.sink.ScoredParts._open", 3, marks=pytest.mark.slow),
     ],
