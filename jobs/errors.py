@@ -78,11 +78,11 @@ class FormatError(WireError):
 
 
 class SpecError(RankmillError):
-    """The model cannot be loaded or run as the spec asks; no retry would help."""
+    """The model cannot be loaded or run here as the spec asks; this worker leaves the run to others."""
 
 
 class WorkerError(SpecError):
-    """One worker cannot score a chunk, but another worker may: the chunk goes back to the queue."""
+    """It is this worker or its host that cannot score a chunk; it leaves all runs of the model to others."""
 
 
 class WrongWorkerError(RankmillError):

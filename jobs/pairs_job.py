@@ -16,6 +16,7 @@ from jobs.priority import run_id_of_request
 from jobs.results import ChunkScores
 from jobs.run import Run
 from jobs.spec import ScoreSpec, complaint
+from jobs.store.worker_report import leave_to_others
 from jobs.wire import outputs
 
 PAIRS_FUNCTION = "jobs.score_pairs"
@@ -37,7 +38,7 @@ Text = str | None
 def score_pairs(pairs: list[tuple[str, str]], *, model: str, **spec: Any) -> NoReturn:
     """Always fail. RQ calls this job function by name in a worker that is not a ScoringWorker.
 
-    A ScoringWorker reads the job and scores its pairs itself.
+    A ScoringWorker, to which the job goes back if the queue has one, reads it and scores its pairs itself.
 
     Parameters
     ----------
@@ -54,6 +55,7 @@ def score_pairs(pairs: list[tuple[str, str]], *, model: str, **spec: Any) -> NoR
     job = get_current_job()
     if job is None:
         raise WrongWorkerError(f"{PAIRS_FUNCTION} runs in RQ workers only")
+    leave_to_others(job)
     raise WrongWorkerError(wrong_worker_message(job.origin))
 
 

@@ -18,7 +18,7 @@ from jobs.spec import ScoreSpec, settled, weights_key
 from jobs.store.runs import RunStore
 from jobs.store.set_aside import DamagedJob
 from workers import metrics
-from workers.backends.base import Logits, OutOfMemory
+from workers.backends.base import DeviceLost, Logits, OutOfMemory
 from workers.engine.cache import EngineCache
 from workers.engine.engine import Engine
 from workers.queue.claim import Claim
@@ -90,27 +90,25 @@ class ChunkScorer:
         """Whether loading the run's model would evict another model."""
         return self._engines.is_full and not self._engines.fits(self._spec(run))
 
-    def begin(self, claim: Claim) -> ChunkFailure | None:
+    def begin(self, claim: Claim) -> None:
         """Fetch, decode and tokenize a chunk; the claim gets no work if the run has the scores already.
-
-        An error that concerns the whole run is returned as a fatal `ChunkFailure`: every chunk and every
-        retry would meet it.
 
         Raises
         ------
         WorkerError
-            This worker cannot score the chunk, but another may.
+            This worker cannot score the chunk, but another may: whatever it finds wrong with the model is
+            found in its files, by its packages. `RefusedRuns` ends the run when all live workers say so.
         DamagedJob
             The payload is damaged; the producer can submit it again.
         """
         claim.started, run, source = time.monotonic(), claim.run, claim.source
         if run is None or source is None:
-            return None
+            return
         try:
             with metrics.stage("fetch"):
                 pairs = source.pairs(run)
                 if pairs is None:
-                    return None
+                    return
         except FormatError as error:
             raise self._refusal(("run", run.id), error) from None
         except WireError as error:
@@ -120,10 +118,9 @@ class ChunkScorer:
         except (MemoryError, OutOfMemory):
             trouble = WorkerError(f"there is not enough memory to load model {run.spec.model}")
             raise self._refusal(weights_key(self._spec(run)), trouble) from None
-        except (WireError, SpecError) as error:
-            if _is_the_workers(error):
-                raise self._refusal(weights_key(self._spec(run)), error) from None
-            return ChunkFailure(chunk=claim.chunk, message=str(error), fatal=True)
+        except (SpecError, WireError, DeviceLost) as error:
+            key = weights_key(self._spec(run)) if _is_of_the_host(error) else ("run", run.id)
+            raise self._refusal(key, error) from None
         self._accept(run)
         if attempt(run, claim.job) > 1:
             metrics.retries.inc()
@@ -131,7 +128,6 @@ class ChunkScorer:
             began = time.monotonic()
             claim.work = claim.engine.prepare(*pairs)
             claim.work.seconds["tokenize"] = time.monotonic() - began
-        return None
 
     def _check(self, key: Hashable) -> None:
         reason = self.refusals.why(key)
@@ -212,6 +208,10 @@ def _as_arrow(scores: Logits) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(scores.ravel()), scores.shape[1], mask=missing)
 
 
-def _is_the_workers(error: Exception) -> bool:
-    """Whether the cause of a failed load is this host: no such directory, no hub, no package, no memory."""
-    return isinstance(error, WorkerError) or isinstance(error.__cause__, OSError | ImportError | MemoryError)
+def _is_of_the_host(error: Exception) -> bool:
+    """Whether any run with this model would fail alike here for a while: no directory, hub, package, memory.
+
+    What else is wrong with the model may be mended before the next run, or no trouble for its options.
+    """
+    lasting = (OSError, ImportError, MemoryError)
+    return isinstance(error, WorkerError | DeviceLost) or isinstance(error.__cause__, lasting)

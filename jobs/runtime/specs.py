@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def run_spec(settings: Settings, changes: dict[str, Any]) -> ScoreSpec:
     except ValidationError as error:
         raise ConfigError(complaint(error, {*ScoreSpec.model_fields, *_CALL} - changes.keys())) from None
     is_name = "/" not in spec.model and (spec.model == "demo" or "@" in spec.model)
-    if is_name or not Path(spec.model).is_dir():
-        return spec
-    return spec.model_copy(update={"model": str(Path(spec.model).resolve())})
+    with suppress(OSError):  # a mount that is stale, say: workers may see more
+        if not is_name and Path(spec.model).is_dir():
+            return spec.model_copy(update={"model": str(Path(spec.model).resolve())})
+    return spec

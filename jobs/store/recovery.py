@@ -28,6 +28,7 @@ from jobs.runtime.patience import cannot_serve
 from jobs.store.ordered_queue import OrderedQueue
 from jobs.store.runs import RunStore
 from jobs.store.set_aside import DamagedJob, read_job, set_aside
+from jobs.store.worker_report import leave_to_others
 
 FailureHandler = Callable[[Job, type[BaseException], BaseException, TracebackType | None], None]
 
@@ -75,8 +76,9 @@ def failure_handler(store: RunStore) -> FailureHandler:
 def score_chunk(run_id: str, chunk: int) -> NoReturn:
     """Always fail. RQ calls this job function by name in a worker that is not a ScoringWorker.
 
-    It writes a failure with the right worker command to the run, so the producer does not wait. A
-    ScoringWorker reads the job and calls its scorer directly, so ``jobs`` does not depend on the engine.
+    If the queue has no ScoringWorker, it writes a failure with the right worker command to the run, so the
+    producer does not wait; else the job goes back. A ScoringWorker reads the job and calls its scorer
+    directly, so ``jobs`` does not depend on the engine.
 
     Raises
     ------
@@ -88,7 +90,7 @@ def score_chunk(run_id: str, chunk: int) -> NoReturn:
         raise WrongWorkerError("jobs.score_chunk runs in RQ workers only")
     error = WrongWorkerError(wrong_worker_message(job.origin))
     store = RunStore(job.connection)
-    run = store.load(run_id)
+    run = None if leave_to_others(job) else store.load(run_id)
     if run is not None:
         store.write_result(run, ChunkFailure(chunk=chunk, message=str(error), fatal=True))
     raise error

@@ -10,9 +10,11 @@ import redis
 from pydantic import BeforeValidator, Field
 from redis.client import Pipeline
 from rq.defaults import RQ_KEY_PREFIX
+from rq.job import Job
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from jobs import keys
+from jobs.errors import WireError
 from jobs.runtime.patience import cannot_serve
 from jobs.schema import Count, Seconds, WireModel
 from jobs.store.orders import Answer
@@ -170,6 +172,33 @@ def _died(client: Any, name: str) -> bool:
     except redis.ResponseError as error:  # the key is damaged
         if cannot_serve(error):
             raise
+        return False
+
+
+def leave_to_others(job: Job) -> bool:
+    """Whether a job that has reached a plain RQ worker goes back to its queue, as a ScoringWorker is there.
+
+    That counts as no attempt.
+    """
+    found = bool(queue_workers(job.connection, job.origin).scoring)
+    if found:
+        job.retries_left = (job.retries_left or 0) + 1
+        job.retry_intervals = None  # after a pause, the one that waits longest takes it: this one, again
+    return found
+
+
+def taking_workers(client: redis.Redis, queue: str) -> frozenset[str]:
+    """The live ScoringWorkers of `queue` that take chunks; a drained one may take none for days."""
+    names = sorted(queue_workers(client, queue).scoring)
+    raw = cast("list[bytes | None]", client.mget([keys.worker(name) for name in names])) if names else []
+    found = zip(names, raw, strict=True)
+    return frozenset(name for name, report in found if report is not None and not _is_drained(report))
+
+
+def _is_drained(report: bytes) -> bool:
+    try:
+        return WorkerReport.read_json(report, "a worker's report").drained
+    except WireError:  # of another release, perhaps
         return False
 
 

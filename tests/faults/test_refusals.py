@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,8 @@ from jobs.errors import RunFailed
 from jobs.store.refusals import refuse, take_back
 from jobs.store.worker_report import WorkerReport, announce_worker
 from producer import Client
-from tests.conftest import Server, StartWorker, score_file, start_command, wait_for
+from tests.conftest import Server, StartWorker, run_command, score_file, start_command, wait_for
+from tests.harness.environ import QUICK_LEASE
 from tests.harness.models.tiny import make_bert
 from workers.queue.refusals import FIRST_PAUSE, LONGEST_PAUSE, ROUND, Refusals
 
@@ -116,6 +118,109 @@ def test_the_run_ends_when_every_worker_has_refused_it(
     assert "can score it: one: model /gone/model: no such directory on worker host" in message
     assert "; other: precision fp32 is not supported on cpu" in message
     wait_for(lambda: not server.client.keys("rankmill:run:*"))
+
+
+def at_home(folder: Path, **more: str) -> dict[str, str]:
+    """The environment of a worker for which ``~/model`` is in `folder`: two hosts with other files there."""
+    return {
+        "HOME": str(folder),
+        "RANKMILL_BACKEND": "torch",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        **more,
+    }
+
+
+def sees_nothing(model: Path) -> None:
+    model.mkdir(parents=True)
+
+
+def sees_no_weights(model: Path) -> None:
+    (make_bert(model) / "model.safetensors").unlink()
+
+
+def sees_cut_weights(model: Path) -> None:
+    weights = make_bert(model) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+def sees_a_shorter_model(model: Path) -> None:
+    make_bert(model, positions=32)
+
+
+def sees_an_unknown_family(model: Path) -> None:
+    """As with an older release of transformers."""
+    config = make_bert(model) / "config.json"
+    config.write_text(config.read_text().replace('"bert"', '"bert-of-tomorrow"'))
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        (sees_nothing, "there is no config.json in it on worker host"),
+        (sees_no_weights, "has no *.safetensors"),
+        (sees_cut_weights, "cannot load the model in ~/model"),
+        (sees_a_shorter_model, "max_length 64 is more than the 32 positions"),
+        (sees_an_unknown_family, "bert-of-tomorrow"),
+    ],
+)
+def test_what_one_host_has_at_the_model_s_place_does_not_end_the_run(
+    what: Callable[[Path], None],
+    reason: str,
+    client: Client,
+    workers: StartWorker,
+    server: Server,
+    tmp_path: Path,
+) -> None:
+    make_bert(tmp_path / "whole" / "model")
+    what(tmp_path / "other" / "model")
+    go = tmp_path / "go"
+    whole = at_home(tmp_path / "whole", LOAD=str(go))
+    workers(worker_class="tests.harness.misbehaving.PatientWorker", name="whole", environ=whole)
+    workers(name="other", environ=at_home(tmp_path / "other"))
+    run = client.submit(PAIRS, model="~/model", max_length=64)
+    wait_for(lambda: server.client.hexists(keys.refusals(run.id), "other"))
+    go.touch()
+    parts = list(run.tables())
+    assert not run.errors
+    assert {(part.stats.worker, part.stats.attempt) for part in parts if part.stats} == {("whole", 1)}
+    assert reason in (tmp_path / "worker.log").read_text()
+
+
+def test_what_all_workers_find_is_said_once_and_a_drained_one_is_not_waited_for(
+    client: Client, workers: StartWorker, server: Server, tmp_path: Path, tiny_model: Path
+) -> None:
+    for name in ("one", "two", "three"):
+        workers(name=name, environ={"RANKMILL_BACKEND": "torch", **QUICK_LEASE})
+    drained = run_command("rankmill", "workers", "drain", "three", "--redis", server.url)
+    assert drained.code == 0, drained.err
+    with pytest.raises(RunFailed) as failed:
+        client.score(PAIRS, timeout=60, label="best")
+    assert str(failed.value) == f"model {tiny_model} has no output 'best'; it has 0: LABEL_0"
+    with pytest.raises(RunFailed, match="LABEL_0"):  # nothing is left of the first: it is tried again
+        client.score(PAIRS, timeout=60, label="best")
+    assert np.isfinite(client.score(PAIRS, timeout=60)).all()
+
+
+def test_a_directory_that_cannot_be_looked_at_fails_no_rows(client: Client, workers: StartWorker) -> None:
+    workers(name="alone")
+    with pytest.raises(RunFailed, match=r"cannot load the model in /mmm.*File name too long"):
+        client.score(PAIRS, timeout=60, model="/" + 300 * "m")
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_plain_worker_beside_others_ends_no_run(
+    retries: int, workers: StartWorker, server: Server, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    patient = {"LOAD": str(go), "PYTHONPATH": str(Path(__file__).parents[2])}
+    workers(worker_class="tests.harness.misbehaving.PatientWorker", name="right", environ=patient)
+    workers(worker_class="rq.SimpleWorker", name="plain", ready=False)
+    run = Client(server.url, model="demo", chunk_size=10, max_retries=retries).submit(PAIRS[:100])
+    wait_for(lambda: "plain RQ worker, which cannot score" in (tmp_path / "worker.log").read_text())
+    go.touch()
+    parts = list(run.tables())
+    assert not run.errors
+    assert {(part.stats.worker, part.stats.attempt) for part in parts if part.stats} == {("right", 1)}
 
 
 def test_another_releases_run_waits_for_a_worker_that_can_read_it(

@@ -17,7 +17,7 @@ from workers.backends.base import OutOfMemory
 from workers.device import empty_cache
 from workers.engine.engine import Engine
 from workers.models.layout import MODEL_FILES
-from workers.models.loading import Loaded, Model
+from workers.models.loading import Loaded, Model, one_line
 
 Stamp = tuple[tuple[str, int, int], ...]
 """Name, size and time of change of each file of a model on this disk; empty for one from the hub."""
@@ -101,7 +101,8 @@ class EngineCache:
         SpecError
             As `workers.models.loading.load` does.
         """
-        key, stamp = weights_key(spec), _stamp(spec)
+        with one_line(spec):  # a mount that is stale, say
+            key, stamp = weights_key(spec), _stamp(spec)
         cached = self._cached.get(key)
         if cached is not None and cached.stamp != stamp:
             logger.info("the files of %s have changed, loading it again", spec.model)

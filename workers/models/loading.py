@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from workers.disk_cache import cache_folder
 from workers.models.activation import Activation, activation, choose_output
 from workers.models.description import Description, describe
 from workers.models.prompts import answers, tokenizer_for
-from workers.models.sources import find_source
+from workers.models.sources import find_source, is_folder, is_path
 from workers.models.tokenizer import Tokenize, tokenize_pairs
 from workers.models.tokens import pad
 from workers.models.windows import Windows
@@ -176,9 +175,9 @@ def _load_backend(choice: Choice, files: ModelFiles, device: str) -> Backend:
 
 @contextmanager
 def one_line(spec: ScoreSpec) -> Iterator[None]:
-    """Turn every error of a model into one `SpecError`, as every chunk would meet it.
+    """Turn every error of a model into one `SpecError`, as every chunk would meet it here.
 
-    Errors of memory and device pass: another worker may load the same model.
+    Errors of memory and device pass.
     """
     try:
         yield
@@ -194,7 +193,7 @@ def one_line(spec: ScoreSpec) -> Iterator[None]:
 def _cannot_load(spec: ScoreSpec, error: BaseException) -> str:
     text = " ".join(str(error).split())[:_LONGEST] or "no reason given"
     reason = text if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}"
-    if spec.model == "demo" or Path(spec.model).expanduser().is_dir():
+    if spec.model == "demo" or is_path(spec.model) or is_folder(spec.model):
         return f"cannot load the model in {spec.model}: {reason}"
     if isinstance(error, OSError):
         return (

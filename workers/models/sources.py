@@ -77,7 +77,7 @@ def locate(name: str) -> str | Path:
         return DEMO_MODEL
     path = Path(name).expanduser()
     if not path.is_dir():
-        if not _is_path(name):
+        if not is_path(name):
             return name
         raise WorkerError(
             f"model {name}: no such directory on worker host {socket.gethostname()}; "
@@ -88,12 +88,23 @@ def locate(name: str) -> str | Path:
 
 def _checked(path: Path, name: str) -> Path:
     if not (path / "config.json").is_file():
-        raise SpecError(f"{name} is not a model: there is no config.json in it")
+        raise SpecError(
+            f"{name} is not a model: there is no config.json in it on worker host {socket.gethostname()}; "
+            "is its file system mounted there?"
+        )
     if not any(path.glob("*.safetensors")):
         raise SpecError(f"{name} has no *.safetensors: save the model with safe_serialization=True")
     return path
 
 
-def _is_path(name: str) -> bool:
+def is_folder(name: str) -> bool:
+    """Whether a model's name is that of a directory of this host that can be looked at."""
+    try:
+        return Path(name).expanduser().is_dir()
+    except (OSError, RuntimeError):
+        return False
+
+
+def is_path(name: str) -> bool:
     """Whether a model's name can only be a path: a hub id has one slash and starts with a letter or digit."""
     return name.startswith(("/", ".", "~")) or name.count("/") > 1

@@ -174,10 +174,10 @@ class Claims:
         priority, whole = priority_of(run_id), self._order.last
         self._pipeline.put(claim.engine, claim.work, answer, priority, whole=whole)
 
-    def _fetch(self, claim: Claim) -> ChunkResult | None:
+    def _fetch(self, claim: Claim) -> None:
         job = claim.job
         with self._worker.death_penalty_class(job.begin_seconds, JobTimeoutException, job_id=job.id):
-            return self.scorer.begin(claim)
+            self.scorer.begin(claim)
 
     def _went_well(self, claim: Claim, step: Callable[[], ChunkResult | None]) -> bool:
         """Take a step with a claim; if it raises an error or has a result, the claim is answered with it."""

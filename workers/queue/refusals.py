@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from jobs.results import ChunkFailure
 from jobs.store.refusals import refuse, take_back
 from jobs.store.runs import RunStore
-from jobs.store.worker_report import queue_workers
+from jobs.store.worker_report import taking_workers
 
 if TYPE_CHECKING:
     from workers.queue.claim import Claim
@@ -32,8 +32,8 @@ _FORGET_SECONDS = 600.0
 _REPORT_SECONDS = 1.0
 """Shortest time between two refusals recorded in a run; each also reads who else has refused it."""
 
-_RUNS = 1000
-"""Refused runs that a worker remembers."""
+_REMEMBERED = 1000
+"""Refused models and runs that a worker remembers, at most."""
 
 
 @dataclass
@@ -71,7 +71,13 @@ class Refusals:
         }
         pause = min(2 * before.pause, LONGEST_PAUSE) if before else FIRST_PAUSE
         self._refused[key] = _Refused(reason, pause, now + pause)
+        if len(self._refused) > _REMEMBERED:
+            del self._refused[next(iter(self._refused))]
         return before is None
+
+    def forget(self, key: Hashable) -> None:
+        """Refuse `key` no longer: nobody will ask for it."""
+        self._refused.pop(key, None)
 
     def close(self, key: Hashable) -> None:
         """Accept `key` again, and do not rest: the queue has work for this worker."""
@@ -137,18 +143,22 @@ class RefusedRuns:
         if now - self._recorded.get(run_id, -math.inf) < _REPORT_SECONDS:
             return None
         self._recorded[run_id] = now
-        if len(self._recorded) > _RUNS:
+        if len(self._recorded) > _REMEMBERED:
             self._recorded.popitem(last=False)
         ttl = claim.run.ttl if claim.run else claim.job.run_ttl
         until = time.time() + self._refusals.seconds(reason)
         in_redis = claim.source is None or claim.source.in_redis
         client = self._store.redis
         reasons = refuse(client, run_id, ttl, self._worker, reason, until=until, in_redis=in_redis)
-        live = queue_workers(client, queue).scoring | {self._worker}
+        live = taking_workers(client, queue) | {self._worker}
         if not live <= reasons.keys():
             return None
-        if len(live) > 1:
-            each = "; ".join(f"{worker}: {reasons[worker]}" for worker in sorted(live))
+        self._refusals.forget(("run", run_id))
+        named: dict[str, list[str]] = {}
+        for worker in sorted(live):
+            named.setdefault(reasons[worker], []).append(worker)
+        if len(named) > 1:
+            each = "; ".join(f"{', '.join(workers)}: {reason}" for reason, workers in named.items())
             reason = f"no worker of queue {queue!r} can score it: {each}"
         return ChunkFailure(chunk=chunk, message=reason, fatal=True)
 
