@@ -86,6 +86,8 @@ class ModelFiles:
         How the model is applied.
     answers
         For a language model: ids of the tokens for yes and, if the score is the log-odds, for no.
+    check
+        Raises an error if a backend with this model, in float32 on the CPU, lets padding change scores.
     """
 
     source: str | Path
@@ -94,6 +96,7 @@ class ModelFiles:
     cache: Path
     layout: Layout = PLAIN
     answers: tuple[int, int | None] | None = None
+    check: Callable[[Backend], None] | None = None
 
     def network(self) -> Any:
         """The model as a `workers.backends.networks.network.Network`."""

@@ -18,10 +18,10 @@ from workers.backends.registry import BACKENDS, Choice, choose_backend
 from workers.disk_cache import cache_folder
 from workers.models.activation import Activation, activation, choose_output
 from workers.models.description import Description, describe
+from workers.models.padding import Probe
 from workers.models.prompts import answers, tokenizer_for
 from workers.models.sources import find_source, is_folder, is_path
-from workers.models.tokenizer import Tokenize, tokenize_pairs
-from workers.models.tokens import pad
+from workers.models.tokenizer import Tokenize
 from workers.models.windows import Windows
 from workers.versions.store import VersionStore
 
@@ -128,10 +128,12 @@ def load(
         _scores(spec, about)  # what the spec lacks is said before the weights are read
         tokenizer_for(spec, about, find_max_length(spec, about))
         asked = answers(spec, about) if about.layout.task == "causal" else None
-        files = ModelFiles(source, revision, about.config, cache, about.layout, asked)
+        longest = find_max_length(spec.model_copy(update={"max_length": None}), about)
+        probe = Probe.of(spec.model, about, longest)
+        files = ModelFiles(source, revision, about.config, cache, about.layout, asked, probe.check)
         choice = choose_backend(backend, spec.precision, about.config, device, cache, plain=about.plain)
         runner = _load_backend(choice, files, device)
-        _score_a_pair(about, runner)
+        probe.check(runner)  # also a broken tokenizer or graph fails here, and not for each row
     if versions:
         versions.trim()
     seconds = time.monotonic() - started
@@ -150,18 +152,6 @@ def _windows(spec: ScoreSpec, about: Description, tokenizer: Tokenize) -> Window
     if spec.long == "truncate":
         return None
     return Windows(about.tokenizer, tokenizer, spec.long_stride)
-
-
-def _score_a_pair(about: Description, backend: Backend) -> None:
-    """Score one pair, so that a broken tokenizer or graph fails here and not for each row."""
-    tokenizer, outputs = about.tokenizer, len(about.labels)
-    tokens = tokenize_pairs(tokenizer, ["a"], ["b"], max_length=16)
-    logits = backend.submit(pad([(tokens, np.zeros(1, np.intp))], tokenizer.pad_token_id or 0)).result()
-    expected = (1,) if outputs == 1 else (1, outputs)
-    if logits.shape != expected:
-        raise ValueError(
-            f"its output for one pair has shape {list(logits.shape)} instead of {list(expected)}"
-        )
 
 
 def _load_backend(choice: Choice, files: ModelFiles, device: str) -> Backend:

@@ -11,7 +11,10 @@ from workers.backends.layer import LayerShape
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
     from workers.backends.torch.backend import TorchBackend
 
-    return TorchBackend(files.network(), device, precision)
+    network = files.network()
+    if files.check and (device, precision) != ("cpu", "fp32") and not network.sees_only_before:
+        files.check(TorchBackend(network, "cpu", "fp32"))  # before fewer bits hide what is wrong
+    return TorchBackend(network, device, precision)
 
 
 def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
