@@ -22,6 +22,7 @@ from workers.engine.engine import Engine
 from workers.engine.headroom import Headroom, memory_of
 from workers.engine.pipeline import Pipeline
 from workers.models.loading import Model, load
+from workers.models.reading import Reading
 from workers.versions.aliases import Aliases
 from workers.versions.store import VersionStore
 
@@ -65,7 +66,8 @@ def assemble(
     drain
         Waits until no engine is in use.
     """
-    versions = VersionStore(cache_folder(settings.cache_dir), settings.registry, settings.cache_bytes)
+    cache = cache_folder(settings.cache_dir)
+    versions = VersionStore(cache, settings.registry, settings.cache_bytes)
     aliases = Aliases(settings.registry)
     engines = EngineCache(
         partial(
@@ -80,7 +82,7 @@ def assemble(
         device=device,
         claim_ahead=resolve_claim_ahead(settings.claim_ahead, device),
         engines=engines,
-        scorer=ChunkScorer(store, engines, worker, aliases),
+        scorer=ChunkScorer(store, engines, worker, aliases, Reading(cache, versions)),
         spec=lambda model: aliases.pinned(settings.spec(model)),
         pipeline=Pipeline(settings.batch_wait_ms / 1000),
     )

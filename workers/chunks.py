@@ -21,6 +21,7 @@ from workers import metrics
 from workers.backends.base import DeviceLost, Logits, OutOfMemory
 from workers.engine.cache import EngineCache
 from workers.engine.engine import Engine
+from workers.models.reading import Reading
 from workers.queue.claim import Claim
 from workers.queue.refusals import Refusals, RefusedRuns
 from workers.sources import Source, source_of
@@ -45,10 +46,15 @@ class ChunkScorer:
         Name of the RQ worker, for the record.
     aliases
         Finds out which versions aliases stand for.
+    reading
+        Reads the files of models that are not loaded.
     """
 
-    def __init__(self, store: RunStore, engines: EngineCache, worker: str, aliases: Aliases) -> None:
+    def __init__(
+        self, store: RunStore, engines: EngineCache, worker: str, aliases: Aliases, reading: Reading
+    ) -> None:
         self._aliases = aliases
+        self._reading = reading
         self._store = store
         self._engines = engines
         self._worker = worker
@@ -85,6 +91,11 @@ class ChunkScorer:
             return run.model_copy(update={"spec": self._aliases.pinned(run.spec)})
         except WorkerError as error:
             raise self._refusal(("run", run.id), error) from None
+
+    def reads(self, run: Run) -> bool:
+        """Whether the files of the run's model are being read, before it is loaded; begins that."""
+        spec = self._spec(run)
+        return not self._engines.has(spec) and self._reading.goes_on(spec)
 
     def evicts(self, run: Run) -> bool:
         """Whether loading the run's model would evict another model."""

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 _PROBE_SECONDS = 0.5
 """How long (s) a server may take to answer a worker that is stopping."""
 
+_READING_SECONDS = 0.05
+"""In a burst, until the worker looks again whether a model can be loaded."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -166,7 +169,7 @@ class ScoringWorker(LeasedWorker):
                 idle_since = time.monotonic()
                 continue
             if rest := self._claims.scorer.refusals.rest:
-                if seconds is None:  # in a burst: other workers take what is left
+                if seconds is None and not self._claims.waiting:  # in a burst: others take what is left
                     return None
                 time.sleep(min(rest, POLL_SECONDS))
                 continue
@@ -185,6 +188,7 @@ class ScoringWorker(LeasedWorker):
             if seconds is None:
                 if not self._claims.waiting:
                     return None
+                time.sleep(_READING_SECONDS)  # a model's files are being read
                 continue
             self._parts.engines.unload_idle()
             if max_idle_time is not None and time.monotonic() - idle_since >= max_idle_time:

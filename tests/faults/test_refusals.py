@@ -186,6 +186,21 @@ def test_what_one_host_has_at_the_model_s_place_does_not_end_the_run(
     assert reason in (tmp_path / "worker.log").read_text()
 
 
+def test_a_run_that_one_worker_refuses_does_not_keep_it_from_another_run(
+    client: Client, workers: StartWorker, server: Server, tmp_path: Path, tiny_model: Path
+) -> None:
+    make_bert(tmp_path / "whole" / "model")
+    go = tmp_path / "go"
+    whole = at_home(tmp_path / "whole", LOAD=str(go))
+    workers(worker_class="tests.harness.misbehaving.PatientWorker", name="whole", environ=whole)
+    workers(name="other", environ=at_home(tmp_path / "nowhere"))
+    refused, wanted = client.submit(PAIRS, model="~/model"), client.submit(PAIRS)
+    parts = list(wanted.tables())
+    assert {part.stats.worker for part in parts if part.stats} == {"other"}
+    go.touch()
+    assert np.isfinite(refused.scores(timeout=60)).all()
+
+
 def test_what_all_workers_find_is_said_once_and_a_drained_one_is_not_waited_for(
     client: Client, workers: StartWorker, server: Server, tmp_path: Path, tiny_model: Path
 ) -> None:

@@ -149,6 +149,14 @@ class EngineCache:
             metrics.model_unloads.inc()
         return len(keys)
 
+    def has(self, spec: ScoreSpec) -> bool:
+        """Whether the model of `spec` is loaded, as its files are now."""
+        cached = self._cached.get(weights_key(spec))
+        try:
+            return cached is not None and cached.stamp == _stamp(spec)
+        except OSError:  # `get` says it
+            return False
+
     @property
     def is_full(self) -> bool:
         """Whether loading another model may unload one."""

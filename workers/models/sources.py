@@ -10,6 +10,7 @@ from jobs.errors import InputError, SpecError, WorkerError
 from jobs.registry.names import Reference, parse_reference
 from jobs.spec import ScoreSpec
 from workers.backends.model_file import commit_of
+from workers.models.headers import check_headers
 from workers.versions.store import VersionStore
 
 DEMO_MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo-model"
@@ -34,8 +35,10 @@ class Source:
     held: object = None
 
 
-def find_source(spec: ScoreSpec, versions: VersionStore | None) -> Source:
+def find_source(spec: ScoreSpec, versions: VersionStore | None, *, ask_hub: bool = True) -> Source:
     """Find the files of a model; a version of a registry is fetched if it is not on this host.
+
+    Without `ask_hub`, a model on the hub has the revision of the spec.
 
     Raises
     ------
@@ -47,7 +50,7 @@ def find_source(spec: ScoreSpec, versions: VersionStore | None) -> Source:
     reference = _reference(spec.model)
     if reference is None:
         files = locate(spec.model)
-        return Source(files, commit_of(files, spec.revision))
+        return Source(files, commit_of(files, spec.revision) if ask_hub else spec.revision)
     if versions is None:
         raise SpecError(
             f"{reference} is in a registry; rankmill models pull {reference} DIR makes a folder of it"
@@ -94,6 +97,7 @@ def _checked(path: Path, name: str) -> Path:
         )
     if not any(path.glob("*.safetensors")):
         raise SpecError(f"{name} has no *.safetensors: save the model with safe_serialization=True")
+    check_headers(path, name)
     return path
 
 

@@ -55,7 +55,7 @@ class Claim:
 class ModelQueue:
     """Claims whose model would evict another, put aside until the claims of one model can begin together.
 
-    Otherwise two models would evict each other job by job.
+    Otherwise two models would evict each other job by job. Also claims whose model's files are being read.
     """
 
     def __init__(self) -> None:
@@ -68,12 +68,20 @@ class ModelQueue:
         """Put aside a claim, which needs the model of `spec`."""
         self._waiting.append((weights_key(spec), claim))
 
-    def take(self, more_to_come: Callable[[], bool]) -> list[Claim]:
-        """The claims of the model that has waited longest, if they are many or old, or no more jobs come."""
-        if not self._waiting:
+    def has_group(self, spec: ScoreSpec) -> bool:
+        """Whether as many claims wait for the model of `spec` as shall begin together."""
+        return sum(model == weights_key(spec) for model, _ in self._waiting) >= GROUP
+
+    def take(self, more_to_come: Callable[[], bool], reading: Callable[[Run], bool]) -> list[Claim]:
+        """The claims of the model that has waited longest, if they are many or old, or no more jobs come.
+
+        Those of models that are `reading` wait on.
+        """
+        ready = [(model, claim) for model, claim in self._waiting if claim.run and not reading(claim.run)]
+        if not ready:
             return []
-        wanted, oldest = self._waiting[0]
-        early = len(self._waiting) < GROUP and time.monotonic() - oldest.claimed < GROUP_SECONDS
+        wanted, oldest = ready[0]
+        early = len(ready) < GROUP and time.monotonic() - oldest.claimed < GROUP_SECONDS
         if early and more_to_come():
             return []
         group = [claim for model, claim in self._waiting if model == wanted]

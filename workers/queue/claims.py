@@ -102,13 +102,16 @@ class Claims:
 
     def begin_put_aside(self) -> None:
         """Begin the claims put aside for one model, if it is their turn."""
-        for claim in self._put_aside.take(lambda: any(queue.count for queue in self._worker.queues)):
+        for claim in self._put_aside.take(self._more_to_come, self.scorer.reads):
             with (
                 about_job(claim.job.id),
                 tracing.within(claim.span),
                 self._set_aside_if_damaged(claim.job, claim.queue),
             ):
                 self._begin(claim)
+
+    def _more_to_come(self) -> bool:
+        return any(queue.count for queue in self._worker.queues)
 
     def drop_cancelled(self) -> None:
         """Stop scoring chunks of cancelled runs; write no result, as the same run may be submitted again."""
@@ -153,7 +156,10 @@ class Claims:
     def _claim(self, claim: Claim, put_aside: bool) -> None:
         if not self._went_well(claim, partial(self.scorer.find_run, claim)):
             return
-        if put_aside and claim.run and self.scorer.evicts(claim.run):
+        reads = put_aside and claim.run is not None and self.scorer.reads(claim.run)
+        if reads and claim.run and self._put_aside.has_group(claim.run.spec):
+            self._leave(claim)
+        elif put_aside and claim.run and (reads or self.scorer.evicts(claim.run)):
             self._put_aside.put(claim.run.spec, claim)
         else:
             self._begin(claim)
@@ -201,9 +207,13 @@ class Claims:
         if failure:
             self._pipeline.answer(lambda: self._answer(claim, failure))
         else:
-            self.hand_back(claim.job.id, at_front=False)
-            self._order.refused(claim.job.chunk[0])
-            self.scorer.refusals.sent_back(claim.job.id)
+            self._leave(claim)
+
+    def _leave(self, claim: Claim) -> None:
+        """Leave a job to another worker."""
+        self._order.refused(claim.job.chunk[0])
+        self.hand_back(claim.job.id, at_front=False)
+        self.scorer.refusals.sent_back(claim.job.id)
 
     def _fail(self, claim: Claim, error: Exception) -> None:
         """Let RQ handle an exception: a failed attempt."""
