@@ -191,6 +191,7 @@ class ScoringWorker(LeasedWorker):
                 time.sleep(_READING_SECONDS)  # a model's files are being read
                 continue
             self._parts.engines.unload_idle()
+            self._orders.warm_again()
             if max_idle_time is not None and time.monotonic() - idle_since >= max_idle_time:
                 return None
         return None
@@ -246,7 +247,7 @@ class ScoringWorker(LeasedWorker):
             started=started,
             metrics_url=url,
             claim_ahead=parts.claim_ahead,
-            refusals=parts.scorer.refusals.reasons,
+            refusals=lambda: (*parts.scorer.refusals.reasons(), *self._orders.cold.values()),
             answers=self._orders.answers,
             half_open=parts.scorer.refusals.half_open,
         )
@@ -274,13 +275,13 @@ class ScoringWorker(LeasedWorker):
         self._orders.warm(settings.warm)
 
     def _obstacle(self) -> str | None:
-        """Why the worker cannot score now, if so; a model not asked for yet is no reason."""
+        """Why the worker cannot score now, if so; a model that nobody has asked for is no reason."""
         if self._stop_requested:
             return "the worker is stopping"
         if self._patience.trouble:
             return f"Redis cannot serve: {self._patience.trouble}"
         loading = self._parts.engines.loading
-        return f"loading {loading}" if loading else None
+        return f"loading {loading}" if loading else next(iter(self._orders.cold.values()), None)
 
     def request_stop(self, signum: Any, frame: Any) -> None:
         """Also count the signal, for `LastResort`."""

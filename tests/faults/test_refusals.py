@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import socket
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,7 @@ from jobs.store.refusals import refuse, take_back
 from jobs.store.worker_report import WorkerReport, announce_worker
 from producer import Client
 from tests.conftest import Server, StartWorker, run_command, score_file, start_command, wait_for
-from tests.harness.environ import QUICK_LEASE
+from tests.harness.environ import BIN, ENVIRON, QUICK_LEASE
 from tests.harness.models.tiny import make_bert
 from workers.queue.refusals import FIRST_PAUSE, LONGEST_PAUSE, ROUND, Refusals
 
@@ -214,6 +216,26 @@ def test_what_all_workers_find_is_said_once_and_a_drained_one_is_not_waited_for(
     with pytest.raises(RunFailed, match="LABEL_0"):  # nothing is left of the first: it is tried again
         client.score(PAIRS, timeout=60, label="best")
     assert np.isfinite(client.score(PAIRS, timeout=60)).all()
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(client: Client, server: Server, tmp_path: Path) -> None:
+    """Its client would try for a minute. The worker is no fork: that client reads its URL when imported."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.setblocking(False)
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        hub = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
+        command = [BIN / "rq", "worker", "rankmill", "--worker-class", "workers.ScoringWorker"]
+        command += ["--serializer", "json", "--url", server.url]
+        worker = subprocess.Popen(command, env={**ENVIRON, **hub}, stderr=subprocess.DEVNULL)
+        try:
+            with pytest.raises(RunFailed, match=f"cannot get model some/model .*{url} does not answer"):
+                client.score(PAIRS, timeout=100, model="some/model")
+        finally:
+            worker.kill()
+            worker.wait()
+        silent.accept()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
 
 
 def test_a_directory_that_cannot_be_looked_at_fails_no_rows(client: Client, workers: StartWorker) -> None:

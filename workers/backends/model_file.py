@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
+from contextlib import suppress
 from pathlib import Path
+
+_HUB_SECONDS = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -11,17 +16,48 @@ logger = logging.getLogger(__name__)
 def commit_of(source: str | Path, revision: str | None) -> str | None:
     """The commit that a revision on the hub names now, so that all files come from one commit.
 
-    The revision itself if there is no such model, or if the model is a directory.
+    The revision itself if there is no such model, or if the model is a directory. If the hub does not
+    answer, this process takes what it has of its models until the next call.
+
+    Raises
+    ------
+    ConnectionError
+        The hub does not answer, and this host has nothing of the model.
     """
     if isinstance(source, Path):
         return revision
-    from huggingface_hub import hf_hub_download  # like the imports below, only for models on the hub
+    from huggingface_hub import constants, hf_hub_download  # like those below, only for models on the hub
 
+    told = os.environ.get("HF_HUB_OFFLINE", os.environ.get("TRANSFORMERS_OFFLINE", ""))
+    away = told.upper() not in {"1", "ON", "TRUE", "YES"} and not _hub_answers()
     try:
         config = hf_hub_download(source, "config.json", revision=revision)
     except (OSError, ValueError):  # loading the model reports what is wrong
+        if away:
+            raise ConnectionError(f"{constants.ENDPOINT} does not answer") from None
         return revision
     return Path(config).parent.name
+
+
+def _hub_answers() -> bool:
+    """Whether the hub answers within seconds; if not, its client is offline: it would try for a minute."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session
+
+    constants.HF_HUB_OFFLINE = False
+    answers: list[object] = []
+
+    def ask() -> None:
+        with suppress(Exception):  # of the client, whatever it is made of
+            answer = get_session().head(constants.ENDPOINT, timeout=_HUB_SECONDS)
+            answers.extend([answer] if answer.status_code < 500 else [])  # else a proxy says so
+
+    # In a thread, as neither the resolver nor the addresses that are tried in turn know the limit.
+    thread = threading.Thread(target=ask, name="hub", daemon=True)
+    thread.start()
+    thread.join(_HUB_SECONDS)
+    constants.HF_HUB_OFFLINE = not answers
+    return bool(answers)
 
 
 def model_file(source: str | Path, revision: str | None, name: str) -> Path | None:

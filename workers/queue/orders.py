@@ -13,6 +13,7 @@ from jobs.errors import SpecError, WireError
 from jobs.spec import ScoreSpec
 from jobs.store.orders import Answer, Order
 from workers import metrics
+from workers.queue.refusals import Refusals
 
 if TYPE_CHECKING:
     from workers.engine.cache import EngineCache
@@ -66,6 +67,9 @@ class Orders:
         """The orders of the last heartbeat as Redis has them; the next one deletes them."""
         self.drained = False
         """Whether the worker takes no new chunks."""
+        self.cold: dict[str, str] = {}
+        """Models that should be loaded from the start and cannot be, with the reasons."""
+        self._pauses = Refusals()
         metrics.drained.set_function(lambda: self.drained)
 
     def deliver(self, found: Sequence[bytes]) -> None:
@@ -120,12 +124,24 @@ class Orders:
         self._arrived.wait(seconds)
 
     def warm(self, models: Iterable[str]) -> None:
-        """Load models as if ordered to; a failure is only logged, as others can still be served."""
-        for model in models:
+        """Load models as if ordered to; others are served where one cannot be, but `cold` has the reason."""
+        self.cold = dict.fromkeys(models, "")
+        self.warm_again()
+
+    def warm_again(self) -> None:
+        """Try the `cold` models again, each after a pause that doubles."""
+        for model in [model for model in self.cold if not self._pauses.why(model)]:
             try:
                 self._engines.warm(self._spec(model))
             except SpecError as error:
-                logger.error("cannot warm up: %s", error)
+                self.cold[model] = f"cannot warm up: {error}"
+                if self._pauses.open(model, str(error)):
+                    logger.error(
+                        "%s; the worker is not ready until it can, and tries again", self.cold[model]
+                    )
+            else:
+                if self.cold.pop(model):
+                    logger.info("has warmed up %s after all", model)
 
     def _carry_out(self, order: Order) -> None:
         if order.what == "drain":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,7 @@ from jobs.spec import ScoreSpec
 from jobs.store.worker_report import queue_workers, worker_reports
 from producer import Client, ScoringRun
 from tests.conftest import Server, StartWorker, wait_for
+from tests.harness.environ import QUICK_LEASE
 from tests.harness.models.tiny import make_bert
 from tests.workers.engine.test_engine import one_at_a_time
 from workers import metrics
@@ -149,6 +151,31 @@ def test_a_worker_warms_up_what_it_is_told_to(
     # It says that it is there only when all is warm: what a load leaves is there.
     assert len(list(tmp_path.glob("cache/onnx/*/model.onnx"))) == 1
     assert f"cannot warm up: {tmp_path / 'none'} is not a model" in (tmp_path / "worker.log").read_text()
+
+
+def test_a_worker_that_cannot_warm_up_is_not_ready_until_it_can(
+    server: Server, workers: StartWorker, specs: list[ScoreSpec], tmp_path: Path
+) -> None:
+    late = tmp_path / "late"
+    workers(name="w", environ={"RANKMILL_WARM": str(late), "RANKMILL_BACKEND": "torch", **QUICK_LEASE})
+    url = str(worker_reports(server.client, ["w"])["w"].metrics_url).replace("/metrics", "/readyz")
+    code, said = status_of(url)
+    assert (code, said.startswith(f"cannot warm up: model {late}: no such directory")) == (503, True)
+    assert worker_reports(server.client, ["w"])["w"].refusals == (said,)
+    client = Client(server.url, model=specs[0].model)
+    assert np.isfinite(client.score([("how", "far")], timeout=60)).all()  # others are served
+    make_bert(tmp_path / "made").rename(late)
+    wait_for(lambda: status_of(url) == (200, "ready"))
+    wait_for(lambda: not worker_reports(server.client, ["w"])["w"].refusals)
+
+
+def status_of(url: str) -> tuple[int, str]:
+    """Status and text that a worker's address answers with."""
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return answer.status, answer.read().decode().strip()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode().strip()
 
 
 @pytest.mark.slow
