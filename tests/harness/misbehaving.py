@@ -111,7 +111,7 @@ class ReadingWorker(ScoringWorker):
                 time.sleep(0.05)
             return file_digest(file, *how)
 
-        hashlib.file_digest = digest_in_time
+        hashlib.file_digest = digest_in_time  # type: ignore[assignment]
         super()._prepare(settings)
 
 

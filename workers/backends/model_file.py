@@ -41,8 +41,7 @@ def commit_of(source: str | Path, revision: str | None) -> str | None:
 
 def _hub_answers() -> bool:
     """Whether the hub answers within seconds; if not, its client is offline: it would try for a minute."""
-    from huggingface_hub import constants
-    from huggingface_hub.utils import get_session
+    from huggingface_hub import constants, get_session
 
     constants.HF_HUB_OFFLINE = False
     answers: list[object] = []

@@ -6,7 +6,6 @@ import logging
 import threading
 from pathlib import Path
 
-from jobs.errors import RankmillError
 from jobs.spec import ScoreSpec
 from workers.disk_cache import content_digest
 from workers.models.sources import find_source
@@ -56,5 +55,5 @@ class Reading:
             if isinstance(found.files, Path):
                 for file in sorted(found.files.glob("*.safetensors")):
                     content_digest(file, self._cache)
-        except (RankmillError, OSError) as error:  # the load says it
+        except Exception as error:  # whatever it is, the load meets it again
             logger.debug("%s cannot be read: %s", spec.model, error)

@@ -24,13 +24,13 @@ SMALL: dict[str, Any] = {
     "initializer_range": 0.2,
     "pad_token_id": 0,
 }
-READ_PADDING = {
+READ_PADDING: dict[str, dict[str, Any]] = {
     "Nystromformer": {},
     "ConvBert": {"embedding_size": 32, "head_ratio": 1},
     "FNet": {},
     "BigBird": {"block_size": 16, "num_random_blocks": 1},
 }
-MASK_IT = {
+MASK_IT: dict[str, dict[str, Any]] = {
     "Longformer": {"attention_window": 16},
     "DebertaV2": {"conv_kernel_size": 3, "relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
     "MPNet": {},

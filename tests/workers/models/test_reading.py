@@ -94,7 +94,7 @@ def test_other_models_are_served_while_weights_are_read(
     pairs = [("big cat", f"moon river {number}") for number in range(300)]
     slow, quick = client.submit(pairs, model=str(large)), client.submit(pairs)
     if burst:  # it stays until all is done
-        command = [BIN / "rq", "worker", "rankmill", "--burst", "--worker-class", READING]
+        command = [str(BIN / "rq"), "worker", "rankmill", "--burst", "--worker-class", READING]
         command += ["--serializer", "json", "--url", server.url]
         with (tmp_path / "worker.log").open("wb") as log:
             subprocess.Popen(command, cwd=tmp_path, env={**ENVIRON, **environ}, stdout=log, stderr=log)
