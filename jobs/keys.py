@@ -60,6 +60,11 @@ def precision(run_id: str) -> str:
     return f"{PREFIX}:run:{run_id}:precision"
 
 
+def revision(run_id: str) -> str:
+    """String: commit or content of the model that scores the run; set by its first worker."""
+    return f"{PREFIX}:run:{run_id}:revision"
+
+
 def refusals(run_id: str) -> str:
     """Hash: name of each worker that cannot score the run, and the reason."""
     return f"{PREFIX}:run:{run_id}:refusals"
@@ -72,9 +77,9 @@ def refused_until(run_id: str) -> str:
 
 def of_run(run_id: str) -> list[str]:
     """All keys of a run, but for those of its chunks and the note that it was cancelled."""
-    kinds = (run, results, progress, errors, detached, submissions, precision, scored_rows, refusals,
-             refused_until)  # fmt: skip
-    return [kind(run_id) for kind in kinds]
+    state = (run, results, progress, errors, detached, submissions, scored_rows)
+    workers = (precision, revision, refusals, refused_until)
+    return [kind(run_id) for kind in (*state, *workers)]
 
 
 def runs() -> str:

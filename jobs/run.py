@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import from_json
@@ -71,6 +71,16 @@ class Run(WireModel):
             "created": self.created,
             "rows": "" if self.rows is None else self.rows,
         }
+
+
+class Settled(NamedTuple):
+    """What all chunks of a run are scored with; ``None``: not settled.
+
+    ``precision`` is what ``auto`` stands for. ``revision`` is the model's commit or content.
+    """
+
+    precision: str | None
+    revision: str | None
 
 
 class Progress(WireModel):

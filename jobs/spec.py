@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from jobs.cache.models import CONTENT
 from jobs.errors import WireError
 from jobs.prompts import MAX_TEMPLATE_CHARS, answers_of
 
@@ -44,7 +45,8 @@ class ScoreSpec(BaseModel):
     model
         Hugging Face hub id, a directory on the worker's disk, or ``demo`` for the shipped model.
     revision
-        Branch, tag or commit on the hub; ``None`` is the default branch.
+        Branch, tag or commit on the hub; ``None`` is the default branch. Of a directory or a version in a
+        registry, the digest of its content; ``None``: whatever it holds.
     precision
         Number format of the forward pass; ``auto`` means the best one for the device.
     max_length
@@ -95,8 +97,12 @@ class ScoreSpec(BaseModel):
 
     @property
     def is_new(self) -> bool:
-        """Whether a release that does not know `ADDED` would score another model than this asks for."""
-        return self.activation == "softmax" or not ADDED.isdisjoint(self.written())
+        """Whether a release that does not know `ADDED` would score another model than this asks for.
+
+        Nor does it know that the content of a directory is a revision.
+        """
+        pinned = self.revision is not None and CONTENT.fullmatch(self.revision)
+        return self.activation == "softmax" or bool(pinned) or not ADDED.isdisjoint(self.written())
 
 
 def nearest(name: str, known: Iterable[str], written: Callable[[str], str] = str) -> str:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from jobs import keys
 from jobs.errors import RedisUnavailable, RunCancelled, RunFailed, RunTimeout
 from jobs.results import BadResult, ChunkResult, ChunkScores
-from jobs.run import Progress, Run
+from jobs.run import Progress, Run, Settled
 from jobs.runtime import tracing
 from jobs.runtime.logs import about
 from jobs.runtime.patience import redis_errors, waiting
@@ -222,9 +222,9 @@ class Submission:
         self._sizes.chunks.see(result.stats.worker, len(result.scores))
         return result
 
-    def _settle(self, precision: str) -> str:
-        """Fix the precision of the run, if it has other chunks to score."""
-        return precision if self._window.has_one_left else self._store.settle(self.run, precision)
+    def _settle(self, mine: Settled) -> Settled:
+        """Fix what the run is scored with, if it has other chunks to score."""
+        return mine if self._window.has_one_left else self._store.settle(self.run, mine)
 
     def _forget(self) -> None:
         """Delete the collected results from Redis, and write the run's progress there."""
@@ -264,10 +264,10 @@ class Submission:
             self._send(again)
 
     def _restore(self) -> None:
-        """Store the run on the server again, with its precision."""
+        """Store the run on the server again, with what is settled."""
         self._store.restore(self.run)
-        if self._agreed.precision and self.run.spec.precision == "auto":
-            self._store.settle(self.run, self._agreed.precision)
+        if any(self._agreed.settled):
+            self._store.settle(self.run, self._agreed.settled)
 
     def _send(self, units: dict[int, Unit]) -> None:
         rows = sum(len(unit.table) for unit in units.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from itertools import accumulate
@@ -13,7 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs.errors import InputError, RunFailed, WireError
+from jobs.cache.folder import cache_folder
+from jobs.errors import InputChanged, InputError, RunFailed, WireError
 from jobs.registry.resolver import Resolver
 from jobs.results import ChunkScores
 from jobs.run import Progress, Run
@@ -21,7 +22,7 @@ from jobs.runtime.settings import Settings
 from jobs.store.runs import RunStore
 from jobs.wire import decode_pairs
 from producer.files.layout import plan_layout
-from producer.files.manifest import manifest
+from producer.files.manifest import differences, manifest
 from producer.files.parts.sink import ScoredParts
 from producer.files.shards import shard_metadata
 from producer.files.sink import ScoredFile
@@ -32,6 +33,7 @@ from producer.journal import OLD_CHUNK_SIZE, Journal
 from producer.local.embedded import EmbeddedCluster
 from producer.pairs import RowsAt
 from producer.reuse.earlier import EarlierScores, no_earlier
+from producer.runs.agreed import Agreed
 from producer.runs.scoring_run import ScoringRun
 from producer.runs.several import SeveralRuns
 from producer.window import FIRST_PIECE
@@ -79,7 +81,8 @@ def score_file(
         The run cannot be finished; no output was written. The scores computed so far are stored,
         and the same request resumes from them.
     InputChanged
-        The input changed during the run; no output was written, and the scores are dropped.
+        The input changed during the run, or the model did and workers of an earlier release scored; no
+        output was written, and the scores are dropped.
     """
     started = time.monotonic()
     _use_system_memory()
@@ -96,10 +99,10 @@ def score_file(
         work = stack.enter_context(
             Workspace(place, restart=request.restart, force=request.force, models=len(asked))
         )
-        inputs = found.identify(work.folder, stack)
+        inputs, cache = found.identify(work.folder, stack), cache_folder(settings.cache_dir)
         refuse_unused(request, found.files, target)
-        made_from = manifest(inputs, asked, request.options(settings))
-        work.begin(made_from)
+        now = partial(manifest, inputs, asked, request.options(settings), cache)
+        work.begin(made_from := now())
         models = _with_versions(asked, settings, work)
         settings = settings.model_copy(update={"model": models[0]})
         session = stack.enter_context(Session(settings, cluster))
@@ -126,8 +129,7 @@ def score_file(
             else ScoredFile(target, work.folder, layout, made=work.made)
         )
         stack.enter_context(output)
-        where = "an embedded server" if session.embedded else "--redis"
-        logger.debug("run on queue %r of %s", settings.queue, where)
+        logger.debug("run on queue %r, %s", settings.queue, "embedded" if session.embedded else "of --redis")
         startup = 0.0
         if source.rows:
             with view(source.rows, quiet=request.quiet) as shown:
@@ -135,6 +137,7 @@ def score_file(
             startup = session.watch.since(started)
         output.finish(about())
         source.check_unchanged()
+        _check_models(tally, made_from, now)
         summary = summarize(output, models, startup, tally, time.monotonic() - started)
         confirm(output.last, summary)
         work.check()
@@ -222,8 +225,17 @@ def _score(
         raise InputError(str(error)) from None  # no chunk was scored: most likely the model is wrong
 
 
+def _check_models(tally: Tally, made_from: Mapping[str, str], now: Callable[[], dict[str, str]]) -> None:
+    """Look at the manifest again where some results do not say which content of the model they are of."""
+    if "" in tally.revisions and (changed := differences(made_from, now())):
+        raise InputChanged(
+            f"the model has changed since the run began ({changed}), and workers of an earlier release do "
+            "not say which content they scored with; start again"
+        )
+
+
 def _revision(journal: Journal, settings: Settings) -> str | None:
-    """The commit to score with: of a branch that may have a new one by now, that of the first chunk."""
+    """The revision to score with: that of the first chunk, as a branch or a directory may have a new one."""
     return (journal.first and journal.first.revision) or settings.revision
 
 
@@ -234,7 +246,9 @@ def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> Non
         if left and resumes:
             results = [result for _, result in store.results(left, after="0", block_ms=1)]
             scored = [result for result in results if isinstance(result, ChunkScores)]
-            whole = [result for result in scored if len(result.scores) == _rows_of(store, left, result.chunk)]
+            agreed = Agreed(left.spec, journal.first)
+            ours = [result for result in scored if not agreed.objection(result.stats, lambda mine: mine)]
+            whole = [result for result in ours if len(result.scores) == _rows_of(store, left, result.chunk)]
             journal.add({result.chunk: (len(result.scores), result) for result in whole})
     except WireError as error:
         logger.warning("the results of the last run in Redis cannot be used: %s", error)

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from jobs.cache.folder import cache_folder, strangers
+from jobs.errors import ConfigError
 from jobs.runtime.settings import WorkerSettings
 from jobs.spec import ScoreSpec
 from jobs.store.runs import RunStore
 from workers.backends.registry import choose_device
 from workers.chunks import ChunkScorer
 from workers.device import resolve_claim_ahead, resolve_token_budget, use_threads
-from workers.disk_cache import cache_folder
 from workers.engine.budget import BudgetSearch
 from workers.engine.cache import EngineCache, Limits
 from workers.engine.engine import Engine
@@ -23,6 +24,7 @@ from workers.engine.headroom import Headroom, memory_of
 from workers.engine.pipeline import Pipeline
 from workers.models.loading import Model, load
 from workers.models.reading import Reading
+from workers.models.sources import directory_content
 from workers.versions.aliases import Aliases
 from workers.versions.store import VersionStore
 
@@ -65,8 +67,15 @@ def assemble(
         The worker's settings, its device (from `prepare_device`), its run store and its name.
     drain
         Waits until no engine is in use.
+
+    Raises
+    ------
+    ConfigError
+        Strangers can write to the cache folder.
     """
     cache = cache_folder(settings.cache_dir)
+    if why := strangers(cache):
+        raise ConfigError(f"cache_dir: {why}")
     versions = VersionStore(cache, settings.registry, settings.cache_bytes)
     aliases = Aliases(settings.registry)
     engines = EngineCache(
@@ -77,6 +86,7 @@ def assemble(
         Limits(settings.model_cache_size, settings.model_cache_bytes, settings.model_idle_seconds),
         partial(_engine, settings),
         drain,
+        partial(directory_content, cache=cache),
     )
     return Parts(
         device=device,

@@ -13,7 +13,7 @@ import pyarrow as pa
 from jobs.errors import FormatError, SpecError, WireError, WorkerError
 from jobs.job import asks_for_times, attempt
 from jobs.results import ChunkFailure, ChunkScores, ChunkStats
-from jobs.run import Run
+from jobs.run import Run, Settled
 from jobs.spec import ScoreSpec, settled, weights_key
 from jobs.store.runs import RunStore
 from jobs.store.set_aside import DamagedJob
@@ -30,7 +30,7 @@ from workers.versions.aliases import Aliases
 logger = logging.getLogger(__name__)
 
 _RUNS = 1000
-"""Runs whose settled precision a worker remembers."""
+"""Runs of which a worker remembers what is settled."""
 
 
 class ChunkScorer:
@@ -153,31 +153,35 @@ class ChunkScorer:
 
     def _accept(self, run: Run) -> None:
         """Withdraw earlier refusals: this worker can score the run."""
+        self.refusals.close(weights_key(run.spec))
         self.refusals.close(weights_key(self._spec(run)))
         self.refusals.close(("run", run.id))
         self.refused_runs.take_back(run.id)
 
     def _spec(self, run: Run) -> ScoreSpec:
-        """The run's spec, with its settled precision if this worker knows it."""
+        """The run's spec, with its settled precision and revision if this worker knows them."""
         return self._settled.get(run.id, run.spec)
 
     def _engine(self, run: Run, source: Source) -> Engine:
-        """The engine of a run, in the precision that all its chunks are scored in.
+        """The engine of a run, in the precision and with the content that all its chunks are scored with.
 
-        With ``auto``, the first worker to get here settles the precision for the whole run.
+        The first worker to get here settles them for the whole run.
         """
         spec = self._spec(run)
-        if spec.precision != "auto" or run.id in self._settled:
-            return self._engines.get(spec)
         engine = self._engines.get(spec)
-        mine = engine.model.backend.precision
-        precision = source.settle(run, mine)
-        if precision != mine:
-            spec = settled(spec, precision)
+        if run.id in self._settled:
+            return engine
+        is_auto = spec.precision == "auto"
+        mine = Settled(engine.model.backend.precision if is_auto else None, engine.model.revision)
+        found = source.settle(run, mine)
+        if found.precision and found.precision != mine.precision:
+            spec = settled(spec, found.precision)
+        if found.revision:
+            spec = spec.model_copy(update={"revision": found.revision})
         self._settled[run.id] = spec
         if len(self._settled) > _RUNS:
             self._settled.popitem(last=False)
-        return engine if precision == mine else self._engines.get(spec)
+        return engine if found == mine else self._engines.get(spec)
 
     def result(self, claim: Claim) -> ChunkScores:
         """The result of a claim whose work is done."""

@@ -122,7 +122,7 @@ model_load_seconds = Histogram(
 model_hits = Counter("rankmill_model_hits_total", "Chunks whose model was loaded already.", registry=REGISTRY)
 model_unloads = Counter(
     "rankmill_model_unloads_total",
-    "Models unloaded as idle, or as their files had changed.",
+    "Models unloaded as idle or by order.",
     registry=REGISTRY,
 )
 model_bytes = Gauge("rankmill_model_bytes", "Memory of the weights that are loaded.", registry=REGISTRY)

@@ -19,7 +19,7 @@ from jobs.wire import decode_pairs
 if TYPE_CHECKING:
     from rq.worker import SimpleWorker
 
-    from jobs.run import Run
+    from jobs.run import Run, Settled
     from workers.queue.claim import Claim
     from workers.queue.rq_job import ScoringJob
 
@@ -38,8 +38,8 @@ class Source(Protocol):
     def pairs(self, run: Run) -> tuple[Texts, Texts] | None:
         """Queries and passages, ``[n]`` each; ``None`` if nobody waits for their scores any more."""
 
-    def settle(self, run: Run, precision: str) -> str:
-        """What ``auto`` means for the run, if this worker would choose `precision`."""
+    def settle(self, run: Run, mine: Settled) -> Settled:
+        """What all chunks of the run are scored with, if this worker has `mine`."""
 
     def wanted(self, run: Run) -> bool:
         """Whether somebody still waits for the scores."""
@@ -82,11 +82,11 @@ class ChunkOfRun:
         self._rows = len(queries)
         return queries, passages
 
-    def settle(self, run: Run, precision: str) -> str:
+    def settle(self, run: Run, mine: Settled) -> Settled:
         """As the protocol says; a request of one chunk has no others that could be scored differently."""
         if self._is_request and (self._chunk, self._rows) == (0, run.rows):
-            return precision
-        return self._store.settle(run, precision)
+            return mine
+        return self._store.settle(run, mine)
 
     def wanted(self, run: Run) -> bool:
         return self._store.exists(run.id)
@@ -121,8 +121,8 @@ class OwnPairs:
     def pairs(self, run: Run) -> tuple[Texts, Texts] | None:
         return self._pairs
 
-    def settle(self, run: Run, precision: str) -> str:
-        return precision
+    def settle(self, run: Run, mine: Settled) -> Settled:
+        return mine
 
     def wanted(self, run: Run) -> bool:
         connection: Any = self._job.connection

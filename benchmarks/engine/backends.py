@@ -120,7 +120,8 @@ def table(
 def reload(model: str, device: str, folder: str) -> tuple[str, str, str, str]:
     """Seconds of the first load of a model in this process, and of looking it up again."""
     load_here = partial(load, device=device, backend="auto", cache_dir=folder)
-    cache = EngineCache(load_here, device, Limits(2), partial(Engine, token_budget=2048), lambda: None)
+    make = partial(Engine, token_budget=2048)
+    cache = EngineCache(load_here, device, Limits(2), make, lambda: None, lambda _: None)
     spec = ScoreSpec(model=model)
     times = []
     for _ in range(101):

@@ -13,7 +13,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,19 +113,22 @@ class Surroundings:
         victim, output = place / "victim", place / "out.parquet"
         victim.write_text("precious")
         work = folder_of(output)
-        kinds: list[Callable[[], object]] = [
-            lambda: work.symlink_to(place),
-            lambda: (work.mkdir(0o700), (work / "lock").symlink_to(victim)),
-            lambda: (work.mkdir(0o700), os.mkfifo(work / "lock")),
-            lambda: (work.mkdir(0o700), (work / "journal.db").symlink_to(victim)),
-            lambda: (work.mkdir(0o700), os.mkfifo(work / "journal.db")),
-            lambda: os.mkfifo(output),
-            lambda: os.mkfifo(work),
-            lambda: output.symlink_to(victim),
-            output.mkdir,
-        ]
-        number = self.rng.randrange(len(kinds))
-        kinds[number]()
+        number = self.rng.randrange(9)
+        if number in {1, 2, 3, 4}:
+            work.mkdir(0o700)
+        match number:
+            case 0:
+                work.symlink_to(place)
+            case 1 | 3:
+                (work / ("lock" if number == 1 else "journal.db")).symlink_to(victim)
+            case 2 | 4:
+                os.mkfifo(work / ("lock" if number == 2 else "journal.db"))
+            case 5 | 6:
+                os.mkfifo(output if number == 5 else work)
+            case 7:
+                output.symlink_to(victim)
+            case 8:
+                output.mkdir()
         more = ["--force"] if self.rng.random() < 0.5 else []
         complaint = self._command([self._pairs(place), "-o", output, *more], {0, 1, 2})
         if victim.read_text() != "precious" and not output.is_symlink():

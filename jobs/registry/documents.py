@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from jobs.cache.models import digest_of
 from jobs.errors import InputError, RegistryError
 from jobs.registry.names import check_name
 from jobs.schema import Count, Seconds
@@ -112,8 +111,7 @@ class Manifest(_Document):
 
 def content_of(files: Iterable[ModelFile]) -> str:
     """Digest of paths, sizes and contents."""
-    listed = sorted((file.path, file.bytes, file.sha256) for file in files)
-    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+    return digest_of((file.path, file.bytes, file.sha256) for file in files)
 
 
 class Target(_Document):

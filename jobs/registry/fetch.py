@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from jobs.cache.digests import file_digest
 from jobs.errors import RegistryError
 from jobs.registry.documents import Manifest, ModelFile
 from jobs.registry.folder import PIECE
@@ -43,7 +44,7 @@ def fetch_files(
     parts.mkdir(parents=True, exist_ok=True)
     for file in manifest.files:
         whole = target / file.path
-        if whole.is_file() and _digest(whole) == file.sha256:
+        if whole.is_file() and file_digest(whole) == file.sha256:
             on_bytes(file.bytes)
             continue
         part = parts / file.sha256
@@ -82,8 +83,3 @@ def _fetch(
         out.flush()
         os.fsync(out.fileno())
     return digest.hexdigest()
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

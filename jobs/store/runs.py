@@ -20,7 +20,7 @@ from rq.serializers import JSONSerializer
 from jobs import keys
 from jobs.job import Payload, job_data
 from jobs.results import BadResult, ChunkResult, read_entry, to_entry
-from jobs.run import Progress, RowError, Run, read_run
+from jobs.run import Progress, RowError, Run, Settled, read_run
 from jobs.runtime.patience import cannot_serve
 from jobs.store.capacity import Capacity, read_capacity
 from jobs.store.ordered_queue import OrderedQueue
@@ -115,17 +115,19 @@ class RunStore:
             raw, payload = pipe.execute()
         return read_run(run_id, raw) if raw else None, payload
 
-    def settle(self, run: Run, precision: str) -> str:
-        """Fix what ``precision: auto`` means for the run; the first caller's precision is returned to all."""
-        key = keys.precision(run.id)
+    def settle(self, run: Run, mine: Settled) -> Settled:
+        """Fix what all chunks of the run are scored with; what the first callers have is returned to all."""
+        names = (keys.precision(run.id), keys.revision(run.id))
         with self.redis.pipeline() as pipe:
-            pipe.set(key, precision, nx=True, ex=run.ttl)
-            pipe.get(key)
+            for key, value in zip(names, mine, strict=True):
+                if value is not None:
+                    pipe.set(key, value, nx=True, ex=run.ttl)
+            pipe.mget(names)
             pipe.exists(keys.run(run.id))
-            _, settled, there = pipe.execute()
+            *_, found, there = pipe.execute()
         if not there:  # it was cancelled meanwhile
-            self.redis.unlink(key)
-        return cast("bytes", settled).decode(errors="replace")
+            self.redis.unlink(*names)
+        return Settled(*(value and value.decode(errors="replace") for value in found))
 
     def exists(self, run_id: str) -> bool:
         """Whether the run exists: it is not cancelled, finished or expired."""
@@ -319,6 +321,7 @@ class RunStore:
         """Renew the run's expiry in `pipe`; has no effect if the run is gone."""
         pipe.expire(keys.run(run.id), run.ttl)
         pipe.expire(keys.precision(run.id), run.ttl)
+        pipe.expire(keys.revision(run.id), run.ttl)
         pipe.zadd(keys.runs(), {run.id: time.time() + run.ttl}, xx=True)
         pipe.expire(keys.runs(), _INDEX_SECONDS)
 

@@ -1,8 +1,9 @@
 """The manifest of an output: the files, the model and the options on which its rows depend.
 
 A run is resumed only if its manifest is unchanged; otherwise the output would mix rows made in two
-ways. A file is identified by its path, size, time of last change and a digest of its first and last
-64 KiB (this includes a Parquet file's footer), so the cost is the same for files of any size.
+ways. A file of the input is identified by its path, size, time of last change and a digest of its first and
+last 64 KiB (this includes a Parquet file's footer), so the cost is the same for files of any size. A file of
+the model is identified by all of its bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from jobs.cache.digests import file_digest
+from jobs.cache.models import model_content, model_files, model_folder
 from jobs.errors import InputError
 from producer.files.inputs import InputFile
 from producer.files.stores.paths import ObjectPath, resolved
@@ -39,7 +42,7 @@ def named(files: Sequence[InputFile], fingerprints: Sequence[str]) -> dict[str, 
 
 
 def manifest(
-    inputs: Mapping[str, str], models: Sequence[str], options: Mapping[str, object]
+    inputs: Mapping[str, str], models: Sequence[str], options: Mapping[str, object], cache: Path
 ) -> dict[str, str]:
     """Return everything on which the output depends, each with a readable value.
 
@@ -51,6 +54,8 @@ def manifest(
         The models; for a local directory, its files are included.
     options
         Options by their names on the command line, without the leading dashes.
+    cache
+        The cache folder, where digests of files are remembered.
 
     Raises
     ------
@@ -61,23 +66,36 @@ def manifest(
     texts = {name: str(value) for name, value in options.items()}
     texts |= {name: _in_a_line(texts[name]) for name in _PROMPTS & texts.keys()}
     found |= {f"--{name.replace('_', '-')}": text for name, text in texts.items()}
-    files = [path for model in models for path in _model_files(model)]
-    found |= {f"model file {resolved(path)}": fingerprint(path) for path in files}
+    for model in models:
+        found |= _model_files(model, cache)
     return {**found, **inputs}
 
 
-def model_digest(model: str) -> str:
-    """A digest of the files of a model's directory, wherever that is; empty if it is no directory here."""
-    digest = hashlib.sha256()
-    for path in _model_files(model):
-        about, ends = _look(path)
-        digest.update(f"{path.relative_to(model)} {about.st_size} {ends}\n".encode())
-    return digest.hexdigest()[:32] if _model_files(model) else ""
+def content_here(model: str, cache: Path) -> str | None:
+    """The digest of the content of a model's directory; ``None`` if it is no directory on this host.
+
+    Raises
+    ------
+    InputError
+        A file of the model cannot be read.
+    """
+    folder = model_folder(model)
+    try:
+        return None if folder is None else model_content(folder, cache)
+    except OSError as error:
+        raise InputError(f"model {model} cannot be read: {error}") from None
 
 
-def _model_files(model: str) -> list[Path]:
-    folders = ("*", "[0-9]*_*/*")  # the second: modules of sentence-transformers
-    return sorted(path for each in folders for path in Path(model).glob(each) if path.is_file())
+def _model_files(model: str, cache: Path) -> dict[str, str]:
+    """The files of a model's directory, if it is one, each with its digest."""
+    folder, found = model_folder(model), {}
+    try:
+        for path in model_files(folder).values() if folder else ():
+            size = path.stat().st_size
+            found[f"model file {resolved(path)}"] = f"{size:,} bytes (digest {file_digest(path, cache)[:32]})"
+    except OSError as error:
+        raise InputError(f"model {model} cannot be read: {error}") from None
+    return found
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> str:

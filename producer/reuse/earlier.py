@@ -114,14 +114,15 @@ def check_same(found: Mapping[str, str], wanted: Mapping[str, str], name: str) -
     """
     if "rankmill.version" not in found:
         raise InputError(f"{name}: --reuse needs an output of score-file, which says how it was made")
-    known = {"rankmill.model_files", "rankmill.revision"} & {key for key, value in found.items() if value}
-    if not known and found.get("rankmill.model") != "demo":
+    revision = found.get("rankmill.revision", "")
+    if not revision and found.get("rankmill.model") != "demo":
         raise InputError(
-            f"{name}: its scores cannot be used, it does not say which commit or which files the model had"
+            f"{name}: its scores cannot be used, it does not say which commit or which content the model had"
         )
-    for key in sorted(OF_SCORES | (COLUMNS & found.keys())):
+    compared = sorted(OF_SCORES | (COLUMNS & found.keys()))
+    for key in sorted(compared, key=lambda each: each != "rankmill.revision"):  # which says most comes first
         given, asked = found.get(key, ""), wanted.get(key, "")
-        if key == "rankmill.model" and "rankmill.model_files" in known:
+        if key == "rankmill.model" and revision and revision == wanted.get("rankmill.revision"):
             continue  # the same files may be in another directory
         if given != asked and (asked or key not in OPEN):
             what = key.removeprefix("rankmill.").replace("_", " ")
@@ -134,7 +135,7 @@ def check_same(found: Mapping[str, str], wanted: Mapping[str, str], name: str) -
 OF_SCORES = {
     f"rankmill.{name}"
     for name in (
-        "model", "model_files", "revision", "precision", "max_length", "activation", "instruction",
+        "model", "revision", "precision", "max_length", "activation", "instruction",
         "prompt_template", "label", "long", "long_stride", "all_labels",
     )
 }  # fmt: skip

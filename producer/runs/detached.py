@@ -27,6 +27,7 @@ from jobs.store.detached import (
 )
 from jobs.store.runs import RunStore
 from jobs.wire import decode_pairs, encode_pairs
+from producer.runs.agreed import Agreed
 from producer.runs.listeners import Listeners
 from producer.runs.scores import Scores, as_array
 from producer.splitting import scores_and_errors
@@ -71,6 +72,7 @@ class DetachedRun:
         """Numbers of all chunks and pieces, those with a result included."""
         self._results: dict[int, tuple[int, ChunkResult]] = {}
         """Rows and result by first row."""
+        self._agreed = Agreed(run.spec, None)  # with the first result, which is the same in every process
         self._last = "0"
         self._deadline = math.inf
         self._heard = time.monotonic()
@@ -167,6 +169,8 @@ class DetachedRun:
             return True
         if isinstance(result, ChunkFailure) and result.fatal:
             raise RunFailed(result.message)
+        if isinstance(result, ChunkScores) and self._agreed.objection(result.stats, lambda first: first):
+            return True
         del self._units[result.chunk]
         if isinstance(result, ChunkFailure) and result.died and rows > 1:
             depth, half = result.chunk // FIRST_PIECE + 1, rows // 2

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs.cache.models import PLAIN, WORDS
 from jobs.errors import InputError
 from jobs.registry.documents import MAX_FILES, ModelFile
 from jobs.registry.folder import PIECE
@@ -15,8 +16,6 @@ from jobs.registry.folder import PIECE
 _DATA = frozenset(
     {".json", ".jsonl", ".txt", ".model", ".tiktoken", ".jinja", ".safetensors", ".onnx", ".onnx_data"}
 )
-_WORDS = frozenset({".md", ".yaml", ".yml", ".csv", ".tsv", ".html", ".svg", ".png", ".jpg", ".pdf"})
-_PLAIN = frozenset({"LICENSE", "LICENCE", "NOTICE", "README", "COPYING"})
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def is_left_out(name: str) -> bool:
 
 def check_kind(path: Path) -> None:
     """Raise `InputError` if a file of this name is neither weights in safetensors nor data."""
-    if path.suffix in _DATA | _WORDS or path.name in _PLAIN:
+    if path.suffix in _DATA | WORDS or path.name in PLAIN:
         return
     kind = path.suffix or "files without an ending"
     why = "no code" if path.suffix == ".py" else f"weights as *.safetensors and data, not {kind}"

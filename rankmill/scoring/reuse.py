@@ -6,8 +6,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import ValidationError
 
+from jobs.cache.folder import cache_folder
 from jobs.errors import InputError
 from jobs.runtime.settings import Settings
+from producer.files.manifest import content_here
 from producer.files.stores.paths import as_path
 from producer.files.stores.reading import open_random
 from producer.reuse.earlier import EarlierScores, check_same, open_earlier
@@ -16,7 +18,7 @@ from rankmill.scoring.summary import Tally, metadata
 
 
 def earlier_scores(request: Request, settings: Settings) -> tuple[Settings, EarlierScores | None]:
-    """Read the earlier output that the request names; the run takes its commit and precision from it.
+    """Read the earlier output that the request names; the run takes its revision and precision from it.
 
     Raises
     ------
@@ -34,6 +36,8 @@ def earlier_scores(request: Request, settings: Settings) -> tuple[Settings, Earl
         raise InputError(f"{path}: --reuse needs Parquet: {' '.join(str(error).split())}") from None
     found = {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in raw.items()}
     wanted = metadata(settings, Tally()) | request.named_columns()
+    if content := content_here(settings.model, cache_folder(settings.cache_dir)):
+        wanted["rankmill.revision"] = content
     if settings.precision == "auto":
         wanted["rankmill.precision"] = ""
     check_same(found, wanted, str(path))

@@ -13,7 +13,6 @@ from pydantic import TypeAdapter, ValidationError
 from jobs.errors import InputError
 from jobs.runtime.settings import Settings
 from jobs.spec import ADDED
-from producer.files.manifest import model_digest
 from producer.files.parts.sink import ScoredParts
 from producer.files.sink import ScoredFile
 from producer.splitting import ScoredTable
@@ -99,8 +98,7 @@ class Tally:
         self.retries += stats.attempt - 1
         self.windows += stats.windows
         self.how.add((stats.backend, stats.device, stats.precision))
-        if stats.revision:
-            self.revisions.add(stats.revision)
+        self.revisions.add(stats.revision or "")
         if stats.int8_gain is not None:
             self.int8_gain = min(stats.int8_gain, self.int8_gain or math.inf)
 
@@ -110,7 +108,8 @@ class Tally:
 
     @property
     def revision(self) -> str | None:
-        return ", ".join(sorted(self.revisions)) or None
+        """The model's commit or the digest of its content; ``None`` if an older worker has named none."""
+        return None if "" in self.revisions else ", ".join(sorted(self.revisions)) or None
 
 
 _TALLY = TypeAdapter(Tally)
@@ -124,8 +123,7 @@ def metadata(
     Of several `models`, ``rankmill.columns`` is a JSON object that says how each of the `columns` was made.
     """
     spec = settings.spec().written()
-    files = model_digest(settings.model)
-    own = {"rankmill.model_files": files} if files and not models else {}
+    own = {}
     if models:
         how = [_how(model, own_tally) for model, own_tally in zip(models, tally.each, strict=True)]
         own["rankmill.columns"] = json.dumps(dict(zip(columns, how, strict=True)))
@@ -149,7 +147,6 @@ def _how(model: str, tally: Tally) -> dict[str, str]:
     found = {name: tally.named(at) for at, name in enumerate(names)}
     return {
         "model": model,
-        "model_files": model_digest(model),
         "revision": tally.revision or "",
         **found,
     }

@@ -116,7 +116,11 @@ class ReadingWorker(ScoringWorker):
 
 
 class OddWorker(ScoringWorker):
-    """On a host of its own: ``AUTO`` is what auto means, ``LACKS`` and ``GONE`` what it has not."""
+    """On a host of its own: ``AUTO`` is what auto means, ``LACKS`` and ``GONE`` what it has not.
+
+    ``OTHER`` is the directory that is at each model's path there. With ``OLD`` it is of a release whose
+    results do not name the content.
+    """
 
     def _prepare(self, settings: WorkerSettings) -> None:
         from workers.models import sources
@@ -131,9 +135,12 @@ class OddWorker(ScoringWorker):
                 raise WorkerError(f"precision {spec.precision} is not supported on cpu; use another")
             if spec.precision == "auto" and "AUTO" in os.environ:
                 spec = settled(spec, os.environ["AUTO"])
-            return load(spec, *args, **options)
+            loaded = load(spec, *args, **options)
+            return replace(loaded, revision=None) if "OLD" in os.environ else loaded
 
         def locate_here(name: str) -> str | Path:
+            if "OTHER" in os.environ:
+                return Path(os.environ["OTHER"])
             return locate("/gone/model" if name == os.environ.get("GONE") else name)
 
         assembly.load, sources.locate = load_here, locate_here

@@ -130,13 +130,15 @@ def test_a_job_has_a_run_and_a_chunk_for_arguments(arguments: tuple[Any, ...]) -
         {"label": "1"},
         {"activation": "softmax"},
         {"all_labels": True},
+        {"revision": "0a" * 32},  # the content of a directory, which it would not look at
     ],
 )
 def test_a_run_that_an_older_release_would_score_otherwise_has_another_format(
     added: dict[str, str | bool],
 ) -> None:
     """An older worker leaves such a run to others; all other runs it reads as before."""
-    assert RUN.fields()["format"] == 2
+    commit = RUN.spec.model_copy(update={"revision": "0a" * 20})
+    assert RUN.fields()["format"] == RUN.model_copy(update={"spec": commit}).fields()["format"] == 2
     known = {"model", "revision", "precision", "max_length", "activation"}
     assert json.loads(str(RUN.fields()["spec"])).keys() == known
     spec = ScoreSpec.model_validate({"model": "m", **added})

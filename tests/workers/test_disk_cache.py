@@ -1,64 +1,129 @@
-"""Digests of weights: remembered while the file is the same, and never longer."""
+"""What is derived from models and kept: it is loaded as it was made, or made again."""
 
 from __future__ import annotations
 
-import hashlib
-import os
+import logging
+import shutil
+import threading
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from jobs.cache.digests import file_digest
+from jobs.errors import WorkerError
+from jobs.spec import ScoreSpec
+from tests.conftest import Server, run_command, score_file
+from tests.harness.models.tiny import make_bert
+from tests.workers.engine.test_engine import one_at_a_time
 from workers import disk_cache
-from workers.disk_cache import content_digest
+from workers.engine.engine import Engine
+from workers.models import loading
+from workers.models.description import describe
+from workers.models.loading import load_model
+
+TEXTS = ["how far", "what moon"], ["a big cat", "tea"]
 
 
-@pytest.fixture
-def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(disk_cache, "_SETTLED_SECONDS", -1.0)  # the files of a test are new
-    path = tmp_path / "model.safetensors"
-    path.write_bytes(b"a" * 1000)
-    return path
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return [make_bert(tmp_path_factory.mktemp("model"), seed=seed) for seed in range(2)]
 
 
-def test_a_file_is_read_once(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = content_digest(weights, tmp_path / "cache")
-    monkeypatch.setattr(hashlib, "file_digest", None)
-    assert content_digest(weights, tmp_path / "cache") == first
+def scores(model: Path, cache: Path, backend: str) -> list[float]:
+    spec = ScoreSpec(model=str(model), precision="fp32", activation="identity")
+    found: list[float] = (
+        Engine(load_model(spec, "cpu", backend, str(cache)), 4096).score(*TEXTS).scores.tolist()
+    )
+    return found
 
 
-def test_another_content_of_the_same_size_and_time_is_seen(weights: Path, tmp_path: Path) -> None:
-    before = weights.stat()
-    found = {content_digest(weights, tmp_path / "cache")}
-    while weights.stat().st_ctime_ns == before.st_ctime_ns:  # the file system's clock may be coarse
-        weights.write_bytes(b"b" * 1000)
-        os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
-    found.add(content_digest(weights, tmp_path / "cache"))
-    other = tmp_path / "other"
-    other.write_bytes(b"c" * 1000)
-    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
-    other.replace(weights)
-    found.add(content_digest(weights, tmp_path / "cache"))
-    assert len(found) == 3
-
-
-def test_a_file_that_has_just_changed_is_not_remembered(
-    weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("backend", ["openvino", "onnx"])
+def test_a_planted_graph_is_not_loaded(
+    models: list[Path], tmp_path: Path, backend: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(disk_cache, "_SETTLED_SECONDS", 3600.0)
-    content_digest(weights, tmp_path / "cache")
-    assert not list(tmp_path.glob("cache/**/*.json"))
+    for number, model in enumerate(models):
+        scores(model, tmp_path / str(number), backend)
+    (mine,), (other,) = ((tmp_path / number / backend).iterdir() for number in "01")
+    expected = pytest.approx(one_at_a_time(models[0], *TEXTS), abs=1e-4)
+    for planted in other.iterdir():
+        if planted.name != "digests.json":
+            shutil.copyfile(planted, mine / planted.name)
+    with caplog.at_level(logging.WARNING, "workers"):
+        assert scores(models[0], tmp_path / "0", backend) == expected
+    assert f"{mine} is damaged and will be made again" in caplog.text
+    (mine / "more.data").write_text("a")
+    assert scores(models[0], tmp_path / "0", backend) == expected
+    assert not (mine / "more.data").exists()
+    shutil.rmtree(mine)
+    shutil.copytree(other, mine)  # whole, under the name of another
+    assert scores(models[0], tmp_path / "0", backend) == expected
+    for place in (mine, mine.parent):
+        place.chmod(0o777)
+        with pytest.raises(WorkerError, match=f"{place} can be written by everybody"):
+            scores(models[0], tmp_path / "0", backend)
+        place.chmod(0o755)
 
 
-@pytest.mark.parametrize("damage", ["", "[]", '{"same": 1}'])
-def test_a_damaged_memory_is_made_again(weights: Path, tmp_path: Path, damage: str) -> None:
-    first = content_digest(weights, tmp_path / "cache")
-    (remembered,) = tmp_path.glob("cache/digests/*.json")
-    remembered.write_text(damage)
-    assert content_digest(weights, tmp_path / "cache") == first == content_digest(weights)
-    assert remembered.read_text() != damage
+def test_workers_refuse_a_cache_that_everybody_can_write(
+    server: Server, models: list[Path], tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    cache.chmod(0o777)
+    environ = {"RANKMILL_CACHE_DIR": str(cache)}
+    worker = ["rq", "worker", "--worker-class", "workers.ScoringWorker", "--serializer", "json"]
+    done = run_command(*worker, "--url", server.url, environ=environ)
+    (line,) = [line for line in done.err.splitlines() if "cannot start" in line]
+    assert f"cannot start: cache_dir: {cache} can be written by everybody" in line
+    assert "set cache_dir to a folder of this user" in line
+    assert (done.code, "Traceback" in done.err) == (78, False)
+    (tmp_path / "a.jsonl").write_text('{"query": "q", "passage": "p"}')
+    embedded = score_file(tmp_path / "a.jsonl", "--model", models[0], environ=environ)
+    assert (embedded.code, f"{cache} can be written by everybody" in embedded.err) == (1, True), embedded.err
 
 
-def test_a_cache_that_cannot_be_written_costs_only_time(weights: Path, tmp_path: Path) -> None:
-    cache = tmp_path / "file"
-    cache.write_text("")
-    assert content_digest(weights, cache) == content_digest(weights)
+def test_files_that_change_while_they_are_loaded_are_neither_loaded_nor_kept(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, cache = shutil.copytree(models[0], tmp_path / "model"), tmp_path / "cache"
+
+    def changed(*args: Any) -> object:
+        shutil.copyfile(models[1] / "model.safetensors", model / "model.safetensors")
+        return describe(*args)
+
+    for backend in ("torch", "openvino", "onnx"):
+        shutil.copyfile(models[0] / "model.safetensors", model / "model.safetensors")
+        with monkeypatch.context() as patch:
+            patch.setattr(loading, "describe", changed)
+            with pytest.raises(WorkerError, match=f"the files in {model} changed while they were read"):
+                scores(model, cache, backend)
+        assert not [path for path in cache.rglob("model.*") if path.is_file()]
+        np.testing.assert_allclose(scores(model, cache, backend), one_at_a_time(models[1], *TEXTS), atol=1e-4)
+        for kind in ("openvino", "onnx"):
+            shutil.rmtree(cache / kind, ignore_errors=True)
+
+
+def test_a_digest_holds_up_no_other(tmp_path: Path) -> None:
+    """A thread that reads a large file does not keep others from theirs."""
+    small = tmp_path / "small"
+    small.write_text("a")
+    with (tmp_path / "sparse").open("wb") as large:
+        large.truncate(1 << 30)
+    reading = threading.Thread(target=file_digest, args=(tmp_path / "sparse",), daemon=True)
+    reading.start()
+    assert file_digest(small) == file_digest(small)
+    assert reading.is_alive()
+    reading.join()
+
+
+def test_two_that_build_the_same_find_one(tmp_path: Path) -> None:
+    def build(folder: Path, *, first: bool = True) -> None:
+        (folder / "model.bin").write_text("a")
+        if first:  # another worker is faster
+            disk_cache.build_once(tmp_path / "b" / "c", partial(build, first=False))
+
+    disk_cache.build_once(tmp_path / "b" / "c", build)
+    assert disk_cache.is_kept(tmp_path / "b" / "c", tmp_path)

@@ -25,6 +25,7 @@ from prometheus_client import Histogram
 from rq.worker import SimpleWorker
 
 from jobs import keys
+from jobs.cache.models import model_content
 from jobs.errors import ConfigError, RunFailed
 from jobs.model_figures import SCORE_BUCKETS, ModelFigures
 from jobs.runtime.http import answer, serve
@@ -95,7 +96,8 @@ def test_a_worker_serves_its_metrics(server: Server, workers: StartWorker, tiny_
     Client(server.url, model=str(tiny_model), chunk_size=10).score(PAIRS, timeout=60)
     wait_for(lambda: 'rankmill_chunks_total{outcome="scored"} 10.0' in page(server, "metrics")[1])
     _, text = page(server, "metrics")
-    model, rest = f'model="{tiny_model}"', 'priority="request",revision=""'
+    revision = f'revision="{model_content(tiny_model)}"'
+    model, rest = f'model="{tiny_model}"', f'priority="request",{revision}'
     for line in (
         "rankmill_pairs_total 99.0",
         'rankmill_row_errors_total{kind="null"} 1.0',
@@ -106,7 +108,7 @@ def test_a_worker_serves_its_metrics(server: Server, workers: StartWorker, tiny_
         "rankmill_claimed_jobs 0.0",
         f"rankmill_model_pairs_total{{{model},{rest}}} 99.0",
         f"rankmill_model_latency_seconds_count{{{model},{rest}}} 10.0",
-        f'rankmill_model_score_bucket{{le="1.0",{model},revision=""}} 99.0',
+        f'rankmill_model_score_bucket{{le="1.0",{model},{revision}}} 99.0',
     ):
         assert f"\n{line}\n" in text, line
     check_metrics(text)

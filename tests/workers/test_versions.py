@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.cache.models import model_files
 from jobs.errors import WorkerError
 from jobs.registry.fetch import fetch_files
 from jobs.registry.names import Reference
@@ -124,6 +125,32 @@ def test_a_file_that_the_cache_lost_is_fetched_again(registry: Path, cache: Path
     assert (again.folder / "model.safetensors").read_bytes() == b"a" * SIZE
     (cache / "registry" / "reranker" / "v1" / "manifest.json").write_text("{")
     assert store(cache, registry).get(V1, None).content == first.content
+
+
+@pytest.mark.parametrize("planted", ["model.safetensors", "rankmill_new.json", "1_Dense/config.json"])
+def test_what_was_planted_in_the_cache_is_not_loaded(
+    registry: Path, cache: Path, planted: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = store(cache, registry).get(V1, None)
+    first.held.close()
+    (first.folder / planted).parent.mkdir(exist_ok=True)
+    (first.folder / planted).write_bytes(b"b" * SIZE)  # of the same size, where there was one
+    again = store(cache, registry).get(V1, first.content)
+    assert f"is fetched again: {planted} is not what was kept there" in caplog.text
+    assert set(model_files(again.folder)) == FILES
+    assert (again.folder / "model.safetensors").read_bytes() == b"a" * SIZE
+    (first.folder / planted).write_bytes(b"b" * SIZE)
+    shutil.rmtree(registry)
+    with pytest.raises(WorkerError, match="is not in this host's cache"):
+        store(cache, registry).get(V1, first.content)
+
+
+@pytest.mark.parametrize("folder", ["", "registry", "registry/reranker/v1", "registry/reranker/v1/model"])
+def test_a_folder_that_everybody_can_write_is_refused(registry: Path, cache: Path, folder: str) -> None:
+    store(cache, registry).get(V1, None).held.close()
+    (cache / folder).chmod(0o777)
+    with pytest.raises(WorkerError, match=f"{cache / folder} can be written by everybody, and what lies"):
+        store(cache, registry).get(V1, None)
 
 
 def test_the_version_unused_for_longest_makes_room_unless_it_is_in_use(registry: Path, cache: Path) -> None:

@@ -77,7 +77,7 @@ class ModelFiles:
     source
         Directory or hub id.
     revision
-        Commit on the hub.
+        Commit on the hub, or the digest of the directory's content.
     config
         The model's config from transformers, or the cached part of it.
     cache
@@ -88,6 +88,8 @@ class ModelFiles:
         For a language model: ids of the tokens for yes and, if the score is the log-odds, for no.
     check
         Raises an error if a backend with this model, in float32 on the CPU, lets padding change scores.
+    check_unchanged
+        Raises `WorkerError` if the files are not those of `revision` any more.
     """
 
     source: str | Path
@@ -97,6 +99,7 @@ class ModelFiles:
     layout: Layout = PLAIN
     answers: tuple[int, int | None] | None = None
     check: Callable[[Backend], None] | None = None
+    check_unchanged: Callable[[], None] = lambda: None
 
     def network(self) -> Any:
         """The model as a `workers.backends.networks.network.Network`."""

@@ -17,11 +17,12 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
+from jobs.cache.folder import read_json, write_json
 from jobs.runtime.hosts import cpu_flags, cpu_name
 from workers.backends.base import BackendKind
 from workers.backends.layer import LayerShape
 from workers.device import threads
-from workers.disk_cache import read_json, version, write_json
+from workers.disk_cache import version
 
 CPU_PRECISIONS = ("fp32", "bf16")
 """Precisions that ``auto`` chooses from on a CPU, the most exact first."""

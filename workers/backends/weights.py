@@ -104,3 +104,10 @@ def _parameters(file: Path) -> int:
 def _listed(names: Iterable[str]) -> str:
     first, *others = sorted(names)
     return f"{first} and {len(others)} more weights" if others else f"weight {first}"
+
+
+def own_memory(module: Any) -> Any:
+    """The module, with copies of its weights: until then they are the file, which somebody may write over."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = tensor.data.clone()
+    return module

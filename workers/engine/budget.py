@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from jobs.cache.folder import read_json, write_json
 from workers.backends.base import Backend, OutOfMemory
 from workers.device import device_name, empty_cache, threads
-from workers.disk_cache import read_json, write_json
 from workers.engine.mixing import BATCH_SECONDS
 from workers.models.tokens import Batch
 

@@ -6,21 +6,21 @@ import gc
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from jobs.cache.digests import Facts
+from jobs.cache.models import model_facts, model_folder
 from jobs.errors import WorkerError
 from jobs.spec import ScoreSpec, WeightsKey, weights_key
 from workers import metrics
 from workers.backends.base import OutOfMemory
 from workers.device import empty_cache
 from workers.engine.engine import Engine
-from workers.models.layout import MODEL_FILES
 from workers.models.loading import Loaded, Model, one_line
 
-Stamp = tuple[tuple[str, int, int], ...]
-"""Name, size and time of change of each file of a model on this disk; empty for one from the hub."""
+Stamp = Mapping[str, Facts]
+"""What the file system says of the files of a model's directory, by name; empty if it has none."""
 
 _ENGINES = 100
 """Engines of a model that are kept: each instruction has its own."""
@@ -62,6 +62,8 @@ class EngineCache:
         Makes an engine for a model.
     drain
         Waits until no engine is in use; called before a model is unloaded to make room.
+    content
+        Digest of the content of a spec's model now, if that is a directory; raises as `load` does.
     """
 
     def __init__(
@@ -71,12 +73,14 @@ class EngineCache:
         limits: Limits,
         make: Callable[[Model], Engine],
         drain: Callable[[], None],
+        content: Callable[[ScoreSpec], str | None],
     ) -> None:
         self._load = load
         self._device = device
         self._limits = limits
         self._make = make
         self._drain = drain
+        self._content = content
         self._cached: OrderedDict[WeightsKey, _CachedModel] = OrderedDict()
         self._bytes_of: dict[WeightsKey, int] = {}
         self.loading: str | None = None
@@ -94,7 +98,9 @@ class EngineCache:
         return [model for model, *_ in list(self._cached)]
 
     def get(self, spec: ScoreSpec) -> Engine:
-        """The engine of `spec`; loads its model if it is not loaded or its files have changed.
+        """The engine of `spec`; loads its model if it is not loaded, or has new content.
+
+        A spec with a revision gets that content as long as it is loaded, whatever its directory holds now.
 
         Raises
         ------
@@ -102,16 +108,21 @@ class EngineCache:
             As `workers.models.loading.load` does.
         """
         with one_line(spec):  # a mount that is stale, say
-            key, stamp = weights_key(spec), _stamp(spec)
+            key, stamp = self._key(spec), {} if spec.revision else _stamp(spec)
         cached = self._cached.get(key)
-        if cached is not None and cached.stamp != stamp:
-            logger.info("the files of %s have changed, loading it again", spec.model)
-            self._remove(key)
-            metrics.model_unloads.inc()
-            cached = None
+        if cached is not None and not spec.revision and cached.stamp != stamp:
+            if self._content(spec) == cached.loaded.revision:
+                cached.stamp = stamp
+            else:
+                logger.info("the files of %s have changed, loading them beside the old ones", spec.model)
+                old = (key[0], cached.loaded.revision, *key[2:])  # for the runs that have begun with it
+                self._cached[old] = self._cached.pop(key)
+                cached = None
         if cached is None:
+            if spec.revision:
+                self._content(spec)  # before another model leaves for one that is not there
             self._make_room(key)
-            cached = self._cached[key] = _CachedModel(self._load_timed(spec), stamp, time.monotonic())
+            cached = self._cached[key] = _CachedModel(self._load_beside(spec), stamp, time.monotonic())
             self._update_metrics()
             self._bytes_of[key] = cached.loaded.backend.bytes
             self._make_room(key)  # again, as the size may have been unknown before
@@ -119,8 +130,9 @@ class EngineCache:
             metrics.model_hits.inc()
         self._cached.move_to_end(key)
         cached.used = time.monotonic()
-        engine = cached.engines.pop(spec, None) or self._make(cached.loaded.model(spec))
-        cached.engines[spec] = engine  # the latest one last
+        options = spec.model_copy(update={"revision": None})  # the content has it
+        engine = cached.engines.pop(options, None) or self._make(cached.loaded.model(spec))
+        cached.engines[options] = engine  # the latest one last
         if len(cached.engines) > _ENGINES:
             del cached.engines[next(iter(cached.engines))]
         return engine
@@ -150,10 +162,10 @@ class EngineCache:
         return len(keys)
 
     def has(self, spec: ScoreSpec) -> bool:
-        """Whether the model of `spec` is loaded, as its files are now."""
-        cached = self._cached.get(weights_key(spec))
+        """Whether the model of `spec` is loaded: the content that it names, or that of its files now."""
+        cached = self._cached.get(self._key(spec))
         try:
-            return cached is not None and cached.stamp == _stamp(spec)
+            return cached is not None and (spec.revision is not None or cached.stamp == _stamp(spec))
         except OSError:  # `get` says it
             return False
 
@@ -166,7 +178,7 @@ class EngineCache:
 
     def fits(self, spec: ScoreSpec) -> bool:
         """Whether `get` would unload no other model."""
-        key = weights_key(spec)
+        key = self._key(spec)
         return key in self._cached or not self._too_much(key)
 
     def unload_idle(self) -> None:
@@ -178,6 +190,27 @@ class EngineCache:
             logger.info("unloading %s, which is idle", key[0])
             self._remove(key)
             metrics.model_unloads.inc()
+
+    def _key(self, spec: ScoreSpec) -> WeightsKey:
+        """The key of a spec's weights, which may be loaded as those of a spec without its revision."""
+        key = weights_key(spec)
+        plain = (key[0], None, *key[2:])
+        same = key not in self._cached and plain in self._cached
+        return plain if same and self._cached[plain].loaded.revision == spec.revision else key
+
+    def _load_beside(self, spec: ScoreSpec) -> Loaded:
+        """Load a model; its older content leaves if there is no memory for both."""
+        try:
+            return self._load_timed(spec)
+        except (MemoryError, OutOfMemory):
+            older = [key for key in self._cached if key[0] == spec.model and key[1] and not spec.revision]
+            if not older:
+                raise
+        self._drain()
+        for key in older:
+            self._remove(key)
+            metrics.model_evictions.inc()
+        return self._load_timed(spec)
 
     def _load_timed(self, spec: ScoreSpec) -> Loaded:
         self.loading, outcome = spec.model, "failed"
@@ -221,8 +254,8 @@ class EngineCache:
 
 
 def _stamp(spec: ScoreSpec) -> Stamp:
-    folder = Path(spec.model).expanduser()
-    if not folder.is_dir():
-        return ()
-    files = sorted(path for kind in MODEL_FILES for path in folder.glob(kind))
-    return tuple((file.name, found.st_size, found.st_mtime_ns) for file in files for found in [file.stat()])
+    folder = model_folder(spec.model)
+    try:
+        return {} if folder is None else model_facts(folder)
+    except OSError:  # a file that is being replaced; loading says what is wrong
+        return {}

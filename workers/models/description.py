@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -20,9 +19,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from tokenizers import Encoding, Tokenizer
 
+from jobs.cache.digests import file_digest
 from workers.backends.families import TRACEABLE
 from workers.backends.model_file import model_file
-from workers.disk_cache import build_once, content_digest, version
+from workers.disk_cache import build_once, is_kept, version
 from workers.models.layout import Layout, read_layout
 from workers.models.tokenizer import Joiner
 
@@ -173,20 +173,17 @@ def describe(source: str | Path, revision: str | None, cache: Path) -> Descripti
     OSError, ValueError
         From transformers, when there is no such model.
     """
-    folder = cache / "models" / _name(source, revision)
-    if folder.is_dir():
-        try:
-            return _load(folder)
-        except Exception as error:  # the tokenizers library raises plain `Exception`
-            logger.warning("%s is damaged and will be made again: %s", folder, error)
-            shutil.rmtree(folder, ignore_errors=True)
+    name = _name(source, revision)
+    folder = cache / "models" / name
+    if is_kept(folder, cache):
+        return _load(folder)
     found = _read(source, revision)
     chat = found.layout.chat is not False and getattr(found.tokenizer, "chat_template", None)
     if found.config.model_type not in TRACEABLE or not found.plain or chat:
         return found  # what runs it imports transformers anyway
     try:
         text = _plain(found.tokenizer, source, revision)
-        if text is not None:
+        if text is not None and name == _name(source, revision):  # its files are still the same
             build_once(folder, partial(_save, _facts(found), text))
     except Exception as error:  # an unusual tokenizer or config, or a full disk
         logger.warning("cannot cache what %s needs, so workers import transformers: %s", source, error)
@@ -213,7 +210,7 @@ def _name(source: str | Path, revision: str | None) -> str:
     else:
         files = [path for kind in ("*.json", "*.txt", "*.model") for path in source.glob(kind)]
         for path in sorted(files):
-            inputs += [path.name, content_digest(path)]
+            inputs += [path.name, file_digest(path)]
     return hashlib.blake2b("\n".join(inputs).encode(), digest_size=16).hexdigest()
 
 

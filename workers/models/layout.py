@@ -31,12 +31,6 @@ _FOLLOWED = frozenset(
 """Settings of the transformer module that rankmill follows; any other must be empty."""
 
 
-MODEL_FILES = tuple(
-    f"{folder}*.{kind}" for folder in ("", "[0-9]*_*/") for kind in ("json", "jinja", "safetensors")
-)
-"""Files of a model that decide its scores, as patterns in its directory."""
-
-
 class Step(BaseModel):
     """A module that sentence-transformers runs after the transformer: class, folder and config."""
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobs.errors import RankmillError, SpecError
+from jobs.cache.folder import cache_folder, strangers
+from jobs.errors import RankmillError, SpecError, WorkerError
 from jobs.spec import ScoreSpec
 from workers.backends.base import Backend, DeviceLost, Logits, ModelFiles, OutOfMemory
 from workers.backends.families import first_position
 from workers.backends.registry import BACKENDS, Choice, choose_backend
-from workers.disk_cache import cache_folder
 from workers.models.activation import Activation, activation, choose_output
 from workers.models.description import Description, describe
 from workers.models.padding import Probe
@@ -121,19 +121,24 @@ def load(
     """
     started = time.monotonic()
     with one_line(spec):
-        found = find_source(spec, versions)
-        source, revision = found.files, found.revision
         cache = cache_folder(cache_dir)
+        if why := strangers(cache):
+            raise WorkerError(why)
+        found = find_source(spec, versions, cache)
+        source, revision = found.files, found.revision
         about = describe(source, revision, cache)
         _scores(spec, about)  # what the spec lacks is said before the weights are read
         tokenizer_for(spec, about, find_max_length(spec, about))
         asked = answers(spec, about) if about.layout.task == "causal" else None
         longest = find_max_length(spec.model_copy(update={"max_length": None}), about)
         probe = Probe.of(spec.model, about, longest)
-        files = ModelFiles(source, revision, about.config, cache, about.layout, asked, probe.check)
+        files = ModelFiles(
+            source, revision, about.config, cache, about.layout, asked, probe.check, found.check_unchanged
+        )
         choice = choose_backend(backend, spec.precision, about.config, device, cache, plain=about.plain)
         runner = _load_backend(choice, files, device)
         probe.check(runner)  # also a broken tokenizer or graph fails here, and not for each row
+        found.check_unchanged()
     if versions:
         versions.trim()
     seconds = time.monotonic() - started

@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 
 from jobs.spec import ScoreSpec
-from workers.disk_cache import content_digest
 from workers.models.sources import find_source
 from workers.versions.store import VersionStore
 
@@ -51,9 +50,6 @@ class Reading:
 
     def _read(self, spec: ScoreSpec) -> None:
         try:
-            found = find_source(spec, self._versions, ask_hub=False)
-            if isinstance(found.files, Path):
-                for file in sorted(found.files.glob("*.safetensors")):
-                    content_digest(file, self._cache)
+            find_source(spec, self._versions, self._cache, ask_hub=False)
         except Exception as error:  # whatever it is, the load meets it again
             logger.debug("%s cannot be read: %s", spec.model, error)

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from typing import Any
 
+from jobs.cache.folder import cache_folder
 from jobs.errors import RankmillError, SpecError
 from jobs.spec import ScoreSpec
 from workers.backends.registry import BACKENDS, choose_device
-from workers.disk_cache import cache_folder
 from workers.models.activation import choose_output
 from workers.models.description import Description, describe
 from workers.models.loading import find_max_length, one_line
@@ -38,7 +38,7 @@ def report(request: Mapping[str, Any]) -> dict[str, Any]:
     spec = ScoreSpec.model_validate(request["spec"])
     with one_line(spec):
         cache = cache_folder(request["cache_dir"])
-        found = find_source(spec, VersionStore(cache, request["registry"], request["cache_bytes"]))
+        found = find_source(spec, VersionStore(cache, request["registry"], request["cache_bytes"]), None)
         revision = found.revision
         about = describe(found.files, revision, cache)
         device = choose_device(request["device"], "torch")

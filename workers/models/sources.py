@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from jobs.cache.digests import Facts
+from jobs.cache.models import CONTENT, model_content, model_facts
 from jobs.errors import InputError, SpecError, WorkerError
 from jobs.registry.names import Reference, parse_reference
 from jobs.spec import ScoreSpec
@@ -25,38 +28,81 @@ class Source:
     files
         Their folder on this host, or the hub id.
     revision
-        Commit on the hub; for a version in a registry, the digest of its content.
+        Commit on the hub; for a directory or a version in a registry, the digest of its content.
     held
         Keeps a registry's version on this host while it exists.
+    facts
+        What the file system says of the files in a folder.
     """
 
     files: str | Path
     revision: str | None
     held: object = None
+    facts: Mapping[str, Facts] = field(default_factory=dict)
+
+    def check_unchanged(self) -> None:
+        """Check that the files are still those that were found; raises `WorkerError` if not."""
+        if isinstance(self.files, Path) and model_facts(self.files) != self.facts:
+            raise WorkerError(f"the files in {self.files} changed while they were read")
 
 
-def find_source(spec: ScoreSpec, versions: VersionStore | None, *, ask_hub: bool = True) -> Source:
+def find_source(
+    spec: ScoreSpec, versions: VersionStore | None, cache: Path | None, *, ask_hub: bool = True
+) -> Source:
     """Find the files of a model; a version of a registry is fetched if it is not on this host.
 
-    Without `ask_hub`, a model on the hub has the revision of the spec.
+    Parameters
+    ----------
+    spec, versions
+        The model, and where models of a registry come from.
+    cache
+        The cache folder, where digests are remembered; ``None``: the content of a directory is not looked at.
+    ask_hub
+        Without it, a model on the hub has the revision of the spec.
 
     Raises
     ------
     WorkerError
-        They are not on this host.
+        They are not on this host, or are not those that the spec asks for.
     SpecError
         They are no model.
     """
     reference = _reference(spec.model)
     if reference is None:
         files = locate(spec.model)
-        return Source(files, commit_of(files, spec.revision) if ask_hub else spec.revision)
+        if isinstance(files, str):
+            return Source(files, commit_of(files, spec.revision) if ask_hub else spec.revision)
+        facts = model_facts(files)
+        return Source(files, None if cache is None else _content(files, spec, cache), facts=facts)
     if versions is None:
         raise SpecError(
             f"{reference} is in a registry; rankmill models pull {reference} DIR makes a folder of it"
         )
     version = versions.get(reference, spec.revision)
-    return Source(_checked(version.folder, spec.model), version.content, version.held)
+    folder = _checked(version.folder, spec.model)
+    return Source(folder, version.content, version.held, model_facts(folder))
+
+
+def directory_content(spec: ScoreSpec, cache: Path) -> str | None:
+    """The digest of the content of a spec's model, if that is a directory; raises as `find_source` does."""
+    files = locate(spec.model) if _reference(spec.model) is None else spec.model
+    return _content(files, spec, cache) if isinstance(files, Path) else None
+
+
+def _content(folder: Path, spec: ScoreSpec, cache: Path) -> str:
+    """The digest of a directory's content, which is the spec's revision if it has one."""
+    if spec.revision and not CONTENT.fullmatch(spec.revision):
+        raise SpecError(
+            f"model {spec.model} is a directory, and revision {spec.revision:.40} names a commit on the hub: "
+            "leave it out"
+        )
+    content = model_content(folder, cache)
+    if spec.revision not in {None, content}:
+        raise WorkerError(
+            f"model {spec.model} on worker host {socket.gethostname()} has content {content:.12}, and the "
+            f"run has {spec.revision:.12}: put the same files on every worker host, or begin a new run"
+        )
+    return content
 
 
 def _reference(model: str) -> Reference | None:

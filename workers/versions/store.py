@@ -13,6 +13,9 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs.cache.digests import file_digest
+from jobs.cache.folder import make_folder, strangers
+from jobs.cache.models import model_files
 from jobs.errors import InputError, RegistryAway, RegistryError, WorkerError
 from jobs.registry.documents import Manifest
 from jobs.registry.fetch import fetch_files
@@ -71,12 +74,14 @@ class VersionStore:
                 held = lock(file, shared=True)  # nobody removes it now
                 assert held
                 stack.callback(held.close)
-                manifest = _whole(folder)
+                if why := strangers(folder / _MODEL, self._cache):
+                    raise WorkerError(why)
+                manifest = self._whole(folder)
                 if manifest is None:
                     fetching = lock(file.with_name(f"{file.name}.fetching"))
                     assert fetching
                     with closing(fetching), _removed_if_full(folder):
-                        manifest = _whole(folder) or self._fetch(reference, folder)
+                        manifest = self._whole(folder) or self._fetch(reference, folder)
                 os.utime(folder)
             except OSError as error:
                 raise WorkerError(self._cannot_keep(reference, error)) from error
@@ -87,6 +92,24 @@ class VersionStore:
                 )
             stack.pop_all()
         return Version(folder / _MODEL, manifest.content, held)
+
+    def _whole(self, folder: Path) -> Manifest | None:
+        """The manifest of a version that is here with all its files, and each is what the manifest says."""
+        try:
+            manifest = Manifest.read((folder / _MANIFEST).read_bytes(), "a manifest")
+            found = [file_digest(folder / _MODEL / file.path, self._cache) for file in manifest.files]
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except RegistryError as error:
+            logger.warning("%s is fetched again: %s", folder, error)
+            return None
+        pairs = zip(manifest.files, found, strict=True)
+        changed = [file.path for file, digest in pairs if digest != file.sha256]
+        changed += _foreign(manifest, folder)
+        if changed:
+            logger.warning("%s is fetched again: %s is not what was kept there", folder, changed[0])
+            return None
+        return manifest
 
     def trim(self) -> None:
         """Remove what is over the limit."""
@@ -104,6 +127,9 @@ class VersionStore:
         try:
             manifest = registry.manifest(reference)
             self._reserve(manifest, folder)
+            make_folder(folder / _MODEL)
+            for path in _foreign(manifest, folder):
+                (folder / _MODEL / path).unlink()
             fetch_files(registry, manifest, folder / _MODEL, folder / _FETCHING)
         except RegistryAway as error:
             raise WorkerError(f"{reference} is not in this host's cache, and {error}") from error
@@ -145,20 +171,9 @@ def _removed_if_full(folder: Path) -> Iterator[None]:
         raise
 
 
-def _whole(folder: Path) -> Manifest | None:
-    """The manifest of a version that is here with all its files; they were verified when they came."""
-    try:
-        manifest = Manifest.read((folder / _MANIFEST).read_bytes(), "a manifest")
-        sizes = [(folder / _MODEL / file.path).stat().st_size for file in manifest.files]
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except RegistryError as error:
-        logger.warning("%s is fetched again: %s", folder, error)
-        return None
-    if sizes != [file.bytes for file in manifest.files]:
-        logger.warning("%s is fetched again: a file has another size than it had", folder)
-        return None
-    return manifest
+def _foreign(manifest: Manifest, folder: Path) -> list[str]:
+    """Files of a model that lie with a version, and are none of its."""
+    return sorted(model_files(folder / _MODEL).keys() - {file.path for file in manifest.files})
 
 
 def _write(path: Path, value: bytes) -> None:

@@ -24,6 +24,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from jobs.cache.folder import cache_folder, make_folder, strangers
 from jobs.errors import InputError, OutputError
 from producer.files.corpus.texts import read_texts
 from producer.files.inputs import InputFile
@@ -112,24 +113,27 @@ def on_disk(files: tuple[InputFile, ...], fingerprints: Iterable[str]) -> TextIn
     Raises
     ------
     InputError
-        A file cannot be read, or two texts have the same id.
+        A file cannot be read, two texts have the same id, or strangers can write to the cache folder.
     OutputError
         The index cannot be written.
     """
     about = {"format": _FORMAT, "files": [[str(resolved(file.path)), mark] for file, mark in
                                           zip(files, fingerprints, strict=True)]}  # fmt: skip
     name = hashlib.sha256(str(resolved(files[0].path)).encode()).hexdigest()[:16]
-    kept = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rankmill" / "corpora" / name
+    cache = cache_folder("auto")
+    kept = cache / "corpora" / name
     first = files[0].path
     beside = kept if isinstance(first, ObjectPath) else first.with_name(first.name + SUFFIX)
     for folder in (beside, kept):
         if _about(folder) == about:
+            _check_owners(folder, kept, cache)
             return _open(folder)
     roots = confined()
     may_write = os.access(beside.parent, os.W_OK) and (roots is None or roots.allow(first, "write"))
     folder = beside if may_write else kept
+    _check_owners(folder, kept, cache)
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.parent)
         new = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=SUFFIX, dir=folder.parent))
         try:
             _build(new, files)
@@ -142,6 +146,12 @@ def on_disk(files: tuple[InputFile, ...], fingerprints: Iterable[str]) -> TextIn
             shutil.rmtree(new, ignore_errors=True)
     except OSError as error:
         raise OutputError(f"cannot write the corpus' index {folder}: {error.strerror}") from None
+
+
+def _check_owners(folder: Path, kept: Path, cache: Path) -> None:
+    """Check that an index in the cache folder is no stranger's; one beside the corpus is as safe as that."""
+    if folder == kept and (why := strangers(kept, cache, "XDG_CACHE_HOME")):
+        raise InputError(why)
 
 
 def _about(folder: Path) -> object:

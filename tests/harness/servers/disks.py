@@ -14,7 +14,7 @@ import pytest
 def small_disk(folder: Path, size: str) -> Iterator[Path]:
     """Mount a disk of this size, such as ``128k``, at `folder`, which is made; skips without the right to."""
     folder.mkdir()
-    if _mount(f"size={size}", folder):
+    if _mount(f"size={size},mode=0755", folder):
         pytest.skip("needs the right to mount a tmpfs")
     try:
         yield folder

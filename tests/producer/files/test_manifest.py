@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from producer.files.manifest import differences, manifest
 
 
-def test_a_changed_template_is_told_in_one_line() -> None:
+def test_all_bytes_of_a_model_s_files_count_and_their_times_do_not(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    weights = bytearray(300_000)
+    (model / "model.safetensors").write_bytes(weights)
+    before = manifest({}, [str(model)], {}, tmp_path / "cache")
+    (model / "model.safetensors").touch()
+    assert manifest({}, [str(model)], {}, tmp_path / "cache") == before
+    weights[150_000] = 1
+    (model / "model.safetensors").write_bytes(weights)
+    told = differences(before, manifest({}, [str(model)], {}, tmp_path / "cache"))
+    assert told.startswith(f"model file {model / 'model.safetensors'} was 300,000 bytes (digest ")
+
+
+def test_a_changed_template_is_told_in_one_line(tmp_path: Path) -> None:
     before, now = (
-        manifest({}, ["m"], {"prompt_template": "{{ messages }}\n" * 9 + end, "label": "a"})
+        manifest({}, ["m"], {"prompt_template": "{{ messages }}\n" * 9 + end, "label": "a"}, tmp_path)
         for end in ("yes", "no")
     )
     assert differences(before, before) == ""
@@ -15,4 +31,6 @@ def test_a_changed_template_is_told_in_one_line() -> None:
     assert told.startswith("--prompt-template was '{{ messages }}\\n")
     assert "\n" not in told
     assert len(told) < 300
-    assert differences(before, manifest({}, ["m"], {"label": "b"})).startswith("--label was a and is b")
+    assert differences(before, manifest({}, ["m"], {"label": "b"}, tmp_path)).startswith(
+        "--label was a and is b"
+    )

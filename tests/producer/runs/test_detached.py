@@ -41,11 +41,14 @@ def attached(client: Client, run_id: str) -> DetachedRun:
     return found
 
 
-def write(client: Client, run: DetachedRun, number: int, scores: list[float]) -> None:
+def write(
+    client: Client, run: DetachedRun, number: int, scores: list[float], revision: str | None = None
+) -> None:
     found = client.store.load(run.id)
     assert found is not None
     errors = pa.nulls(len(scores), pa.string())
-    client.store.write_result(found, ChunkScores(number, pa.array(scores, pa.float32()), errors, STATS))
+    stats = STATS.model_copy(update={"revision": revision})
+    client.store.write_result(found, ChunkScores(number, pa.array(scores, pa.float32()), errors, stats))
 
 
 def queued(client: Client) -> list[str]:
@@ -109,6 +112,22 @@ def test_chunks_that_are_lost_and_rows_that_kill_their_worker(
         scores = each.scores(60)
         assert scores[5:].tolist() == [5.0] * 5 + [10.0] * 10 + [20.0] * 10 + [30.0] * 10
         assert dict(scores.errors) == dict.fromkeys(range(5), "ValueError: bad")
+    run.cancel()
+
+
+def test_results_of_another_content_of_the_model_are_not_taken(
+    alone: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detached, "_SWEEP_SECONDS", 0.1)
+    run = alone.submit(PAIRS[:20], detached=True)
+    alone.store.redis.delete(*(f"rq:job:{job}" for job in queued(alone)))
+    write(alone, run, 0, [1.0] * 10, revision="a")
+    write(alone, run, 10, [2.0] * 10, revision="b")
+    with pytest.raises(RunTimeout, match="10 rows were done"):
+        run.scores(1)
+    write(alone, run, 10, [3.0] * 10, revision="a")
+    for each in (run, attached(alone, run.id)):
+        assert each.scores(60).tolist() == [1.0] * 10 + [3.0] * 10
     run.cancel()
 
 

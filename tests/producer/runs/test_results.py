@@ -131,6 +131,19 @@ def test_a_bad_result_beside_a_good_one_costs_nothing() -> None:
     assert not any(part.scores.null_count for part in parts)
 
 
+def test_a_result_of_another_content_than_the_first_one_s_is_an_attempt_that_failed() -> None:
+    other = [damaged(1, with_stats(revision="other"))]
+    parts = scored(lambda *attempt: other if attempt == (1, 1) else [good(attempt[0])])
+    assert [part.scores.null_count for part in parts] == [0, 0, 0]
+    parts = scored(lambda chunk, _: other if chunk == 1 else [good(chunk)])
+    assert [part.scores.null_count for part in parts] == [0, ROWS, 0]
+
+
+def test_results_of_an_older_release_which_name_no_content_are_taken() -> None:
+    parts = scored(lambda chunk, _: [damaged(chunk, with_stats(revision=None) if chunk == 1 else {})])
+    assert [part.scores.null_count for part in parts] == [0, 0, 0]
+
+
 def test_a_fatal_failure_of_a_chunk_that_is_not_there_ends_no_run() -> None:
     fatal = dict(to_entry(ChunkFailure(chunk=99, message="no", fatal=True)))
     assert not any(part.scores.null_count for part in scored(lambda chunk, _: [fatal, good(chunk)]))

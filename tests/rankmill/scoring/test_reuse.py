@@ -18,7 +18,7 @@ from tests.harness.models.tiny import make_bert
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_bert(tmp_path_factory.mktemp("model") / "a")
+    return make_bert(tmp_path_factory.mktemp("model") / "a", hidden=128)
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,14 @@ def earlier(options: list[object], model: Path, tmp_path_factory: pytest.TempPat
 
 NUMBERS = [*range(40, 60), *range(40), 60, 60, 61, 60, 62, *range(30)]
 """New are 50 to 62, and 13, which has no score."""
+
+
+def change_the_middle(weights: Path) -> None:
+    """Change a weight that is in neither the first nor the last 64 KiB."""
+    data = bytearray(weights.read_bytes())
+    assert len(data) > 1 << 20
+    data[len(data) // 2] ^= 1
+    weights.write_bytes(data)
 
 
 def submitted(done: Outcome) -> int:
@@ -189,7 +197,8 @@ def test_a_column_that_another_model_made_is_not_taken(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "{other}"], "they are of another model files"),
+        (["--model", "{other}"], "they are of another revision"),
+        (["--model", "{middle}"], "they are of another revision"),
         (["--precision", "bf16"], "they are of another precision: fp32, not bf16"),
         (["--max-length", 64], "they are of another max length: none, not 64"),
         (["--instruction", "rank"], "they are of another instruction: none, not rank"),
@@ -211,7 +220,9 @@ def test_other_scores_are_refused(
 ) -> None:
     (earlier.parent / "a.csv").write_text("query,passage,score\nq,p,1\n")
     other = make_bert(tmp_path / "other", seed=1)
-    given = [str(each).format(other=other, folder=earlier.parent) for each in arguments]
+    middle = shutil.copytree(model, tmp_path / "middle")
+    change_the_middle(middle / "model.safetensors")
+    given = [str(each).format(other=other, middle=middle, folder=earlier.parent) for each in arguments]
     source = write(tmp_path / "b.parquet", [1])
     asked = [] if "--model" in given else ["--model", model]
     done = score_file(source, *options, *asked, "--reuse", earlier, *given)

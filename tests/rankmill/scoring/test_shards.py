@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from producer.files.source import cut_range, shard_range
 from rankmill.cli.main import rankmill
 from tests.conftest import Server, score_file
+from tests.harness.models.tiny import make_bert
+from tests.rankmill.scoring.test_reuse import change_the_middle
 
 
 @given(st.lists(st.integers(0, 5), max_size=8), st.integers(1, 7))
@@ -62,6 +64,20 @@ def parts(tmp_path_factory: pytest.TempPathFactory, shared_queue: Server, tiny_m
     for name, options in commands.items():
         assert score_file(*common, *options, "-o", folder / f"{name}.parquet").code == 3
     return folder
+
+
+def test_shards_of_a_model_that_changed_between_them_are_refused(
+    parts: Path, shared_queue: Server, tmp_path: Path
+) -> None:
+    model = make_bert(tmp_path / "model", hidden=128)
+    common = [parts / "pairs.parquet", "--redis", shared_queue.url, "--model", model, "--precision", "fp32"]
+    for number in (1, 2):
+        output = tmp_path / f"{number}.parquet"
+        assert score_file(*common, "--shard", f"{number}/2", "-o", output).code == 3
+        change_the_middle(model / "model.safetensors")
+    done = merge(tmp_path / "1.parquet", tmp_path / "2.parquet", "-o", tmp_path / "out.parquet")
+    assert done.exit_code == 2
+    assert "are not shards of one output" in done.output
 
 
 def test_merged_shards_are_the_output_of_one_command(parts: Path, tmp_path: Path) -> None:

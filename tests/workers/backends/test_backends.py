@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
+from jobs.cache.folder import cache_folder
 from jobs.errors import SpecError
 from jobs.spec import ScoreSpec
 from tests.harness.models.backends import require
@@ -26,7 +27,6 @@ from workers.backends.families import TRACEABLE
 from workers.backends.registry import BACKENDS, Choice, choose_backend
 from workers.backends.torch import backend as torch_backend
 from workers.device import use_threads
-from workers.disk_cache import cache_folder
 from workers.engine.engine import Engine
 from workers.models.loading import load_model
 from workers.models.tokens import Batch

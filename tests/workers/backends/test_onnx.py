@@ -84,7 +84,7 @@ def test_a_model_is_exported_once_for_each_content_and_precision(tmp_path: Path)
         load_model(spec, "cpu", "onnx", str(cache))
 
     def files() -> dict[Path, int]:
-        return {path: path.stat().st_mtime_ns for path in (cache / "onnx").rglob("*") if path.is_file()}
+        return {path: path.stat().st_mtime_ns for path in (cache / "onnx").rglob("*.onnx")}
 
     load()
     first = files()

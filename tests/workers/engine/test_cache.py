@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -12,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.errors import SpecError
+from jobs.cache.folder import cache_folder
+from jobs.errors import SpecError, WorkerError
 from jobs.spec import ScoreSpec
 from jobs.store.worker_report import queue_workers, worker_reports
 from producer import Client, ScoringRun
@@ -24,13 +26,15 @@ from workers import metrics
 from workers.engine.cache import EngineCache, Limits
 from workers.engine.engine import Engine
 from workers.models.loading import load
+from workers.models.sources import directory_content
 
 LOAD = partial(load, device="cpu", backend="torch", cache_dir="auto")
+CONTENT = partial(directory_content, cache=cache_folder("auto"))
 MAKE = partial(Engine, token_budget=100)
 
 
 def cache_of(limits: Limits, drained: list[str] | None = None) -> EngineCache:
-    return EngineCache(LOAD, "cpu", limits, MAKE, lambda: (drained or []).append("once"))
+    return EngineCache(LOAD, "cpu", limits, MAKE, lambda: (drained or []).append("once"), CONTENT)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +61,7 @@ def counted() -> Counted:
 
 def test_it_keeps_what_was_used_last(counted: Counted, specs: list[ScoreSpec]) -> None:
     drained: list[str] = []
-    cache = EngineCache(LOAD, "cpu", Limits(models=2), MAKE, lambda: drained.append("once"))
+    cache = EngineCache(LOAD, "cpu", Limits(models=2), MAKE, lambda: drained.append("once"), CONTENT)
     first, second = cache.get(specs[0]), cache.get(specs[1])
     assert cache.get(specs[0]) is first
     assert not drained
@@ -114,16 +118,54 @@ def test_idle_models_go(counted: Counted, specs: list[ScoreSpec]) -> None:
     assert hasty.bytes == 0
 
 
-def test_new_files_in_a_directory_are_loaded(counted: Counted, tmp_path: Path) -> None:
-    spec = ScoreSpec(model=str(make_bert(tmp_path)), precision="fp32", activation="identity")
-    cache = cache_of(Limits(models=2))
+@pytest.mark.parametrize("backend", ["torch", "openvino", "onnx"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_new_files_in_a_directory_are_for_new_runs(
+    counted: Counted, tmp_path: Path, backend: str, *, in_place: bool
+) -> None:
+    """Old runs go on with the old weights, also where the new ones are written into the same file."""
+    before, after = (one_score(make_bert(tmp_path / str(seed), seed=seed)) for seed in range(2))
+    model = shutil.copytree(tmp_path / "0", tmp_path / "model")
+    spec = ScoreSpec(model=str(model), precision="fp32", activation="identity")
+    load_with = partial(load, device="cpu", backend=backend, cache_dir=str(tmp_path / "cache"))
+    content = partial(directory_content, cache=tmp_path / "cache")
+    cache = EngineCache(load_with, "cpu", Limits(models=2), MAKE, lambda: None, content)
     old = cache.get(spec)
-    make_bert(tmp_path, seed=1)
+    of_old_runs = spec.model_copy(update={"revision": old.model.revision})
+    copy = shutil.copyfile if in_place else replace
+    copy(tmp_path / "1" / "model.safetensors", model / "model.safetensors")
+    assert cache.get(of_old_runs).model.backend is old.model.backend
+    assert old.score(["how far"], ["a cat"]).scores == pytest.approx([before], abs=1e-5)
     new = cache.get(spec)
-    assert new is not old
-    expected = one_at_a_time(tmp_path, ["how far"], ["a cat"])
-    np.testing.assert_allclose(new.score(["how far"], ["a cat"]).scores, expected, atol=1e-5)
-    assert (counted("loads", outcome="loaded"), counted("unloads")) == (2, 1)
+    assert new.model.revision != old.model.revision
+    assert new.score(["how far"], ["a cat"]).scores == pytest.approx([after], abs=1e-5)
+    assert cache.get(of_old_runs).model.backend is old.model.backend
+    (model / "model.safetensors").touch()
+    assert cache.get(spec) is new
+    (model / "README.md").touch()
+    assert cache.get(spec) is new
+    assert counted("loads", outcome="loaded") == 2
+    cache.unload(str(model))
+    both = f"has content {new.model.revision:.12}, and the run has {old.model.revision:.12}"
+    with pytest.raises(WorkerError, match=both):
+        cache.get(of_old_runs)
+
+
+def test_a_directory_has_no_revision_but_its_content(specs: list[ScoreSpec]) -> None:
+    named = specs[0].model_copy(update={"revision": "main"})
+    with pytest.raises(
+        SpecError, match="is a directory, and revision main names a commit on the hub: leave it"
+    ):
+        cache_of(Limits(models=1)).get(named)
+
+
+def one_score(folder: Path) -> float:
+    return float(one_at_a_time(folder, ["how far"], ["a cat"])[0])
+
+
+def replace(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target.with_name(".new"))
+    target.with_name(".new").replace(target)
 
 
 def test_a_model_that_cannot_be_loaded_is_tried_each_time(

@@ -140,10 +140,10 @@ def test_a_model_of_the_hub_has_the_file_from_there(
     assert f"{ABOUT} of some/model was never fetched: going on without it" in caplog.text
 
 
-def test_a_change_of_the_file_is_noticed(tanh: Path) -> None:
+def test_a_change_of_the_file_is_noticed(tanh: Path, tmp_path: Path) -> None:
     cache, spec = cache_of(Limits(models=1)), ScoreSpec(model=str(tanh), precision="fp32")
-    before, files = cache.get(spec).score(QUERIES, PASSAGES).scores, manifest({}, [str(tanh)], {})
+    before, files = cache.get(spec).score(QUERIES, PASSAGES).scores, manifest({}, [str(tanh)], {}, tmp_path)
     edit(tanh / ABOUT, activation_fn="torch.nn.modules.linear.Identity")
     after = cache.get(spec).score(QUERIES, PASSAGES).scores
     np.testing.assert_allclose(np.tanh(after), before, atol=1e-6)
-    assert ABOUT in differences(files, manifest({}, [str(tanh)], {}))
+    assert ABOUT in differences(files, manifest({}, [str(tanh)], {}, tmp_path))

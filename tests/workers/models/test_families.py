@@ -282,7 +282,9 @@ def test_without_a_prompt_for_pairs_a_language_model_is_refused(
     np.testing.assert_allclose(ours, expected(model, load=load, activation_fn=RAW), atol=1e-4)
     if template is None:
         spec = ScoreSpec(model=str(model), precision="fp32", prompt_template="none")
-        alone = Engine(load_model(spec, "cpu", "torch", str(tmp_path)), 300).score(QUERIES, PASSAGES)
+        alone = Engine(load_model(spec, "cpu", "torch", str(tmp_path / "cache")), 300).score(
+            QUERIES, PASSAGES
+        )
         empty = [row for row, texts in enumerate(zip(QUERIES, PASSAGES, strict=True)) if texts == ("", "")]
         reason = "tokenizer: ValueError: the pair has no tokens"
         assert alone.errors == dict.fromkeys(empty, reason)
@@ -373,7 +375,7 @@ def test_a_run_brings_its_prompt_and_its_label_to_the_workers(
 
 @pytest.mark.parametrize("instruction", [None, "see: "])
 def test_long_passages_count_by_their_best_window(instruction: str | None, tmp_path: Path) -> None:
-    model = make_encoder(tmp_path, "bert")
+    model = make_encoder(tmp_path / "model", "bert")
     spec = ScoreSpec(
         model=str(model), precision="fp32", long="split", long_stride=10, instruction=instruction
     )

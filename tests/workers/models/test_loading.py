@@ -28,7 +28,7 @@ Change = Callable[[dict[str, Any]], object]
 
 def score(model: Path, backend: str = "torch") -> float:
     spec = ScoreSpec(model=str(model), precision="fp32", activation="identity")
-    scored = Engine(load_model(spec, "cpu", backend, str(model / "cache")), 64).score(*PAIR)
+    scored = Engine(load_model(spec, "cpu", backend, str(model.with_name("cache"))), 64).score(*PAIR)
     assert not scored.errors
     return float(scored.scores[0])
 

@@ -15,7 +15,7 @@ from workers.backends.base import ModelFiles
 from workers.backends.inputs import INPUTS
 from workers.backends.model_file import model_file
 from workers.device import int8_instructions
-from workers.disk_cache import build_once, cache_name, version
+from workers.disk_cache import build_once, cache_name, is_kept, version
 
 _VERSION = 4
 """Version of the export; changes when the same model would give another file."""
@@ -45,18 +45,20 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
         logger.info("using the model's own %s", shipped.name)
         return shipped
     versions = [*(version(name) for name in ("torch", "transformers", "onnx")), onnxruntime.__version__]
-    name = cache_name(
-        files.source, files.revision, str(_VERSION), str(OPSET), kind, *versions, cache=files.cache
-    )
+    name = cache_name(files.source, files.revision, str(_VERSION), str(OPSET), kind, *versions)
+    folder = files.cache / "onnx" / name
+    if is_kept(folder, files.cache):
+        return folder / _FILE
 
     def export(folder: Path) -> None:
         started = time.monotonic()
         from workers.backends.traceable import Traceable  # imports torch, which a cached file does not need
 
         _export(Traceable(files.classifier()), kind, folder)
+        files.check_unchanged()  # else it would be kept as that of other files
         logger.info("exported %s as %s in %.1f s", files.source, kind, time.monotonic() - started)
 
-    return build_once(files.cache / "onnx" / name, export) / _FILE
+    return build_once(folder, export) / _FILE
 
 
 _SHIPPED = "onnx/model.onnx"

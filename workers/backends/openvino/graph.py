@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 import warnings
 from contextlib import redirect_stdout
@@ -16,7 +15,7 @@ from workers.backends.base import ModelFiles
 from workers.backends.openvino.core import core
 from workers.backends.openvino.recipe import read_recipe
 from workers.backends.openvino.silent import openvino
-from workers.disk_cache import build_once, cache_name, used_now, version
+from workers.disk_cache import build_once, cache_name, is_kept, version
 
 if TYPE_CHECKING:
     from workers.backends.traceable import Traceable
@@ -41,19 +40,14 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
     """
     kind = "int8" if precision == "int8" else "fp32"
     packages = ("torch", "transformers", "openvino", *(["nncf"] if kind == "int8" else []))
-    made_from = cache_name(
-        files.source, files.revision, str(_VERSION), kind, *map(version, packages), cache=files.cache
-    )
+    made_from = cache_name(files.source, files.revision, str(_VERSION), kind, *map(version, packages))
     folder = files.cache / "openvino" / made_from
-    if folder.is_dir():
-        used_now(folder)
-        try:
-            return core().read_model(folder / _FILE)
-        except RuntimeError as error:
-            logger.warning("%s is damaged and will be made again: %s", folder, error)
-            shutil.rmtree(folder, ignore_errors=True)
+    if is_kept(folder, files.cache):
+        return core().read_model(folder / _FILE)
     started = time.monotonic()
-    classifier = files.classifier()
+    from workers.backends.weights import own_memory  # torch
+
+    classifier = own_memory(files.classifier())
     recipe = read_recipe(files.source, files.revision) if kind == "int8" else None
     if recipe:
         from workers.backends.openvino.smoothing import apply_recipe  # torch
@@ -62,13 +56,14 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
     graph = graph_of(classifier, precision)
     logger.info("converted %s for OpenVINO in %.1f s", files.source, time.monotonic() - started)
     try:
-        build_once(folder, partial(_save, graph))
+        build_once(folder, partial(_save, graph, files))
     except (OSError, RuntimeError) as error:
         logger.warning("cannot keep the OpenVINO graph of %s: %s", files.source, error)
     return graph
 
 
-def _save(graph: Any, folder: Path) -> None:
+def _save(graph: Any, files: ModelFiles, folder: Path) -> None:
+    files.check_unchanged()  # else it would be kept as that of other files
     openvino.save_model(graph, folder / _FILE, compress_to_fp16=False)
     core().read_model(folder / _FILE)  # which sees what a full disk has left out
 

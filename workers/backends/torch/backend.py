@@ -13,6 +13,7 @@ import torch
 from workers.backends.base import DeviceLost, Logits, OutOfMemory
 from workers.backends.head import cast_all_but_head
 from workers.backends.networks.beginnings import find_beginnings
+from workers.backends.weights import own_memory
 from workers.device import empty_cache
 from workers.models.tokens import Batch
 
@@ -41,6 +42,8 @@ class TorchBackend:
         cast_all_but_head(network, DTYPES[precision], network.heads())
         with _device_errors(device):
             self._network = network.to(device)
+            if device == "cpu":
+                own_memory(self._network)
         self.shares_beginnings: bool = network.shares_beginnings
         self.bytes = sum(tensor.nbytes for tensor in network.state_dict().values())
 
