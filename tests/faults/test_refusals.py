@@ -85,8 +85,8 @@ def test_a_directory_that_one_worker_lacks(
     model = make_bert(tmp_path / "model")
     odd(workers, "without", GONE=str(model))
     run = client.submit(PAIRS[:50], model=str(model))
+    wait_for(lambda: server.client.xlen(keys.results(run.id)))  # the only worker said so
     odd(workers, "with")
-    # The only worker said so.
     with pytest.raises(RunFailed, match=r"no such directory on worker host .*put the model at this path"):
         run.scores(timeout=60)
     assert np.isfinite(client.score(PAIRS, timeout=60, model=str(model))).all()
