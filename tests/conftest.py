@@ -103,13 +103,21 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+_LOGGERS = [logging.getLogger(name) for name in (None, *ROOMS, *RQ)]
+_LOGGING = [(logger, logger.level, logger.handlers[:]) for logger in _LOGGERS]
+
+
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:
-    """Commands that run in this process set its logging up; the next test finds it as it was."""
-    loggers = [logging.getLogger(name) for name in (None, *ROOMS, *RQ)]
-    before = [(logger, logger.level, logger.handlers[:]) for logger in loggers]
+    """Commands that run in this process, also in fixtures of modules, set its logging up; no test sees it."""
+    _restore_logging()
     yield
-    for logger, level, handlers in before:
+    _restore_logging()
+
+
+def _restore_logging() -> None:
+    for logger, level, handlers in _LOGGING:
         logger.setLevel(level)
-        logger.handlers[:] = handlers
+        of_pytest = [each for each in logger.handlers if type(each).__module__.startswith("_pytest.")]
+        logger.handlers[:] = [*handlers, *of_pytest]
     logging.captureWarnings(capture=False)

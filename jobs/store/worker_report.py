@@ -168,7 +168,7 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
 def _died(client: Any, name: str) -> bool:
     """Whether a worker without a report is a ScoringWorker."""
     try:
-        return bool(client.hexists(_WORKER_PREFIX + name, SCORING_FIELD))
+        return client.hget(_WORKER_PREFIX + name, SCORING_FIELD) is not None
     except redis.ResponseError as error:  # the key is damaged
         if cannot_serve(error):
             raise

@@ -115,7 +115,8 @@ def test_runs_whose_list_is_lost_are_scored_once(
         runners(queue)
     for each in (run, *others):
         assert each.wait(timeout=60).state == "done"
-    assert not list(server.scan_iter("rq:job:*"))
+    jobs = [f"rq:job:{each.id}" for each in (run, *others)]
+    wait_for(lambda: not server.exists(*jobs))
     assert not server.exists(f"rq:queue:{name}")
 
 
