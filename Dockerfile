@@ -22,9 +22,9 @@ RUN pip install --no-cache-dir --no-deps . \
     && install -d -o rankmill -g rankmill /home/rankmill/.cache /home/rankmill/data
 
 # RQ connects as rankmill's own commands do.
-ENV RQ_CONNECTION_CLASS=workers.Connection
+ENV RQ_CONNECTION_CLASS=rankmill.Connection
 USER rankmill
 WORKDIR /home/rankmill
 EXPOSE 9807 9808 9809
 ENTRYPOINT ["/opt/rankmill/configs/docker/entrypoint.sh"]
-CMD ["rq", "worker", "rankmill", "--worker-class", "workers.ScoringWorker", "--serializer", "json"]
+CMD ["rq", "worker", "rankmill", "--worker-class", "rankmill.ScoringWorker", "--serializer", "json"]

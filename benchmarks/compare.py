@@ -28,8 +28,8 @@ from benchmarks.comparison.environments import HOME, ROOT
 from benchmarks.comparison.report import bar_chart, machine
 from benchmarks.comparison.standings import Results, from_json, standings
 from benchmarks.engine.ceiling import Ceiling
-from rankmill.tuning.agreement import agreement
-from rankmill.tuning.quality import ndcg, read_qrels
+from rankmill.lab.tuning.agreement import agreement
+from rankmill.lab.tuning.quality import ndcg, read_qrels
 
 
 def main() -> None:

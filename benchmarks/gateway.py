@@ -33,7 +33,7 @@ from rq import Worker
 
 from benchmarks.cluster import cluster
 from benchmarks.simulated import simulated_cluster
-from producer import Client
+from rankmill import Client
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "pairs.jsonl"
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from benchmarks.cluster import wait_until
 from benchmarks.simulated import TOKENS, SimulatedCluster, collect, endless_pairs, finished, simulated_cluster
-from jobs.runtime.hosts import TOKEN_BUDGETS
-from producer import Client
-from producer.runs.scoring_run import ScoringRun
+from rankmill import Client
+from rankmill.jobs.runtime.hosts import TOKEN_BUDGETS
+from rankmill.producer.client.runs.scoring_run import ScoringRun
 
 BATCH = TOKEN_BUDGETS["cpu"] // TOKENS
 """Pairs in a full batch of a simulated worker."""

@@ -38,7 +38,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.cluster import cluster
 from benchmarks.queue import SPEED
-from rankmill.tuning.pairs import sample
+from rankmill.lab.tuning.pairs import sample
 
 
 def main() -> None:
@@ -103,9 +103,9 @@ def write_input(folder: Path, pairs: str, rows: int, kind: str) -> Path:
 
 def write_run(folder: Path, pairs: str, rows: int, texts: int) -> Path:
     """A TREC run of `rows` rows, its queries, and a corpus of `texts` texts with its index."""
-    from producer.files.corpus.index import on_disk
-    from producer.files.inputs import InputFile
-    from producer.files.manifest import fingerprint
+    from rankmill.producer.files.corpus.index import on_disk
+    from rankmill.producer.files.inputs import InputFile
+    from rankmill.producer.files.manifest import fingerprint
 
     part = sample(pairs, 10_000)
     corpus = folder / "corpus.parquet"
@@ -182,12 +182,12 @@ def measure(source: str, url: str, args: argparse.Namespace, profile: Path | Non
 
 
 def _score(out: Any, name: str, url: str, chunk_size: str, profile: Path | None) -> None:
-    import producer.files.corpus.joined  # noqa: F401 (pandas, which score_file imports where it is needed)
-    from jobs.runtime.settings import load_settings
-    from producer.files.readers import TextColumns
-    from producer.files.stores.paths import as_path
-    from rankmill.score_file import score_file
-    from rankmill.scoring.request import Request, RunRequest
+    import rankmill.producer.files.corpus.joined  # noqa: F401 (pandas, which score_file imports where it is needed)
+    from rankmill.jobs.runtime.settings import load_settings
+    from rankmill.producer.files.readers import TextColumns
+    from rankmill.producer.files.stores.paths import as_path
+    from rankmill.score.request import Request, RunRequest
+    from rankmill.score.score_file import score_file
 
     source = as_path(name)
     settings = load_settings({"redis_url": url, "model": "demo", "chunk_size": chunk_size})

@@ -17,8 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.simulated import FIRST, simulated_cluster
-from jobs.run import Progress
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.contract.run import Progress
 
 PAIRS_PER_SECOND = 1000
 """Of a simulated worker; a batch has 128 pairs."""

@@ -20,16 +20,16 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.cluster import cluster
-from jobs.results import ChunkScores, ChunkStats
-from jobs.run import Run
-from jobs.runtime.settings import WorkerSettings
-from jobs.store.runs import RunStore
-from jobs.wire import decode_pairs
-from producer import Client
-from workers.queue.claim import Claim
-from workers.queue.refusals import Refusals
-from workers.sources import source_of
-from workers.worker import ScoringWorker
+from rankmill import Client
+from rankmill.jobs.contract.results import ChunkScores, ChunkStats
+from rankmill.jobs.contract.run import Run
+from rankmill.jobs.contract.wire import decode_pairs
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.runtime.settings import WorkerSettings
+from rankmill.workers.queue.claim import Claim
+from rankmill.workers.queue.refusals import Refusals
+from rankmill.workers.queue.sources import source_of
+from rankmill.workers.worker import ScoringWorker
 
 SPEED = "BENCHMARK_PAIRS_PER_SECOND"
 """Variable with the pairs a second of an idle worker; without it, as many as it can."""

@@ -24,12 +24,12 @@ import pyarrow.parquet as pq
 
 from benchmarks.cluster import cluster
 from benchmarks.simulated import simulated_cluster
-from jobs.spec import ScoreSpec
-from producer import AsyncClient, Client
-from producer.runs.scoring_run import ScoringRun
-from workers.device import resolve_device, resolve_token_budget, use_threads
-from workers.engine.engine import Engine
-from workers.models.loading import load_model
+from rankmill import AsyncClient, Client
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.producer.client.runs.scoring_run import ScoringRun
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.host.device import resolve_device, resolve_token_budget, use_threads
+from rankmill.workers.models.loading import load_model
 
 Pairs = list[tuple[str, str]]
 

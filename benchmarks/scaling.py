@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 from statistics import median
 
-from jobs.runtime.settings import load_settings
-from rankmill.tuning.machine import markdown_table
-from rankmill.tuning.pairs import sample
-from rankmill.tuning.trials import Trials
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.lab.tuning.machine import markdown_table
+from rankmill.lab.tuning.pairs import sample
+from rankmill.lab.tuning.trials import Trials
 
 TIMEOUT = 1800
 

@@ -35,19 +35,19 @@ import numpy as np
 import redis
 
 from benchmarks.cluster import valkey, wait_until
-from jobs import keys
-from jobs.errors import RunCancelled
-from jobs.runtime.hosts import TOKEN_BUDGETS
-from jobs.runtime.settings import WorkerSettings
-from jobs.spec import ScoreSpec
-from jobs.store.worker_report import queue_workers
-from producer import Client
-from producer.runs.scoring_run import ScoringRun
-from workers.models.description import Description
-from workers.models.layout import PLAIN
-from workers.models.loading import Loaded, Model
-from workers.models.tokens import Batch, Tokens
-from workers.worker import ScoringWorker
+from rankmill import Client
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import RunCancelled
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.protocol.worker_report import queue_workers
+from rankmill.jobs.runtime.hosts import TOKEN_BUDGETS
+from rankmill.jobs.runtime.settings import WorkerSettings
+from rankmill.producer.client.runs.scoring_run import ScoringRun
+from rankmill.workers.batches.layout import PLAIN
+from rankmill.workers.batches.tokens import Batch, Tokens
+from rankmill.workers.models.description import Description
+from rankmill.workers.models.loading import Loaded, Model
+from rankmill.workers.worker import ScoringWorker
 
 SECONDS = "RANKMILL_SIMULATED_SECONDS"
 """Environment variable: how long a simulated forward of 1,000 pairs takes; default 1."""
@@ -69,9 +69,9 @@ _MODULES = [
     "benchmarks.cluster",
     "producer",
     "rq.cli.cli",
-    "workers.chunks",
-    "workers.health",
-    "workers.worker",
+    "rankmill.workers.queue.chunks",
+    "rankmill.workers.host.health",
+    "rankmill.workers.worker",
 ]
 """What the workers import, but this module, which runs as ``__main__``."""
 
@@ -86,9 +86,9 @@ class SimulatedWorker(ScoringWorker):
     """A ScoringWorker whose forward sleeps; a score depends on the two texts alone (`simulated_score`)."""
 
     def _prepare(self, settings: WorkerSettings) -> None:
-        from workers import assembly
+        from rankmill.workers import assembly
 
-        assembly.load = _load  # type: ignore[attr-defined]  # which it has from workers.models.loading
+        assembly.load = _load  # type: ignore[attr-defined]  # which it has from rankmill.workers.models.loading
         fixed: dict[str, object] = {"device": "cpu", "threads": 1}
         if settings.token_budget == "auto" and LENGTHS not in os.environ:  # the search of one sleeps
             fixed["token_budget"] = TOKEN_BUDGETS["cpu"]
@@ -160,7 +160,7 @@ class _SimulatedModel(Loaded):
 
 
 def _load(spec: ScoreSpec, device: str, backend: str, cache_dir: str, versions: object = None) -> Loaded:
-    """In the place of `workers.models.loading.load`."""
+    """In the place of `rankmill.workers.models.loading.load`."""
     precision = "fp32" if spec.precision == "auto" else spec.precision
     sleeper: Any = _Backend(precision, float(os.environ.get(SECONDS, "1")))
     return _SimulatedModel(Description(None, _Tokenizer(), PLAIN), sleeper, None)

@@ -31,17 +31,17 @@ from pydantic import BaseModel
 
 from benchmarks.comparison.environments import HOME
 from benchmarks.comparison.report import machine
-from jobs.errors import RankmillError
-from jobs.runtime.limits import cores
-from jobs.runtime.settings import BackendName, Settings, load_settings
-from jobs.spec import Precision
 from rankmill.cli.quality.tune import parse_seconds
-from rankmill.tuning.grid import label
-from rankmill.tuning.machine import markdown_table
-from rankmill.tuning.pairs import fingerprint, sample
-from rankmill.tuning.records import Records
-from rankmill.tuning.trials import MAX_ROWS, Changes, Reference, Trials, rank_agreement
-from rankmill.tuning.tune import Tuner
+from rankmill.jobs.contract.errors import RankmillError
+from rankmill.jobs.contract.spec import Precision
+from rankmill.jobs.runtime.limits import cores
+from rankmill.jobs.runtime.settings import BackendName, Settings, load_settings
+from rankmill.lab.tuning.grid import label
+from rankmill.lab.tuning.machine import markdown_table
+from rankmill.lab.tuning.pairs import fingerprint, sample
+from rankmill.lab.tuning.records import Records
+from rankmill.lab.tuning.trials import MAX_ROWS, Changes, Reference, Trials, rank_agreement
+from rankmill.lab.tuning.tune import Tuner
 
 MIN_SPEARMAN = 0.999
 NEAR, SHARE = 0.97, 0.1

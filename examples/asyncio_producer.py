@@ -10,7 +10,7 @@ import statistics
 import sys
 import time
 
-from producer import AsyncClient
+from rankmill import AsyncClient
 
 REQUESTS = 50
 PASSAGES = [f"The moon is {number},400 km away." for number in range(370, 390)]

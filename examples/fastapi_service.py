@@ -16,8 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
-from jobs import RankmillError
-from producer import AsyncClient
+from rankmill import AsyncClient, RankmillError
 
 TIMEOUT = 30
 

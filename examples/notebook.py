@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from producer import Client
+from rankmill import Client
 
 client = Client.embedded(model="demo")
 

@@ -3,7 +3,7 @@
     pip install rq
     python examples/rq_producer.py redis://localhost:6379/0
 
-Workers of rankmill listen on the queue (``rq worker rankmill --worker-class workers.ScoringWorker …``).
+Workers of rankmill listen on the queue (``rq worker rankmill --worker-class rankmill.ScoringWorker …``).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(url: str, queue_name: str = "rankmill", model: str = "demo") -> None:
     connection = Redis.from_url(url, socket_timeout=2 * SECONDS)  # longer than the wait for a result
     queue = Queue(queue_name, connection=connection, serializer=JSONSerializer)
     pairs = [[QUERY, passage] for passage in PASSAGES]
-    job = queue.enqueue("jobs.score_pairs", pairs, model=model, ttl=SECONDS, result_ttl=SECONDS)
+    job = queue.enqueue("rankmill.score_pairs", pairs, model=model, ttl=SECONDS, result_ttl=SECONDS)
     found: Any = job.latest_result(timeout=SECONDS)  # waits for it
     if found is None:
         job.delete()  # so that no worker scores it for nobody

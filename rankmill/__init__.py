@@ -1,1 +1,76 @@
-"""User interfaces: commands, the embedded cluster, the live page, tuning."""
+"""Score query-passage pairs with cross-encoders, at any scale, through a queue.
+
+This is the face of the package: what services import, and what RQ finds by name. Each name is imported on
+its first use, so that a command which only starts workers needs none of them.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rankmill.jobs.contract.errors import RankmillError
+    from rankmill.jobs.contract.spec import ScoreSpec
+    from rankmill.jobs.protocol.pairs_job import score_pairs
+    from rankmill.jobs.protocol.recovery import score_chunk
+    from rankmill.jobs.protocol.submitted.job import score_file
+    from rankmill.producer.client.aio.client import AsyncClient
+    from rankmill.producer.client.aio.runs import AsyncDetachedRun, AsyncScoringRun, AsyncSubmittedFile
+    from rankmill.producer.client.client import Client
+    from rankmill.producer.client.cross_encoder import CrossEncoder
+    from rankmill.producer.client.runs.detached import DetachedRun
+    from rankmill.producer.client.runs.scores import Ranked, RunStats, Scores
+    from rankmill.producer.client.runs.scoring_run import ScoringRun
+    from rankmill.producer.client.submitted.file import SubmittedFile
+    from rankmill.workers.queue.connection import Connection
+    from rankmill.workers.worker import ScoringWorker
+
+__all__ = [
+    "AsyncClient",
+    "AsyncDetachedRun",
+    "AsyncScoringRun",
+    "AsyncSubmittedFile",
+    "Client",
+    "Connection",
+    "CrossEncoder",
+    "DetachedRun",
+    "Ranked",
+    "RankmillError",
+    "RunStats",
+    "ScoreSpec",
+    "Scores",
+    "ScoringRun",
+    "ScoringWorker",
+    "SubmittedFile",
+    "score_chunk",
+    "score_file",
+    "score_pairs",
+]
+
+_HOMES = {
+    "AsyncClient": "producer.client.aio.client",
+    "AsyncDetachedRun": "producer.client.aio.runs",
+    "AsyncScoringRun": "producer.client.aio.runs",
+    "AsyncSubmittedFile": "producer.client.aio.runs",
+    "Client": "producer.client.client",
+    "Connection": "workers.queue.connection",
+    "CrossEncoder": "producer.client.cross_encoder",
+    "DetachedRun": "producer.client.runs.detached",
+    "RankmillError": "jobs.contract.errors",
+    "Ranked": "producer.client.runs.scores",
+    "RunStats": "producer.client.runs.scores",
+    "ScoreSpec": "jobs.contract.spec",
+    "Scores": "producer.client.runs.scores",
+    "ScoringRun": "producer.client.runs.scoring_run",
+    "ScoringWorker": "workers.worker",
+    "SubmittedFile": "producer.client.submitted.file",
+    "score_chunk": "jobs.protocol.recovery",
+    "score_file": "jobs.protocol.submitted.job",
+    "score_pairs": "jobs.protocol.pairs_job",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name of the face on first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -22,7 +22,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from jobs.runtime.logs import ROOMS, RQ
+from rankmill.jobs.runtime.logs import OURS, RQ
+from rankmill.workers.host.device import use_threads
 from tests.harness.auto import force_auto
 from tests.harness.environ import BIN, ENVIRON, QUICK_LEASE
 from tests.harness.preloaded import FORKS, install, start_forks
@@ -38,7 +39,6 @@ from tests.harness.processes import (
     wait_for,
 )
 from tests.harness.servers.valkey import Server, serve
-from workers.device import use_threads
 
 __all__ = [
     "BIN",
@@ -103,7 +103,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-_LOGGERS = [logging.getLogger(name) for name in (None, *ROOMS, *RQ)]
+_LOGGERS = [logging.getLogger(name) for name in (None, OURS, *RQ)]
 _LOGGING = [(logger, logger.level, logger.handlers[:]) for logger in _LOGGERS]
 
 

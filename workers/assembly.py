@@ -9,24 +9,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from jobs.cache.folder import cache_folder, strangers
-from jobs.errors import ConfigError
-from jobs.runtime.settings import WorkerSettings
-from jobs.spec import ScoreSpec
-from jobs.store.runs import RunStore
-from workers.backends.registry import choose_device
-from workers.chunks import ChunkScorer
-from workers.device import resolve_claim_ahead, resolve_token_budget, use_threads
-from workers.engine.budget import BudgetSearch
-from workers.engine.cache import EngineCache, Limits
-from workers.engine.engine import Engine
-from workers.engine.headroom import Headroom, memory_of
-from workers.engine.pipeline import Pipeline
-from workers.models.loading import Model, load
-from workers.models.reading import Reading
-from workers.models.sources import directory_content
-from workers.versions.aliases import Aliases
-from workers.versions.store import VersionStore
+from rankmill.jobs.cache.folder import cache_folder, strangers
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.runtime.settings import WorkerSettings
+from rankmill.workers.backends.registry import choose_device
+from rankmill.workers.engine.budget import BudgetSearch
+from rankmill.workers.engine.cache import EngineCache, Limits
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.headroom import Headroom, memory_of
+from rankmill.workers.engine.pipeline import Pipeline
+from rankmill.workers.host.device import resolve_claim_ahead, resolve_token_budget, use_threads
+from rankmill.workers.models.loading import Model, load
+from rankmill.workers.models.reading import Reading
+from rankmill.workers.models.sources import directory_content
+from rankmill.workers.models.versions.aliases import Aliases
+from rankmill.workers.models.versions.store import VersionStore
+from rankmill.workers.queue.chunks import ChunkScorer
 
 
 @dataclass(frozen=True)

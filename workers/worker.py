@@ -17,31 +17,31 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.worker.base import DequeueStrategy
 
-from jobs.arrow import leave_out_pandas
-from jobs.errors import ConfigError, RankmillError
-from jobs.runtime.connection import impatient, unreachable
-from jobs.runtime.hosts import require_worker_packages
-from jobs.runtime.logs import set_up
-from jobs.runtime.passwords import mask_passwords, remember_password
-from jobs.runtime.patience import Patience
-from jobs.runtime.settings import WorkerSettings, load_settings
-from jobs.spec import weights_key
-from jobs.store.ordered_queue import OrderedQueue
-from jobs.store.recovery import failure_handler
-from jobs.store.runs import RunStore
-from workers import metrics
-from workers.queue.claim_order import ClaimOrder
-from workers.queue.claims import Claims
-from workers.queue.heartbeat import Heartbeat
-from workers.queue.intake import POLL_SECONDS, Intake
-from workers.queue.leased_worker import LeasedWorker
-from workers.queue.orders import Orders
-from workers.queue.rq_job import ScoringJob
-from workers.queue.scored_rows import ScoredRowsBeat
-from workers.queue.stopping import LastResort, RefusedCommands, give_up, stop_without_supervisor
+from rankmill.jobs.contract.arrow import leave_out_pandas
+from rankmill.jobs.contract.errors import ConfigError, RankmillError
+from rankmill.jobs.contract.spec import weights_key
+from rankmill.jobs.protocol.ordered_queue import OrderedQueue
+from rankmill.jobs.protocol.recovery import failure_handler
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.runtime.connection import impatient, unreachable
+from rankmill.jobs.runtime.hosts import require_worker_packages
+from rankmill.jobs.runtime.logs import set_up
+from rankmill.jobs.runtime.passwords import mask_passwords, remember_password
+from rankmill.jobs.runtime.patience import Patience
+from rankmill.jobs.runtime.settings import WorkerSettings, load_settings
+from rankmill.workers.host import metrics
+from rankmill.workers.queue.claim_order import ClaimOrder
+from rankmill.workers.queue.claims import Claims
+from rankmill.workers.queue.heartbeat import Heartbeat
+from rankmill.workers.queue.intake import POLL_SECONDS, Intake
+from rankmill.workers.queue.leased_worker import LeasedWorker
+from rankmill.workers.queue.orders import Orders
+from rankmill.workers.queue.rq_job import ScoringJob
+from rankmill.workers.queue.scored_rows import ScoredRowsBeat
+from rankmill.workers.queue.stopping import LastResort, RefusedCommands, give_up, stop_without_supervisor
 
 if TYPE_CHECKING:
-    from workers.assembly import Parts
+    from rankmill.workers.assembly import Parts
 
 _PROBE_SECONDS = 0.5
 """How long (s) a server may take to answer a worker that is stopping."""
@@ -58,12 +58,12 @@ class ScoringWorker(LeasedWorker):
     Start it with RQ's own command line; settings come from the environment (``RANKMILL_DEVICE``
     and so on, see ``configs/base.yaml``)::
 
-        rq worker rankmill --worker-class workers.ScoringWorker --serializer json
+        rq worker rankmill --worker-class rankmill.ScoringWorker --serializer json
 
     It differs from RQ's SimpleWorker in four ways:
 
-    - Jobs are JSON, and only `jobs.score_chunk` and `jobs.score_pairs` run, whatever the command line or
-      the queue says.
+    - Jobs are JSON, and only `rankmill.score_chunk` and `rankmill.score_pairs` run, whatever the command line
+      or the queue says.
     - The next jobs are claimed, fetched and tokenized while others are scored, and share batches
       with them (`Pipeline`).
     - A heartbeat thread renews the leases of all claimed jobs. The jobs of a dead worker go to
@@ -214,15 +214,15 @@ class ScoringWorker(LeasedWorker):
 
     def _prepare(self, settings: WorkerSettings) -> None:
         # Imported here and not with the class: only in the process that will use the device.
-        from workers.assembly import assemble, prepare_device
-        from workers.health import serve_health
+        from rankmill.workers.assembly import assemble, prepare_device
+        from rankmill.workers.host.health import serve_health
 
         device = prepare_device(settings)
         self.take_name(device)
         set_up(settings.log_level, settings.log_format, worker=self.name)
         self._parts = parts = assemble(settings, device, self.store, self.name, self._wait_until_idle)
         order = ClaimOrder(parts.claim_ahead)
-        self._claims = Claims(self, self.store, parts, order, self._wait_until_idle)
+        self._claims = Claims(self, self.store, parts.scorer, parts.pipeline, order, self._wait_until_idle)
         self._intake = Intake(
             self.name,
             lambda: self._ordered_queues,

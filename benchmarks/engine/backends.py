@@ -22,15 +22,15 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from benchmarks.engine.models import random_bert
-from jobs.errors import SpecError
-from jobs.spec import ScoreSpec
-from rankmill.tuning.agreement import agreement
-from rankmill.tuning.machine import markdown_table
-from workers.backends.registry import BACKENDS
-from workers.device import resolve_device, resolve_token_budget, use_threads
-from workers.engine.cache import EngineCache, Limits
-from workers.engine.engine import Engine
-from workers.models.loading import load
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.lab.tuning.agreement import agreement
+from rankmill.lab.tuning.machine import markdown_table
+from rankmill.workers.backends.registry import BACKENDS
+from rankmill.workers.engine.cache import EngineCache, Limits
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.host.device import resolve_device, resolve_token_budget, use_threads
+from rankmill.workers.models.loading import load
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pairs.jsonl"
 

@@ -20,10 +20,10 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from jobs.spec import ScoreSpec
-from workers.device import resolve_token_budget, use_threads
-from workers.engine.engine import Engine
-from workers.models.loading import Model, load_model
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.host.device import resolve_token_budget, use_threads
+from rankmill.workers.models.loading import Model, load_model
 
 _TEMPLATE = "{% for message in messages %}{{ message.role }} {{ message.content }} {% endfor %}answer"
 

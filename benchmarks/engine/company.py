@@ -19,10 +19,10 @@ import numpy as np
 
 from benchmarks.engine.backends import loaded, read_pairs
 from benchmarks.engine.models import random_bert
-from rankmill.tuning.machine import markdown_table
-from workers.backends.base import Logits
-from workers.device import resolve_device, use_threads
-from workers.engine.engine import Engine
+from rankmill.lab.tuning.machine import markdown_table
+from rankmill.workers.backends.base import Logits
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.host.device import resolve_device, use_threads
 
 BUDGETS, CHUNKS, ORDERS = (512, 2048, 8192), (1, 7, 64), 3
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.cluster import wait_until
 from benchmarks.simulated import WARM_UP, collect, endless_pairs, finished, server_cpu, simulated_cluster
-from producer import Client
+from rankmill import Client
 
 TOP = 8
 """Commands that are printed."""

@@ -30,13 +30,13 @@ import redis
 from prometheus_client import generate_latest
 
 from benchmarks.cluster import cluster
-from jobs.results import ChunkScores, ChunkStats
-from jobs.run import new_run
-from jobs.runtime.settings import WorkerSettings
-from jobs.spec import ScoreSpec
-from jobs.store.worker_report import STAGES, WorkerReport, queue_workers, worker_reports
-from producer import Client
-from workers.worker import ScoringWorker
+from rankmill import Client
+from rankmill.jobs.contract.results import ChunkScores, ChunkStats
+from rankmill.jobs.contract.run import new_run
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport, queue_workers, worker_reports
+from rankmill.jobs.runtime.settings import WorkerSettings
+from rankmill.workers.worker import ScoringWorker
 
 Pairs = list[tuple[str, str]]
 
@@ -47,7 +47,7 @@ class UncountedWorker(ScoringWorker):
     def _prepare(self, settings: WorkerSettings) -> None:
         from prometheus_client import Counter, Histogram
 
-        from workers import metrics
+        from rankmill.workers.host import metrics
 
         nothing = {
             (Counter, "inc"): lambda *_: None,
@@ -154,7 +154,7 @@ def by_itself(batches_per_second: float) -> dict[str, Any]:
 
     A chunk has at least one batch to itself in a bulk run, so that its counting is put with each batch's.
     """
-    from workers import metrics
+    from rankmill.workers.host import metrics
 
     run = new_run(ScoreSpec(model="demo"), queue="rankmill", ttl=60, max_retries=1)
     stats = ChunkStats(worker="w", device="cpu", backend="torch", precision="fp32", revision=None, attempt=1,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from workers.models.sources import DEMO_MODEL
+from rankmill.workers.models.sources import DEMO_MODEL
 
 
 def random_bert(

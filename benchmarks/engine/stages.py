@@ -22,16 +22,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from jobs.spec import ScoreSpec
-from jobs.wire import decode_pairs, decode_scores, encode_pairs, encode_scores
-from workers.backends.base import Backend, Logits, Pending
-from workers.backends.torch.backend import DTYPES
-from workers.device import resolve_device, resolve_token_budget, use_threads
-from workers.engine.engine import Engine
-from workers.engine.planner import plan_batches
-from workers.engine.work import Work
-from workers.models.loading import load_model
-from workers.models.tokens import Batch, pad
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.contract.wire import decode_pairs, decode_scores, encode_pairs, encode_scores
+from rankmill.workers.backends.base import Backend, Logits, Pending
+from rankmill.workers.backends.torch.backend import DTYPES
+from rankmill.workers.batches.planner import plan_batches
+from rankmill.workers.batches.tokens import Batch, pad
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.work import Work
+from rankmill.workers.host.device import resolve_device, resolve_token_budget, use_threads
+from rankmill.workers.models.loading import load_model
 
 
 def main() -> None:

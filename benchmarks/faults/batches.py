@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.cluster import wait_until
 from benchmarks.faults.submitted import CHUNK, QUICK, Cast, Keeper, Start, Toll, start_process
 from benchmarks.simulated import simulated_score
-from producer import Client, SubmittedFile
+from rankmill import Client, SubmittedFile
 
 QUERY = "big cat"
 ENDPOINT = "/v1/score"

@@ -33,7 +33,7 @@ from benchmarks.faults.batches import everybody_dies_in_a_batch
 from benchmarks.faults.kills import damage, environment, finished_jobs, run_under_kills, start
 from benchmarks.faults.outages import full, replica
 from benchmarks.faults.submitted import Keeper, Toll, everybody_dies
-from jobs.store.worker_report import queue_workers
+from rankmill.jobs.protocol.worker_report import queue_workers
 
 CHUNK = 128
 WINDOW = 8

@@ -17,11 +17,11 @@ import pyarrow as pa
 from rq.job import Job
 
 from benchmarks.faults.damaged_jobs import DATES, FIELDS, JSONS, NUMBERS, TEXTS, datas
-from jobs import keys
-from jobs.errors import WireError
-from jobs.results import ChunkFailure, ChunkScores, ChunkStats, to_entry
-from jobs.schema import FORMAT
-from jobs.wire import decode_scores, encode_pairs, encode_scores
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats, to_entry
+from rankmill.jobs.contract.schema import FORMAT
+from rankmill.jobs.contract.wire import decode_scores, encode_pairs, encode_scores
 
 ANYTHING = [*DATES, *JSONS, *NUMBERS, *TEXTS, b"RKML", b"RKML\x02" + b"\xff" * 40]
 RUN_FIELDS = [b"format", b"spec", b"queue", b"ttl", b"max_retries", b"created", b"rows", b"odd"]

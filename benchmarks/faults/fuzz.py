@@ -37,17 +37,17 @@ import pyarrow.parquet as pq
 import redis
 from rq.job import Job
 
-import producer.submission
+import rankmill.producer.collect.submission
 from benchmarks.cluster import BIN, start_worker, valkey, wait_until
 from benchmarks.engine.models import random_bert
 from benchmarks.faults.damaged_jobs import put_damaged, put_leases
 from benchmarks.faults.damaged_runs import ANYTHING, RunDamages, put
 from benchmarks.faults.kills import environment, start
 from benchmarks.faults.surroundings import Surroundings
-from jobs import keys
-from jobs.errors import RankmillError, WireError
-from jobs.store.worker_report import queue_workers, worker_reports
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import RankmillError, WireError
+from rankmill.jobs.protocol.worker_report import queue_workers, worker_reports
 
 CHUNK = 10
 PAIRS = [("big cat", f"moon river {number}") for number in range(40)]
@@ -330,8 +330,8 @@ def readers(seed: int, folder: Path) -> Iterator[Fuzz]:
 
 def fuzz(found: Fuzz, minutes: float) -> None:
     """Damage keys for the given time."""
-    logging.getLogger("producer").setLevel(logging.ERROR)  # damaged results are expected
-    producer.submission._SWEEP_SECONDS = 1  # not 10, so that a round is short
+    logging.getLogger("rankmill.producer").setLevel(logging.ERROR)  # damaged results are expected
+    rankmill.producer.collect.submission._SWEEP_SECONDS = 1  # not 10, so that a round is short
     attacks: list[Callable[[], None]] = [
         found.damage_jobs, found.damage_reports, found.damage_lists, found.replace_lists,
         found.damage_run, found.damage_run, found.damage_run, found.attack_surroundings,

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import redis
 
 from benchmarks.cluster import BIN
-from jobs.store.worker_report import queue_workers
+from rankmill.jobs.protocol.worker_report import queue_workers
 
 
 def environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:

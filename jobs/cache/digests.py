@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from jobs.cache.folder import read_json, strangers, write_json
+from rankmill.jobs.cache.folder import read_json, strangers, write_json
 
 Facts = tuple[int, int, int, int, int]
 """A file's device, inode, size and the times of its last change, of which a program can set only one."""

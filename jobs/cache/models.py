@@ -9,10 +9,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from jobs.cache.digests import Facts, facts_of, file_digest
-
-CONTENT = re.compile(r"[0-9a-f]{64}")
-"""What a digest of content looks like; a commit of the hub has 40 characters."""
+from rankmill.jobs.cache.digests import Facts, facts_of, file_digest
 
 WORDS = frozenset({".md", ".yaml", ".yml", ".csv", ".tsv", ".html", ".svg", ".png", ".jpg", ".pdf"})
 PLAIN = frozenset({"LICENSE", "LICENCE", "NOTICE", "README", "COPYING"})

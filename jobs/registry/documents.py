@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from jobs.cache.models import digest_of
-from jobs.errors import InputError, RegistryError
-from jobs.registry.names import check_name
-from jobs.schema import Count, Seconds
+from rankmill.jobs.cache.models import digest_of
+from rankmill.jobs.contract.errors import InputError, RegistryError
+from rankmill.jobs.contract.schema import Count, Seconds
+from rankmill.jobs.registry.names import check_name
 
 MAX_FILES = 1000
 MAX_NOTES = 2000

@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from jobs.cache.digests import file_digest
-from jobs.errors import RegistryError
-from jobs.registry.documents import Manifest, ModelFile
-from jobs.registry.folder import PIECE
-from jobs.registry.registry import Registry, files_folder
+from rankmill.jobs.cache.digests import file_digest
+from rankmill.jobs.contract.errors import RegistryError
+from rankmill.jobs.registry.documents import Manifest, ModelFile
+from rankmill.jobs.registry.folder import PIECE
+from rankmill.jobs.registry.registry import Registry, files_folder
 
 
 def fetch_files(

@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import RankmillError, RegistryAway, RegistryError
-from jobs.runtime.passwords import mask_passwords
+from rankmill.jobs.contract.errors import RankmillError, RegistryAway, RegistryError
+from rankmill.jobs.runtime.passwords import mask_passwords
 
 PIECE = 8 << 20
 """Bytes that are read or copied at a time."""

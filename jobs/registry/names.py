@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from jobs.errors import InputError
+from rankmill.jobs.contract.errors import InputError
 
 ALIASES = "aliases"
 """Folder of a model's aliases; no version can be called so."""

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jobs.errors import InputError, NotInRegistry, RegistryError
-from jobs.registry.documents import Alias, Manifest, Target
-from jobs.registry.folder import Folder
-from jobs.registry.names import ALIASES, Reference, check_name
+from rankmill.jobs.contract.errors import InputError, NotInRegistry, RegistryError
+from rankmill.jobs.registry.documents import Alias, Manifest, Target
+from rankmill.jobs.registry.folder import Folder
+from rankmill.jobs.registry.names import ALIASES, Reference, check_name
 
 _MANIFEST = "manifest.json"
 _REMOVED = "removed.json"

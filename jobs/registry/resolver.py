@@ -8,10 +8,10 @@ import threading
 import time
 from dataclasses import dataclass
 
-from jobs.errors import ConfigError, InputError, RegistryAway
-from jobs.registry.names import Reference, parse_reference
-from jobs.registry.registry import Choice, Registry
-from jobs.spec import ScoreSpec
+from rankmill.jobs.contract.errors import ConfigError, InputError, RegistryAway
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.registry.names import Reference, parse_reference
+from rankmill.jobs.registry.registry import Choice, Registry
 
 _FRESH_SECONDS = 5.0
 """How long an answer of the registry is used again."""

@@ -11,11 +11,11 @@ from redis.backoff import NoBackoff
 from redis.connection import parse_url
 from redis.retry import Retry
 
-from jobs import keys
-from jobs.errors import ConfigError, ConnectionFailed, RedisUnavailable
-from jobs.runtime.passwords import mask_passwords, mask_url, remember_password, remember_url
-from jobs.runtime.patience import Patience, cannot_serve, waiting
-from jobs.runtime.sentinel import names_sentinels, parse_sentinel_url
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import ConfigError, ConnectionFailed, RedisUnavailable
+from rankmill.jobs.runtime.passwords import mask_passwords, mask_url, remember_password, remember_url
+from rankmill.jobs.runtime.patience import Patience, cannot_serve, waiting
+from rankmill.jobs.runtime.sentinel import names_sentinels, parse_sentinel_url
 
 _PROBE_SECONDS = 2
 

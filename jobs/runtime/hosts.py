@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from jobs.errors import ConfigError
+from rankmill.jobs.contract.errors import ConfigError
 
 TOKEN_BUDGETS = {"cpu": 2048, "cuda": 65_536, "mps": 16_384}
 """Padded tokens in a batch, by device: enough to keep it busy, few enough to pad little and fit caches."""

@@ -15,13 +15,14 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from jobs import keys
-from jobs.runtime.passwords import mask_passwords
+from rankmill.jobs.contract import keys
+from rankmill.jobs.runtime.passwords import mask_passwords
 
 if TYPE_CHECKING:
-    from jobs.runtime.settings import LogFormat, LogLevel
+    from rankmill.jobs.runtime.settings import LogFormat, LogLevel
 
-ROOMS = ("jobs", "producer", "rankmill", "workers")
+OURS = "rankmill"
+"""Logger above all of ours."""
 
 RQ = ("rq.worker", "rq.job")
 """Loggers that RQ's command line gives its own handlers."""
@@ -60,8 +61,7 @@ def set_up(level: LogLevel, form: LogFormat, **ids: str | int) -> None:
     chosen = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(level=max(chosen, logging.WARNING), handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
-    for room in ROOMS:
-        logging.getLogger(room).setLevel(chosen)
+    logging.getLogger(OURS).setLevel(chosen)
     for name in RQ:
         logger = logging.getLogger(name)
         logger.handlers.clear()

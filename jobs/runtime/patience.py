@@ -22,8 +22,8 @@ from redis.backoff import ExponentialWithJitterBackoff
 from redis.exceptions import ExecAbortError
 from redis.retry import Retry
 
-from jobs.errors import RedisFailed, RedisUnavailable
-from jobs.runtime.passwords import mask_passwords
+from rankmill.jobs.contract.errors import RedisFailed, RedisUnavailable
+from rankmill.jobs.runtime.passwords import mask_passwords
 
 AUTH_SECONDS = 60
 """Longest wait while the server refuses the password, which may be in the middle of a change."""

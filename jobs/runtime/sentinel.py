@@ -13,7 +13,7 @@ from redis.backoff import NoBackoff
 from redis.connection import SSLConnection, parse_url
 from redis.retry import Retry
 
-from jobs.runtime.passwords import mask_passwords
+from rankmill.jobs.runtime.passwords import mask_passwords
 
 _SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 """Schemes of such URLs, and the schemes of the servers that they find."""

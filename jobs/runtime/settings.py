@@ -18,13 +18,22 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidationInfo
 
-from jobs.errors import ConfigError
-from jobs.prompts import read_template
-from jobs.runtime.passwords import mask_passwords, read_secret
-from jobs.runtime.sections.gateway import GatewaySettings, Names
-from jobs.runtime.yaml_files import read_yaml, shown
-from jobs.schema import MAX_CHUNK_ROWS
-from jobs.spec import Activation, Long, Precision, ScoreSpec, all_labels_fit, complaint, nearest
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.contract.prompts import read_template
+from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS
+from rankmill.jobs.contract.shipped import shipped
+from rankmill.jobs.contract.spec import (
+    Activation,
+    Long,
+    Precision,
+    ScoreSpec,
+    all_labels_fit,
+    complaint,
+    nearest,
+)
+from rankmill.jobs.runtime.passwords import mask_passwords, read_secret
+from rankmill.jobs.runtime.sections.gateway import GatewaySettings, Names
+from rankmill.jobs.runtime.yaml_files import read_yaml, shown
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 BackendName = Literal["auto", "openvino", "torch", "onnx", "mlx"]
@@ -44,7 +53,7 @@ _NOT_SETTINGS = re.compile(
 )
 """rankmill's variables that are not settings, and Kubernetes' variables for a service named rankmill-…"""
 
-BASE = Path(__file__).resolve().parents[2] / "configs" / "base.yaml"
+BASE = shipped("configs", "base.yaml")
 
 WebhookSecret = Annotated[str | None, BeforeValidator(read_secret)]
 

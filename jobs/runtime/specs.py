@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from jobs.errors import ConfigError
-from jobs.prompts import read_template
-from jobs.runtime.settings import Settings
-from jobs.spec import ScoreSpec, complaint
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.contract.prompts import read_template
+from rankmill.jobs.contract.spec import ScoreSpec, complaint
+from rankmill.jobs.runtime.settings import Settings
 
 _CALL = frozenset({"chunk_size", "columns", "detached", "priority", "timeout", "top_k"})
 """Options of a client's calls beside the fields of the spec: what somebody may have meant."""

@@ -16,8 +16,7 @@ from opentelemetry.propagate import extract, inject
 from opentelemetry.trace import Span
 from rq.job import Job
 
-TRACE = "trace"
-"""Key in a job's metadata."""
+from rankmill.jobs.contract.job import TRACE
 
 _tracer = trace.get_tracer("rankmill")
 

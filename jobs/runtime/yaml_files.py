@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from jobs.errors import ConfigError
+from rankmill.jobs.contract.errors import ConfigError
 
 MAX_BYTES = 256 << 10
 """Largest file in bytes."""

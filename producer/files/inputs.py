@@ -14,10 +14,10 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.errors import InputError
-from producer.files.parts.names import part_of
-from producer.files.stores.paths import WORKSPACE, ObjectPath, as_path, resolved, workspace_of
-from producer.files.stores.reading import open_random
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.part_names import part_of
+from rankmill.producer.files.stores.paths import WORKSPACE, ObjectPath, as_path, resolved, workspace_of
+from rankmill.producer.files.stores.reading import open_random
 
 PARQUET = (".parquet", ".pq")
 KINDS = (*PARQUET, ".csv", ".tsv", ".jsonl", ".ndjson", ".json")

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.errors import InputError
-from jobs.wire import outputs
-from producer.files.means import Mean, Means
-from producer.files.outputs import OutputFormat
-from producer.files.ranking import Ranking, Repeats
-from producer.files.source import PairSource
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.wire import outputs
+from rankmill.producer.files.means import Mean, Means
+from rankmill.producer.files.outputs import OutputFormat
+from rankmill.producer.files.ranking import Ranking, Repeats
+from rankmill.producer.files.source import PairSource
 
 
 class Step(Protocol):

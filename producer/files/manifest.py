@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from jobs.cache.digests import file_digest
-from jobs.cache.models import model_content, model_files, model_folder
-from jobs.errors import InputError
-from producer.files.inputs import InputFile
-from producer.files.stores.paths import ObjectPath, resolved
-from producer.files.stores.reading import admitted
-from producer.journal import OLD_CHUNK_SIZE
+from rankmill.jobs.cache.digests import file_digest
+from rankmill.jobs.cache.models import model_content, model_files, model_folder
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.collect.journal import OLD_CHUNK_SIZE
+from rankmill.producer.files.inputs import InputFile
+from rankmill.producer.files.stores.paths import ObjectPath, resolved
+from rankmill.producer.files.stores.reading import admitted
 
 _DIGESTED_BYTES = 64 << 10
 

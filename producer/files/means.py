@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from producer.files.ranking import QueryNumbers
-from producer.files.stores.writing import discard
+from rankmill.producer.files.ranking import QueryNumbers
+from rankmill.producer.files.stores.writing import discard
 
 Mean = Literal["ranks", "scores"]
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from jobs.errors import InputError
-from producer.files.inputs import COMPRESSED
-from producer.files.stores.own_folder import kind_of
-from producer.files.stores.paths import ObjectPath, check_container
-from producer.files.writers import Writer
-from producer.files.writers.parquet import ParquetWriter
-from producer.files.writers.text import CsvWriter, JsonlWriter, TrecWriter, TsvWriter
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.inputs import COMPRESSED
+from rankmill.producer.files.stores.own_folder import kind_of
+from rankmill.producer.files.stores.paths import ObjectPath, check_container
+from rankmill.producer.files.writers import Writer
+from rankmill.producer.files.writers.parquet import ParquetWriter
+from rankmill.producer.files.writers.text import CsvWriter, JsonlWriter, TrecWriter, TsvWriter
 
 _ENDINGS = {
     ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl",

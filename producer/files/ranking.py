@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from producer.files.stores.writing import discard
+from rankmill.producer.files.stores.writing import discard
 
 _BUFFER_ROWS = 262_144
 _BUFFER_BYTES = 128 << 20

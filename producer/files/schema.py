@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from jobs.errors import InputError
-from jobs.wire import is_text
-from producer.files.inputs import InputFile
-from producer.files.readers import Survey
-from producer.files.readers.forms import ALL_FORMS, Form, Forms, fits, forms_of, type_of
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.wire import is_text
+from rankmill.producer.files.inputs import InputFile
+from rankmill.producer.files.readers import Survey
+from rankmill.producer.files.readers.forms import ALL_FORMS, Form, Forms, fits, forms_of, type_of
 
 
 def with_partition(file: InputFile, survey: Survey) -> Survey:

@@ -17,12 +17,12 @@ from typing import IO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.errors import InputError
-from producer.files.outputs import OutputFormat
-from producer.files.parts.names import PART, PARTS, errors_name, whole
-from producer.files.source import Shard
-from producer.files.stores.reading import open_random, open_stream
-from producer.files.stores.whole import whole_file
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.outputs import OutputFormat
+from rankmill.producer.files.part_names import PART, PARTS, errors_name, whole
+from rankmill.producer.files.source import Shard
+from rankmill.producer.files.stores.reading import open_random, open_stream
+from rankmill.producer.files.stores.whole import whole_file
 
 _NUMBER, _OF, _WHOLE = "rankmill.shard", "rankmill.shards", "rankmill.shard_of"
 _SAME = ("rankmill.revision", "rankmill.precision")

@@ -13,16 +13,16 @@ from typing import TextIO
 
 import pyarrow as pa
 
-from jobs.errors import OutputError
-from producer.files.layout import Layout, Step
-from producer.files.parts.names import errors_name
-from producer.files.stores.made import Made
-from producer.files.stores.paths import ObjectPath
-from producer.files.stores.upload import Upload
-from producer.files.stores.writing import discard, identity, put, sync
-from producer.files.writers.parquet import ROW_GROUP_ROWS
-from producer.journal import Journal
-from producer.splitting import ScoredTable
+from rankmill.jobs.contract.errors import OutputError
+from rankmill.producer.collect.journal import Journal
+from rankmill.producer.collect.splitting import ScoredTable
+from rankmill.producer.files.layout import Layout, Step
+from rankmill.producer.files.part_names import errors_name
+from rankmill.producer.files.stores.made import Made
+from rankmill.producer.files.stores.paths import ObjectPath
+from rankmill.producer.files.stores.upload import Upload
+from rankmill.producer.files.stores.writing import discard, identity, put, sync
+from rankmill.producer.files.writers.parquet import ROW_GROUP_ROWS
 
 _ROW_GROUP_BYTES = 64 << 20
 

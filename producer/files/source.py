@@ -12,16 +12,16 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from jobs.errors import InputChanged, InputError
-from jobs.wire import is_text
-from producer.files.inputs import PARQUET, InputFile
-from producer.files.manifest import fingerprint
-from producer.files.readers import Reader, Survey, TextColumns
-from producer.files.readers.ahead import read_ahead
-from producer.files.readers.choice import Options, choose
-from producer.files.schema import conform, to_ask_for, unify, with_partition
-from producer.pairs import RowsAt, cut_tables
-from producer.splitting import ScoredTable
+from rankmill.jobs.contract.errors import InputChanged, InputError
+from rankmill.jobs.contract.wire import is_text
+from rankmill.producer.collect.pairs import RowsAt, cut_tables
+from rankmill.producer.collect.splitting import ScoredTable
+from rankmill.producer.files.inputs import PARQUET, InputFile
+from rankmill.producer.files.manifest import fingerprint
+from rankmill.producer.files.readers import Reader, Survey, TextColumns
+from rankmill.producer.files.readers.ahead import read_ahead
+from rankmill.producer.files.readers.choice import Options, choose
+from rankmill.producer.files.schema import conform, to_ask_for, unify, with_partition
 
 _BATCH_ROWS = 1024
 """Rows that are read at once, about; more would read faster, and take more memory where texts are long."""
@@ -210,7 +210,7 @@ def open_source(
     Parameters
     ----------
     files
-        From `producer.files.inputs.find_files`.
+        From `rankmill.producer.files.inputs.find_files`.
     columns
         Names of the query and passage columns.
     allow_nulls

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from jobs.errors import InputError, OutputError
-from producer.files.inputs import InputFile
-from producer.files.stores.writing import discard
+from rankmill.jobs.contract.errors import InputError, OutputError
+from rankmill.producer.files.inputs import InputFile
+from rankmill.producer.files.stores.writing import discard
 
 _READ_BYTES = 1 << 20
 

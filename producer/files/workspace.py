@@ -12,17 +12,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from jobs.errors import InputChanged, InputError, OutputBusy, OutputError
-from producer.files.manifest import differences
-from producer.files.outputs import check_replaceable
-from producer.files.parts.names import errors_name
-from producer.files.stores.lock import ObjectLock
-from producer.files.stores.made import Made
-from producer.files.stores.own_folder import OwnFolder
-from producer.files.stores.paths import WORKSPACE, ObjectPath, workspace_of
-from producer.files.stores.roots import confined
-from producer.files.stores.writing import identity, sync
-from producer.journal import Journal
+from rankmill.jobs.contract.errors import InputChanged, InputError, OutputBusy, OutputError
+from rankmill.producer.collect.journal import Journal
+from rankmill.producer.files.manifest import differences
+from rankmill.producer.files.outputs import check_replaceable
+from rankmill.producer.files.part_names import errors_name
+from rankmill.producer.files.stores.lock import ObjectLock
+from rankmill.producer.files.stores.made import Made
+from rankmill.producer.files.stores.own_folder import OwnFolder
+from rankmill.producer.files.stores.paths import WORKSPACE, ObjectPath, workspace_of
+from rankmill.producer.files.stores.roots import confined
+from rankmill.producer.files.stores.writing import identity, sync
 
 logger = logging.getLogger(__name__)
 

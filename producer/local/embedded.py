@@ -14,9 +14,9 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from jobs.errors import EmbeddedError
-from jobs.runtime import hosts, limits
-from jobs.runtime.settings import Settings, WorkerSettings
+from rankmill.jobs.contract.errors import EmbeddedError
+from rankmill.jobs.runtime import hosts, limits
+from rankmill.jobs.runtime.settings import Settings, WorkerSettings
 
 _START_SECONDS = 30
 
@@ -58,7 +58,7 @@ class EmbeddedCluster:
         }
         self._process = subprocess.Popen(
             # -P: do not import from a folder named producer/ or jobs/ in the current directory
-            [sys.executable, "-P", "-m", "producer.local.supervisor", json.dumps(config)],
+            [sys.executable, "-P", "-m", "rankmill.producer.local.supervisor", json.dumps(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches only this process, which then ends the others

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.errors import RankmillError
-from jobs.runtime.hosts import SUPERVISED, worker_name
+from rankmill.jobs.contract.errors import RankmillError
+from rankmill.jobs.runtime.hosts import SUPERVISED, worker_name
 
 _EARLY_DEATH_SECONDS = 30
 _FIRST_PAUSE_SECONDS = 0.25
@@ -164,9 +164,9 @@ class WorkerProcesses:
         self._on_death(worker, code)
 
     def _hand_on(self, worker: Worker) -> int:
-        from jobs.runtime.connection import client_for
-        from jobs.store.recovery import hand_on_jobs  # imported late: most runs never need it
-        from jobs.store.runs import RunStore
+        from rankmill.jobs.protocol.recovery import hand_on_jobs  # imported late: most runs never need it
+        from rankmill.jobs.protocol.runs import RunStore
+        from rankmill.jobs.runtime.connection import client_for
 
         client = client_for(self._url, self._wait_seconds)
         try:
@@ -197,10 +197,10 @@ def _device(environ: Mapping[str, str]) -> str:
 
 def server_environ(url: str) -> dict[str, str]:
     """Environment variables that connect ``rq`` to the server; ``ps`` does not show them."""
-    return {"RQ_REDIS_URL": url, "RQ_CONNECTION_CLASS": "workers.Connection"}
+    return {"RQ_REDIS_URL": url, "RQ_CONNECTION_CLASS": "rankmill.Connection"}
 
 
 def worker_command(queues: Sequence[str], name: str) -> list[str]:
     """RQ's command line for a ScoringWorker, as in the README; RQ_REDIS_URL names the server."""
-    options = ["--worker-class", "workers.ScoringWorker", "--serializer", "json", "--name", name]
+    options = ["--worker-class", "rankmill.ScoringWorker", "--serializer", "json", "--name", name]
     return [sys.executable, "-m", "rq.cli", "worker", *queues, *options]

@@ -1,6 +1,6 @@
 """The supervisor process of the embedded mode: it starts a private Valkey server and workers.
 
-`producer.local.embedded` starts this process in a session of its own and holds the other end of its
+`rankmill.producer.local.embedded` starts this process in a session of its own and holds the other end of its
 standard input. When that end closes (the parent has finished, failed or been killed), the supervisor kills
 all processes that it started and removes its directory. It writes events to standard output, one JSON
 object per line.
@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import EmbeddedError, RankmillError
-from jobs.runtime.logs import set_up
-from producer.local.processes import Worker, WorkerProcesses
+from rankmill.jobs.contract.errors import EmbeddedError, RankmillError
+from rankmill.jobs.runtime.logs import set_up
+from rankmill.producer.local.processes import Worker, WorkerProcesses
 
 _MAX_SOCKET_PATH = 100
 """Longest path of a Unix socket used here, in bytes; systems allow about 104."""
@@ -134,7 +134,7 @@ def _start_server(directory: Path, path: Path) -> subprocess.Popen[bytes]:
 def _end_with_parent() -> None:
     """Let this process end with its parent, even if that is killed; Linux alone can do so.
 
-    Workers see it themselves (`jobs.runtime.hosts.SUPERVISED`).
+    Workers see it themselves (`rankmill.jobs.runtime.hosts.SUPERVISED`).
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -207,7 +207,7 @@ def _failures() -> tuple[type[Exception], ...]:
 
 
 def main() -> None:
-    """Run as ``python -m producer.local.supervisor CONFIG``, the config as JSON."""
+    """Run as ``python -m rankmill.producer.local.supervisor CONFIG``, the config as JSON."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     config = json.loads(sys.argv[1])

@@ -8,11 +8,12 @@ from contextlib import suppress
 
 import redis
 
-from jobs.errors import InputError, RedisUnavailable, WireError
-from jobs.job import no_workers_message, wrong_worker_message
-from jobs.runtime.patience import waiting
-from jobs.store.worker_report import queue_workers, worker_reports
-from producer.local.embedded import EmbeddedCluster
+from rankmill.jobs.contract.errors import InputError, RedisUnavailable, WireError
+from rankmill.jobs.contract.job import no_workers_message, wrong_worker_message
+from rankmill.jobs.protocol.worker_report import queue_workers, worker_reports
+from rankmill.jobs.runtime.passwords import mask_url
+from rankmill.jobs.runtime.patience import waiting
+from rankmill.producer.local.embedded import EmbeddedCluster
 
 _LOOK_SECONDS = 1.0
 
@@ -81,7 +82,7 @@ class WorkerWatch:
         if self._cluster or now < self._silent_until:
             return
         if not workers:
-            message = no_workers_message(self._queue, self._url)
+            message = no_workers_message(self._queue, mask_url(self._url))
         elif now < self._asked_until or not self._all_drained(workers):
             return
         else:

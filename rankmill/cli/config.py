@@ -8,9 +8,9 @@ from typing import Any
 import click
 import yaml
 
-from jobs.runtime.passwords import mask_passwords, mask_url
-from jobs.runtime.settings import Settings, merge_settings, validate
 from rankmill.cli import options
+from rankmill.jobs.runtime.passwords import mask_passwords, mask_url
+from rankmill.jobs.runtime.settings import Settings, merge_settings, validate
 
 
 @click.group(context_settings=options.CONTEXT)

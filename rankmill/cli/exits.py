@@ -10,7 +10,7 @@ from typing import NoReturn, ParamSpec
 
 import click
 
-from jobs.errors import ExitCode, RankmillError
+from rankmill.jobs.contract.errors import ExitCode, RankmillError
 
 MEASURED = "the measurements are kept, and the same command continues"
 
@@ -61,7 +61,7 @@ def _system_errors() -> tuple[type[Exception], ...]:
 
 def _fail(error: BaseException, code: ExitCode) -> NoReturn:
     """Print the error and its notes as one line, and exit."""
-    from jobs.runtime.passwords import mask_passwords
+    from rankmill.jobs.runtime.passwords import mask_passwords
 
     reason = str(error) or type(error).__name__
     line = " ".join("; ".join([reason, *getattr(error, "__notes__", [])]).split())

@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
-from jobs.runtime.connection import client_for, impatient
-from jobs.runtime.http import serve
-from jobs.runtime.logs import set_up
-from jobs.runtime.passwords import mask_url
-from jobs.runtime.settings import load_settings
 from rankmill.cli import options
 from rankmill.cluster.exporter import exporter_app
+from rankmill.jobs.runtime.connection import client_for, impatient
+from rankmill.jobs.runtime.http import serve
+from rankmill.jobs.runtime.logs import set_up
+from rankmill.jobs.runtime.passwords import mask_url
+from rankmill.jobs.runtime.settings import load_settings
 
 
 @options.command("exporter")

@@ -11,15 +11,16 @@ from typing import Any
 import click
 import redis
 
-from jobs.errors import ExitCode, InputError
-from jobs.runtime.connection import connect
-from jobs.runtime.settings import load_settings
-from jobs.store.orders import OrderName
 from rankmill.cli import options, watch
 from rankmill.cli.workers import score_workers
 from rankmill.cluster import tables
 from rankmill.cluster.orders import find_worker, order_workers, queues_without, reachable
-from rankmill.cluster.snapshot import WorkerState, read_cluster
+from rankmill.cluster.snapshot import read_cluster
+from rankmill.cluster.workers import WorkerState
+from rankmill.jobs.contract.errors import ExitCode, InputError
+from rankmill.jobs.protocol.orders import OrderName
+from rankmill.jobs.runtime.connection import connect
+from rankmill.jobs.runtime.settings import load_settings
 
 _WAIT_SECONDS = 5
 _ORDER_SECONDS = 60

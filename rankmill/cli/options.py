@@ -8,11 +8,11 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from jobs.errors import ConfigError
-from jobs.runtime.limits import cores
-from jobs.runtime.settings import Settings, merge_settings
-from producer.files.stores.paths import as_path, is_url
 from rankmill.cli.exits import clean_exit
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.limits import cores
+from rankmill.jobs.runtime.settings import Settings, merge_settings
+from rankmill.producer.files.stores.paths import as_path, is_url
 
 Function = Callable[..., None]
 Option = Callable[[Function], Function]

@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.arrow import leave_out_pandas
-from jobs.errors import ExitCode
-from jobs.runtime.logs import set_up
-from jobs.runtime.settings import Settings, load_settings
-from producer.local.embedded import EmbeddedCluster
 from rankmill.cli import options
 from rankmill.cli.files.request import SETTINGS, file_options, file_request
+from rankmill.jobs.contract.arrow import leave_out_pandas
+from rankmill.jobs.contract.errors import ExitCode
+from rankmill.jobs.runtime.logs import set_up
+from rankmill.jobs.runtime.settings import Settings, load_settings
+from rankmill.producer.local.embedded import EmbeddedCluster
 
 if TYPE_CHECKING:
-    from rankmill.scoring.request import Request
-    from rankmill.scoring.summary import Summary
+    from rankmill.score.request import Request
+    from rankmill.score.summary import Summary
 
 _WORTH_A_HINT = 1.3
 """The summary mentions int8 if it would be at least this many times as fast."""
@@ -72,8 +72,8 @@ def score_file(config: str | None, as_json: bool, quiet: bool, verbose: bool, **
     embedded = nullcontext() if settings.redis_url else EmbeddedCluster(settings, models=len(asked.models))
     with embedded as cluster:
         # Imported only now: the server and the workers, which have just been started, start meanwhile.
-        from rankmill.score_file import score_file as run_score_file
-        from rankmill.scoring.request import Request
+        from rankmill.score.request import Request
+        from rankmill.score.score_file import score_file as run_score_file
 
         leave_out_pandas()
         request = Request.of(asked, quiet=quiet)

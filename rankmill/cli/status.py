@@ -6,22 +6,22 @@ import json
 
 import click
 
-from jobs import keys
-from jobs.errors import InputError
-from jobs.files.store import FileRunStore
-from jobs.run import MAX_ROW_ERRORS, Run
-from jobs.runtime.connection import connect
-from jobs.runtime.settings import load_settings
-from jobs.store.detached import read_chunks
-from jobs.store.row_errors import read_row_errors
-from jobs.store.runs import RunStore
-from producer.runs.detached import DetachedRun
-from producer.submitted.file import SubmittedFile, find_submitted, submitted_files
 from rankmill.cli import options, watch
 from rankmill.cli.submitted.lines import describe
 from rankmill.cli.watch import View, console
 from rankmill.cluster import tables
 from rankmill.cluster.snapshot import PAGE_RUNS, read_cluster
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.run import MAX_ROW_ERRORS, Run
+from rankmill.jobs.protocol.detached import read_chunks
+from rankmill.jobs.protocol.row_errors import read_row_errors
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.submitted.store import FileRunStore
+from rankmill.jobs.runtime.connection import connect
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.producer.client.runs.detached import DetachedRun
+from rankmill.producer.client.submitted.file import SubmittedFile, find_submitted, submitted_files
 
 _STATUS_RUNS = 10
 _WAIT_SECONDS = 5

@@ -15,9 +15,9 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from jobs.errors import RedisUnavailable
-from jobs.runtime.passwords import mask_passwords
 from rankmill.cluster.snapshot import Snapshot, read_cluster
+from rankmill.jobs.contract.errors import RedisUnavailable
+from rankmill.jobs.runtime.passwords import mask_passwords
 
 LOOK_SECONDS = 2.0
 

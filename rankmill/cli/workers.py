@@ -8,15 +8,15 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from jobs.errors import RankmillError
-from jobs.runtime.connection import connect
-from jobs.runtime.hosts import require_worker_packages
-from jobs.runtime.logs import about, set_up
-from jobs.runtime.patience import redis_errors, waiting
-from jobs.runtime.settings import load_settings
-from producer.local.embedded import worker_environs
-from producer.local.processes import Worker, WorkerProcesses, WorkersFailed, worker_names
 from rankmill.cli import options
+from rankmill.jobs.contract.errors import RankmillError
+from rankmill.jobs.runtime.connection import connect
+from rankmill.jobs.runtime.hosts import require_worker_packages
+from rankmill.jobs.runtime.logs import about, set_up
+from rankmill.jobs.runtime.patience import redis_errors, waiting
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.producer.local.embedded import worker_environs
+from rankmill.producer.local.processes import Worker, WorkerProcesses, WorkersFailed, worker_names
 
 _LOOK_SECONDS = 0.2
 
@@ -32,7 +32,7 @@ def score_workers(config: str | None, **flags: Any) -> None:
     With several queues in --queue, separated by commas, they take jobs of the first one first.
 
     The default is one worker for each GPU, or one worker that uses all CPU cores. Each is an rq worker of
-    class workers.ScoringWorker. A worker that dies is started again after a pause, which grows with each
+    class rankmill.ScoringWorker. A worker that dies is started again after a pause, which grows with each
     death, and other workers get its chunks at once. If a worker dies repeatedly at its start, the command
     ends with exit code 1. After SIGTERM or Ctrl-C the workers finish the batch in progress and return the
     rest of their chunks to the queue; after a second signal they return all chunks at once.

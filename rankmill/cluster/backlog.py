@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from jobs.store.worker_report import STAGES, WorkerReport
 from rankmill.cluster.queues import QueueState
 from rankmill.cluster.snapshot import RunState, Snapshot
+from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport
 
 RUNS = 1000
 """Runs that are read for the backlog, the most recently active first."""

@@ -14,9 +14,9 @@ from urllib.parse import parse_qs
 
 import redis
 
-from jobs.runtime.passwords import mask_passwords
 from rankmill.cluster.history import History
 from rankmill.cluster.snapshot import read_cluster
+from rankmill.jobs.runtime.passwords import mask_passwords
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment

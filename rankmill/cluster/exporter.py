@@ -19,12 +19,12 @@ from prometheus_client import CollectorRegistry, Info, ProcessCollector, make_ws
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from jobs.runtime.http import answer, paths
-from jobs.runtime.passwords import mask_passwords
-from jobs.store.worker_report import WorkerReport
 from rankmill.cluster.backlog import RUNS, Backlogs
 from rankmill.cluster.dashboard import page_apps
 from rankmill.cluster.snapshot import Snapshot, read_cluster
+from rankmill.jobs.protocol.worker_report import WorkerReport
+from rankmill.jobs.runtime.http import answer, paths
+from rankmill.jobs.runtime.passwords import mask_passwords
 
 if TYPE_CHECKING:
     from wsgiref.types import WSGIApplication

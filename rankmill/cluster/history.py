@@ -9,8 +9,8 @@ from itertools import accumulate
 
 from pydantic import BaseModel, ConfigDict
 
-from jobs.store.worker_report import LATENCY_BUCKETS, STAGES, WorkerReport
 from rankmill.cluster.snapshot import Snapshot
+from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS, STAGES, WorkerReport
 
 WINDOW_SECONDS = 30
 """Rates are computed over this many seconds."""

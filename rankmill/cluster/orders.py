@@ -9,11 +9,11 @@ from typing import Literal
 import redis
 from pydantic import BaseModel, ConfigDict
 
-from jobs.errors import InputError, RankmillError
-from jobs.spec import nearest
-from jobs.store.orders import OrderName, give_order
-from jobs.store.worker_report import WorkerReport, worker_reports
-from rankmill.cluster.snapshot import WorkerState
+from rankmill.cluster.workers import WorkerState
+from rankmill.jobs.contract.errors import InputError, RankmillError
+from rankmill.jobs.contract.spec import nearest
+from rankmill.jobs.protocol.orders import OrderName, give_order
+from rankmill.jobs.protocol.worker_report import WorkerReport, worker_reports
 
 _LOOK_SECONDS = 0.2
 

@@ -11,11 +11,11 @@ from rq import Queue
 from rq.job import Job
 from rq.registry import FailedJobRegistry, StartedJobRegistry
 
-from jobs.store.ordered_queue import is_bulk_job
 from rankmill.cluster.damage import Damage
+from rankmill.jobs.protocol.ordered_queue import is_bulk_job
 
 if TYPE_CHECKING:
-    from rankmill.cluster.snapshot import WorkerState
+    from rankmill.cluster.workers import WorkerState
 
 _LOOK_AT = 256
 """Waiting jobs of a queue among which the next bulk chunk is looked for."""

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict
 from rq import Queue
 from rq.registry import StartedJobRegistry
 
-from jobs import keys
 from rankmill.cluster.damage import Damage
+from rankmill.jobs.contract import keys
 
 
 class FileQueueState(BaseModel):

@@ -4,51 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import redis
 from pydantic import BaseModel, ConfigDict, ValidationError
 from rq import Queue
-from rq.defaults import RQ_KEY_PREFIX
 from rq.worker_registration import REDIS_WORKER_KEYS
 
-from jobs import keys
-from jobs.errors import WireError
-from jobs.run import Progress, read_run
-from jobs.runtime.connection import refuses_writes
-from jobs.store.queues import UNUSED_SECONDS
-from jobs.store.set_aside import SetAside, jobs_set_aside
-from jobs.store.worker_report import SCORING_FIELD, WorkerReport
 from rankmill.cluster.damage import Damage, Damaged
 from rankmill.cluster.queues import QueueState, read_queues
 from rankmill.cluster.runners import FileQueueState, read_file_queues
+from rankmill.cluster.workers import WORKER_PREFIX, WorkerState, read_workers
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.run import Progress, read_run
+from rankmill.jobs.protocol.queues import UNUSED_SECONDS
+from rankmill.jobs.protocol.set_aside import SetAside, jobs_set_aside
+from rankmill.jobs.runtime.connection import refuses_writes
 
 PAGE_RUNS = 50
 """Runs on a page."""
 
-_WORKER_PREFIX = f"{RQ_KEY_PREFIX}:worker:"
-_WORKER_FIELDS = ("queues", "state", "birth", "death", "last_heartbeat", SCORING_FIELD)
-
-WorkerStateName = Literal["idle", "busy", "draining", "drained", "lost", "foreign"]
-"""The state of a worker.
-
-``draining``: it takes no new chunks and has some left; ``drained``: it has none left; ``lost``: a
-ScoringWorker without a heartbeat for its lease; ``foreign``: an RQ worker of another class.
-"""
-
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
-
-
-class WorkerState(_Frozen):
-    """A worker; ``report`` is its own report, ``None`` if it has none or the report has expired."""
-
-    name: str
-    queues: tuple[str, ...]
-    state: WorkerStateName
-    beat_seconds: float | None
-    report: WorkerReport | None
 
 
 class RunState(_Frozen):
@@ -125,8 +104,8 @@ def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RU
                 (keys.file_queues(), ()),
             ],
         )
-    names = _names(damage.texts(worker_keys, REDIS_WORKER_KEYS), _WORKER_PREFIX)
-    workers = _workers(client, names, now, damage)
+    names = _names(damage.texts(worker_keys, REDIS_WORKER_KEYS), WORKER_PREFIX)
+    workers = read_workers(client, names, now, damage)
     used = damage.texts(used_queues, keys.queues())
     queues = _names(damage.texts(queue_keys, Queue.redis_queues_keys), Queue.redis_queue_namespace_prefix)
     of_files = set(damage.texts(file_queues, keys.file_queues()))
@@ -143,49 +122,6 @@ def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RU
         page_size=page_size,
         file_queues=read_file_queues(client, of_files, now, damage),
         damaged=damage.found(),
-    )
-
-
-def _workers(client: redis.Redis, names: list[str], now: float, damage: Damage) -> tuple[WorkerState, ...]:
-    nothing = [None] * len(_WORKER_FIELDS)
-    expected: list[tuple[str, Any]] = []
-    with client.pipeline(transaction=False) as pipe:
-        for name in names:
-            pipe.hmget(_WORKER_PREFIX + name, *_WORKER_FIELDS)
-            pipe.get(keys.worker(name))
-            expected += [(_WORKER_PREFIX + name, nothing), (keys.worker(name), None)]
-        replies = damage.replies(pipe, expected)
-    found = []
-    for name, fields, raw in zip(names, replies[::2], replies[1::2], strict=True):
-        known = dict(zip(_WORKER_FIELDS, fields, strict=True))
-        # RQ's list still has the name of a worker whose hash has expired.
-        if (raw or known["birth"]) and not known["death"]:
-            found.append(_worker(name, known, raw, now, damage))
-    return tuple(found)
-
-
-def _worker(
-    name: str, known: Mapping[str, bytes | None], raw: bytes | None, now: float, damage: Damage
-) -> WorkerState:
-    report = None
-    if raw is not None:
-        try:
-            report = WorkerReport.read_json(raw, "the report")
-        except WireError as error:
-            damage.note(keys.worker(name), error)
-    state: WorkerStateName = "idle"
-    if raw is None:
-        state = "lost" if known[SCORING_FIELD] else "foreign"
-    elif report and report.drained:
-        state = "draining" if report.claimed_jobs else "drained"
-    elif known["state"] == b"busy":
-        state = "busy"
-    key = _WORKER_PREFIX + name
-    queues = damage.text(known["queues"] or b"", key) or ""
-    beat = report.beat if report else damage.seconds(known["last_heartbeat"], key)
-    age = None if beat is None else max(now - beat, 0.0)
-    return WorkerState(
-        name=name, queues=tuple(filter(None, queues.split(","))), state=state, beat_seconds=age, report=report
     )
 
 

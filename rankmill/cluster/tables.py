@@ -9,12 +9,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from jobs.files.record import FileRun
-from jobs.run import RowError
-from jobs.store.worker_report import GpuReport, WorkerReport
 from rankmill.cluster.damage import Damaged
 from rankmill.cluster.queues import QueueState
-from rankmill.cluster.snapshot import RunState, Snapshot, WorkerState
+from rankmill.cluster.snapshot import RunState, Snapshot
+from rankmill.cluster.workers import WorkerState
+from rankmill.jobs.contract.run import RowError
+from rankmill.jobs.protocol.submitted.record import FileRun
+from rankmill.jobs.protocol.worker_report import GpuReport, WorkerReport
 
 ID_CHARS = 12
 """Characters of a run's id shown in tables; enough to identify it."""

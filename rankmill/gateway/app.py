@@ -14,7 +14,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from jobs.runtime.settings import Settings
 from rankmill.gateway.dialects.routes import dialect_at
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.http.batch_routes import BatchRoutes
@@ -27,6 +26,7 @@ from rankmill.gateway.http.score_routes import refused, score_router
 from rankmill.gateway.keys.admission import KeysNeeded
 from rankmill.gateway.refusals import Refusal
 from rankmill.gateway.seen import HEADER
+from rankmill.jobs.runtime.settings import Settings
 
 _ABOUT = (
     "Scores of queries and passages, in the forms that clients of TEI, Cohere, Jina, vLLM, infinity and "

@@ -13,15 +13,15 @@ from typing import Any
 import redis
 from rq import Queue
 
-from jobs import keys
-from jobs.errors import RankmillError
-from jobs.priority import priority_of
-from jobs.runtime.patience import redis_errors, waiting
-from jobs.runtime.settings import Settings
-from jobs.store.worker_report import STAGES, WorkerReport, listed_workers, worker_reports
-from producer.aio import bridge
 from rankmill.gateway import metrics
 from rankmill.gateway.refusals import Refusal
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import RankmillError
+from rankmill.jobs.contract.priority import priority_of
+from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport, listed_workers, worker_reports
+from rankmill.jobs.runtime.patience import redis_errors, waiting
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.client.aio import bridge
 
 _LOOK_SECONDS = 1.0
 

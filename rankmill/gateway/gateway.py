@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import redis
 from starlette.requests import Request
 
-from jobs.runtime.connection import client_for, impatient
-from jobs.runtime.patience import waiting
-from jobs.runtime.settings import Settings
-from producer.aio.connection import LoopRedis
 from rankmill.gateway import metrics
 from rankmill.gateway.batches.service import Batches
+from rankmill.gateway.bodies import Bodies
 from rankmill.gateway.capacity import Capacity
-from rankmill.gateway.http.bodies import Bodies
-from rankmill.gateway.http.observed import seen
 from rankmill.gateway.keys.admission import MOST_WAIT, Admission, KeysNeeded, key_text
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.refusals import EXPECTED, Refusal
 from rankmill.gateway.registry.models import Models
 from rankmill.gateway.scoring import Scored, Scoring
-from rankmill.gateway.seen import Seen
-
-if TYPE_CHECKING:
-    from rankmill.gateway.grpc.server import GrpcServer
+from rankmill.gateway.seen import Seen, seen
+from rankmill.jobs.runtime.connection import client_for, impatient
+from rankmill.jobs.runtime.patience import waiting
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.client.aio.connection import LoopRedis
 
 _SWEEP_SECONDS = 3600
 
@@ -37,6 +33,13 @@ _END_SECONDS = 5.0
 """Longest time that requests take to cancel their runs, at the end."""
 
 logger = logging.getLogger(__name__)
+
+
+class Stoppable(Protocol):
+    """A server beside HTTP's."""
+
+    def stop(self) -> Awaitable[None]:
+        """Take no more calls; done when those in progress have ended."""
 
 
 class Gateway:
@@ -58,7 +61,7 @@ class Gateway:
         self.capacity = Capacity(settings, self.redis)
         self.bodies = Bodies(settings.gateway_body_mib << 20)
         self.batches = Batches(settings, redis_url) if settings.gateway_files else None
-        self.grpc: GrpcServer | None = None
+        self.grpc: Stoppable | None = None
         self.is_stopping = False
         self._url, self._needed = redis_url, needed
         self.models = Models(settings, self.plain_redis) if settings.registry else None

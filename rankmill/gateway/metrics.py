@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
-from jobs.model_figures import ModelFigures
+from rankmill.jobs.protocol.model_figures import ModelFigures
 
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)

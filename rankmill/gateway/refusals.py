@@ -7,7 +7,8 @@ from typing import Literal
 
 import redis
 
-from jobs.errors import (
+from rankmill.gateway.keys.refusals import NoKey, NotAllowed, OverLimit, TooManyPairs
+from rankmill.jobs.contract.errors import (
     ConfigError,
     InputError,
     NotInRegistry,
@@ -20,8 +21,7 @@ from jobs.errors import (
     RunTimeout,
     SpecError,
 )
-from jobs.runtime.patience import redis_errors
-from rankmill.gateway.keys.refusals import NoKey, NotAllowed, OverLimit, TooManyPairs
+from rankmill.jobs.runtime.patience import redis_errors
 
 Kind = Literal[
     "invalid", "empty", "too_large", "no_key", "forbidden", "no_model", "not_found", "method", "conflict",

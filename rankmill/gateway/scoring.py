@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from jobs.errors import ConfigError, RunFailed
-from jobs.priority import Priority, choose_priority
-from jobs.runtime.settings import Settings
-from producer.aio.client import AsyncClient, AsyncScoringRun
 from rankmill.gateway import metrics
 from rankmill.gateway.keys.admission import Admission
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.refusals import Refusal, refusal_of
+from rankmill.jobs.contract.errors import ConfigError, RunFailed
+from rankmill.jobs.contract.priority import Priority, choose_priority
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.client.aio.client import AsyncClient, AsyncScoringRun
 
 _NO_WORKERS_SECONDS = 15.0
 

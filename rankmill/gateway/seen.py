@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from jobs.runtime import tracing
-from jobs.runtime.logs import about
+from starlette.types import Scope
+
 from rankmill.gateway import metrics
+from rankmill.jobs.runtime import tracing
+from rankmill.jobs.runtime.logs import about
 
 HEADER = "x-request-id"
+SEEN = "rankmill.seen"
+"""Where a request has its `Seen` in its scope."""
 
 _VALID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
@@ -34,6 +38,12 @@ class Seen:
     dialect: str = ""
     key: str = ""
     began: float = 0.0
+
+
+def seen(scope: Scope) -> Seen:
+    """What is known of the request with this scope."""
+    found: Seen = scope[SEEN]
+    return found
 
 
 @contextmanager

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 import uvicorn
 from fastapi import FastAPI
 
-from jobs.errors import ConfigError
-from jobs.runtime.settings import Settings
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.http.protocol import LimitedHttp
 from rankmill.gateway.keys.admission import KeysNeeded
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.settings import Settings
 
 PORT = 9809
 GRPC_PORT = 9810
@@ -147,8 +147,8 @@ def serve(
         if grpc_at:
             from rankmill.gateway.grpc.server import GrpcServer  # its packages are needed for gRPC only
 
-            gateway.grpc = GrpcServer(gateway)
-            on_start(f"{_shown(grpc_at[0])}:{await gateway.grpc.start(*grpc_at)} (gRPC)")
+            gateway.grpc = calls = GrpcServer(gateway)
+            on_start(f"{_shown(grpc_at[0])}:{await calls.start(*grpc_at)} (gRPC)")
         on_start(f"http://{_shown(host)}:{listener.getsockname()[1]}")
 
     _Server(config, gateway, begin).run(sockets=[listener])

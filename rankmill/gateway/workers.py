@@ -7,9 +7,10 @@ from typing import Any
 
 import redis
 
-from jobs.errors import NoWorkers
 from rankmill.cluster.orders import Outcome, order_workers, reachable
-from rankmill.cluster.snapshot import WorkerState, read_cluster
+from rankmill.cluster.snapshot import read_cluster
+from rankmill.cluster.workers import WorkerState
+from rankmill.jobs.contract.errors import NoWorkers
 
 _WAIT_SECONDS = 60.0
 """Longest wait for workers to carry out an order; it stays then, and the answer says so."""

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import redis
 
-from jobs.errors import InputError, NotInRegistry, RegistryConflict
-from jobs.registry.documents import Alias, Manifest, Target, target_of
-from jobs.registry.names import Reference, check_name
-from jobs.registry.registry import Registry
-from jobs.registry.resolver import is_numbered
 from rankmill.cluster.snapshot import read_cluster
+from rankmill.jobs.contract.errors import InputError, NotInRegistry, RegistryConflict
+from rankmill.jobs.registry.documents import Alias, Manifest, Target, target_of
+from rankmill.jobs.registry.names import Reference, check_name
+from rankmill.jobs.registry.registry import Registry
+from rankmill.jobs.registry.resolver import is_numbered
 
 
 def target(

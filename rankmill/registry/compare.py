@@ -10,13 +10,13 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from jobs.errors import InputError, RunFailed
-from jobs.registry.resolver import Resolver
-from jobs.runtime.settings import Settings
-from producer.files.readers import TextColumns
-from rankmill.session import RunScores, Session
-from rankmill.tuning.pairs import file_sample
-from rankmill.tuning.precision_check import Measured, compare
+from rankmill.jobs.contract.errors import InputError, RunFailed
+from rankmill.jobs.registry.resolver import Resolver
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.lab.tuning.pairs import file_sample
+from rankmill.lab.tuning.precision_check import Measured, compare
+from rankmill.producer.files.readers import TextColumns
+from rankmill.score.session import RunScores, Session
 
 _WARM_ROWS = 64
 
@@ -69,7 +69,7 @@ def compare_models(
     models
         Names of the models; the second is compared with the first.
     inputs, columns, label_column, sample
-        As of `rankmill.tuning.precision_check.check_precisions`.
+        As of `rankmill.lab.tuning.precision_check.check_precisions`.
     shown
         Most queries in ``differences``.
     settings

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.cache.models import PLAIN, WORDS
-from jobs.errors import InputError
-from jobs.registry.documents import MAX_FILES, ModelFile
-from jobs.registry.folder import PIECE
+from rankmill.jobs.cache.models import PLAIN, WORDS
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.registry.documents import MAX_FILES, ModelFile
+from rankmill.jobs.registry.folder import PIECE
 
 _DATA = frozenset(
     {".json", ".jsonl", ".txt", ".model", ".tiktoken", ".jinja", ".safetensors", ".onnx", ".onnx_data"}

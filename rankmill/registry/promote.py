@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import redis
 
-from jobs.errors import NoWorkers, RankmillError
-from jobs.registry.documents import Alias, Target
-from jobs.registry.names import Reference
-from jobs.registry.registry import Registry
 from rankmill.cluster.orders import TAKE_CHUNKS, Outcome, order_workers, reachable
 from rankmill.cluster.snapshot import read_cluster
+from rankmill.jobs.contract.errors import NoWorkers, RankmillError
+from rankmill.jobs.registry.documents import Alias, Target
+from rankmill.jobs.registry.names import Reference
+from rankmill.jobs.registry.registry import Registry
 from rankmill.registry.changes import set_alias
 
 

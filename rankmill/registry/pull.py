@@ -6,10 +6,10 @@ import fcntl
 import shutil
 from pathlib import Path
 
-from jobs.errors import InputError
-from jobs.registry.documents import Manifest
-from jobs.registry.fetch import fetch_files
-from jobs.registry.registry import Registry
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.registry.documents import Manifest
+from rankmill.jobs.registry.fetch import fetch_files
+from rankmill.jobs.registry.registry import Registry
 from rankmill.registry.steps import Steps
 
 

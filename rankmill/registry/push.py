@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import InputError, RegistryConflict, RegistryError
-from jobs.registry.documents import MAX_NOTES, Manifest, content_of
-from jobs.registry.names import Reference, check_name
-from jobs.registry.registry import Registry, files_folder, next_version
+from rankmill.jobs.contract.errors import InputError, RegistryConflict, RegistryError
+from rankmill.jobs.registry.documents import MAX_NOTES, Manifest, content_of
+from rankmill.jobs.registry.names import Reference, check_name
+from rankmill.jobs.registry.registry import Registry, files_folder, next_version
 from rankmill.registry.files import LocalFile, digests, find_files
 from rankmill.registry.steps import Steps
 from rankmill.registry.trial import Trial

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from rankmill.lab.tuning.agreement import TOP
+from rankmill.lab.tuning.reports.plots import save_chart
 from rankmill.registry.compare import Comparison, Side
-from rankmill.tuning.agreement import TOP
-from rankmill.tuning.reports.plots import save_chart
 
 _COLOURS = ("#0f766e", "#c2410c")
 _LONGEST = 120

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from jobs.errors import InputError, RankmillError
-from jobs.runtime.hosts import require_worker_packages
-from jobs.runtime.settings import Settings
+from rankmill.jobs.contract.errors import InputError, RankmillError
+from rankmill.jobs.runtime.hosts import require_worker_packages
+from rankmill.jobs.runtime.settings import Settings
 
 
 class TrialFailed(RankmillError):
@@ -41,7 +41,7 @@ def try_model(folder: Path, settings: Settings, *, seconds: float | None = None)
         update={"model": str(folder.resolve()), "revision": None, "precision": "fp32"}
     )
     request = {"spec": spec.written()}
-    command = [sys.executable, "-P", "-m", "workers.trial"]
+    command = [sys.executable, "-P", "-m", "rankmill.workers.offline.trial"]
     try:
         done = subprocess.run(
             command, input=json.dumps(request), capture_output=True, text=True, check=False, timeout=seconds

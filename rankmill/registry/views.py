@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.registry.documents import Alias, Manifest
-from jobs.registry.names import Reference
-from jobs.registry.registry import Registry
+from rankmill.jobs.registry.documents import Alias, Manifest
+from rankmill.jobs.registry.names import Reference
+from rankmill.jobs.registry.registry import Registry
 
 
 def manifests(registry: Registry, name: str) -> list[Manifest]:

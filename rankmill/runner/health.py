@@ -7,8 +7,8 @@ from http import HTTPStatus
 
 import redis
 
-from jobs.runtime.connection import impatient, unreachable
-from jobs.runtime.http import answer, paths, serve
+from rankmill.jobs.runtime.connection import impatient, unreachable
+from rankmill.jobs.runtime.http import answer, paths, serve
 
 
 def serve_health(address: str, client: redis.Redis, is_alive: Callable[[], bool]) -> None:

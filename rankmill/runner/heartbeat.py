@@ -9,11 +9,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from jobs.errors import RankmillError
-from jobs.files.record import FileRun
-from jobs.files.store import Claim, FileRunStore, Held
-from jobs.runtime.patience import waiting
-from jobs.runtime.settings import Settings
+from rankmill.jobs.contract.errors import RankmillError
+from rankmill.jobs.protocol.submitted.record import FileRun
+from rankmill.jobs.protocol.submitted.store import Claim, FileRunStore, Held
+from rankmill.jobs.runtime.patience import waiting
+from rankmill.jobs.runtime.settings import Settings
 
 logger = logging.getLogger(__name__)
 

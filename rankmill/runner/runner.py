@@ -11,12 +11,18 @@ import time
 import uuid
 from dataclasses import replace
 
-from jobs.errors import ConnectionFailed, OutputBusy, RankmillError, RedisUnavailable, RunnerError
-from jobs.files.record import FileRun
-from jobs.files.store import Claim, FileRunStore, names_of
-from jobs.runtime.logs import about
-from jobs.runtime.patience import waiting
-from jobs.runtime.settings import Settings
+from rankmill.jobs.contract.errors import (
+    ConnectionFailed,
+    OutputBusy,
+    RankmillError,
+    RedisUnavailable,
+    RunnerError,
+)
+from rankmill.jobs.protocol.submitted.record import FileRun
+from rankmill.jobs.protocol.submitted.store import Claim, FileRunStore, names_of
+from rankmill.jobs.runtime.logs import about
+from rankmill.jobs.runtime.patience import waiting
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.runner.health import serve_health
 from rankmill.runner.heartbeat import Heartbeat
 from rankmill.runner.webhooks import WebhookSender

@@ -17,12 +17,12 @@ from email.message import Message
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from jobs.files.due_webhooks import note_webhook, take_webhook
-from jobs.files.record import FileRun, Notice
-from jobs.files.store import FileRunStore
-from jobs.runtime.logs import about
-from jobs.runtime.passwords import mask_passwords, secret_key
-from jobs.runtime.settings import Settings
+from rankmill.jobs.protocol.submitted.due_webhooks import note_webhook, take_webhook
+from rankmill.jobs.protocol.submitted.record import FileRun, Notice
+from rankmill.jobs.protocol.submitted.store import FileRunStore
+from rankmill.jobs.runtime.logs import about
+from rankmill.jobs.runtime.passwords import mask_passwords, secret_key
+from rankmill.jobs.runtime.settings import Settings
 
 _TIMEOUT = 10
 """Seconds without a byte from the receiver after which an attempt has failed."""

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from jobs.errors import (
+from rankmill.gateway.batches.ids import new_batch_id
+from rankmill.jobs.contract.errors import (
     ConnectionFailed,
     InputError,
     OutputBusy,
@@ -21,21 +22,20 @@ from jobs.errors import (
     RunnerError,
     StoreError,
 )
-from jobs.files.record import FileRun, Outcome, Seal
-from jobs.files.request import FileOrder, FileRequest
-from jobs.prompts import check_text
-from jobs.run import Progress
-from jobs.runtime.connection import client_for
-from jobs.runtime.settings import Settings
-from producer.files.sink import ScoredFile
-from producer.files.stores.paths import ObjectPath, as_path
-from producer.files.stores.roots import confined
-from producer.files.stores.writing import identity
-from rankmill.gateway.batches.ids import new_batch_id
-from rankmill.score_file import Confirm, score_file
-from rankmill.scoring.opening import find_input
-from rankmill.scoring.request import Request
-from rankmill.scoring.summary import Summary
+from rankmill.jobs.contract.prompts import check_text
+from rankmill.jobs.contract.run import Progress
+from rankmill.jobs.protocol.submitted.record import FileRun, Outcome, Seal
+from rankmill.jobs.protocol.submitted.request import FileOrder, FileRequest
+from rankmill.jobs.runtime.connection import client_for
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.files.sink import ScoredFile
+from rankmill.producer.files.stores.paths import ObjectPath, as_path
+from rankmill.producer.files.stores.roots import confined
+from rankmill.producer.files.stores.writing import identity
+from rankmill.score.opening import find_input
+from rankmill.score.request import Request
+from rankmill.score.score_file import Confirm, score_file
+from rankmill.score.summary import Summary
 
 Note = Callable[..., object]
 """Changes fields of the run's record; with ``now``, it is written before this returns, or an error raised."""

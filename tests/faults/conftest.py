@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from jobs.store.worker_report import queue_workers
+from rankmill.jobs.protocol.worker_report import queue_workers
 from tests.conftest import Server, serve, start_worker, wait_for
 
 

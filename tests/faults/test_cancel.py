@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from rq.job import Job
 
-from jobs import keys
-from jobs.errors import RunCancelled
-from jobs.run import Run
-from jobs.store.runs import RunStore
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import RunCancelled
+from rankmill.jobs.contract.run import Run
+from rankmill.jobs.protocol.runs import RunStore
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.models.tiny import make_bert
 from tests.harness.runs import stored_run

@@ -20,17 +20,17 @@ from hypothesis import strategies as st
 from rq.job import Job
 
 from benchmarks.faults.damaged_jobs import FIELDS, put_damaged, put_leases
-from jobs import keys
-from jobs.errors import RunFailed
-from jobs.schema import FORMAT
-from jobs.store.recovery import clean_queue, failure_handler
-from jobs.store.runs import RunStore
-from jobs.store.set_aside import jobs_set_aside
-from jobs.store.worker_report import queue_workers, worker_reports
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import RunFailed
+from rankmill.jobs.contract.schema import FORMAT
+from rankmill.jobs.protocol.recovery import clean_queue, failure_handler
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.set_aside import jobs_set_aside
+from rankmill.jobs.protocol.worker_report import queue_workers, worker_reports
+from rankmill.workers.queue.stopping import RefusedCommands
+from rankmill.workers.worker import ScoringWorker
 from tests.conftest import Server, StartWorker, run_command, serve, start_worker, wait_for
-from workers.queue.stopping import RefusedCommands
-from workers.worker import ScoringWorker
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(30)]
 
@@ -86,7 +86,7 @@ def test_a_damaged_payload_is_submitted_again(
     tiny_model: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("producer.submission._SWEEP_SECONDS", 1)
+    monkeypatch.setattr("rankmill.producer.collect.submission._SWEEP_SECONDS", 1)
     server, worker = one_worker
     client = Client(server.url, model=str(tiny_model), chunk_size=10)
     bomb = b"RKML" + FORMAT.to_bytes(4, "big") + (100).to_bytes(8, "big")
@@ -128,7 +128,7 @@ def test_every_field_of_a_job_may_be_damaged(field: bytes, server: Server, tiny_
 def test_what_is_set_aside_is_shown_and_its_chunk_is_submitted_again(
     server: Server, workers: StartWorker, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("producer.submission._SWEEP_SECONDS", 1)
+    monkeypatch.setattr("rankmill.producer.collect.submission._SWEEP_SECONDS", 1)
     client = Client(server.url, model=str(tiny_model), chunk_size=10)
     run = client.submit(PAIRS)
     job_id = keys.job_id(run.id, 10)
@@ -183,7 +183,7 @@ def status(server: Server, *options: str) -> str:
 
 
 def test_a_list_of_jobs_set_aside_does_not_grow(server: Server) -> None:
-    from jobs.store.set_aside import MAX_LISTED, set_aside
+    from rankmill.jobs.protocol.set_aside import MAX_LISTED, set_aside
 
     queue = RunStore(server.client).queue("q")
     for number in range(MAX_LISTED + 20):

@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.faults.kills import folder_of, stop
-from jobs.cache.models import model_content
-from jobs.errors import InputChanged, RunFailed
-from jobs.run import Progress
-from jobs.runtime.settings import load_settings
-from producer import AsyncClient, Client
-from producer.files.readers import TextColumns
-from rankmill.score_file import score_file as score_here
-from rankmill.scoring.request import Request
+from rankmill import AsyncClient, Client
+from rankmill.jobs.cache.models import model_content
+from rankmill.jobs.contract.errors import InputChanged, RunFailed
+from rankmill.jobs.contract.run import Progress
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.producer.files.readers import TextColumns
+from rankmill.score.request import Request
+from rankmill.score.score_file import score_file as score_here
 from tests.conftest import Server, StartWorker, score_file, start_command, wait_for
 from tests.faults.test_refusals import odd
 from tests.harness.models.tiny import make_bert

@@ -13,8 +13,8 @@ import numpy as np
 import psutil
 import pytest
 
-from jobs.store.worker_report import queue_workers
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.protocol.worker_report import queue_workers
 from tests.conftest import ENVIRON, Server, run_command, wait_for
 from tests.harness.models.tiny import make_bert
 from tests.harness.preloaded import EXECUTED, PreloadedProcess

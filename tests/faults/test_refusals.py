@@ -15,16 +15,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.faults.kills import folder_of, stop
-from jobs import keys
-from jobs.errors import RunFailed
-from jobs.run import Settled
-from jobs.store.refusals import refuse, take_back
-from jobs.store.worker_report import WorkerReport, announce_worker
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import RunFailed
+from rankmill.jobs.contract.run import Settled
+from rankmill.jobs.protocol.refusals import refuse, take_back
+from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
+from rankmill.workers.queue.refusals import FIRST_PAUSE, LONGEST_PAUSE, ROUND, Refusals
 from tests.conftest import Server, StartWorker, run_command, score_file, start_command, wait_for
 from tests.harness.environ import BIN, ENVIRON, QUICK_LEASE
 from tests.harness.models.tiny import make_bert
-from workers.queue.refusals import FIRST_PAUSE, LONGEST_PAUSE, ROUND, Refusals
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(300)]
 WORKER = "tests.harness.misbehaving.OddWorker"
@@ -225,7 +225,7 @@ def test_a_hub_that_does_not_answer_is_asked_once(client: Client, server: Server
         silent.setblocking(False)
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         hub = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
-        command = [str(BIN / "rq"), "worker", "rankmill", "--worker-class", "workers.ScoringWorker"]
+        command = [str(BIN / "rq"), "worker", "rankmill", "--worker-class", "rankmill.ScoringWorker"]
         command += ["--serializer", "json", "--url", server.url]
         worker = subprocess.Popen(command, env={**ENVIRON, **hub}, stderr=subprocess.DEVNULL)
         try:
@@ -291,7 +291,7 @@ def test_a_run_that_is_taken_up_again_stays_in_its_precision(
 
 def test_a_refusal_is_tried_again_after_a_pause_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("workers.queue.refusals.time.monotonic", lambda: now)
+    monkeypatch.setattr("rankmill.workers.queue.refusals.time.monotonic", lambda: now)
     refusals = Refusals()
     pause = FIRST_PAUSE
     for _ in range(10):

@@ -17,10 +17,10 @@ import pytest
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from jobs import keys
-from jobs.errors import ConfigError, InputError, RunFailed, RunnerError
-from producer import Client, SubmittedFile
-from producer.files.stores.roots import Roots
+from rankmill import Client, SubmittedFile
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import ConfigError, InputError, RunFailed, RunnerError
+from rankmill.producer.files.stores.roots import Roots
 from tests.conftest import Server, StartRunner, wait_for
 
 PAIRS = "query,passage\nmoon,a moon\ncat,a cat\n"

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.store.worker_report import queue_workers
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.protocol.worker_report import queue_workers
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.models.tiny import make_bert
 

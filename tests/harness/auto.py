@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from workers.backends import registry
-from workers.backends.base import BackendKind
-from workers.backends.speed import CPU_PRECISIONS, Speeds, cpu_speeds
+from rankmill.workers.backends import registry
+from rankmill.workers.backends.base import BackendKind
+from rankmill.workers.backends.speed import CPU_PRECISIONS, Speeds, cpu_speeds
 
 AUTO = "TESTS_AUTO"
 """Where this variable is ``fp32`` or ``bf16``, workers take this machine for fastest in it."""

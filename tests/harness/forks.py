@@ -29,7 +29,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jobs.runtime.settings import load_settings
+from rankmill.jobs.runtime.settings import load_settings
 from tests.harness import preloaded
 
 _LIBRARIES = (
@@ -60,7 +60,7 @@ _LIBRARIES = (
     "rankmill.cli.score",
     "rankmill.cli.status",
     "rankmill.cli.workers",
-    "producer.local.embedded",
+    "rankmill.producer.local.embedded",
 )
 
 _LIBRARIES_OF_WORKERS = (
@@ -75,20 +75,20 @@ _LIBRARIES_OF_WORKERS = (
     "transformers.models.bert.modeling_bert",
     "transformers.models.bert.tokenization_bert",
     "transformers.models.modernbert.modeling_modernbert",
-    "workers.assembly",
-    "workers.backends.onnx.backend",
-    "workers.backends.onnx.probe",
-    "workers.backends.openvino.backend",
-    "workers.backends.openvino.graph",
-    "workers.backends.openvino.probe",
-    "workers.backends.torch.backend",
-    "workers.backends.torch.probe",
-    "workers.health",
-    "workers.worker",
+    "rankmill.workers.assembly",
+    "rankmill.workers.backends.onnx.backend",
+    "rankmill.workers.backends.onnx.probe",
+    "rankmill.workers.backends.openvino.backend",
+    "rankmill.workers.backends.openvino.graph",
+    "rankmill.workers.backends.openvino.probe",
+    "rankmill.workers.backends.torch.backend",
+    "rankmill.workers.backends.torch.probe",
+    "rankmill.workers.host.health",
+    "rankmill.workers.worker",
 )
 
 _LIBRARIES_OF_COMMANDS = (  # the gateway's ``tei.v1`` is not for forks of the other process
-    "producer.files.corpus.joined",
+    "rankmill.producer.files.corpus.joined",
     "rankmill.cli.exporter",
     "rankmill.cli.gateway.serve",
     "rankmill.cli.models",

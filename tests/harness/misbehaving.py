@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import WorkerError
-from jobs.runtime.settings import WorkerSettings
-from jobs.spec import ScoreSpec, settled
-from workers.backends.base import Backend, OutOfMemory, Pending
-from workers.engine import pipeline
-from workers.models.tokens import Batch
-from workers.worker import ScoringWorker
+from rankmill.jobs.contract.errors import WorkerError
+from rankmill.jobs.contract.spec import ScoreSpec, settled
+from rankmill.jobs.runtime.settings import WorkerSettings
+from rankmill.workers.backends.base import Backend, OutOfMemory, Pending
+from rankmill.workers.batches.tokens import Batch
+from rankmill.workers.engine import pipeline
+from rankmill.workers.worker import ScoringWorker
 
 MARKS = ("raise", "exhaust", "kill", "hang", "hold")
 
@@ -54,7 +54,7 @@ class MisbehavingBackend:
 
 def _assembly() -> Any:
     """The module by whose `load` workers load models."""
-    from workers import assembly
+    from rankmill.workers import assembly
 
     return assembly
 
@@ -63,7 +63,7 @@ class MisbehavingWorker(ScoringWorker):
     """Loads models as ever, and wraps their backends."""
 
     def _prepare(self, settings: WorkerSettings) -> None:
-        from workers.models.loading import Loaded
+        from rankmill.workers.models.loading import Loaded
 
         assembly = _assembly()
         load: Callable[..., Loaded] = assembly.load
@@ -86,7 +86,7 @@ class PatientWorker(ScoringWorker):
     """Loads no model before the file that ``LOAD`` names is there."""
 
     def _prepare(self, settings: WorkerSettings) -> None:
-        from workers.models.loading import Loaded
+        from rankmill.workers.models.loading import Loaded
 
         assembly = _assembly()
         load: Callable[..., Loaded] = assembly.load
@@ -123,8 +123,8 @@ class OddWorker(ScoringWorker):
     """
 
     def _prepare(self, settings: WorkerSettings) -> None:
-        from workers.models import sources
-        from workers.models.loading import Loaded
+        from rankmill.workers.models import sources
+        from rankmill.workers.models.loading import Loaded
 
         assembly = _assembly()
         load: Callable[..., Loaded] = assembly.load

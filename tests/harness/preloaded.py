@@ -26,11 +26,11 @@ from execnet.gateway_io import popen_bootstrapline
 from tests.harness.environ import ENVIRON
 
 _MODULES = (
-    "producer.local.supervisor",
+    "rankmill.producer.local.supervisor",
     "rq.cli",
-    "workers.models.report",
-    "workers.quantization.calibrate",
-    "workers.trial",
+    "rankmill.workers.models.report",
+    "rankmill.workers.offline.quantization.calibrate",
+    "rankmill.workers.offline.trial",
 )
 """What rankmill starts as ``python -m``."""
 
@@ -49,7 +49,7 @@ OF_TESTS = "-tests"
 _XDIST = [sys.executable, "-u", "-c", popen_bootstrapline]
 """What starts a process of pytest-xdist."""
 
-_WITHOUT_TORCH = {"rankmill", "score-file", "score-workers", "producer.local.supervisor"}
+_WITHOUT_TORCH = {"rankmill", "score-file", "score-workers", "rankmill.producer.local.supervisor"}
 """Commands and modules that are forks of the process without it."""
 
 _START_SECONDS = 120

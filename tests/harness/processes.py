@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from jobs.store.worker_report import queue_workers
+from rankmill.jobs.protocol.worker_report import queue_workers
 from tests.harness.environ import ALL_ROOTS, ENVIRON, QUICK_LEASE
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.servers.valkey import Server
@@ -76,7 +76,7 @@ def start_worker(
     server: Server,
     queue: str,
     directory: Path,
-    worker_class: str = "workers.ScoringWorker",
+    worker_class: str = "rankmill.ScoringWorker",
     serializer: str = "json",
     environ: dict[str, str] | None = None,
     name: str | None = None,

@@ -8,15 +8,15 @@ import fakeredis
 import pyarrow as pa
 from rq.job import Job
 
-from jobs import keys
-from jobs.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
-from jobs.store.runs import RunStore
-from jobs.wire import decode_pairs
-from producer.journal import Journal
-from producer.leftovers import Leftovers
-from producer.reuse.earlier import EarlierScores
-from producer.sizing import ChunkSize, Sizes, WindowSize
-from producer.submission import Submission
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
+from rankmill.jobs.contract.wire import decode_pairs
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.producer.collect.journal import Journal
+from rankmill.producer.collect.leftovers import Leftovers
+from rankmill.producer.collect.reuse.earlier import EarlierScores
+from rankmill.producer.collect.sizing import ChunkSize, Sizes, WindowSize
+from rankmill.producer.collect.submission import Submission
 from tests.harness.runs import stored_run
 
 STATS = ChunkStats(

@@ -15,7 +15,7 @@ from rq import Queue
 
 from rankmill.cluster.exporter import ClusterView, exporter_registry
 from rankmill.gateway import metrics as gateway
-from workers import metrics
+from rankmill.workers.host import metrics
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "METRICS.md"
 
@@ -45,7 +45,7 @@ def _of_a_worker() -> list[Metric]:
 
 def _of_the_cluster() -> Iterable[Metric]:
     client = fakeredis.FakeRedis()
-    Queue("some", connection=client).enqueue("jobs.score_chunk")
+    Queue("some", connection=client).enqueue("rankmill.score_chunk")
     return exporter_registry(ClusterView(client)).collect()
 
 

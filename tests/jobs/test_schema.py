@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rq.job import Job
 
-from jobs.errors import FormatError, WireError
-from jobs.job import chunk_of
-from jobs.results import ChunkFailure, ChunkScores, ChunkStats, from_entry, to_entry
-from jobs.run import Progress, RowError, Run, read_run
-from jobs.schema import WireModel
-from jobs.spec import ScoreSpec
-from jobs.store.worker_report import WorkerReport
+from rankmill.jobs.contract.errors import FormatError, WireError
+from rankmill.jobs.contract.job import chunk_of
+from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats, from_entry, to_entry
+from rankmill.jobs.contract.run import Progress, RowError, Run, read_run
+from rankmill.jobs.contract.schema import WireModel
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.protocol.worker_report import WorkerReport
 
 STATS = ChunkStats(
     worker="w", device="cpu", backend="torch", precision="fp32", revision=None,
@@ -115,7 +115,7 @@ def test_a_failure_comes_back_from_its_entry() -> None:
 @pytest.mark.parametrize("arguments", [(), ("run",), (1, "run"), ("run", -1), ("run", "1"), ("run", 1.5)])
 def test_a_job_has_a_run_and_a_chunk_for_arguments(arguments: tuple[Any, ...]) -> None:
     def job(*args: Any) -> Job:
-        return Job.create("jobs.score_chunk", args=args, connection=fakeredis.FakeRedis())
+        return Job.create("rankmill.score_chunk", args=args, connection=fakeredis.FakeRedis())
 
     assert chunk_of(job("run", 7)) == ("run", 7)
     with pytest.raises(WireError, match="the arguments must be a run's id and a chunk's number"):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.errors import ConfigError, ConnectionFailed
-from jobs.runtime.connection import client_for, connect
-from jobs.runtime.sentinel import MasterConnection, TlsMasterConnection
+from rankmill.jobs.contract.errors import ConfigError, ConnectionFailed
+from rankmill.jobs.runtime.connection import client_for, connect
+from rankmill.jobs.runtime.sentinel import MasterConnection, TlsMasterConnection
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from click.testing import CliRunner
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from jobs.errors import ConfigError
-from jobs.runtime.hosts import CLAIM_AHEAD, TOKEN_BUDGETS
-from jobs.runtime.settings import BASE, Settings, load_settings
 from rankmill.cli.config import config, config_schema
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.hosts import CLAIM_AHEAD, TOKEN_BUDGETS
+from rankmill.jobs.runtime.settings import BASE, Settings, load_settings
 
 
 def test_precedence_is_flag_environment_file_default(tmp_path: Path) -> None:

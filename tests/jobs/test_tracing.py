@@ -18,9 +18,9 @@ from opentelemetry.trace import format_span_id, format_trace_id
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from jobs import keys
-from jobs.store.worker_report import queue_workers
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.contract import keys
+from rankmill.jobs.protocol.worker_report import queue_workers
 from tests.conftest import BIN, ENVIRON, Server, wait_for
 
 PAIRS = [("big cat", f"the moon {number}") for number in range(30)]
@@ -48,7 +48,7 @@ def test_a_worker_s_spans_are_below_those_of_its_producer(
 ) -> None:
     environ = {"OTEL_METRICS_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none"}
     command = [str(BIN / "opentelemetry-instrument"), "--traces_exporter", "console"]
-    command += [str(BIN / "rq"), "worker", "rankmill", "--worker-class", "workers.ScoringWorker"]
+    command += [str(BIN / "rq"), "worker", "rankmill", "--worker-class", "rankmill.ScoringWorker"]
     command += ["--serializer", "json", "--url", server.url]
     with (tmp_path / "spans.json").open("wb") as spans:
         worker = subprocess.Popen(command, stdout=spans, env={**ENVIRON, **environ})

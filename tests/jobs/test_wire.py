@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs import wire
-from jobs.errors import WireError
-from jobs.schema import FORMAT, MAX_CHUNK_ROWS
-from jobs.wire import decode_pairs, decode_scores, encode_pairs, encode_scores, outputs
+from rankmill.jobs.contract import wire
+from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS
+from rankmill.jobs.contract.wire import decode_pairs, decode_scores, encode_pairs, encode_scores, outputs
 
 TEXT = st.one_of(st.none(), st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 TYPES = st.sampled_from(
@@ -213,8 +213,8 @@ def test_small_payloads_stay_small(tmp_path: Path) -> None:
         files.append(file)
     code = """
 import resource, sys
-from jobs.errors import WireError
-from jobs.wire import decode_pairs, decode_scores
+from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.wire import decode_pairs, decode_scores
 for file in sys.argv[1:]:
     payload = open(file, "rb").read()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -295,7 +295,7 @@ def test_lists_of_scores_come_back_and_damaged_ones_do_not() -> None:
 def test_pyarrow_imports_pandas_only_for_what_needs_it() -> None:
     code = """
 import sys
-from jobs.arrow import leave_out_pandas
+from rankmill.jobs.contract.arrow import leave_out_pandas
 leave_out_pandas()
 import numpy as np, pyarrow as pa
 table = pa.table({"score": np.zeros(2), "text": ["a", None]})

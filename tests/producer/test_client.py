@@ -20,8 +20,9 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from jobs import keys
-from jobs.errors import (
+from rankmill import AsyncClient, Client, CrossEncoder
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import (
     ConfigError,
     ConnectionFailed,
     InputError,
@@ -30,14 +31,13 @@ from jobs.errors import (
     RunFailed,
     RunTimeout,
 )
-from jobs.results import ChunkScores
-from jobs.run import Run
-from jobs.store.runs import RunStore
-from jobs.store.worker_report import QueueWorkers
-from jobs.wire import decode_pairs
-from producer import AsyncClient, Client, CrossEncoder
-from producer.pairs import CHUNK_TEXT_BYTES
-from producer.runs.listeners import Listeners
+from rankmill.jobs.contract.results import ChunkScores
+from rankmill.jobs.contract.run import Run
+from rankmill.jobs.contract.wire import decode_pairs
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.worker_report import QueueWorkers
+from rankmill.producer.collect.listeners import Listeners
+from rankmill.producer.collect.pairs import CHUNK_TEXT_BYTES
 from tests.conftest import Server
 from tests.harness.auto import AUTO
 from tests.harness.models.tiny import cross_encoder
@@ -210,7 +210,7 @@ def test_a_run_does_not_miss_workers_while_another_run_looks_for_them(
         listeners.check(since=-3600)  # as another run's task or thread does meanwhile
         return QueueWorkers(scoring=frozenset({"w"}), other=frozenset())
 
-    monkeypatch.setattr("producer.runs.listeners.queue_workers", look)
+    monkeypatch.setattr("rankmill.producer.collect.listeners.queue_workers", look)
     listeners = Listeners(RunStore(fakeredis.FakeRedis()), "redis://r", "q", seconds=60)
     listeners.check(since=-3600)
     assert looks == 1
@@ -428,6 +428,8 @@ def test_a_client_needs_a_server() -> None:
 
 
 def test_importing_the_producer_is_light() -> None:
-    code = "import producer, sys; print(sorted({'torch', 'transformers', 'pandas'} & set(sys.modules)))"
+    code = (
+        "import rankmill.producer, sys; print(sorted({'torch', 'transformers', 'pandas'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

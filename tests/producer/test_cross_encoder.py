@@ -16,8 +16,8 @@ from sentence_transformers import CrossEncoder as Original
 from sentence_transformers.cross_encoder.evaluation import CrossEncoderRerankingEvaluator
 from sentence_transformers.util import mine_hard_negatives
 
-from jobs.errors import ConfigError, InputError
-from producer import CrossEncoder
+from rankmill import CrossEncoder
+from rankmill.jobs.contract.errors import ConfigError, InputError
 from tests.conftest import Server
 from tests.harness.models.embeddings import bags
 from tests.harness.servers.valkey import nothing_left
@@ -169,6 +169,6 @@ def test_what_is_not_a_pair(ours: CrossEncoder) -> None:
 
 
 def test_torch_is_imported_only_for_tensors() -> None:
-    code = "import sys; from producer import CrossEncoder; assert CrossEncoder; print('torch' in sys.modules)"
+    code = "import sys; from rankmill import CrossEncoder; assert CrossEncoder; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

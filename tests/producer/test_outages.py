@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from benchmarks.faults.outages import OUTAGES, full
-from jobs.errors import RankmillError, RedisUnavailable
-from jobs.runtime import connection
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.contract.errors import RankmillError, RedisUnavailable
+from rankmill.jobs.runtime import connection
 from tests.conftest import Server, wait_for
 from tests.harness.servers.valkey import nothing_left
 

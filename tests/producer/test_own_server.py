@@ -10,8 +10,8 @@ import numpy as np
 import psutil
 import pytest
 
-from jobs.errors import EmbeddedError
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.contract.errors import EmbeddedError
 from tests.conftest import wait_for
 from tests.harness.preloaded import EXECUTED
 from tests.producer.test_client import PAIRS

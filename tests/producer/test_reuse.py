@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.errors import InputError
-from jobs.results import ChunkFailure, ChunkScores
-from producer.journal import Journal
-from producer.reuse import shared
-from producer.reuse.asked import NOBODY, AskedPairs
-from producer.reuse.earlier import EarlierScores, no_earlier, open_earlier
-from producer.reuse.pair_keys import pair_keys
-from producer.reuse.rows import rows_to_score
-from producer.sizing import WindowSize
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.results import ChunkFailure, ChunkScores
+from rankmill.producer.collect.journal import Journal
+from rankmill.producer.collect.reuse import shared
+from rankmill.producer.collect.reuse.asked import NOBODY, AskedPairs
+from rankmill.producer.collect.reuse.earlier import EarlierScores, no_earlier, open_earlier
+from rankmill.producer.collect.reuse.pair_keys import pair_keys
+from rankmill.producer.collect.reuse.rows import rows_to_score
+from rankmill.producer.collect.sizing import WindowSize
 from tests.harness.queue_by_hand import STATS, QueueByHand, pairs
 
 COLUMNS = ("query", "passage")

@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.results import ChunkFailure
-from producer import Client
-from producer.journal import Journal
-from producer.sizing import MAX_ROWS, MIN_ROWS, ChunkSize
+from rankmill import Client
+from rankmill.jobs.contract.results import ChunkFailure
+from rankmill.producer.collect.journal import Journal
+from rankmill.producer.collect.sizing import MAX_ROWS, MIN_ROWS, ChunkSize
 from tests.conftest import Server
 
 
 class Clock:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        patch.setattr("producer.sizing.time.monotonic", lambda: self.now)
+        patch.setattr("rankmill.producer.collect.sizing.time.monotonic", lambda: self.now)
 
 
 def test_chunks_follow_the_slowest_worker(monkeypatch: pytest.MonkeyPatch) -> None:

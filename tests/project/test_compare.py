@@ -14,8 +14,8 @@ from benchmarks.comparison.environments import ROOT, dependencies
 from benchmarks.comparison.report import bar_chart
 from benchmarks.comparison.standings import from_json, goals, speed_table, standings
 from benchmarks.engine.ceiling import linear_layers
-from rankmill.tuning.machine import markdown_table
-from rankmill.tuning.quality import ndcg, read_qrels
+from rankmill.lab.tuning.machine import markdown_table
+from rankmill.lab.tuning.quality import ndcg, read_qrels
 
 RESULTS = from_json(
     {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.faults.fuzz import CHUNK, PAIRS, Fuzz
-from producer import Scores
+from rankmill import Scores
 
 
 @pytest.fixture

@@ -1,105 +1,119 @@
-"""Inside the rooms: who may import whom, no cycles, and folders that stay small."""
+"""Who may import whom: between the rooms, and inside each of them in one direction."""
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULES = {
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for room in ("jobs", "workers", "producer", "rankmill")
-    for path in sorted((ROOT / room).rglob("*.py"))
+
+MAY_IMPORT = {
+    "rankmill.jobs": {"rankmill.jobs"},
+    "rankmill.workers": {"rankmill.jobs", "rankmill.workers"},
+    "rankmill.producer": {"rankmill.jobs", "rankmill.producer"},
+    "rankmill": {"rankmill.jobs", "rankmill.producer", "rankmill"},
+    "benchmarks": {"rankmill.jobs", "rankmill.workers", "rankmill.producer", "rankmill", "benchmarks"},
 }
+"""What each room may import of ours; tests may import everything. The package's face is no room."""
 
-INSIDE: dict[str, set[str]] = {
-    "jobs.cache": set(),
-    "jobs.registry": {"jobs.cache", "jobs.errors", "jobs.runtime", "jobs.schema", "jobs.spec"},
-    "jobs.runtime": {"jobs.errors", "jobs.keys", "jobs.prompts", "jobs.schema", "jobs.spec"},
-    "producer.files": {"producer.journal", "producer.pairs", "producer.splitting"},
-    "producer.local": set(),
-    "rankmill.cluster": set(),
-    "rankmill.progress": set(),
-    "rankmill.session": set(),
-    "rankmill.tuning": {"rankmill.session"},
-    "rankmill.quantization": {"rankmill.registry", "rankmill.session", "rankmill.tuning"},
-    "rankmill.registry": {"rankmill.cluster", "rankmill.session", "rankmill.tuning"},
-    "rankmill.gateway": {"rankmill.cluster", "rankmill.registry"},
-    "rankmill.scoring": set(),
-    "rankmill.evaluation": set(),
-    "rankmill.mining": set(),
-    "rankmill.score_file": {"rankmill.session", "rankmill.progress", "rankmill.scoring"},
-    "workers.disk_cache": set(),
-    "workers.gpu": set(),
-    "workers.metrics": {"workers.gpu"},
-    "workers.backends": {"workers.device", "workers.disk_cache", "workers.models"},
-    "workers.quantization": {"workers.backends", "workers.disk_cache", "workers.models"},
-    "workers.models": {"workers.backends", "workers.disk_cache", "workers.engine", "workers.versions"},
-    "workers.versions": {"workers.disk_cache"},
-    "workers.engine": {
-        "workers.backends", "workers.device", "workers.disk_cache", "workers.metrics", "workers.models"
-    },
+DIRECTION = {
+    "rankmill.jobs": ["protocol", "registry", "cache", "runtime", "contract"],
+    "rankmill.workers": [
+        "worker", "assembly", "offline", "queue", "engine", "models", "backends", "batches", "host"
+    ],
+    "rankmill.producer": ["client", "local", "files", "collect"],
+    "rankmill": ["cli", "runner", "gateway", "registry", "lab", "score", "cluster"],
 }  # fmt: skip
-"""What the parts of a room may import of it; a part that is not here may import all but the `TOPS`."""
+"""The parts of a room from the top to the bottom: each may import those after it, and no other."""
 
-TOPS = ("producer.files", "rankmill.cli", "workers.worker")
+HEAVY = {"torch", "transformers", "tokenizers", "safetensors"}
+FACE = "rankmill"
+
+
+def room_of(module: str) -> str:
+    return next(room for room in (*MAY_IMPORT, "tests") if module == room or module.startswith(f"{room}."))
+
+
+def part_of(module: str) -> str:
+    return module.removeprefix(f"{room_of(module)}.").split(".")[0]
+
+
+def modules_of(room: str) -> Iterator[tuple[str, Path]]:
+    folder = ROOT / room.removeprefix("rankmill.")
+    for path in sorted(folder.rglob("*.py")):
+        if not any(parent.is_symlink() for parent in path.parents):  # the links to the other rooms
+            parts = path.relative_to(folder).with_suffix("").parts
+            yield ".".join((room, *parts)).removesuffix(".__init__"), path
+
+
+MODULES = {module: path for room in MAY_IMPORT for module, path in modules_of(room)}
 
 
 def imports(path: Path) -> set[str]:
-    """Our modules that a module imports, wherever in it, but not only for types."""
+    """Our modules that a module imports, wherever in it, also for types alone."""
     found: set[str] = set()
-
-    def visit(node: ast.AST) -> None:
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            return
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found.update(names & MODULES.keys() or {node.module})
-        for child in ast.iter_child_nodes(node):
-            visit(child)
-
-    visit(ast.parse(path.read_text()))
     return found & MODULES.keys()
 
 
-def part(module: str) -> str:
-    """The folder or module of a room that a module is in."""
-    return ".".join(module.split(".")[:2])
+IMPORTS = {module: imports(path) - {module} for module, path in MODULES.items()}
 
 
-def parts_of_own_room(module: str) -> set[str]:
-    room = module.split(".", maxsplit=1)[0]
-    return {part(each) for each in imports(MODULES[module]) if each.split(".")[0] == room}
+@pytest.mark.parametrize("room", MAY_IMPORT)
+def test_rooms_import_only_what_they_may(room: str) -> None:
+    for module, imported in IMPORTS.items():
+        if room_of(module) == room and module != FACE:
+            others = {room_of(each) for each in imported - {FACE}}
+            assert others <= MAY_IMPORT[room], module
 
 
-@pytest.mark.parametrize("name", INSIDE)
-def test_parts_of_rooms_import_only_what_they_may(name: str) -> None:
-    ours = [module for module in MODULES if part(module) == name]
-    assert ours
+@pytest.mark.parametrize("room", set(MAY_IMPORT) - {"rankmill.workers", "benchmarks"})
+def test_only_workers_import_what_runs_models(room: str) -> None:
+    for _, path in modules_of(room):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            assert not {name.split(".")[0] for name in names} & HEAVY, path
+
+
+@pytest.mark.parametrize("room", DIRECTION)
+def test_inside_a_room_imports_go_one_way(room: str) -> None:
+    order = DIRECTION[room]
+    ours = [module for module in MODULES if room_of(module) == room and module != room]
+    assert {part_of(module) for module in ours} == set(order)
     for module in ours:
-        assert parts_of_own_room(module) - {name} <= INSIDE[name], module
+        inside = {part_of(each) for each in IMPORTS[module] if room_of(each) == room and each != FACE}
+        assert inside <= set(order[order.index(part_of(module)) :]), module
 
 
-@pytest.mark.parametrize("name", TOPS)
-def test_the_top_of_a_room_is_imported_by_nothing_below(name: str) -> None:
-    room = name.split(".", maxsplit=1)[0]
-    for module in MODULES.keys() - {room}:
-        if module.split(".")[0] == room and part(module) != name:
-            assert name not in parts_of_own_room(module), module
+def test_no_two_folders_beside_each_other_import_each_other() -> None:
+    arrows: set[tuple[str, str]] = set()
+    for module, imported in IMPORTS.items():
+        for other in imported:
+            here, there = module.split("."), other.split(".")
+            shared = next((n for n, (a, b) in enumerate(zip(here, there, strict=False)) if a != b), None)
+            if shared is not None:
+                arrows.add((".".join(here[: shared + 1]), ".".join(there[: shared + 1])))
+    pairs = combinations(sorted({each for arrow in arrows for each in arrow}), 2)
+    assert [pair for pair in pairs if {pair, pair[::-1]} <= arrows] == []
 
 
 def test_imports_have_no_cycles() -> None:
-    graph = {module: imports(path) - {module} for module, path in MODULES.items()}
-    assert list(TopologicalSorter(graph).static_order())  # raises CycleError, which names the modules
+    assert list(TopologicalSorter(IMPORTS).static_order())  # raises CycleError, which names the modules
 
 
 def test_workers_read_nothing_but_their_settings() -> None:
     for path in (ROOT / "workers").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module == "jobs.runtime.settings":
+            if isinstance(node, ast.ImportFrom) and node.module == "rankmill.jobs.runtime.settings":
                 assert "Settings" not in {alias.name for alias in node.names}, path

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
+import venv
+import zipfile
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from jobs.runtime.hosts import WORKER_PACKAGES
 from rankmill.cli.score import score_file
 from rankmill.cli.workers import score_workers
+from rankmill.jobs.runtime.hosts import WORKER_PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -31,10 +35,11 @@ import sys
 sys.modules.update(dict.fromkeys({sorted(EXTRA)!r}))  # an import of any of them fails
 from importlib import import_module
 from pathlib import Path
-for room in ("jobs", "producer", "rankmill"):
+for room, package in (("jobs", "rankmill.jobs"), ("producer", "rankmill.producer"), ("rankmill", "rankmill")):
     for path in Path(room).rglob("*.py"):
         if path.stem not in ("supervisor", "plots"):  # of the embedded mode; of another extra
-            import_module(".".join(path.with_suffix("").parts).removesuffix(".__init__"))
+            parts = path.relative_to(room).with_suffix("").parts
+            import_module(".".join((package, *parts)).removesuffix(".__init__"))
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
@@ -54,3 +59,79 @@ def test_scoring_without_it_is_one_line(
         assert ended.exit_code == 2, ended.output
         (line,) = ended.stderr.splitlines()
         assert f"({package} missing): pip install 'rankmill[worker]'" in line
+
+
+SERVICE = ("jobs", "workers", "producer", "configs", "examples")
+"""Packages that a service may have, too."""
+
+USE = """
+import sys
+import configs, examples, jobs, producer, workers
+from rankmill import Client, ScoreSpec
+from rankmill.jobs.contract.prompts import shipped_templates
+from rankmill.jobs.runtime.settings import load_settings
+assert all(each.WHOSE == "the service's" for each in (configs, examples, jobs, producer, workers))
+assert load_settings(environ={}).queue == "rankmill" and "qwen3-reranker" in shipped_templates()
+print(Client, sorted({"torch", "transformers"} & set(sys.modules)))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """rankmill as it is published; made from a copy, as a build writes beside its sources."""
+    place = tmp_path_factory.mktemp("wheel")
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in filter(None, names.stdout.split("\0")):
+        (place / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, place / "copy" / name, follow_symlinks=False)
+    _pip(sys.executable, "wheel", "--no-deps", "--no-build-isolation", "-w", place, place / "copy")
+    (made,) = place.glob("*.whl")
+    return made
+
+
+def _pip(python: str | Path, *words: object) -> None:
+    command = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def _service(folder: Path) -> Path:
+    for name in SERVICE:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text('WHOSE = "the service\'s"\n')
+    return folder
+
+
+@pytest.mark.slow
+def test_nothing_but_rankmill_is_installed(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as files:
+        tops = {name.split("/")[0] for name in files.namelist()}
+    assert tops == {"rankmill", wheel.name.removesuffix("-py3-none-any.whl") + ".dist-info"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("installed", [False, True], ids=["beside its code", "installed by pip"])
+def test_a_service_keeps_its_own_packages_of_these_names(
+    installed: bool, wheel: Path, tmp_path: Path
+) -> None:
+    service = _service(tmp_path / "service")
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    (packages,) = (tmp_path / "venv").glob("lib/*/site-packages")
+    if installed:
+        (service / "pyproject.toml").write_text(
+            f'[project]\nname = "service"\nversion = "1"\n[tool.setuptools]\npackages = {list(SERVICE)}\n'
+        )
+        _pip(sys.executable, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, service)
+        _pip(python, "install", "--no-deps", tmp_path / "service-1-py3-none-any.whl")
+    _pip(python, "install", "--no-deps", wheel)
+    libraries = packages / "libraries.pth"  # those of the suite, but not the rankmill that is being edited
+    libraries.write_text(sysconfig.get_path("purelib") + "\n")
+    here = tmp_path if installed else service
+    done = subprocess.run([python, "-c", USE], cwd=here, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("[]\n")
+    libraries.unlink()
+    _pip(python, "uninstall", "--yes", "rankmill")
+    code = f"import {', '.join(SERVICE)}; assert jobs.WHOSE"
+    assert subprocess.run([python, "-c", code], cwd=here, check=False).returncode == 0

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import simulated
 from benchmarks.simulated import Flow, measure, simulated_cluster, simulated_score
-from producer import Client
+from rankmill import Client
 
 
 @pytest.mark.slow

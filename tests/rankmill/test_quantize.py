@@ -16,24 +16,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.registry.names import Reference
-from jobs.registry.registry import Registry
-from jobs.runtime.settings import load_settings
-from jobs.spec import RECIPE, ScoreSpec
-from producer.files.readers import TextColumns
-from rankmill.quantization.calibration import Layer, calibrate
-from rankmill.quantization.pairs import read_pairs
-from rankmill.quantization.search import Search, groups
-from rankmill.tuning.agreement import Agreement
-from rankmill.tuning.pairs import fingerprint
-from rankmill.tuning.precision_check import Measured
+from rankmill.jobs.contract.spec import RECIPE, ScoreSpec
+from rankmill.jobs.registry.names import Reference
+from rankmill.jobs.registry.registry import Registry
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.lab.quantization.calibration import Layer, calibrate
+from rankmill.lab.quantization.pairs import read_pairs
+from rankmill.lab.quantization.search import Search, groups
+from rankmill.lab.tuning.agreement import Agreement
+from rankmill.lab.tuning.pairs import fingerprint
+from rankmill.lab.tuning.precision_check import Measured
+from rankmill.producer.files.readers import TextColumns
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.models.loading import load_model
 from tests.conftest import BIN, ENVIRON, Outcome, run_command, wait_for
 from tests.harness.models.registries import put_version
 from tests.harness.models.tiny import make_bert
 from tests.harness.tools import needs_package
 from tests.workers.backends.test_backends import EXAMPLES
-from workers.engine.engine import Engine
-from workers.models.loading import load_model
 
 pytest.importorskip("openvino")
 needs_package("nncf")
@@ -116,7 +116,7 @@ def test_the_same_pairs_make_the_same_files(made: Made, tmp_path: Path) -> None:
 
 def weights_in_8_bits(cache: Path) -> set[str]:
     """Names of the products in the kept graph whose weights are."""
-    from workers.backends.openvino.silent import openvino
+    from rankmill.workers.backends.openvino.silent import openvino
 
     (file,) = cache.glob("openvino/*/model.xml")
     nodes = openvino.Core().read_model(file).get_ops()
@@ -159,7 +159,7 @@ def test_named_layers_are_left_out_of_8_bits_and_a_change_is_seen(made: Made, tm
 def test_a_recipe_that_is_not_the_models_is_one_line(
     made: Made, recipe: object, reason: str, tmp_path: Path
 ) -> None:
-    from jobs.errors import SpecError
+    from rankmill.jobs.contract.errors import SpecError
 
     model = tmp_path / "model"
     shutil.copytree(made.output, model)

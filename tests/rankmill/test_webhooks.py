@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from jobs.errors import ConfigError, RunFailed
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.contract.errors import ConfigError, RunFailed
 from rankmill.runner.webhooks import signature
 from tests.conftest import Server, StartRunner, wait_for
 

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.cache.digests import file_digest
-from jobs.errors import WorkerError
-from jobs.spec import ScoreSpec
+from rankmill.jobs.cache.digests import file_digest
+from rankmill.jobs.contract.errors import WorkerError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.host import disk_cache
+from rankmill.workers.models import loading
+from rankmill.workers.models.description import describe
+from rankmill.workers.models.loading import load_model
 from tests.conftest import Server, run_command, score_file
 from tests.harness.models.tiny import make_bert
 from tests.workers.engine.test_engine import one_at_a_time
-from workers import disk_cache
-from workers.engine.engine import Engine
-from workers.models import loading
-from workers.models.description import describe
-from workers.models.loading import load_model
 
 TEXTS = ["how far", "what moon"], ["a big cat", "tea"]
 
@@ -51,7 +51,7 @@ def test_a_planted_graph_is_not_loaded(
     for planted in other.iterdir():
         if planted.name != "digests.json":
             shutil.copyfile(planted, mine / planted.name)
-    with caplog.at_level(logging.WARNING, "workers"):
+    with caplog.at_level(logging.WARNING, "rankmill.workers"):
         assert scores(models[0], tmp_path / "0", backend) == expected
     assert f"{mine} is damaged and will be made again" in caplog.text
     (mine / "more.data").write_text("a")
@@ -74,7 +74,7 @@ def test_workers_refuse_a_cache_that_everybody_can_write(
     cache.mkdir(mode=0o700)
     cache.chmod(0o777)
     environ = {"RANKMILL_CACHE_DIR": str(cache)}
-    worker = ["rq", "worker", "--worker-class", "workers.ScoringWorker", "--serializer", "json"]
+    worker = ["rq", "worker", "--worker-class", "rankmill.ScoringWorker", "--serializer", "json"]
     done = run_command(*worker, "--url", server.url, environ=environ)
     (line,) = [line for line in done.err.splitlines() if "cannot start" in line]
     assert f"cannot start: cache_dir: {cache} can be written by everybody" in line

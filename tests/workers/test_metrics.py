@@ -24,22 +24,28 @@ from hypothesis import strategies as st
 from prometheus_client import Histogram
 from rq.worker import SimpleWorker
 
-from jobs import keys
-from jobs.cache.models import model_content
-from jobs.errors import ConfigError, RunFailed
-from jobs.model_figures import SCORE_BUCKETS, ModelFigures
-from jobs.runtime.http import answer, serve
-from jobs.store.recovery import failure_handler
-from jobs.store.runs import RunStore
-from jobs.store.worker_report import STAGES, GpuReport, WorkerReport, queue_workers, worker_reports
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.cache.models import model_content
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import ConfigError, RunFailed
+from rankmill.jobs.protocol.model_figures import SCORE_BUCKETS, ModelFigures
+from rankmill.jobs.protocol.recovery import failure_handler
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.worker_report import (
+    STAGES,
+    GpuReport,
+    WorkerReport,
+    queue_workers,
+    worker_reports,
+)
+from rankmill.jobs.runtime.http import answer, serve
+from rankmill.workers.host import metrics
+from rankmill.workers.host.gpu import Gpu
+from rankmill.workers.queue.heartbeat import Heartbeat
 from tests.conftest import QUICK_LEASE, Server, StartWorker, score_file, wait_for
 from tests.harness.models.tiny import make_bert
 from tests.harness.tools import tool
 from tests.workers.engine.test_engine import misbehaving
-from workers import metrics
-from workers.gpu import Gpu
-from workers.queue.heartbeat import Heartbeat
 
 PAIRS: list[tuple[str, str | None]] = [("big cat", f"moon river {number}") for number in range(99)]
 PAIRS.append(("big cat", None))
@@ -246,7 +252,7 @@ def test_without_a_driver_a_worker_only_says_that_it_has_no_figures(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu = Gpu()
-    with caplog.at_level(logging.WARNING, "workers"):
+    with caplog.at_level(logging.WARNING, "rankmill.workers"):
         gpu.watch()  # the real library, which finds no driver here
     assert list(gpu.collect()) == []
     assert "no figures of the GPU" in caplog.text

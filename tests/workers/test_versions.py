@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cache.models import model_files
-from jobs.errors import WorkerError
-from jobs.registry.fetch import fetch_files
-from jobs.registry.names import Reference
-from jobs.registry.registry import Registry, files_folder
+from rankmill.jobs.cache.models import model_files
+from rankmill.jobs.contract.errors import WorkerError
+from rankmill.jobs.registry.fetch import fetch_files
+from rankmill.jobs.registry.names import Reference
+from rankmill.jobs.registry.registry import Registry, files_folder
+from rankmill.workers.models.versions.room import make_room
+from rankmill.workers.models.versions.store import VersionStore
 from tests.harness.environ import ENVIRON
 from tests.harness.models.registries import put_version
 from tests.harness.preloaded import PreloadedProcess
 from tests.harness.servers.disks import resize, small_disk
-from workers.versions.room import make_room
-from workers.versions.store import VersionStore
 
 V1, V2 = Reference("reranker", "v1"), Reference("reranker", "v2")
 SIZE = 100_000
@@ -201,7 +201,10 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_there(registry: Path, t
 
 
 def test_killed_while_it_fetches_the_next_goes_on(registry: Path, cache: Path) -> None:
-    setup = "from workers.versions.store import VersionStore\nfrom jobs.registry.names import Reference"
+    setup = (
+        "from rankmill.workers.models.versions.store import VersionStore\n"
+        "from rankmill.jobs.registry.names import Reference"
+    )
     work = (
         f"VersionStore(Path({str(cache)!r}), {str(registry)!r}, None).get(Reference('reranker', 'v1'), None)"
     )
@@ -243,7 +246,8 @@ def test_killed_while_it_pulls_the_next_goes_on(registry: Path, tmp_path: Path) 
     target = tmp_path / "pulled"
     setup = (
         "from rankmill.registry.pull import pull\nfrom rankmill.registry.steps import Steps\n"
-        "from jobs.registry.registry import Registry\nfrom jobs.registry.names import Reference\n"
+        "from rankmill.jobs.registry.registry import Registry\n"
+        "from rankmill.jobs.registry.names import Reference\n"
         f"registry = Registry({str(registry)!r})\nmanifest = registry.manifest(Reference('reranker', 'v1'))"
     )
     kills = 0

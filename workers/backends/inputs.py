@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from workers.models.tokens import Batch, Ids
+from rankmill.workers.batches.tokens import Batch, Ids
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 """Names of the inputs, as in transformers."""

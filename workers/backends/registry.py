@@ -8,17 +8,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args
 
-from jobs.errors import ConfigError, WorkerError
-from jobs.runtime.hosts import FOR_TESTS
-from jobs.runtime.settings import BackendName
-from workers.backends.base import DEVICES, BackendKind
-from workers.backends.speed import CPU_PRECISIONS, INT8, Combination, Speeds, cpu_speeds
-from workers.device import gpu_precision, resolve_device
+from rankmill.jobs.contract.errors import ConfigError, WorkerError
+from rankmill.jobs.runtime.hosts import FOR_TESTS
+from rankmill.jobs.runtime.settings import BackendName
+from rankmill.workers.backends.base import DEVICES, BackendKind
+from rankmill.workers.backends.speed import CPU_PRECISIONS, INT8, Combination, Speeds, cpu_speeds
+from rankmill.workers.host.device import gpu_precision, resolve_device
 
 logger = logging.getLogger(__name__)
 
 BACKENDS: dict[str, BackendKind] = {
-    name: import_module(f"workers.backends.{name}").KIND for name in get_args(BackendName) if name != "auto"
+    name: import_module(f"rankmill.workers.backends.{name}").KIND
+    for name in get_args(BackendName)
+    if name != "auto"
 }
 """All backends, by name: each is a package beside this module. ``auto`` prefers the first."""
 

@@ -17,12 +17,12 @@ from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
-from jobs.cache.folder import read_json, write_json
-from jobs.runtime.hosts import cpu_flags, cpu_name
-from workers.backends.base import BackendKind
-from workers.backends.layer import LayerShape
-from workers.device import threads
-from workers.disk_cache import version
+from rankmill.jobs.cache.folder import read_json, write_json
+from rankmill.jobs.runtime.hosts import cpu_flags, cpu_name
+from rankmill.workers.backends.base import BackendKind
+from rankmill.workers.backends.layer import LayerShape
+from rankmill.workers.host.device import threads
+from rankmill.workers.host.disk_cache import version
 
 CPU_PRECISIONS = ("fp32", "bf16")
 """Precisions that ``auto`` chooses from on a CPU, the most exact first."""

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from jobs.errors import SpecError
-from workers.backends.model_file import model_file
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.workers.host.model_file import model_file
 
 _BUFFERS = ("position_ids", "token_type_ids")
 """Buffers, not weights, that old releases of transformers saved."""

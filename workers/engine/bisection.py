@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workers.backends.base import DeviceLost
-from workers.engine.planner import Rows
+from rankmill.workers.backends.base import DeviceLost
+from rankmill.workers.batches.planner import Rows
 
 
 def bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, str], None]) -> None:

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from jobs.cache.folder import read_json, write_json
-from workers.backends.base import Backend, OutOfMemory
-from workers.device import device_name, empty_cache, threads
-from workers.engine.mixing import BATCH_SECONDS
-from workers.models.tokens import Batch
+from rankmill.jobs.cache.folder import read_json, write_json
+from rankmill.workers.backends.base import Backend, OutOfMemory
+from rankmill.workers.batches.tokens import Batch
+from rankmill.workers.engine.mixing import BATCH_SECONDS
+from rankmill.workers.host.device import device_name, empty_cache, threads
 
 AFTER_SECONDS = 60.0
 """Seconds of forwards before the search. It takes some seconds, for which no short run should wait."""

@@ -9,15 +9,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from jobs.cache.digests import Facts
-from jobs.cache.models import model_facts, model_folder
-from jobs.errors import WorkerError
-from jobs.spec import ScoreSpec, WeightsKey, weights_key
-from workers import metrics
-from workers.backends.base import OutOfMemory
-from workers.device import empty_cache
-from workers.engine.engine import Engine
-from workers.models.loading import Loaded, Model, one_line
+from rankmill.jobs.cache.digests import Facts
+from rankmill.jobs.cache.models import model_facts, model_folder
+from rankmill.jobs.contract.errors import WorkerError
+from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
+from rankmill.workers.backends.base import OutOfMemory
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.host import metrics
+from rankmill.workers.host.device import empty_cache
+from rankmill.workers.models.loading import Loaded, Model, one_line
 
 Stamp = Mapping[str, Facts]
 """What the file system says of the files of a model's directory, by name; empty if it has none."""
@@ -53,7 +53,7 @@ class EngineCache:
     Parameters
     ----------
     load
-        `workers.models.loading.load` with its device and backend.
+        `rankmill.workers.models.loading.load` with its device and backend.
     device
         The device of the models.
     limits
@@ -105,7 +105,7 @@ class EngineCache:
         Raises
         ------
         SpecError
-            As `workers.models.loading.load` does.
+            As `rankmill.workers.models.loading.load` does.
         """
         with one_line(spec):  # a mount that is stale, say
             key, stamp = self._key(spec), {} if spec.revision else _stamp(spec)

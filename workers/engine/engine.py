@@ -10,17 +10,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from workers import metrics
-from workers.backends.base import DeviceLost, Logits, OutOfMemory, Pending
-from workers.engine.bisection import bisect
-from workers.engine.budget import BudgetSearch
-from workers.engine.headroom import Headroom
-from workers.engine.mixing import Mixing
-from workers.engine.planner import Rows
-from workers.engine.rows import WaitingRows
-from workers.engine.work import Flight, PairScores, Part, Work, longest_in, rows_in
-from workers.models.loading import Model
-from workers.models.tokens import Batch, Tokens, pad
+from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory, Pending
+from rankmill.workers.batches.planner import Rows
+from rankmill.workers.batches.tokens import Batch, Tokens, pad
+from rankmill.workers.engine.bisection import bisect
+from rankmill.workers.engine.budget import BudgetSearch
+from rankmill.workers.engine.headroom import Headroom
+from rankmill.workers.engine.mixing import Mixing
+from rankmill.workers.engine.rows import WaitingRows
+from rankmill.workers.engine.work import Flight, PairScores, Part, Work, longest_in, rows_in
+from rankmill.workers.host import metrics
+from rankmill.workers.models.loading import Model
 
 
 class Engine:
@@ -29,11 +29,11 @@ class Engine:
     Parameters
     ----------
     model
-        From `workers.models.loading.load_model`.
+        From `rankmill.workers.models.loading.load_model`.
     token_budget
         Padded tokens in a batch, at most. It is halved for good when the device runs out of memory.
     max_batch, length_aware
-        As in `workers.engine.planner.plan_batches`.
+        As in `rankmill.workers.batches.planner.plan_batches`.
     search
         Finds a better token budget, for `adapt`.
     headroom

@@ -14,10 +14,10 @@ from typing import Protocol
 
 import psutil
 
-from jobs.runtime.limits import free_memory
-from workers import metrics
-from workers.backends.base import Backend, Logits, Pending
-from workers.models.tokens import Batch
+from rankmill.jobs.runtime.limits import free_memory
+from rankmill.workers.backends.base import Backend, Logits, Pending
+from rankmill.workers.batches.tokens import Batch
+from rankmill.workers.host import metrics
 
 _SHARE = 0.9
 """Share of the free memory that a batch may take: the estimate is one, and others use memory too."""

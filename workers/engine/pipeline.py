@@ -15,12 +15,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from jobs.priority import Priority
-from workers import metrics
-from workers.engine.engine import Engine
-from workers.engine.rows import WaitingRows
-from workers.engine.turns import Turns
-from workers.engine.work import Flight, Part, Work
+from rankmill.jobs.contract.priority import Priority
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.rows import WaitingRows
+from rankmill.workers.engine.turns import Turns
+from rankmill.workers.engine.work import Flight, Part, Work
+from rankmill.workers.host import metrics
 
 _WAIT_SECONDS = 5
 

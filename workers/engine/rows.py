@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from workers.engine.planner import Rows, plan_batches
+from rankmill.workers.batches.planner import Rows, plan_batches
 
 Work = TypeVar("Work")
 

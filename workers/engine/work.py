@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from workers import metrics
-from workers.backends.base import Pending
-from workers.engine.planner import Rows
-from workers.models.tokens import Tokens
+from rankmill.workers.backends.base import Pending
+from rankmill.workers.batches.planner import Rows
+from rankmill.workers.batches.tokens import Tokens
+from rankmill.workers.host import metrics
 
 
 @dataclass

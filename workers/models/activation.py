@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jobs.errors import SpecError
-from workers.backends.base import Logits
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.workers.backends.base import Logits
 
 Activation = Callable[[Logits], Logits]
 

@@ -19,12 +19,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 from tokenizers import Encoding, Tokenizer
 
-from jobs.cache.digests import file_digest
-from workers.backends.families import TRACEABLE
-from workers.backends.model_file import model_file
-from workers.disk_cache import build_once, is_kept, version
-from workers.models.layout import Layout, read_layout
-from workers.models.tokenizer import Joiner
+from rankmill.jobs.cache.digests import file_digest
+from rankmill.workers.backends.families import TRACEABLE
+from rankmill.workers.batches.layout import Layout, read_layout
+from rankmill.workers.host.disk_cache import build_once, is_kept, version
+from rankmill.workers.host.model_file import model_file
+from rankmill.workers.models.tokenizer import Joiner
 
 _VERSION = 2
 """Version of the cached files; to be changed with their content."""
@@ -162,7 +162,7 @@ def describe(source: str | Path, revision: str | None, cache: Path) -> Descripti
     Parameters
     ----------
     source, revision
-        As in `workers.backends.base.ModelFiles`.
+        As in `rankmill.workers.backends.base.ModelFiles`.
     cache
         Cache folder; if it cannot be written, every worker imports transformers.
 
@@ -194,7 +194,7 @@ def _read(source: str | Path, revision: str | None) -> Description:
     """Read the description with transformers, whose import takes seconds."""
     from transformers import AutoTokenizer
 
-    from workers.backends.classifier import is_language_model, load_config
+    from rankmill.workers.backends.classifier import is_language_model, load_config
 
     config = load_config(source, revision)
     layout = read_layout(source, revision, config)

@@ -8,8 +8,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import SpecError, WorkerError
-from jobs.runtime.limits import total_memory
+from rankmill.jobs.contract.errors import SpecError, WorkerError
+from rankmill.jobs.runtime.limits import total_memory
 
 _MOST = 100 << 20
 """Bytes of a header; the safetensors library refuses longer ones."""

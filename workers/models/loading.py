@@ -10,20 +10,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jobs.cache.folder import cache_folder, strangers
-from jobs.errors import RankmillError, SpecError, WorkerError
-from jobs.spec import ScoreSpec
-from workers.backends.base import Backend, DeviceLost, Logits, ModelFiles, OutOfMemory
-from workers.backends.families import first_position
-from workers.backends.registry import BACKENDS, Choice, choose_backend
-from workers.models.activation import Activation, activation, choose_output
-from workers.models.description import Description, describe
-from workers.models.padding import Probe
-from workers.models.prompts import answers, tokenizer_for
-from workers.models.sources import find_source, is_folder, is_path
-from workers.models.tokenizer import Tokenize
-from workers.models.windows import Windows
-from workers.versions.store import VersionStore
+from rankmill.jobs.cache.folder import cache_folder, strangers
+from rankmill.jobs.contract.errors import RankmillError, SpecError, WorkerError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.base import Backend, DeviceLost, Logits, ModelFiles, OutOfMemory
+from rankmill.workers.backends.families import first_position
+from rankmill.workers.backends.registry import BACKENDS, Choice, choose_backend
+from rankmill.workers.models.activation import Activation, activation, choose_output
+from rankmill.workers.models.description import Description, describe
+from rankmill.workers.models.padding import Probe
+from rankmill.workers.models.prompts import answers, tokenizer_for
+from rankmill.workers.models.sources import find_source, is_folder, is_path
+from rankmill.workers.models.tokenizer import Tokenize
+from rankmill.workers.models.versions.store import VersionStore
+from rankmill.workers.models.windows import Windows
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def load(
     device
         ``cpu``, ``cuda`` or ``mps``.
     backend
-        ``auto``, or a key of `workers.backends.registry.BACKENDS`.
+        ``auto``, or a key of `rankmill.workers.backends.registry.BACKENDS`.
     cache_dir
         Folder for files that are derived from models, or ``auto``.
     versions

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from jobs.errors import WorkerError
-from workers.backends.base import Backend
-from workers.models.description import Description
-from workers.models.tokenizer import tokenize_pairs
-from workers.models.tokens import Tokens, pad
+from rankmill.jobs.contract.errors import WorkerError
+from rankmill.workers.backends.base import Backend
+from rankmill.workers.batches.tokens import Tokens, pad
+from rankmill.workers.models.description import Description
+from rankmill.workers.models.tokenizer import tokenize_pairs
 
 _BOUNDS = {"fp32": 1e-4, "fp16": 0.05, "bf16": 0.25}
 _BOUND_OF_FEW_BITS = 2.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jobs.errors import SpecError
-from workers.models.tokens import Tokens, joined
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.workers.batches.tokens import Tokens, joined
 
 _PROBES = (("alpha", "bravo"), ("charlie", "bravo"), ("alpha", "foxtrot"))
 """A pair, one with another query, and one with another passage."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from jobs.errors import SpecError
-from jobs.prompts import TEXTS_ALONE, answers_of, shipped_templates
-from jobs.spec import ScoreSpec
-from workers.models.description import Description
-from workers.models.prompt_tokenizer import (
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.prompts import TEXTS_ALONE, answers_of, shipped_templates
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.models.description import Description
+from rankmill.workers.models.prompt_tokenizer import (
     PrefixedTokenizer,
     PromptTokenizer,
     is_structured,
     names_both_texts,
 )
-from workers.models.tokenizer import PairTokenizer, Tokenize
+from rankmill.workers.models.tokenizer import PairTokenizer, Tokenize
 
 _NAMED = f"--prompt-template FILE, or {', '.join(shipped_templates())}"
 

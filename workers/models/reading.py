@@ -6,9 +6,9 @@ import logging
 import threading
 from pathlib import Path
 
-from jobs.spec import ScoreSpec
-from workers.models.sources import find_source
-from workers.versions.store import VersionStore
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.models.sources import find_source
+from rankmill.workers.models.versions.store import VersionStore
 
 _AT_ONCE_SECONDS = 0.2
 """Reading that takes no longer than this is waited for."""

@@ -1,8 +1,8 @@
 """What a worker of this host would make of a model, by its small files alone: no weights are read.
 
-``python -m workers.models.report`` reads ``{"spec": {...}, "device": ..., "cache_dir": ..., "registry": ...,
-"cache_bytes": ...}`` as JSON on standard input, and prints the report as JSON, or ``{"error": "..."}``, and
-then ends with 1.
+``python -m rankmill.workers.models.report`` reads ``{"spec": {...}, "device": ..., "cache_dir": ...,
+"registry": ..., "cache_bytes": ...}`` as JSON on standard input, and prints the report as JSON, or
+``{"error": "..."}``, and then ends with 1.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from typing import Any
 
-from jobs.cache.folder import cache_folder
-from jobs.errors import RankmillError, SpecError
-from jobs.spec import ScoreSpec
-from workers.backends.registry import BACKENDS, choose_device
-from workers.models.activation import choose_output
-from workers.models.description import Description, describe
-from workers.models.loading import find_max_length, one_line
-from workers.models.prompts import answers, prompt_template, tokenizer_for
-from workers.models.sources import find_source
-from workers.versions.store import VersionStore
+from rankmill.jobs.cache.folder import cache_folder
+from rankmill.jobs.contract.errors import RankmillError, SpecError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.registry import BACKENDS, choose_device
+from rankmill.workers.models.activation import choose_output
+from rankmill.workers.models.description import Description, describe
+from rankmill.workers.models.loading import find_max_length, one_line
+from rankmill.workers.models.prompts import answers, prompt_template, tokenizer_for
+from rankmill.workers.models.sources import find_source
+from rankmill.workers.models.versions.store import VersionStore
 
 _SAMPLE = "QUERY", "PASSAGE"
 

@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jobs.cache.digests import Facts
-from jobs.cache.models import CONTENT, model_content, model_facts
-from jobs.errors import InputError, SpecError, WorkerError
-from jobs.registry.names import Reference, parse_reference
-from jobs.spec import ScoreSpec
-from workers.backends.model_file import commit_of
-from workers.models.headers import check_headers
-from workers.versions.store import VersionStore
+from rankmill.jobs.cache.digests import Facts
+from rankmill.jobs.cache.models import model_content, model_facts
+from rankmill.jobs.contract.errors import InputError, SpecError, WorkerError
+from rankmill.jobs.contract.shipped import shipped
+from rankmill.jobs.contract.spec import CONTENT, ScoreSpec
+from rankmill.jobs.registry.names import Reference, parse_reference
+from rankmill.workers.host.model_file import commit_of
+from rankmill.workers.models.headers import check_headers
+from rankmill.workers.models.versions.store import VersionStore
 
-DEMO_MODEL = Path(__file__).resolve().parents[2] / "examples" / "demo-model"
+DEMO_MODEL = shipped("examples", "demo-model")
 
 
 @dataclass(frozen=True)

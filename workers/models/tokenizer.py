@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from tokenizers import Tokenizer
 
-from workers.models.tokens import Ids, Tokens, spans
+from rankmill.workers.batches.tokens import Ids, Tokens, spans
 
 
 class Tokenize(Protocol):

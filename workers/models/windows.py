@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from jobs.errors import SpecError
-from workers.engine.planner import Rows
-from workers.models.tokenizer import Tokenize, single_texts
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.workers.batches.planner import Rows
+from rankmill.workers.models.tokenizer import Tokenize, single_texts
 
 
 class Windows:

@@ -5,24 +5,51 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from opentelemetry.trace import INVALID_SPAN, Span
 from rq import Queue
 from rq.executions import Execution
 
-from jobs.run import Run
-from jobs.spec import ScoreSpec, WeightsKey, weights_key
-from workers.queue.rq_job import ScoringJob
+from rankmill.jobs.contract.run import Run, Settled
+from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
+from rankmill.workers.queue.rq_job import ScoringJob
 
 if TYPE_CHECKING:
-    from workers.engine.engine import Engine
-    from workers.engine.work import Work
-    from workers.sources import Source
+    from rq.worker import SimpleWorker
+
+    from rankmill.jobs.contract.results import ChunkResult
+    from rankmill.workers.engine.engine import Engine
+    from rankmill.workers.engine.work import Work
 
 GROUP = 8
 GROUP_SECONDS = 3.0
 """How many jobs, and for how many seconds, wait before their model is loaded in the place of another."""
+
+
+Texts = list[str | None]
+
+
+class Source(Protocol):
+    """What a claim is scored for; it raises `WireError` or `InputError` for what cannot be read."""
+
+    in_redis: bool
+    """Whether the run is in Redis, with its progress."""
+
+    def load(self) -> Run | None:
+        """The run; ``None`` if it is gone."""
+
+    def pairs(self, run: Run) -> tuple[Texts, Texts] | None:
+        """Queries and passages, ``[n]`` each; ``None`` if nobody waits for their scores any more."""
+
+    def settle(self, run: Run, mine: Settled) -> Settled:
+        """What all chunks of the run are scored with, if this worker has `mine`."""
+
+    def wanted(self, run: Run) -> bool:
+        """Whether somebody still waits for the scores."""
+
+    def finish(self, worker: SimpleWorker, claim: Claim, result: ChunkResult | None) -> None:
+        """End the job and write its result, if any, in one transaction."""
 
 
 @dataclass(eq=False)

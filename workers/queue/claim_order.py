@@ -12,9 +12,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-from jobs.priority import Priority, priority_of
-from jobs.store.ordered_queue import LOOK_AT
-from workers.engine.turns import Turns
+from rankmill.jobs.contract.priority import Priority, priority_of
+from rankmill.jobs.protocol.ordered_queue import LOOK_AT
+from rankmill.workers.engine.turns import Turns
 
 _RUNS = 16
 """Bulk runs whose pairs a worker counts: those that it claimed from last."""

@@ -14,24 +14,25 @@ from rq.job import Job
 from rq.timeouts import JobTimeoutException
 from rq.worker import SimpleWorker
 
-from jobs import keys
-from jobs.errors import WorkerError
-from jobs.job import is_suspect
-from jobs.priority import priority_of
-from jobs.results import ChunkResult, ChunkScores
-from jobs.runtime import tracing
-from jobs.runtime.logs import about_job
-from jobs.runtime.patience import cannot_serve
-from jobs.store.runs import RunStore
-from jobs.store.set_aside import DamagedJob
-from workers import metrics
-from workers.queue.claim import Claim, ModelQueue
-from workers.queue.claim_order import ClaimOrder
-from workers.queue.rq_job import ScoringJob, set_job_aside
-from workers.sources import fail
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import WorkerError
+from rankmill.jobs.contract.job import is_suspect
+from rankmill.jobs.contract.priority import priority_of
+from rankmill.jobs.contract.results import ChunkResult, ChunkScores
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.set_aside import DamagedJob
+from rankmill.jobs.runtime import tracing
+from rankmill.jobs.runtime.logs import about_job
+from rankmill.jobs.runtime.patience import cannot_serve
+from rankmill.workers.host import metrics
+from rankmill.workers.queue.claim import Claim, ModelQueue
+from rankmill.workers.queue.claim_order import ClaimOrder
+from rankmill.workers.queue.rq_job import ScoringJob, set_job_aside
+from rankmill.workers.queue.sources import fail
 
 if TYPE_CHECKING:
-    from workers.assembly import Parts
+    from rankmill.workers.engine.pipeline import Pipeline
+    from rankmill.workers.queue.chunks import ChunkScorer
 
 logger = logging.getLogger(__name__)
 
@@ -59,21 +60,22 @@ class Claims:
         self,
         worker: SimpleWorker,
         store: RunStore,
-        parts: Parts,
+        scorer: ChunkScorer,
+        pipeline: Pipeline,
         order: ClaimOrder,
         drain: Callable[[], None],
     ) -> None:
         self._worker = worker
         self._store = store
-        self.scorer = parts.scorer
-        self._pipeline = parts.pipeline
+        self.scorer = scorer
+        self._pipeline = pipeline
         self._order = order
         self._drain = drain
         self._put_aside = ModelQueue()
         self.held: dict[str, Claim] = {}
         """The claims not answered yet, by job id."""
         metrics.claimed_jobs.set_function(lambda: len(self.held))
-        metrics.claimed_pairs.set_function(lambda: parts.pipeline.pending)
+        metrics.claimed_pairs.set_function(lambda: pipeline.pending)
         metrics.refusals.set_function(lambda: len(self.scorer.refusals.reasons()))
         metrics.half_open_refusals.set_function(lambda: len(self.scorer.refusals.half_open()))
 

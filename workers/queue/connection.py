@@ -9,19 +9,19 @@ from typing import Any, cast
 
 import redis
 
-from jobs.errors import ConfigError
-from jobs.runtime.connection import pool_for
-from jobs.runtime.logs import set_up
-from jobs.runtime.passwords import mask_passwords
-from jobs.runtime.patience import Patience
-from jobs.runtime.settings import load_settings
-from workers.queue.stopping import give_up
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.connection import pool_for
+from rankmill.jobs.runtime.logs import set_up
+from rankmill.jobs.runtime.passwords import mask_passwords
+from rankmill.jobs.runtime.patience import Patience
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.workers.queue.stopping import give_up
 
 
 class Connection(redis.Redis):
     """Redis as rankmill's own commands connect to it; for RQ's option ``--connection-class``::
 
-        RQ_CONNECTION_CLASS=workers.Connection rq worker rankmill --worker-class workers.ScoringWorker …
+        RQ_CONNECTION_CLASS=rankmill.Connection rq worker rankmill --worker-class rankmill.ScoringWorker …
 
     RQ's own class ends the worker if the server is away at its start, with a traceback if the URL is
     malformed. This one waits for the server as a worker does later (`redis_wait_seconds`), names in

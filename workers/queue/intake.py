@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, cast
 import redis
 from rq import Queue
 
-from jobs import keys
-from jobs.errors import RedisUnavailable
-from jobs.runtime.patience import waiting
-from jobs.store.ordered_queue import OrderedQueue, Taken, is_bulk_job
-from workers.queue.claim_order import ClaimOrder, chunks_to_give
-from workers.queue.claims import Claims
-from workers.queue.rq_job import ScoringJob, pop, take_job
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import RedisUnavailable
+from rankmill.jobs.protocol.ordered_queue import OrderedQueue, Taken, is_bulk_job
+from rankmill.jobs.runtime.patience import waiting
+from rankmill.workers.queue.claim_order import ClaimOrder, chunks_to_give
+from rankmill.workers.queue.claims import Claims
+from rankmill.workers.queue.rq_job import ScoringJob, pop, take_job
 
 if TYPE_CHECKING:
-    from jobs.priority import Priority
-    from workers.engine.pipeline import Pipeline
+    from rankmill.jobs.contract.priority import Priority
+    from rankmill.workers.engine.pipeline import Pipeline
 
 POLL_SECONDS = 1
 """Longest wait for a job or for room, until the worker checks whether it must stop."""

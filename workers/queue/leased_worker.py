@@ -15,10 +15,10 @@ from rq.utils import now
 from rq.worker import SimpleWorker
 from rq.worker.base import WorkerStatus
 
-from jobs.runtime.hosts import worker_name
-from jobs.store.worker_report import SCORING_FIELD, withdraw_worker
-from workers.queue.heartbeat import Heartbeat
-from workers.queue.rq_job import ScoringJob
+from rankmill.jobs.protocol.worker_report import SCORING_FIELD, TAKES_NEW_NAMES, withdraw_worker
+from rankmill.jobs.runtime.hosts import worker_name
+from rankmill.workers.queue.heartbeat import Heartbeat
+from rankmill.workers.queue.rq_job import ScoringJob
 
 _MADE_UP = re.compile("[0-9a-f]{32}")
 """What RQ calls a worker without ``--name``, also in a worker pool."""
@@ -51,7 +51,7 @@ class LeasedWorker(SimpleWorker):
 
     def serialize(self) -> dict[str, Any]:
         """RQ's record of this worker, marked as a ScoringWorker even after the worker is gone."""
-        return {**super().serialize(), SCORING_FIELD: 1}
+        return {**super().serialize(), SCORING_FIELD: TAKES_NEW_NAMES}
 
     def register_birth(self) -> None:
         """Also announce that this worker is a ScoringWorker."""

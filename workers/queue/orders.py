@@ -9,14 +9,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from jobs.errors import SpecError, WireError
-from jobs.spec import ScoreSpec
-from jobs.store.orders import Answer, Order
-from workers import metrics
-from workers.queue.refusals import Refusals
+from rankmill.jobs.contract.errors import SpecError, WireError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.protocol.orders import Answer, Order
+from rankmill.workers.host import metrics
+from rankmill.workers.queue.refusals import Refusals
 
 if TYPE_CHECKING:
-    from workers.engine.cache import EngineCache
+    from rankmill.workers.engine.cache import EngineCache
 
 MAX_ANSWERS = 16
 """Answers in a report; the oldest are dropped."""

@@ -9,13 +9,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from jobs.results import ChunkFailure
-from jobs.store.refusals import refuse, take_back
-from jobs.store.runs import RunStore
-from jobs.store.worker_report import taking_workers
+from rankmill.jobs.contract.results import ChunkFailure
+from rankmill.jobs.protocol.refusals import refuse, take_back
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.worker_report import taking_workers
 
 if TYPE_CHECKING:
-    from workers.queue.claim import Claim
+    from rankmill.workers.queue.claim import Claim
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds until a worker tries again a model or run that it refused; the pause doubles each time."""

@@ -11,12 +11,12 @@ from rq import Queue
 from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job
 
-from jobs.errors import ForeignJobError
-from jobs.job import BASE_TIMEOUT, JOB_FUNCTION, chunk_of
-from jobs.pairs_job import DAY, PAIRS_FUNCTION
-from jobs.priority import run_id_of_request
-from jobs.store.set_aside import DamagedJob, read_job, set_aside
-from workers import metrics
+from rankmill.jobs.contract.errors import ForeignJobError
+from rankmill.jobs.contract.job import BASE_TIMEOUT, JOB_FUNCTION, OLD_JOB_FUNCTION, chunk_of
+from rankmill.jobs.contract.priority import run_id_of_request
+from rankmill.jobs.protocol.pairs_job import DAY, OLD_PAIRS_FUNCTION, PAIRS_FUNCTION
+from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
+from rankmill.workers.host import metrics
 
 AnyQueue = TypeVar("AnyQueue", bound=Queue)
 
@@ -53,12 +53,13 @@ class ScoringJob(Job):
         ForeignJobError
             The job asks for something else than scores.
         """
-        if self.func_name not in {JOB_FUNCTION, PAIRS_FUNCTION}:
+        pairs = {PAIRS_FUNCTION, OLD_PAIRS_FUNCTION}
+        if self.func_name not in {JOB_FUNCTION, OLD_JOB_FUNCTION, *pairs}:
             raise ForeignJobError(
                 f"job {self.id} asks for {self.func_name}; "
                 f"a ScoringWorker runs nothing but {JOB_FUNCTION} and {PAIRS_FUNCTION}"
             )
-        return self.func_name == PAIRS_FUNCTION
+        return self.func_name in pairs
 
     @cached_property
     def chunk(self) -> tuple[str, int]:

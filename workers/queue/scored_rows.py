@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import redis
 
-from jobs.store.scored_rows import write_scored_rows
+from rankmill.jobs.protocol.scored_rows import write_scored_rows
 
 if TYPE_CHECKING:
-    from workers.queue.claims import Claims
+    from rankmill.workers.queue.claims import Claims
 
 BEAT_SECONDS = 1.0
 """Time between two counts, while there are scored rows of unfinished chunks."""

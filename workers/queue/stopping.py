@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import redis
 
-from jobs.errors import RedisFailed, RedisUnavailable
-from jobs.runtime.hosts import SUPERVISED
+from rankmill.jobs.contract.errors import RedisFailed, RedisUnavailable
+from rankmill.jobs.runtime.hosts import SUPERVISED
 
 _CHECK_SECONDS = 0.2
 """Time between two checks of a stopping process."""

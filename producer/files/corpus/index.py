@@ -24,13 +24,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.cache.folder import cache_folder, make_folder, strangers
-from jobs.errors import InputError, OutputError
-from producer.files.corpus.texts import read_texts
-from producer.files.inputs import InputFile
-from producer.files.stores.paths import ObjectPath, resolved
-from producer.files.stores.roots import confined
-from producer.files.stores.writing import sync
+from rankmill.jobs.cache.folder import cache_folder, make_folder, strangers
+from rankmill.jobs.contract.errors import InputError, OutputError
+from rankmill.producer.files.corpus.texts import read_texts
+from rankmill.producer.files.inputs import InputFile
+from rankmill.producer.files.stores.paths import ObjectPath, resolved
+from rankmill.producer.files.stores.roots import confined
+from rankmill.producer.files.stores.writing import sync
 
 SUFFIX = ".index.rankmill"
 """Suffix of the folder of an index: its name is the corpus' name with this suffix."""

@@ -11,10 +11,10 @@ from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
 
-from jobs.errors import ConfigError, InputError, OutputError, RankmillError
-from jobs.files.request import DATASET
-from producer.files.stores.paths import as_path
-from producer.files.stores.roots import confined
+from rankmill.jobs.contract.errors import ConfigError, InputError, OutputError, RankmillError
+from rankmill.jobs.protocol.submitted.request import DATASET
+from rankmill.producer.files.stores.paths import as_path
+from rankmill.producer.files.stores.roots import confined
 
 DatasetPart = Literal["queries", "docs", "qrels", "scoreddocs"]
 

@@ -11,17 +11,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.errors import InputError
-from producer.files.corpus.index import TextIndex, in_memory, on_disk
-from producer.files.corpus.run_file import SCHEMA, read_run
-from producer.files.corpus.run_files import RunFiles
-from producer.files.corpus.tables import read_qrels
-from producer.files.inputs import InputFile
-from producer.files.ranking import Repeats
-from producer.files.readers import TextColumns
-from producer.files.source import Shard, check_file_unchanged, cut_batches, cut_range, shard_range
-from producer.pairs import RowsAt
-from producer.splitting import ScoredTable
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.collect.pairs import RowsAt
+from rankmill.producer.collect.splitting import ScoredTable
+from rankmill.producer.files.corpus.index import TextIndex, in_memory, on_disk
+from rankmill.producer.files.corpus.run_file import SCHEMA, read_run
+from rankmill.producer.files.corpus.run_files import RunFiles
+from rankmill.producer.files.corpus.tables import read_qrels
+from rankmill.producer.files.inputs import InputFile
+from rankmill.producer.files.ranking import Repeats
+from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.source import Shard, check_file_unchanged, cut_batches, cut_range, shard_range
 
 _TEXT_FIELDS = [pa.field("query", pa.dictionary(pa.int32(), pa.string())), pa.field("passage", pa.string())]
 _LABEL_FIELDS = [pa.field("relevance", pa.int64()), pa.field("in_run", pa.bool_())]

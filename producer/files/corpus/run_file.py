@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
-from jobs.errors import InputError
-from producer.files.inputs import PARQUET, InputFile
-from producer.files.outputs import PASSAGE_IDS, QUERY_IDS
-from producer.files.readers import Reader
-from producer.files.readers.choice import Options, choose
-from producer.files.stores.reading import open_stream
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.inputs import PARQUET, InputFile
+from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS
+from rankmill.producer.files.readers import Reader
+from rankmill.producer.files.readers.choice import Options, choose
+from rankmill.producer.files.stores.reading import open_stream
 
 SCHEMA = pa.schema(
     [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from producer.files.inputs import InputFile
+from rankmill.producer.files.inputs import InputFile
 
 
 @dataclass(frozen=True)

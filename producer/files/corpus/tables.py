@@ -8,11 +8,11 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 
-from jobs.errors import InputError
-from producer.files.inputs import KINDS, InputFile
-from producer.files.outputs import PASSAGE_IDS, QUERY_IDS
-from producer.files.readers.choice import Options, choose
-from producer.files.stores.reading import open_stream
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.inputs import KINDS, InputFile
+from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS
+from rankmill.producer.files.readers.choice import Options, choose
+from rankmill.producer.files.stores.reading import open_stream
 
 _RELEVANCE = ("relevance", "score", "rel", "label")
 

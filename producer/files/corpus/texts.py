@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
-from jobs.errors import InputError
-from producer.files.inputs import PARQUET, InputFile
-from producer.files.readers.choice import Options, choose
-from producer.files.readers.jsonl import JsonlReader
-from producer.files.readers.quotes import MAX_FIELD_MIB, open_quoted
-from producer.files.stores.reading import open_stream
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.inputs import PARQUET, InputFile
+from rankmill.producer.files.readers.choice import Options, choose
+from rankmill.producer.files.readers.jsonl import JsonlReader
+from rankmill.producer.files.readers.quotes import MAX_FIELD_MIB, open_quoted
+from rankmill.producer.files.stores.reading import open_stream
 
 IDS = ("_id", "id", "query_id", "qid", "doc_id", "docid", "docno", "pid", "passage_id", "corpus_id")
 TEXTS = ("text", "query", "passage", "contents", "body", "question", "title")

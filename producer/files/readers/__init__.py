@@ -13,7 +13,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from producer.files.readers.forms import Forms
+from rankmill.producer.files.readers.forms import Forms
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobs.files.request import DELIMITERS
-from producer.files.inputs import PARQUET, InputFile
-from producer.files.readers import Reader
-from producer.files.readers.delimited import DelimitedReader, notice_delimiter
-from producer.files.readers.jsonl import JsonlReader
-from producer.files.readers.lists import ListReader
-from producer.files.readers.parquet import ParquetReader
+from rankmill.jobs.protocol.submitted.request import DELIMITERS
+from rankmill.producer.files.inputs import PARQUET, InputFile
+from rankmill.producer.files.readers import Reader
+from rankmill.producer.files.readers.delimited import DelimitedReader, notice_delimiter
+from rankmill.producer.files.readers.jsonl import JsonlReader
+from rankmill.producer.files.readers.lists import ListReader
+from rankmill.producer.files.readers.parquet import ParquetReader
 
 
 @dataclass(frozen=True)

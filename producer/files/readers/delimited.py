@@ -17,12 +17,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.csv as pcsv
 
-from jobs.errors import InputError
-from jobs.files.request import DELIMITERS
-from producer.files.readers import Survey, first_null
-from producer.files.readers.forms import ALL_FORMS, Forms, forms_of
-from producer.files.readers.quotes import MAX_FIELD_MIB, open_quoted
-from producer.files.stores.reading import open_stream
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.protocol.submitted.request import DELIMITERS
+from rankmill.producer.files.readers import Survey, first_null
+from rankmill.producer.files.readers.forms import ALL_FORMS, Forms, forms_of
+from rankmill.producer.files.readers.quotes import MAX_FIELD_MIB, open_quoted
+from rankmill.producer.files.stores.reading import open_stream
 
 _BLOCK_BYTES = 16 << 20
 """Size of the blocks that are parsed, or that of the longest field; a row must fit into one."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from jobs.errors import InputError
-from producer.files.readers.json_bounds import MAX_DEPTH, MAX_LINE_BYTES
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.readers.json_bounds import MAX_DEPTH, MAX_LINE_BYTES
 
 _READ_BYTES = 1 << 20
 _BLOCK_CHARS = 4 << 20

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from jobs.errors import InputError
+from rankmill.jobs.contract.errors import InputError
 
 MAX_LINE_BYTES = 16 << 20
 """Longest line, checked before it is parsed."""

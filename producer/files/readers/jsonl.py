@@ -16,10 +16,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.json as pajson
 
-from jobs.errors import InputError
-from producer.files.readers import Survey, first_null
-from producer.files.readers.json_array import array_blocks
-from producer.files.readers.json_bounds import (
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.readers import Survey, first_null
+from rankmill.producer.files.readers.json_array import array_blocks
+from rankmill.producer.files.readers.json_bounds import (
     MAX_KEYS,
     MAX_LINE_BYTES,
     check_depth,
@@ -28,7 +28,7 @@ from producer.files.readers.json_bounds import (
     is_plain,
     slices,
 )
-from producer.files.stores.reading import open_stream
+from rankmill.producer.files.stores.reading import open_stream
 
 _BLOCK_BYTES = 16 << 20
 

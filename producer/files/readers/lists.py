@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.errors import InputError
-from producer.files.readers import Reader, Survey, first_null
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.readers import Reader, Survey, first_null
 
 _ROWS = 64
 """Rows to read at a time; each may have a thousand passages."""

@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.errors import InputError
-from producer.files.readers import Survey, first_null
-from producer.files.stores.reading import open_random
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.readers import Survey, first_null
+from rankmill.producer.files.stores.reading import open_random
 
 _BUFFER_BYTES = 1 << 20  # read column chunks in parts, so that memory does not grow with the row group
 

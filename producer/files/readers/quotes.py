@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from jobs.errors import InputError
-from producer.files.stores.reading import open_stream
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.stores.reading import open_stream
 
 MAX_FIELD_MIB = 16
 """Longest field in quotes, where the reader is not told another bound."""

@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from jobs.errors import OutputBusy, RankmillError
-from producer.files.stores.paths import ObjectPath
-from producer.files.stores.patience import LOOK_SECONDS, patiently
+from rankmill.jobs.contract.errors import OutputBusy, RankmillError
+from rankmill.producer.files.stores.paths import ObjectPath
+from rankmill.producer.files.stores.patience import LOOK_SECONDS, patiently
 
 BEAT_SECONDS = 5.0
 """How often the holder of a lock writes it again."""

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from jobs.errors import RunnerError
-from producer.files.stores.paths import ObjectPath, workspace_of
-from producer.files.stores.writing import identity, sync
+from rankmill.jobs.contract.errors import RunnerError
+from rankmill.producer.files.stores.paths import ObjectPath, workspace_of
+from rankmill.producer.files.stores.writing import identity, sync
 
 
 def record_of(output: Path) -> Path:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from jobs.errors import InputError, OutputError
-from producer.files.stores.roots import check_opened
+from rankmill.jobs.contract.errors import InputError, OutputError
+from rankmill.producer.files.stores.roots import check_opened
 
 _KINDS: tuple[tuple[Callable[[int], bool], str], ...] = (
     (stat.S_ISLNK, "a link"),

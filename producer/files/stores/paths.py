@@ -9,8 +9,8 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path, PosixPath
 from typing import Any
 
-from jobs.errors import InputError, StoreError
-from producer.files.stores.patience import LOOK_SECONDS, WORK_SECONDS, patiently
+from rankmill.jobs.contract.errors import InputError, StoreError
+from rankmill.producer.files.stores.patience import LOOK_SECONDS, WORK_SECONDS, patiently
 
 WORKSPACE = ".rankmill"
 """Suffix of a run's folder: its name is the output's name with this suffix."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from jobs.errors import InputError, RankmillError, StoreError
+from rankmill.jobs.contract.errors import InputError, RankmillError, StoreError
 
 LOOK_SECONDS = 15.0
 """How long a store may be away when something is looked up: at the beginning, before any work."""

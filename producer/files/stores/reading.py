@@ -15,11 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from jobs.errors import InputError
-from producer.files.stores.own_folder import kind_of
-from producer.files.stores.paths import ObjectPath
-from producer.files.stores.patience import WORK_SECONDS, patiently
-from producer.files.stores.roots import check_opened, confined
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.stores.own_folder import kind_of
+from rankmill.producer.files.stores.paths import ObjectPath
+from rankmill.producer.files.stores.patience import WORK_SECONDS, patiently
+from rankmill.producer.files.stores.roots import check_opened, confined
 
 _BLOCK_BYTES = 4 << 20
 _AHEAD = 2

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urljoin
 
-from jobs.errors import ConfigError, RankmillError, RunnerError
-from jobs.files.request import DATASET
-from producer.files.stores.paths import (
+from rankmill.jobs.contract.errors import ConfigError, RankmillError, RunnerError
+from rankmill.jobs.protocol.submitted.request import DATASET
+from rankmill.producer.files.stores.paths import (
     NOT_WRITTEN,
     WORKSPACE,
     ObjectPath,

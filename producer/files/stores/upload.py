@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from producer.files.stores.paths import ObjectPath
+from rankmill.producer.files.stores.paths import ObjectPath
 
 _IN_PIECES = {"s3", "s3a"}
 """Stores whose objects are sent in pieces that nobody sees until the object is complete."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from jobs.errors import OutputError
-from producer.files.stores.paths import ObjectPath
-from producer.files.stores.writing import put, sync
+from rankmill.jobs.contract.errors import OutputError
+from rankmill.producer.files.stores.paths import ObjectPath
+from rankmill.producer.files.stores.writing import put, sync
 
 
 @contextmanager

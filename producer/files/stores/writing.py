@@ -7,12 +7,12 @@ import logging
 import os
 from pathlib import Path
 
-from jobs.errors import OutputError
-from producer.files.stores.paths import ObjectPath
-from producer.files.stores.patience import WORK_SECONDS, patiently
-from producer.files.stores.reading import ObjectReader
-from producer.files.stores.roots import check_opened
-from producer.files.stores.upload import Upload
+from rankmill.jobs.contract.errors import OutputError
+from rankmill.producer.files.stores.paths import ObjectPath
+from rankmill.producer.files.stores.patience import WORK_SECONDS, patiently
+from rankmill.producer.files.stores.reading import ObjectReader
+from rankmill.producer.files.stores.roots import check_opened
+from rankmill.producer.files.stores.upload import Upload
 
 _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss", "memory"}
 """Stores in which an object appears when its upload is complete."""

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
-from jobs.errors import InputError
+from rankmill.jobs.contract.errors import InputError
 
 _BREAKS = r"[\t\r\n]"
 """Characters that a TSV file cannot hold: it has no quotes."""

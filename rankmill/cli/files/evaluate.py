@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jobs.errors import ConfigError
-from jobs.runtime.logs import set_up
 from rankmill.cli import options
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.logs import set_up
 
 if TYPE_CHECKING:
-    from rankmill.evaluation.evaluate import Result
+    from rankmill.lab.evaluation.evaluate import Result
 
 
 @options.command("evaluate")
@@ -47,10 +47,10 @@ def evaluate(
 
     SCORED is an output of score-file or a TREC run. A judged query that it lacks counts as 0.
     """
-    from producer.files.corpus.irds import source_path
-    from producer.files.corpus.tables import read_qrels
-    from rankmill.evaluation import evaluate as evaluation
-    from rankmill.evaluation.rankings import read_ranking, read_scored
+    from rankmill.lab.evaluation import evaluate as evaluation
+    from rankmill.lab.evaluation.rankings import read_ranking, read_scored
+    from rankmill.producer.files.corpus.irds import source_path
+    from rankmill.producer.files.corpus.tables import read_qrels
 
     set_up("warning", "auto")
     if picture and find_spec("matplotlib") is None:

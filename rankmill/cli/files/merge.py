@@ -7,11 +7,11 @@ from pathlib import Path
 
 import click
 
-from jobs.errors import ExitCode, InputError
-from producer.files.outputs import OutputFormat, check_target
-from producer.files.shards import merge
-from producer.files.stores.paths import ObjectPath
 from rankmill.cli import options
+from rankmill.jobs.contract.errors import ExitCode, InputError
+from rankmill.producer.files.outputs import OutputFormat, check_target
+from rankmill.producer.files.shards import merge
+from rankmill.producer.files.stores.paths import ObjectPath
 
 
 @options.command("merge")

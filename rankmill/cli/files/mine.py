@@ -9,11 +9,11 @@ import click
 import numpy as np
 import pandas as pd
 
-from jobs.errors import InputError
-from producer.files.outputs import OutputFormat, check_target
-from producer.files.stores.whole import whole_file
 from rankmill.cli import options
-from rankmill.mining.mine import FORMATS, Mined, Rules, mine, read_ids, training_rows, with_rows
+from rankmill.jobs.contract.errors import InputError
+from rankmill.lab.mining.mine import FORMATS, Mined, Rules, mine, read_ids, training_rows, with_rows
+from rankmill.producer.files.outputs import OutputFormat, check_target
+from rankmill.producer.files.stores.whole import whole_file
 
 
 @options.command("mine")

@@ -9,8 +9,8 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from jobs.files.request import DATASET, DELIMITERS, OUTPUT_FORMATS, FileRequest
 from rankmill.cli import options
+from rankmill.jobs.protocol.submitted.request import DATASET, DELIMITERS, OUTPUT_FORMATS, FileRequest
 
 Function = Callable[..., None]
 

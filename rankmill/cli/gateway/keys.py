@@ -8,12 +8,12 @@ from typing import Any, get_args
 
 import click
 
-from jobs.priority import Priority
-from jobs.runtime.connection import connect
-from jobs.runtime.settings import load_settings
 from rankmill.cli import options
 from rankmill.cluster.tables import duration
 from rankmill.gateway.keys.api_keys import ApiKey, KeyStore
+from rankmill.jobs.contract.priority import Priority
+from rankmill.jobs.runtime.connection import connect
+from rankmill.jobs.runtime.settings import load_settings
 
 _WAIT_SECONDS = 5
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import click
 
-from jobs.errors import ConfigError, EmbeddedError
-from jobs.runtime.connection import connect
-from jobs.runtime.logs import set_up
-from jobs.runtime.settings import load_settings
-from producer.local.embedded import EmbeddedCluster
 from rankmill.cli import options
+from rankmill.jobs.contract.errors import ConfigError, EmbeddedError
+from rankmill.jobs.runtime.connection import connect
+from rankmill.jobs.runtime.logs import set_up
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.producer.local.embedded import EmbeddedCluster
 
 _LOOK_SECONDS = 0.5
 

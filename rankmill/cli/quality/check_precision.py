@@ -12,12 +12,12 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from jobs.errors import RankmillError
-from jobs.runtime.settings import load_settings
-from producer.files.readers import TextColumns
 from rankmill.cli import options
-from rankmill.tuning.agreement import TOP
-from rankmill.tuning.precision_check import REFERENCE, Measured, check_precisions
+from rankmill.jobs.contract.errors import RankmillError
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.lab.tuning.agreement import TOP
+from rankmill.lab.tuning.precision_check import REFERENCE, Measured, check_precisions
+from rankmill.producer.files.readers import TextColumns
 
 
 class PrecisionRefused(RankmillError):

@@ -11,15 +11,15 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from jobs.errors import ConfigError
-from jobs.runtime.passwords import mask_passwords
 from rankmill.cli import options
 from rankmill.cli.exits import MEASURED
-from rankmill.tuning.cell import CellResult
-from rankmill.tuning.experiment import Experiment, load_experiment, shipped
-from rankmill.tuning.grid import RECORDS, Plan, plan, run
-from rankmill.tuning.records import Records
-from rankmill.tuning.reports.statistics import measurements, write_measurements
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.passwords import mask_passwords
+from rankmill.lab.tuning.cell import CellResult
+from rankmill.lab.tuning.experiment import Experiment, load_experiment, shipped
+from rankmill.lab.tuning.grid import RECORDS, Plan, plan, run
+from rankmill.lab.tuning.records import Records
+from rankmill.lab.tuning.reports.statistics import measurements, write_measurements
 
 _EPILOG = f"""\b
 rankmill ships: {", ".join(shipped())}
@@ -121,7 +121,7 @@ def _outcome(result: CellResult) -> str:
 
 
 def _report(folder: Path, experiments: Sequence[Experiment], results: Sequence[CellResult]) -> None:
-    from rankmill.tuning.reports.report import write_report  # matplotlib is slow to import
+    from rankmill.lab.tuning.reports.report import write_report  # matplotlib is slow to import
 
     write_measurements(folder / "measurements.parquet", results)
     path = write_report(folder, experiments, results)

@@ -10,16 +10,16 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from jobs.runtime.settings import load_settings
-from jobs.spec import RECIPE
-from producer.files.readers import TextColumns
 from rankmill.cli import options
-from rankmill.quantization.calibration import require_packages
-from rankmill.quantization.make import Quantized, check_output
-from rankmill.quantization.make import quantize as make
-from rankmill.quantization.pairs import read_pairs
-from rankmill.tuning.agreement import TOP
-from rankmill.tuning.precision_check import REFERENCE, Measured
+from rankmill.jobs.contract.spec import RECIPE
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.lab.quantization.calibration import require_packages
+from rankmill.lab.quantization.make import Quantized, check_output
+from rankmill.lab.quantization.make import quantize as make
+from rankmill.lab.quantization.pairs import read_pairs
+from rankmill.lab.tuning.agreement import TOP
+from rankmill.lab.tuning.precision_check import REFERENCE, Measured
+from rankmill.producer.files.readers import TextColumns
 
 
 @options.command("quantize", interrupted="nothing is left of it")

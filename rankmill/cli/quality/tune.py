@@ -15,15 +15,15 @@ from typing import Any, cast, get_args
 import click
 import yaml
 
-from jobs.errors import InputError
-from jobs.runtime.passwords import mask_passwords
-from jobs.runtime.settings import Settings, config_file, load_settings
 from rankmill.cli import options
 from rankmill.cli.exits import MEASURED
-from rankmill.tuning.pairs import fingerprint, sample
-from rankmill.tuning.records import Records
-from rankmill.tuning.trials import MAX_ROWS, Objective, Trials
-from rankmill.tuning.tune import Tuned, Tuner
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.runtime.passwords import mask_passwords
+from rankmill.jobs.runtime.settings import Settings, config_file, load_settings
+from rankmill.lab.tuning.pairs import fingerprint, sample
+from rankmill.lab.tuning.records import Records
+from rankmill.lab.tuning.trials import MAX_ROWS, Objective, Trials
+from rankmill.lab.tuning.tune import Tuned, Tuner
 
 _FIRST_LINE = "# Made by rankmill tune"
 _UNITS = {"s": 1, "m": 60, "h": 3600}

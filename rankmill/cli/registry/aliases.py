@@ -7,13 +7,13 @@ from typing import Any
 import click
 import redis
 
-from jobs.registry.names import Reference, check_name
-from jobs.runtime.connection import connect
-from jobs.runtime.settings import Settings, load_settings
 from rankmill.cli import options
 from rankmill.cluster.orders import Outcome
+from rankmill.jobs.registry.names import Reference, check_name
+from rankmill.jobs.registry.opening import one_version, open_registry, reference, who
+from rankmill.jobs.runtime.connection import connect
+from rankmill.jobs.runtime.settings import Settings, load_settings
 from rankmill.registry.changes import remove_version, roll_back, set_alias, target
-from rankmill.registry.opening import one_version, open_registry, reference, who
 from rankmill.registry.promote import promote as promote_version
 
 _WAIT_SECONDS = 5

@@ -12,11 +12,11 @@ import click
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from jobs.errors import ConfigError
-from jobs.runtime.settings import load_settings
-from producer.files.readers import TextColumns
 from rankmill.cli import options
 from rankmill.cli.watch import console
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.producer.files.readers import TextColumns
 from rankmill.registry.compare import Comparison, Side, compare_models
 
 _SHOWN = 10

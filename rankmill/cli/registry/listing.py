@@ -10,12 +10,12 @@ import click
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from jobs.registry.documents import Alias, Manifest
-from jobs.registry.names import Reference
-from jobs.runtime.settings import load_settings
 from rankmill.cli import options
 from rankmill.cli.watch import console
-from rankmill.registry.opening import one_version, open_registry, reference
+from rankmill.jobs.registry.documents import Alias, Manifest
+from rankmill.jobs.registry.names import Reference
+from rankmill.jobs.registry.opening import one_version, open_registry, reference
+from rankmill.jobs.runtime.settings import load_settings
 from rankmill.registry.views import called, manifests, version_view
 
 

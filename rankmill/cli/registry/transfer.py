@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from jobs.errors import InputError
-from jobs.runtime.settings import load_settings
 from rankmill.cli import options
-from rankmill.registry.opening import one_version, open_registry, reference, who
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.registry.opening import one_version, open_registry, reference, who
+from rankmill.jobs.runtime.settings import load_settings
 from rankmill.registry.pull import pull as pull_version
 from rankmill.registry.push import push as push_version
 from rankmill.registry.steps import Steps

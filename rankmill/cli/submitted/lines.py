@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from jobs.files.record import FileRun
 from rankmill.cluster.tables import duration, plain
+from rankmill.jobs.protocol.submitted.record import FileRun
 
 
 def describe(run: FileRun) -> str:

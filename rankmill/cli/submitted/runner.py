@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from jobs.files.store import FileRunStore
-from jobs.runtime.connection import connect
-from jobs.runtime.logs import set_up
-from jobs.runtime.settings import load_settings
-from producer.files.stores.roots import Roots, confine
 from rankmill.cli import options
+from rankmill.jobs.protocol.submitted.store import FileRunStore
+from rankmill.jobs.runtime.connection import connect
+from rankmill.jobs.runtime.logs import set_up
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.producer.files.stores.roots import Roots, confine
 from rankmill.runner.runner import Runner
 
 _HERE = "the working directory"

@@ -8,15 +8,16 @@ from typing import Any
 
 import click
 
-from jobs.errors import ExitCode
-from jobs.files.record import FileRun
-from jobs.runtime.logs import set_up
-from jobs.runtime.settings import load_settings
-from producer import Client, DetachedRun
-from producer.submitted.file import SubmittedFile, find_submitted
 from rankmill.cli import options
 from rankmill.cli.submitted.lines import describe
-from rankmill.progress import ProgressView, progress_view
+from rankmill.jobs.contract.errors import ExitCode
+from rankmill.jobs.protocol.submitted.record import FileRun
+from rankmill.jobs.runtime.logs import set_up
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.producer.client.client import Client
+from rankmill.producer.client.runs.detached import DetachedRun
+from rankmill.producer.client.submitted.file import SubmittedFile, find_submitted
+from rankmill.score.progress import ProgressView, progress_view
 
 _EPILOG = """\b
 Exit codes:

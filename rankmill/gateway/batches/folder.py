@@ -11,11 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from jobs.errors import ConfigError, OutputError
-from producer.files.stores.made import record_of
-from producer.files.stores.paths import ObjectPath, as_path
-from producer.files.stores.reading import ObjectReader, admitted
-from producer.files.stores.writing import put, sync
+from rankmill.jobs.contract.errors import ConfigError, OutputError
+from rankmill.producer.files.stores.made import record_of
+from rankmill.producer.files.stores.paths import ObjectPath, as_path
+from rankmill.producer.files.stores.reading import ObjectReader, admitted
+from rankmill.producer.files.stores.writing import put, sync
 
 _BLOCK_BYTES = 1 << 20
 

@@ -11,12 +11,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
-from jobs.errors import InputError
 from rankmill.gateway.batches.folder import open_bytes
 from rankmill.gateway.dialects.base import Body, Form, Route, read_as
 from rankmill.gateway.dialects.routes import ROUTES
 from rankmill.gateway.refusals import Refusal
 from rankmill.gateway.scoring import Asked, Scored
+from rankmill.jobs.contract.errors import InputError
 
 MAX_LINE_BYTES = 32 << 20
 

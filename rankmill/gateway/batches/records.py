@@ -8,10 +8,10 @@ from typing import Any, Literal, TypeVar
 import redis
 from pydantic import Field
 
-from jobs import keys
-from jobs.errors import WireError
-from jobs.schema import FORMAT, Count, Seconds, WireModel
 from rankmill.gateway.batches.ids import can_be_id
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.schema import FORMAT, Count, Seconds, WireModel
 
 EVERYBODY = "*"
 """The owner that stands for all of them; no key has this name."""

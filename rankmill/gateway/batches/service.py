@@ -12,14 +12,6 @@ from typing import Annotated, Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from jobs.errors import RunExpired
-from jobs.files.record import new_file_run_id
-from jobs.files.request import BatchOrder, FileOrder, FileRequest
-from jobs.files.store import FileRunStore
-from jobs.registry.resolver import Resolver
-from jobs.runtime.connection import client_for
-from jobs.runtime.settings import Settings
-from jobs.runtime.specs import run_spec
 from rankmill.gateway.batches.folder import Folder
 from rankmill.gateway.batches.ids import errors_id, new_batch_id, new_file_id, output_id
 from rankmill.gateway.batches.lines import ENDPOINTS, first_request, holds_requests
@@ -28,6 +20,14 @@ from rankmill.gateway.batches.views import batch_view
 from rankmill.gateway.keys.admission import check_model
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.refusals import Refusal
+from rankmill.jobs.contract.errors import RunExpired
+from rankmill.jobs.protocol.submitted.record import new_file_run_id
+from rankmill.jobs.protocol.submitted.request import BatchOrder, FileOrder, FileRequest
+from rankmill.jobs.protocol.submitted.store import FileRunStore
+from rankmill.jobs.registry.resolver import Resolver
+from rankmill.jobs.runtime.connection import client_for
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.runtime.specs import run_spec
 
 _ENDINGS = (".parquet", ".csv", ".tsv", ".jsonl", ".csv.gz", ".csv.zst", ".tsv.gz", ".tsv.zst")
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeVar
 
-from jobs.files.record import FileRun
 from rankmill.gateway.batches.records import BatchCounts, BatchRecord, FileRecord
 from rankmill.gateway.refusals import Refusal
+from rankmill.jobs.protocol.submitted.record import FileRun
 
 _STATES = {"waiting": "validating", "done": "completed", "failed": "failed", "cancelled": "cancelled"}
 

@@ -18,17 +18,17 @@ from typing import IO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jobs.errors import InputError, RunFailed
-from jobs.files.record import FileRun
-from jobs.files.request import BatchOrder, FileRequest
-from producer.files.stores.made import record_of
-from producer.files.stores.paths import as_path
-from producer.files.stores.reading import open_random
 from rankmill.gateway.batches.folder import beside, open_bytes, publish
 from rankmill.gateway.batches.ids import errors_id, output_id
 from rankmill.gateway.batches.lines import Request, answer, failure, read_requests
 from rankmill.gateway.batches.records import BatchCounts, BatchStore, FileRecord
 from rankmill.gateway.refusals import Refusal
+from rankmill.jobs.contract.errors import InputError, RunFailed
+from rankmill.jobs.protocol.submitted.record import FileRun
+from rankmill.jobs.protocol.submitted.request import BatchOrder, FileRequest
+from rankmill.producer.files.stores.made import record_of
+from rankmill.producer.files.stores.paths import as_path
+from rankmill.producer.files.stores.reading import open_random
 
 _ROWS = 16_384
 _PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])

@@ -6,16 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from rankmill.gateway.dialects.base import (
-    Body,
-    Dialect,
-    Document,
-    Form,
-    JsonObject,
-    Route,
-    Text,
-    texts_of,
-)
+from rankmill.gateway.dialects.base import Body, Dialect, Document, Form, JsonObject, Route, Text, texts_of
 from rankmill.gateway.refusals import Kind, Refusal
 from rankmill.gateway.scoring import Asked, Scored, ranked
 

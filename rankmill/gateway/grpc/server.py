@@ -16,14 +16,14 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from jobs.errors import ConfigError
 from rankmill.gateway.grpc.answers import Call, Context, answer
 from rankmill.gateway.grpc.services import TeiServices
 from rankmill.gateway.grpc.tei_pb2 import DESCRIPTOR
+from rankmill.jobs.contract.errors import ConfigError
 
 if TYPE_CHECKING:
-    from jobs.runtime.settings import Settings
     from rankmill.gateway.gateway import Gateway
+    from rankmill.jobs.runtime.settings import Settings
 
 _KINDS = {
     (False, False): grpc.unary_unary_rpc_method_handler,

@@ -14,18 +14,18 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from jobs.errors import RedisUnavailable
-from jobs.runtime.patience import waiting
 from rankmill.gateway.batches.service import Batches, NewBatch
 from rankmill.gateway.batches.views import ENDED, file_view, page
+from rankmill.gateway.bodies import parse
 from rankmill.gateway.dialects.base import read_as
 from rankmill.gateway.dialects.shared import SHARED
-from rankmill.gateway.http.bodies import parse
 from rankmill.gateway.http.plain_routes import documented
 from rankmill.gateway.http.streams import Download
 from rankmill.gateway.http.uploads import uploaded
 from rankmill.gateway.keys.admission import MOST_WAIT
 from rankmill.gateway.refusals import EXPECTED, Refusal, refusal_of
+from rankmill.jobs.contract.errors import RedisUnavailable
+from rankmill.jobs.runtime.patience import waiting
 
 if TYPE_CHECKING:
     from rankmill.gateway.batches.records import BatchRecord

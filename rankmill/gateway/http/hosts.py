@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from jobs.runtime.http import is_address
+from rankmill.jobs.runtime.http import is_address
 
 
 class KnownHosts:

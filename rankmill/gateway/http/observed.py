@@ -11,20 +11,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rankmill.gateway.dialects.routes import dialect_at
 from rankmill.gateway.refusals import Refusal
-from rankmill.gateway.seen import HEADER, Seen, observing
+from rankmill.gateway.seen import HEADER, SEEN, observing
 
 _GONE = 499
 """The status that nginx gives a request whose client has gone before there was an answer."""
 
-_SEEN = "rankmill.seen"
 
 logger = logging.getLogger(__name__)
-
-
-def seen(scope: Scope) -> Seen:
-    """What is known of the request with this scope."""
-    found: Seen = scope[_SEEN]
-    return found
 
 
 class Observed:
@@ -54,7 +47,7 @@ class Observed:
             await send(message)
 
         with observing(Headers(scope=scope).get(HEADER, ""), _GONE) as note:
-            scope[_SEEN] = note
+            scope[SEEN] = note
             if scope["method"] == "HEAD":  # as GET; the server leaves the body away
                 scope = {**scope, "method": "GET"}
             try:

@@ -14,17 +14,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jobs.runtime.connection import unreachable
-from jobs.runtime.patience import waiting
 from rankmill.gateway import metrics
+from rankmill.gateway.bodies import parse
 from rankmill.gateway.dialects.base import read_as
 from rankmill.gateway.dialects.routes import dialect_at
-from rankmill.gateway.http.bodies import parse
-from rankmill.gateway.http.observed import seen
 from rankmill.gateway.http.score_routes import REFUSED, refused
 from rankmill.gateway.keys.admission import MOST_WAIT
 from rankmill.gateway.refusals import EXPECTED, Refusal, refusal_of
+from rankmill.gateway.seen import seen
 from rankmill.gateway.workers import clear_models, loaded_models, warm_model
+from rankmill.jobs.runtime.connection import unreachable
+from rankmill.jobs.runtime.patience import waiting
 
 if TYPE_CHECKING:
     from rankmill.gateway.gateway import Gateway

@@ -11,16 +11,16 @@ from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from jobs.registry.documents import MAX_NOTES
+from rankmill.gateway.bodies import parse
 from rankmill.gateway.dialects.base import T, read_as
 from rankmill.gateway.dialects.shared import SHARED
-from rankmill.gateway.http.bodies import parse
 from rankmill.gateway.http.plain_routes import documented
 from rankmill.gateway.http.score_routes import refused
 from rankmill.gateway.http.streams import Download
 from rankmill.gateway.refusals import EXPECTED, Refusal, refusal_of
 from rankmill.gateway.registry.models import Models, NewTarget, Promotion
 from rankmill.gateway.registry.reading import UploadedBody, apart
+from rankmill.jobs.registry.documents import MAX_NOTES
 
 if TYPE_CHECKING:
     from rankmill.gateway.gateway import Gateway

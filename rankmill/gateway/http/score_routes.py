@@ -13,13 +13,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rankmill.gateway import metrics
+from rankmill.gateway.bodies import parse
 from rankmill.gateway.dialects.base import Dialect, Form, Route, read_as
 from rankmill.gateway.dialects.routes import ROUTES
-from rankmill.gateway.http.bodies import parse
-from rankmill.gateway.http.observed import seen
 from rankmill.gateway.http.streams import Events, wants_events
 from rankmill.gateway.refusals import EXPECTED, Refusal, refusal_of
-from rankmill.gateway.seen import Seen
+from rankmill.gateway.seen import Seen, seen
 
 if TYPE_CHECKING:
     from rankmill.gateway.gateway import Gateway

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
-from rankmill.gateway.http.bodies import Pace, stated_bytes
+from rankmill.gateway.bodies import Pace, stated_bytes
 from rankmill.gateway.refusals import Refusal
 
 _FORM_BYTES = 1 << 20

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 import redis
 
-from jobs.runtime.patience import redis_errors, waiting
-from producer.aio import bridge
 from rankmill.gateway.keys.api_keys import ApiKey, KeyStore
 from rankmill.gateway.keys.refusals import NoKey, NotAllowed
+from rankmill.jobs.runtime.patience import redis_errors, waiting
+from rankmill.producer.client.aio import bridge
 
 if TYPE_CHECKING:
     from rankmill.gateway.keys.limits import Lease

@@ -17,11 +17,11 @@ from typing import Annotated, Any, ClassVar
 import redis
 from pydantic import Field, ValidationError
 
-from jobs import keys
-from jobs.errors import ConfigError, InputError, WireError
-from jobs.priority import Priority
-from jobs.runtime.passwords import API_KEY, API_KEY_PREFIX
-from jobs.schema import FORMAT, Seconds, WireModel
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import ConfigError, InputError, WireError
+from rankmill.jobs.contract.priority import Priority
+from rankmill.jobs.contract.schema import FORMAT, Seconds, WireModel
+from rankmill.jobs.runtime.passwords import API_KEY, API_KEY_PREFIX
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 logger = logging.getLogger(__name__)

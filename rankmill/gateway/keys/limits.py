@@ -14,9 +14,9 @@ from limits.storage import RedisStorage
 from limits.strategies import SlidingWindowCounterRateLimiter
 from limits.typing import RedisClient
 
-from jobs import keys
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.keys.refusals import OverLimit, TooManyPairs
+from rankmill.jobs.contract import keys
 
 _MINUTE = 60
 

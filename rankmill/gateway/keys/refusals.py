@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import ClassVar
 
-from jobs.errors import RankmillError
+from rankmill.jobs.contract.errors import RankmillError
 
 
 class Refused(RankmillError):

@@ -14,12 +14,6 @@ from typing import Annotated, Any
 import redis
 from pydantic import BaseModel, ConfigDict, Field
 
-from jobs.errors import ConfigError, InputError
-from jobs.registry.documents import Alias, Manifest, Target
-from jobs.registry.names import Reference, check_name
-from jobs.registry.registry import Registry
-from jobs.runtime.hosts import require_worker_packages
-from jobs.runtime.settings import Settings
 from rankmill.cluster.orders import Outcome
 from rankmill.gateway.keys.admission import check_model
 from rankmill.gateway.keys.api_keys import ApiKey
@@ -27,6 +21,12 @@ from rankmill.gateway.refusals import Refusal, refusal_of
 from rankmill.gateway.registry.packing import Packed
 from rankmill.gateway.registry.unpacking import Source, unpack
 from rankmill.gateway.registry.workspace import workspace
+from rankmill.jobs.contract.errors import ConfigError, InputError
+from rankmill.jobs.registry.documents import Alias, Manifest, Target
+from rankmill.jobs.registry.names import Reference, check_name
+from rankmill.jobs.registry.registry import Registry
+from rankmill.jobs.runtime.hosts import require_worker_packages
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.registry.changes import remove_version, roll_back, set_alias, target
 from rankmill.registry.promote import NotWarm, promote
 from rankmill.registry.pull import pull

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-from jobs.registry.documents import Manifest, ModelFile
-from jobs.registry.folder import PIECE
+from rankmill.jobs.registry.documents import Manifest, ModelFile
+from rankmill.jobs.registry.folder import PIECE
 
 
 class Packed:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from rankmill.gateway.http.bodies import Pace, stated_bytes
+from rankmill.gateway.bodies import Pace, stated_bytes
 from rankmill.gateway.refusals import Refusal
 
 T = TypeVar("T")

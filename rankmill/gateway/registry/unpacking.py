@@ -7,9 +7,9 @@ import tarfile
 from pathlib import Path
 from typing import IO, Any, Protocol, Self, cast
 
-from jobs.errors import InputError
-from jobs.registry.documents import MAX_FILES, check_path
-from jobs.registry.folder import PIECE
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.registry.documents import MAX_FILES, check_path
+from rankmill.jobs.registry.folder import PIECE
 from rankmill.registry.files import check_kind, is_left_out
 
 _MOST_ENTRIES = 4 * MAX_FILES

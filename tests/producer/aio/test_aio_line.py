@@ -11,13 +11,13 @@ import pytest
 import redis
 from rq.job import Job
 
-from jobs import keys
-from jobs.results import ChunkScores
-from jobs.store.runs import RunStore
-from producer import AsyncClient, Client
-from producer.aio import bridge
-from producer.aio.connection import LoopRedis
-from producer.aio.streams import Streams
+from rankmill import AsyncClient, Client
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.results import ChunkScores
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.producer.client.aio import bridge
+from rankmill.producer.client.aio.connection import LoopRedis
+from rankmill.producer.client.aio.streams import Streams
 from tests.conftest import Server
 from tests.producer.aio.test_aio import NOBODY, in_a_loop, runs_left
 from tests.producer.runs.test_results import STATS
@@ -92,7 +92,7 @@ def test_results_that_the_shared_reader_has_not_brought_yet_are_not_lost(
         return []
 
     monkeypatch.setattr(Streams, "read", nothing)
-    monkeypatch.setattr("producer.submission._SWEEP_SECONDS", 0)
+    monkeypatch.setattr("rankmill.producer.collect.submission._SWEEP_SECONDS", 0)
     store = RunStore(shared_server.client)
 
     async def work(client: AsyncClient) -> None:

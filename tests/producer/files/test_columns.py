@@ -13,10 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from jobs.errors import InputError
-from producer.files.inputs import find_files
-from producer.files.readers import TextColumns, delimited
-from producer.files.source import Source, open_source
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.inputs import find_files
+from rankmill.producer.files.readers import TextColumns, delimited
+from rankmill.producer.files.source import Source, open_source
 
 COLUMNS = TextColumns("query", "passage")
 

@@ -18,10 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.errors import InputChanged, InputError
-from producer.files.inputs import find_files
-from producer.files.readers import TextColumns
-from producer.files.source import open_source
+from rankmill.jobs.contract.errors import InputChanged, InputError
+from rankmill.producer.files.inputs import find_files
+from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.source import open_source
 from tests.conftest import run_command
 from tests.harness.tools import slow_but
 
@@ -31,10 +31,10 @@ MIB = 1 << 20
 _READ = """
 import resource, sys
 from pathlib import Path
-from jobs.errors import InputError
-from producer.files.inputs import find_files
-from producer.files.readers import TextColumns
-from producer.files.source import open_source
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.inputs import find_files
+from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.source import open_source
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     source = open_source(find_files([sys.argv[1]]), TextColumns("query", "passage"), allow_nulls=True)

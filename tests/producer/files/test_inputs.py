@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs.errors import InputError
-from producer.files.inputs import find_files
-from producer.files.readers import TextColumns, json_array
-from producer.files.readers.choice import Options
-from producer.files.source import Source, open_source
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.inputs import find_files
+from rankmill.producer.files.readers import TextColumns, json_array
+from rankmill.producer.files.readers.choice import Options
+from rankmill.producer.files.source import Source, open_source
 
 PAIRS = [{"query": f"q{n}", "passage": f"p{n}", "n": n} for n in range(5)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from producer.files.manifest import differences, manifest
+from rankmill.producer.files.manifest import differences, manifest
 
 
 def test_all_bytes_of_a_model_s_files_count_and_their_times_do_not(tmp_path: Path) -> None:

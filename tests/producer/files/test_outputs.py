@@ -16,15 +16,15 @@ import pytrec_eval
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.errors import InputError
-from producer.files import ranking as ranking_module
-from producer.files.inputs import find_files
-from producer.files.layout import plan_layout
-from producer.files.outputs import OutputFormat, check_target
-from producer.files.readers import TextColumns
-from producer.files.sink import ScoredFile
-from producer.files.source import open_source
-from producer.splitting import ScoredTable
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.collect.splitting import ScoredTable
+from rankmill.producer.files import ranking as ranking_module
+from rankmill.producer.files.inputs import find_files
+from rankmill.producer.files.layout import plan_layout
+from rankmill.producer.files.outputs import OutputFormat, check_target
+from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.sink import ScoredFile
+from rankmill.producer.files.source import open_source
 
 COLUMNS = TextColumns("query", "passage")
 

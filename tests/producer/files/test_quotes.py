@@ -14,14 +14,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from jobs.errors import InputError
-from producer.files.corpus.run_file import read_run
-from producer.files.corpus.texts import read_texts
-from producer.files.inputs import InputFile, find_files
-from producer.files.readers import TextColumns, quotes
-from producer.files.readers.choice import Options
-from producer.files.readers.quotes import Misquoted, Quotes
-from producer.files.source import open_source
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.corpus.run_file import read_run
+from rankmill.producer.files.corpus.texts import read_texts
+from rankmill.producer.files.inputs import InputFile, find_files
+from rankmill.producer.files.readers import TextColumns, quotes
+from rankmill.producer.files.readers.choice import Options
+from rankmill.producer.files.readers.quotes import Misquoted, Quotes
+from rankmill.producer.files.source import open_source
 
 ROWS = [f'q{n},"passage {n}, it is"\n' for n in range(1000)]
 HEAD = "query,passage\n"

@@ -18,12 +18,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs.errors import InputChanged, InputError
-from producer import pairs as pairs_module
-from producer.files import source as source_module
-from producer.files.inputs import find_files, stem
-from producer.files.readers import TextColumns, delimited, jsonl
-from producer.files.source import Source, open_source
+from rankmill.jobs.contract.errors import InputChanged, InputError
+from rankmill.producer.collect import pairs as pairs_module
+from rankmill.producer.files import source as source_module
+from rankmill.producer.files.inputs import find_files, stem
+from rankmill.producer.files.readers import TextColumns, delimited, jsonl
+from rankmill.producer.files.source import Source, open_source
 
 COLUMNS = TextColumns("query", "passage")
 ROWS = [{"query": f"q{n}", "passage": f'p, "{n}"', "n": n} for n in range(10)]

@@ -19,15 +19,15 @@ import s3fs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs.errors import InputChanged, InputError, OutputBusy, StoreError
-from producer.files.inputs import find_files
-from producer.files.manifest import fingerprint
-from producer.files.readers import TextColumns
-from producer.files.source import Source, open_source
-from producer.files.stores import lock, patience, reading, upload
-from producer.files.stores.paths import ObjectPath, as_path, is_url, object_path
-from producer.files.stores.reading import ObjectReader
-from producer.files.stores.writing import identity, put
+from rankmill.jobs.contract.errors import InputChanged, InputError, OutputBusy, StoreError
+from rankmill.producer.files.inputs import find_files
+from rankmill.producer.files.manifest import fingerprint
+from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.source import Source, open_source
+from rankmill.producer.files.stores import lock, patience, reading, upload
+from rankmill.producer.files.stores.paths import ObjectPath, as_path, is_url, object_path
+from rankmill.producer.files.stores.reading import ObjectReader
+from rankmill.producer.files.stores.writing import identity, put
 from tests.harness.models.hub import hub
 from tests.harness.servers.buckets import Bucket
 

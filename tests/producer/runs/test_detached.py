@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from jobs import keys
-from jobs.errors import InputError, RunCancelled, RunExpired, RunFailed, RunTimeout
-from jobs.results import ChunkFailure, ChunkScores, ChunkStats
-from producer import Client, DetachedRun
-from producer.runs import detached
+from rankmill import Client, DetachedRun
 from rankmill.cli.main import rankmill
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import InputError, RunCancelled, RunExpired, RunFailed, RunTimeout
+from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats
+from rankmill.producer.client.runs import detached
 from tests.conftest import Server, run_command
 
 STATS = ChunkStats(
@@ -59,7 +59,7 @@ def test_another_process_fetches_the_scores_though_the_submitter_was_killed(
     shared_queue: Server, tiny_model: Path
 ) -> None:
     code = (
-        "import os; from producer import Client; "
+        "import os; from rankmill import Client; "
         "pairs = [('big cat', f'moon river {n}') for n in range(40)]; "
         f"client = Client({shared_queue.url!r}, model={str(tiny_model)!r}, precision='fp32', chunk_size=7); "
         "print(client.submit([*pairs, ('cat', None)], detached=True).id, flush=True); os.kill(os.getpid(), 9)"

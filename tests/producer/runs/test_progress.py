@@ -11,16 +11,16 @@ import pytest
 from rich.console import Console
 from rq.job import Job
 
-from jobs import keys
-from jobs.run import Progress
-from jobs.store.scored_rows import write_scored_rows
-from producer import Client
-from producer.journal import Journal
-from producer.notes import Notes
-from producer.sizing import WindowSize
-from rankmill import progress as views
+from rankmill import Client
 from rankmill.cluster.snapshot import read_cluster
-from rankmill.progress import progress_view
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.run import Progress
+from rankmill.jobs.protocol.scored_rows import write_scored_rows
+from rankmill.producer.collect.journal import Journal
+from rankmill.producer.collect.notes import Notes
+from rankmill.producer.collect.sizing import WindowSize
+from rankmill.score import progress as views
+from rankmill.score.progress import progress_view
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.models.tiny import make_bert
 from tests.harness.queue_by_hand import QueueByHand, pairs
@@ -28,12 +28,12 @@ from tests.harness.queue_by_hand import QueueByHand, pairs
 
 @pytest.fixture
 def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jobs.store.runs.RunStore.patrol_seconds", 0)
+    monkeypatch.setattr("rankmill.jobs.protocol.runs.RunStore.patrol_seconds", 0)
 
 
 @pytest.mark.usefixtures("_look_often")
 def test_rows_of_a_chunk_that_is_given_up_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("producer.submission._SWEEP_SECONDS", 0)
+    monkeypatch.setattr("rankmill.producer.collect.submission._SWEEP_SECONDS", 0)
     queue = QueueByHand([pairs(10, 10 * chunk) for chunk in range(2)], WindowSize(4, 1 << 20))
 
     def work() -> None:
@@ -119,7 +119,7 @@ def test_a_resumed_run_shows_its_share_from_the_start(tmp_path: Path) -> None:
 
 def test_the_speed_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("producer.notes.time.time", lambda: now)
+    monkeypatch.setattr("rankmill.producer.collect.notes.time.time", lambda: now)
     notes = Notes(known_rows=5000)
     notes.see(0)
     assert (notes.progress.rows, notes.progress.rows_per_second()) == (5000, None)

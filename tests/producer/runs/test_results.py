@@ -15,17 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rq.job import Job
 
-from jobs import keys
-from jobs.errors import RunFailed
-from jobs.results import ChunkFailure, ChunkScores, ChunkStats, to_entry
-from jobs.store.runs import RunStore
-from jobs.wire import encode_scores
-from producer import Client
-from producer.journal import Journal
-from producer.leftovers import Leftovers
-from producer.sizing import ChunkSize, Sizes, WindowSize
-from producer.splitting import ScoredTable
-from producer.submission import Submission
+from rankmill import Client
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import RunFailed
+from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats, to_entry
+from rankmill.jobs.contract.wire import encode_scores
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.producer.collect.journal import Journal
+from rankmill.producer.collect.leftovers import Leftovers
+from rankmill.producer.collect.sizing import ChunkSize, Sizes, WindowSize
+from rankmill.producer.collect.splitting import ScoredTable
+from rankmill.producer.collect.submission import Submission
 from tests.conftest import Server, StartWorker
 from tests.harness.runs import stored_run
 
@@ -111,8 +111,8 @@ def scored(
 
 def sweep_at_once(patch: pytest.MonkeyPatch) -> None:
     """It may not be known whose result was bad; then its chunk is one that was lost."""
-    patch.setattr("producer.submission._SWEEP_SECONDS", 0)
-    patch.setattr("jobs.store.runs.RunStore.patrol_seconds", 0.01)
+    patch.setattr("rankmill.producer.collect.submission._SWEEP_SECONDS", 0)
+    patch.setattr("rankmill.jobs.protocol.runs.RunStore.patrol_seconds", 0.01)
 
 
 @pytest.mark.parametrize("change", BAD.values(), ids=BAD)

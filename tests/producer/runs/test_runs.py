@@ -18,16 +18,16 @@ import pytrec_eval
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.errors import InputChanged, InputError
-from producer.files.corpus import index as index_module
-from producer.files.corpus.index import SUFFIX, in_memory, on_disk
-from producer.files.corpus.joined import JoinedSource
-from producer.files.corpus.run_file import read_run
-from producer.files.corpus.run_files import RunFiles
-from producer.files.corpus.texts import read_texts
-from producer.files.inputs import InputFile
-from producer.files.manifest import fingerprint
-from producer.splitting import ScoredTable
+from rankmill.jobs.contract.errors import InputChanged, InputError
+from rankmill.producer.collect.splitting import ScoredTable
+from rankmill.producer.files.corpus import index as index_module
+from rankmill.producer.files.corpus.index import SUFFIX, in_memory, on_disk
+from rankmill.producer.files.corpus.joined import JoinedSource
+from rankmill.producer.files.corpus.run_file import read_run
+from rankmill.producer.files.corpus.run_files import RunFiles
+from rankmill.producer.files.corpus.texts import read_texts
+from rankmill.producer.files.inputs import InputFile
+from rankmill.producer.files.manifest import fingerprint
 
 ROWS = [("1", "a", 1, 9.5), ("1", "b", 2, 8.25), ("2", "a", 1, 7.0), ("2", "d", 2, 6.5)]
 

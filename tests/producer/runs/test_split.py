@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.errors import InputError
-from jobs.registry.documents import Alias, target_of
-from jobs.registry.names import Reference
-from jobs.registry.registry import Registry
-from jobs.store.worker_report import worker_reports
-from producer import AsyncClient, Client
-from producer.runs.scores import Scores
-from producer.runs.split import rows_by_version, version_of
+from rankmill import AsyncClient, Client
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.protocol.worker_report import worker_reports
+from rankmill.jobs.registry.documents import Alias, target_of
+from rankmill.jobs.registry.names import Reference
+from rankmill.jobs.registry.registry import Registry
+from rankmill.producer.client.runs.scores import Scores
+from rankmill.producer.client.runs.split import rows_by_version, version_of
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.models.registries import put_version
 from tests.harness.models.tiny import make_bert

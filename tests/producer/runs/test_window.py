@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs import keys
-from jobs.store.capacity import Capacity
-from jobs.store.runs import RunStore
-from producer.sizing import WindowSize
-from producer.splitting import ScoredTable
-from producer.spool import Spool
+from rankmill.jobs.contract import keys
+from rankmill.jobs.protocol.capacity import Capacity
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.producer.collect.sizing import WindowSize
+from rankmill.producer.collect.splitting import ScoredTable
+from rankmill.producer.collect.spool import Spool
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.queue_by_hand import STATS, QueueByHand, pairs
 
 
 @pytest.mark.parametrize("memory", [0, 64 << 20])
 def test_a_late_chunk_keeps_no_other_from_being_scored(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("producer.window.Spool", lambda folder: Spool(folder, memory))
+    monkeypatch.setattr("rankmill.producer.collect.window.Spool", lambda folder: Spool(folder, memory))
     queue = QueueByHand([pairs(3, 3 * chunk) for chunk in range(40)], WindowSize(4, 1 << 20))
 
     def all_but_the_first() -> None:
@@ -37,9 +37,11 @@ def test_a_late_chunk_keeps_no_other_from_being_scored(memory: int, monkeypatch:
 
 
 def test_workers_that_are_quicker_than_the_caller_fill_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("producer.window.Spool", lambda folder: Spool(folder, 60_000))
-    monkeypatch.setattr("producer.spool.tempfile.TemporaryFile", lambda **_: pytest.fail("a file was made"))
-    monkeypatch.setattr("jobs.store.runs.RunStore.patrol_seconds", 0)
+    monkeypatch.setattr("rankmill.producer.collect.window.Spool", lambda folder: Spool(folder, 60_000))
+    monkeypatch.setattr(
+        "rankmill.producer.collect.spool.tempfile.TemporaryFile", lambda **_: pytest.fail("a file was made")
+    )
+    monkeypatch.setattr("rankmill.jobs.protocol.runs.RunStore.patrol_seconds", 0)
     queue = QueueByHand([pairs(1, row, "p" * 1000) for row in range(300)], WindowSize(16, 1 << 20))
     results = queue.store.results
 
@@ -65,7 +67,7 @@ def test_the_window_follows_the_workers() -> None:
             queue.score(chunk)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jobs.store.runs.RunStore.patrol_seconds", 0)
+        patch.setattr("rankmill.jobs.protocol.runs.RunStore.patrol_seconds", 0)
         assert queue.scores(workers_come_and_go) == list(range(1800))
     # At first nobody is there; then 4 workers claim 100 pairs, and each up to a chunk of 3 more; then nobody.
     assert (seen[0], seen[1]) == (32, -(-2 * (100 + 4 * 3) // 3))
@@ -98,7 +100,9 @@ def test_the_window_is_bounded_in_bytes() -> None:
 def test_without_room_on_disk_no_chunks_are_submitted_until_the_late_one_is_done(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("producer.window.Spool", lambda folder: Spool(folder, 0, disk_bytes=5000))
+    monkeypatch.setattr(
+        "rankmill.producer.collect.window.Spool", lambda folder: Spool(folder, 0, disk_bytes=5000)
+    )
     queue = QueueByHand([pairs(3, 3 * chunk) for chunk in range(40)], WindowSize(4, 1 << 20))
     finished: list[int] = []
 

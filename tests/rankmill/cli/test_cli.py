@@ -15,11 +15,11 @@ import pytest
 import redis
 from click.testing import CliRunner, Result
 
-from jobs import errors
-from jobs.runtime.settings import Settings, load_settings
-from jobs.store.worker_report import WorkerReport, announce_worker
 from rankmill.cli import options
 from rankmill.cli.main import rankmill
+from rankmill.jobs.contract import errors
+from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
+from rankmill.jobs.runtime.settings import Settings, load_settings
 from tests.conftest import BIN, ENVIRON, Server, run_command
 
 FAMILY = [

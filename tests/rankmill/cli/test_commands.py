@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from jobs import keys
-from producer import Client
+from rankmill import Client
 from rankmill.cli.main import rankmill as command_line
 from rankmill.cluster.snapshot import RunState, read_cluster
 from rankmill.cluster.tables import plain
+from rankmill.jobs.contract import keys
 from tests.conftest import Outcome, Server, StartWorker, score_file, start_command, wait_for
 from tests.harness.models.tiny import make_bert
 

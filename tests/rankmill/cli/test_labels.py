@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs import keys
-from jobs.errors import ConfigError, RunFailed
-from producer import Client, CrossEncoder
+from rankmill import Client, CrossEncoder
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import ConfigError, RunFailed
 from tests.conftest import Server, score_file
 from tests.harness.models.tiny import cross_encoder, make_bert
 from tests.workers.engine.test_engine import some_pairs

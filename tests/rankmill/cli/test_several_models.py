@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.errors import ConfigError, InputError, OutputError
-from jobs.files.request import FileRequest
-from jobs.runtime.settings import load_settings
-from producer import Client
-from producer.files.means import Mean, Means
-from rankmill.score_file import score_file as score_file_here
-from rankmill.scoring.request import Request
+from rankmill import Client
+from rankmill.jobs.contract.errors import ConfigError, InputError, OutputError
+from rankmill.jobs.protocol.submitted.request import FileRequest
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.producer.files.means import Mean, Means
+from rankmill.score.request import Request
+from rankmill.score.score_file import score_file as score_file_here
 from tests.conftest import Server, score_file
 from tests.harness.models.tiny import make_bert
 from tests.workers.engine.test_engine import some_pairs

@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.faults.outages import OUTAGES
-from jobs.runtime.connection import impatient
-from jobs.runtime.http import serve
 from rankmill.cli.main import rankmill
 from rankmill.cluster.exporter import exporter_app
+from rankmill.jobs.runtime.connection import impatient
+from rankmill.jobs.runtime.http import serve
 from tests.conftest import Server, wait_for
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from jobs.store.worker_report import STAGES, WorkerReport
 from rankmill.cluster.backlog import Backlog, Backlogs
 from rankmill.cluster.queues import QueueState
-from rankmill.cluster.snapshot import RunState, Snapshot, WorkerState
+from rankmill.cluster.snapshot import RunState, Snapshot
+from rankmill.cluster.workers import WorkerState
+from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport
 
 
 def worker(

@@ -14,16 +14,17 @@ import pytest
 import redis
 from rich.console import Console
 
-from jobs import keys
-from jobs.errors import RunCancelled
-from jobs.run import Progress, RowError
-from jobs.store.queues import UNUSED_SECONDS
-from jobs.store.row_errors import read_row_errors
-from jobs.store.runs import RunStore
-from jobs.store.worker_report import WorkerReport, announce_worker
-from producer import Client, ScoringRun
-from rankmill.cluster.snapshot import Snapshot, WorkerState, read_cluster
+from rankmill import Client, ScoringRun
+from rankmill.cluster.snapshot import Snapshot, read_cluster
 from rankmill.cluster.tables import overview
+from rankmill.cluster.workers import WorkerState
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import RunCancelled
+from rankmill.jobs.contract.run import Progress, RowError
+from rankmill.jobs.protocol.queues import UNUSED_SECONDS
+from rankmill.jobs.protocol.row_errors import read_row_errors
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.environ import SIMULATED
 from tests.harness.runs import stored_run
@@ -181,7 +182,7 @@ def test_a_queue_that_nobody_has_used_for_a_day_leaves_the_list(monkeypatch: pyt
     announce_worker(client, "w", WorkerReport(device="cpu", started=0, beat=0), 60)
     assert [queue.name for queue in read_cluster(client).queues] == ["full", "new", "served"]
     assert 0 < client.ttl(keys.queues()) <= UNUSED_SECONDS
-    monkeypatch.setattr("jobs.store.queues.time.time", lambda: 2e9)
+    monkeypatch.setattr("rankmill.jobs.protocol.queues.time.time", lambda: 2e9)
     stored_run(RunStore(client), queue="later")
     assert client.zrange(keys.queues(), 0, -1) == [b"later"]
 

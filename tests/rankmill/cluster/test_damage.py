@@ -14,16 +14,16 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from jobs import keys
-from jobs.run import new_run
-from jobs.runtime.connection import impatient
-from jobs.runtime.http import serve
-from jobs.spec import ScoreSpec
-from jobs.store.runs import RunStore
-from jobs.store.worker_report import SCORING_FIELD, WorkerReport
 from rankmill.cli.main import rankmill
 from rankmill.cluster.exporter import exporter_app
 from rankmill.cluster.snapshot import read_cluster
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.run import new_run
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.worker_report import SCORING_FIELD, WorkerReport
+from rankmill.jobs.runtime.connection import impatient
+from rankmill.jobs.runtime.http import serve
 from tests.conftest import Server, StartExporter, wait_for
 from tests.conftest import serve as serve_valkey
 

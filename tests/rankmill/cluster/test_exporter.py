@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from producer import Client
+from rankmill import Client
 from tests.conftest import QUICK_LEASE, Server, StartExporter, StartWorker, run_command, wait_for
 from tests.workers.test_metrics import PAIRS, check_metrics, get
 

@@ -17,11 +17,12 @@ import pytest
 from pydantic import ValidationError
 
 from benchmarks.simulated import SECONDS
-from jobs.store.runs import RunStore
-from jobs.store.worker_report import LATENCY_BUCKETS, GpuReport, WorkerReport, announce_worker
-from producer import Client
+from rankmill import Client
 from rankmill.cluster.history import WINDOW_SECONDS, History, quantile
-from rankmill.cluster.snapshot import Snapshot, WorkerState
+from rankmill.cluster.snapshot import Snapshot
+from rankmill.cluster.workers import WorkerState
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS, GpuReport, WorkerReport, announce_worker
 from tests.conftest import ENVIRON, QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.browser import shown
 from tests.harness.environ import SIMULATED

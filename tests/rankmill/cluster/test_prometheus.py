@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from producer import Client
+from rankmill import Client
 from tests.conftest import Server, StartExporter, StartWorker, wait_for
 from tests.harness.tools import free_port, tool
 from tests.project.test_rooms import ROOT

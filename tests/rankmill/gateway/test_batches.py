@@ -22,13 +22,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import OpenAI
 
-from jobs.errors import InputError
-from jobs.runtime.settings import load_settings
 from rankmill.gateway.batches.folder import Folder
 from rankmill.gateway.batches.lines import read_requests
 from rankmill.gateway.batches.service import Batches
 from rankmill.gateway.keys.api_keys import KeyStore
 from rankmill.gateway.refusals import Refusal
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.runtime.settings import load_settings
 from tests.conftest import ENVIRON, QUICK_LEASE, StartRunner, wait_for
 from tests.harness.gateways import PAIR, Reply, Running, running_gateway
 from tests.harness.preloaded import PreloadedProcess

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from rankmill.gateway.bodies import parse
 from rankmill.gateway.dialects.base import Body, Form, read_as
 from rankmill.gateway.dialects.routes import ROUTES
-from rankmill.gateway.http.bodies import parse
 from rankmill.gateway.refusals import STATUS, Refusal
 from rankmill.gateway.scoring import Asked, Scored
 

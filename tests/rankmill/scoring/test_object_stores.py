@@ -18,7 +18,7 @@ import pytest
 import s3fs
 from click.testing import CliRunner
 
-from producer import Client
+from rankmill import Client
 from rankmill.cli.main import rankmill
 from tests.conftest import Outcome, Server, StartRunner, run_command, score_file, start_command, wait_for
 from tests.harness.servers.buckets import Bucket
@@ -26,7 +26,7 @@ from tests.harness.servers.proxy import Proxy
 
 SECRET = "TOP-SECRET-KEY"
 ROWS, PART = 230, 100
-SOON = "import producer.files.stores.lock as l; l.BEAT_SECONDS = 0.5"
+SOON = "import rankmill.producer.files.stores.lock as l; l.BEAT_SECONDS = 0.5"
 """Python that has a host renew its lock often."""
 
 
@@ -116,7 +116,10 @@ def test_from_a_bucket_to_a_bucket(place: Place, scored: pa.Table) -> None:
 
 def test_parts_in_a_bucket_continue_after_a_kill(place: Place, scored: pa.Table) -> None:
     command = [f"{place.url}/in/pairs.parquet", "-o", f"{place.url}/out/", "--rows-per-part", PART]
-    dies = "import os, producer.journal as j; j.Journal.finish = lambda *_: os.kill(os.getpid(), 9)"
+    dies = (
+        "import os; from rankmill.producer.collect.journal import Journal; "
+        "Journal.finish = lambda *_: os.kill(os.getpid(), 9)"
+    )
     code = f"{dies}; from rankmill.cli.score import score_file; score_file()"
     died = run_command("python", "-c", code, *command, *place.options, environ=place.environ)
     names = [f"out/part-0000{number}-of-00003.parquet" for number in (1, 2, 3)]

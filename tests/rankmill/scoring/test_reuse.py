@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from producer import Client
+from rankmill import Client
 from tests.conftest import Outcome, Server, run_command, score_file
 from tests.harness.models.tiny import make_bert
 
@@ -152,7 +152,7 @@ def test_an_interrupted_command_continues(
     command = [source, *options, "--model", model, "--reuse", earlier]
     dies = """
 import os
-from producer.files.sink import ScoredFile
+from rankmill.producer.files.sink import ScoredFile
 ScoredFile.finish = lambda *_: os.kill(os.getpid(), 9)
 from rankmill.cli.score import score_file
 score_file()

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.store.worker_report import queue_workers
+from rankmill.jobs.protocol.worker_report import queue_workers
 from tests.conftest import Server, score_file
 from tests.harness.models.tiny import cross_encoder
 from tests.harness.servers.valkey import nothing_left

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from producer.files.corpus.index import SUFFIX
 from rankmill.cli.main import rankmill
 from rankmill.cli.score import score_file as score_file_command
+from rankmill.producer.files.corpus.index import SUFFIX
 from tests.conftest import Outcome, Server, run_command, score_file
 
 QUERIES = {"q1": "how far is the moon", "q2": "big cat"}

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from jobs.errors import ConnectionFailed, InputError
-from jobs.runtime.settings import load_settings
-from jobs.store.worker_report import queue_workers
-from producer.client import Client
-from rankmill.session import Session
+from rankmill.jobs.contract.errors import ConnectionFailed, InputError
+from rankmill.jobs.protocol.worker_report import queue_workers
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.producer.client.client import Client
+from rankmill.score.session import Session
 from tests.conftest import Server, StartWorker, wait_for
 
 COLUMNS = ("query", "passage")
@@ -53,7 +53,7 @@ def test_a_queue_of_workers_that_cannot_score_is_refused(server: Server, workers
     wait_for(lambda: queue_workers(server.client, "rankmill").other)
     with (
         session(server.url) as here,
-        pytest.raises(InputError, match=r"--worker-class workers\.ScoringWorker"),
+        pytest.raises(InputError, match=r"--worker-class rankmill\.ScoringWorker"),
     ):
         here.score(PAIRS, COLUMNS)
     assert not list(server.client.scan_iter("rankmill:run:*"))

@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producer.files.source import cut_range, shard_range
 from rankmill.cli.main import rankmill
+from rankmill.producer.files.source import cut_range, shard_range
 from tests.conftest import Server, score_file
 from tests.harness.models.tiny import make_bert
 from tests.rankmill.scoring.test_reuse import change_the_middle

@@ -20,13 +20,13 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from jobs.errors import InputError
 from rankmill.cli.quality.experiment import experiment
-from rankmill.tuning.bench import _PeakMemory
-from rankmill.tuning.experiment import Finding, load_experiment, shipped
-from rankmill.tuning.pairs import sample
-from rankmill.tuning.records import Records
-from rankmill.tuning.reports.statistics import measured_value, pareto
+from rankmill.jobs.contract.errors import InputError
+from rankmill.lab.tuning.bench import _PeakMemory
+from rankmill.lab.tuning.experiment import Finding, load_experiment, shipped
+from rankmill.lab.tuning.pairs import sample
+from rankmill.lab.tuning.records import Records
+from rankmill.lab.tuning.reports.statistics import measured_value, pareto
 from tests.conftest import start_command, wait_for
 from tests.harness.preloaded import EXECUTED
 
@@ -163,7 +163,7 @@ def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path: Path, tiny_mod
 
 def test_the_memory_of_workers_is_that_of_the_processes_below() -> None:
     size = 100_000_000
-    worker = [sys.executable, "-c", f"held = b'x' * {size}; input()", "workers.ScoringWorker"]
+    worker = [sys.executable, "-c", f"held = b'x' * {size}; input()", "rankmill.ScoringWorker"]
     other = [sys.executable, "-c", f"held = b'x' * {size}; input()"]
     code = f"import subprocess as s; a, b = s.Popen({worker}), s.Popen({other}); a.wait(), b.wait()"
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as above:
@@ -182,7 +182,7 @@ def test_workers_that_are_killed_or_too_slow_are_results(tmp_path: Path, tiny_mo
 
     def workers() -> list[psutil.Process]:
         below = psutil.Process(command.pid).children(recursive=True)
-        found[:] = [process for process in below if "workers.ScoringWorker" in process.cmdline()]
+        found[:] = [process for process in below if "rankmill.ScoringWorker" in process.cmdline()]
         return found
 
     wait_for(workers, command)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from producer.files.readers import TextColumns
 from rankmill.cli.score import describe
-from rankmill.scoring.request import Request
-from rankmill.scoring.summary import Summary
+from rankmill.producer.files.readers import TextColumns
+from rankmill.score.request import Request
+from rankmill.score.summary import Summary
 from tests.conftest import Server, score_file
 from tests.harness.tools import needs_package
 from tests.workers.backends.test_backends import EXAMPLES

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from jobs.runtime.settings import load_settings
 from rankmill.cli.quality.tune import tune
-from rankmill.tuning.agreement import Agreement
-from rankmill.tuning.pairs import sample
-from rankmill.tuning.records import Records
-from rankmill.tuning.trials import Changes, Comparison, Probe, Probes, Reference, Trials, rank_agreement
-from rankmill.tuning.tune import NothingWorks, Tuner
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.lab.tuning.agreement import Agreement
+from rankmill.lab.tuning.pairs import sample
+from rankmill.lab.tuning.records import Records
+from rankmill.lab.tuning.trials import Changes, Comparison, Probe, Probes, Reference, Trials, rank_agreement
+from rankmill.lab.tuning.tune import NothingWorks, Tuner
 from tests.conftest import ENVIRON, start_command, wait_for
 
 

@@ -14,22 +14,22 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
-from jobs.cache.folder import cache_folder
-from jobs.errors import SpecError
-from jobs.spec import ScoreSpec
+from rankmill.jobs.cache.folder import cache_folder
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.base import OutOfMemory
+from rankmill.workers.backends.families import TRACEABLE
+from rankmill.workers.backends.registry import BACKENDS, Choice, choose_backend
+from rankmill.workers.backends.torch import backend as torch_backend
+from rankmill.workers.batches.tokens import Batch
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.host.device import use_threads
+from rankmill.workers.models.loading import load_model
 from tests.harness.models.backends import require
 from tests.harness.models.tiny import make_bert
 from tests.harness.tools import slow_but
 from tests.workers.backends.test_first_token import FAMILIES, OTHERS, small_model
 from tests.workers.engine.test_engine import one_at_a_time
-from workers.backends.base import OutOfMemory
-from workers.backends.families import TRACEABLE
-from workers.backends.registry import BACKENDS, Choice, choose_backend
-from workers.backends.torch import backend as torch_backend
-from workers.device import use_threads
-from workers.engine.engine import Engine
-from workers.models.loading import load_model
-from workers.models.tokens import Batch
 
 CACHE = cache_folder("auto")
 """The suite's own."""
@@ -40,8 +40,8 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "pairs.jsonl"
 @pytest.fixture
 def openvino_backend() -> Any:
     pytest.importorskip("openvino")
-    from workers.backends.openvino.backend import OpenVinoBackend
-    from workers.backends.openvino.graph import graph_of
+    from rankmill.workers.backends.openvino.backend import OpenVinoBackend
+    from rankmill.workers.backends.openvino.graph import graph_of
 
     return lambda classifier, precision: OpenVinoBackend(graph_of(classifier, precision), precision)
 
@@ -112,7 +112,7 @@ def test_openvino_runs_the_families_it_is_known_to_score(openvino_backend: Any) 
 def test_bf16_is_never_computed_in_fp32(openvino_backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     config = AutoConfig.for_model("bert")
     for has_bf16, able in ((True, "openvino"), (False, "torch")):
-        monkeypatch.setattr("workers.backends.openvino._has_bf16", lambda found=has_bf16: found)
+        monkeypatch.setattr("rankmill.workers.backends.openvino._has_bf16", lambda found=has_bf16: found)
         assert choose_backend("auto", "bf16", config, "cpu", CACHE) == Choice(able, "bf16")
     assert choose_backend("openvino", "auto", config, "cpu", CACHE) == Choice("openvino", "fp32")
     with pytest.raises(
@@ -126,7 +126,7 @@ def test_other_families_stay_with_pytorch_and_the_log_says_why(
     family: str, openvino_backend: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = AutoConfig.for_model(family, **OTHERS[family])
-    with caplog.at_level(logging.INFO, "workers"):
+    with caplog.at_level(logging.INFO, "rankmill.workers"):
         assert choose_backend("auto", "auto", config, "cpu", CACHE).backend == "torch"
     assert f"backend torch, not openvino: it is not known to score {family} models" in caplog.text
     with pytest.raises(SpecError, match=f"openvino cannot be used: .* {family} models .*--backend torch"):

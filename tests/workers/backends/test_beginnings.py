@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.spec import ScoreSpec
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.networks.beginnings import find_beginnings
+from rankmill.workers.batches.planner import plan_batches
+from rankmill.workers.batches.tokens import Batch, joined, pad
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.models.loading import load_model
 from tests.harness.models.rerankers import DECODERS, PAIR_TEMPLATE, make_decoder
-from workers.backends.networks.beginnings import find_beginnings
-from workers.engine.engine import Engine
-from workers.engine.planner import plan_batches
-from workers.models.loading import load_model
-from workers.models.tokens import Batch, joined, pad
 
 ROWS = st.lists(
     st.tuples(st.integers(0, 2), st.lists(st.integers(0, 3), min_size=1, max_size=6)), min_size=1, max_size=8

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from workers.backends.first_token import read_first_token_only
-from workers.backends.openvino.smoothing import smooth
+from rankmill.workers.backends.first_token import read_first_token_only
+from rankmill.workers.backends.openvino.smoothing import smooth
 
 SMALL = {
     "vocab_size": 99,

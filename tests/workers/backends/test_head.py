@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from jobs.spec import ScoreSpec
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.base import Logits
+from rankmill.workers.backends.head import ExactHead, cast_all_but_head, heads_of
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.models.loading import load_model
 from tests.harness.models.backends import require
 from tests.harness.models.tiny import make_bert
 from tests.workers.backends.test_first_token import FAMILIES, OTHERS, batch, small_model
 from tests.workers.engine.test_engine import some_pairs
-from workers.backends.base import Logits
-from workers.backends.head import ExactHead, cast_all_but_head, heads_of
-from workers.engine.engine import Engine
-from workers.models.loading import load_model
 
 PAIRS = some_pairs(400, longest=30)
 KINDS = [

@@ -12,19 +12,19 @@ import numpy as np
 import pytest
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from jobs.errors import SpecError
-from jobs.spec import ScoreSpec
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.base import Logits
+from rankmill.workers.backends.registry import Choice, choose_backend
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.models.loading import load_model
+from rankmill.workers.models.sources import DEMO_MODEL
 from tests.conftest import Server, StartWorker
 from tests.harness.models.tiny import make_bert
 from tests.workers.backends.test_backends import CACHE, EXAMPLES, plain_logits, some_batch
 from tests.workers.backends.test_first_token import FAMILIES, SMALL, small_model
 from tests.workers.engine.test_engine import one_at_a_time, some_pairs
-from workers.backends.base import Logits
-from workers.backends.registry import Choice, choose_backend
-from workers.engine.engine import Engine
-from workers.models.loading import load_model
-from workers.models.sources import DEMO_MODEL
 
 SHAPES = [(5, 20), (1, 2), (3, 61), (17, 33), (2, 16)]
 PAIRS = some_pairs(60)
@@ -33,7 +33,7 @@ PAIRS = some_pairs(60)
 @pytest.fixture(scope="module")
 def mlx_backend() -> Any:
     pytest.importorskip("mlx.core")
-    from workers.backends.mlx.backend import MlxBackend
+    from rankmill.workers.backends.mlx.backend import MlxBackend
 
     return MlxBackend
 
@@ -136,8 +136,8 @@ def test_nothing_touches_a_device_before_a_worker_does() -> None:
     """A context belongs to the process that made it: a parent that has one gives its children none."""
     code = """
 import sys
-import jobs, producer, workers
-from workers import ScoringWorker
+import rankmill.jobs, producer, workers
+from rankmill import ScoringWorker
 import rankmill.cli.score, rankmill.cli.workers, producer.local.supervisor
 print(sorted({"torch", "mlx", "mlx.core", "openvino", "onnxruntime", "transformers"} & set(sys.modules)))
 """

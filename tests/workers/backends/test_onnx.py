@@ -12,26 +12,26 @@ import numpy as np
 import pytest
 from transformers import AutoConfig
 
-from jobs.errors import SpecError
-from jobs.spec import ScoreSpec
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.base import ModelFiles
+from rankmill.workers.backends.layer import LayerShape
+from rankmill.workers.backends.registry import choose_backend
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.models.loading import load_model
 from tests.conftest import Server, StartWorker
 from tests.harness.models.tiny import make_bert
 from tests.workers.backends.test_backends import CACHE, EXAMPLES, plain_logits, some_batch
 from tests.workers.backends.test_first_token import FAMILIES, small_model
 from tests.workers.engine.test_engine import one_at_a_time
-from workers.backends.base import ModelFiles
-from workers.backends.layer import LayerShape
-from workers.backends.registry import choose_backend
-from workers.engine.engine import Engine
-from workers.models.loading import load_model
 
 pytest.importorskip("onnxruntime")
 import onnx
 
-from workers.backends.onnx.backend import OnnxBackend, session
-from workers.backends.onnx.files import onnx_file
-from workers.backends.onnx.probe import probe
+from rankmill.workers.backends.onnx.backend import OnnxBackend, session
+from rankmill.workers.backends.onnx.files import onnx_file
+from rankmill.workers.backends.onnx.probe import probe
 
 SHAPES = [(5, 20), (1, 2), (3, 61), (17, 33), (2, 16)]
 
@@ -121,7 +121,7 @@ def test_a_file_that_makes_no_scores_is_not_used(tmp_path: Path, caplog: pytest.
     (model / "onnx").mkdir()
     onnx.save(graph, model / "onnx" / "model.onnx")
     spec = ScoreSpec(model=str(model), precision="fp32", activation="identity")
-    with caplog.at_level(logging.WARNING, "workers"):
+    with caplog.at_level(logging.WARNING, "rankmill.workers"):
         scores = Engine(load_model(spec, "cpu", "onnx", cache), 64).score(["how far"], ["a cat"]).scores
     assert "it does not make one score per pair" in caplog.text
     np.testing.assert_allclose(scores, one_at_a_time(model, ["how far"], ["a cat"]), atol=1e-5)
@@ -164,7 +164,7 @@ def test_a_probe_has_no_two_products_that_are_the_same(monkeypatch: pytest.Monke
         graphs.append(onnx.load(file).graph)
         return session(file, device)
 
-    monkeypatch.setattr("workers.backends.onnx.probe.session", seen)
+    monkeypatch.setattr("rankmill.workers.backends.onnx.probe.session", seen)
     probe(LayerShape(rows=2, hidden=64, inner=128))()
     weights = [each.raw_data for each in graphs[0].initializer if each.name.startswith("w_")]
     assert len(set(weights)) == len(weights) == 6
@@ -180,5 +180,5 @@ def test_a_file_is_kept_where_only_the_build_for_gpus_is_installed(
 
     family = next(iter(FAMILIES))
     before = file_of(tmp_path, family, "fp32")[1]
-    monkeypatch.setattr("workers.backends.onnx.files.version", gpu_only)
+    monkeypatch.setattr("rankmill.workers.backends.onnx.files.version", gpu_only)
     assert file_of(tmp_path, family, "fp32")[1] == before

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.spec import ScoreSpec
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.registry import BACKENDS
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.models.loading import load_model
 from tests.conftest import ENVIRON, run_command
 from tests.harness.models.tiny import make_bert
 from tests.workers.engine.test_engine import one_at_a_time
-from workers.backends.registry import BACKENDS
-from workers.engine.engine import Engine
-from workers.models.loading import load_model
 
 pytest.importorskip("openvino")
 
@@ -62,7 +62,7 @@ def test_a_damaged_graph_is_made_again(tmp_path: Path, name: str, caplog: pytest
     (damaged,) = cache.rglob(name)
     with damaged.open("r+b") as file:
         file.truncate(damaged.stat().st_size // 2)
-    with caplog.at_level(logging.WARNING, "workers"):
+    with caplog.at_level(logging.WARNING, "rankmill.workers"):
         check(model, cache)
         assert "is damaged and will be made again" in caplog.text
         caplog.clear()
@@ -75,7 +75,7 @@ def test_a_cache_that_cannot_be_written_costs_only_time(
 ) -> None:
     model, cache = make_bert(tmp_path / "model"), tmp_path / "cache"
     cache.write_text("not a folder")
-    with caplog.at_level(logging.WARNING, "workers"):
+    with caplog.at_level(logging.WARNING, "rankmill.workers"):
         check(model, cache)
     assert "cannot keep the OpenVINO graph" in caplog.text
 
@@ -86,8 +86,8 @@ def watched_loads(model: Path, cache: Path, *precisions: str) -> str:
 import sys
 seen = []
 sys.addaudithook(lambda event, args: event in {{"os.fork", "socket.connect"}} and seen.append((event, args)))
-from jobs.spec import ScoreSpec
-from workers.models.loading import load_model
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.models.loading import load_model
 for precision in {precisions!r}:
     load_model(ScoreSpec(model={str(model)!r}, precision=precision), "cpu", "openvino", {str(cache)!r})
     print(precision, "nncf" in sys.modules, seen)
@@ -121,8 +121,8 @@ def test_nobody_is_told_and_nothing_is_forked(tmp_path: Path) -> None:
 def test_a_signal_after_models_have_come_and_gone_ends_nobody(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
-from jobs.spec import ScoreSpec
-from workers.models.loading import load_model
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.models.loading import load_model
 spec = ScoreSpec(model=sys.argv[1], precision="fp32")
 first, second = (load_model(spec, "cpu", "openvino", sys.argv[2]) for _ in range(2))
 del first

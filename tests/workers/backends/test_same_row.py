@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.spec import ScoreSpec
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.base import Logits
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.models.loading import load_model
 from tests.harness.models.backends import require
 from tests.workers.backends.test_backends import EXAMPLES
-from workers.backends.base import Logits
-from workers.engine.engine import Engine
-from workers.models.loading import load_model
 
 ROWS = [json.loads(line) for line in EXAMPLES.read_text().splitlines()][:24]
 PAIRS = [row["query"] for row in ROWS], [row["passage"] for row in ROWS]

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from jobs.spec import ScoreSpec
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends import openvino, registry, speed, torch
+from rankmill.workers.backends.base import ModelFiles
+from rankmill.workers.backends.layer import LayerShape
+from rankmill.workers.backends.registry import BACKENDS, Choice, choose_backend
+from rankmill.workers.backends.speed import Speeds, cpu_speeds, measure
+from rankmill.workers.host.device import threads, use_threads
+from rankmill.workers.models.loading import load_model
 from tests.harness.models.backends import require
 from tests.harness.tools import needs_package
-from workers.backends import openvino, registry, speed, torch
-from workers.backends.base import ModelFiles
-from workers.backends.layer import LayerShape
-from workers.backends.registry import BACKENDS, Choice, choose_backend
-from workers.backends.speed import Speeds, cpu_speeds, measure
-from workers.device import threads, use_threads
-from workers.models.loading import load_model
 
 SMALL = SimpleNamespace(model_type="bert", hidden_size=128, intermediate_size=512)
 OPENVINO, TORCH, ONNX = ("openvino", "torch", "onnx")
@@ -38,7 +38,7 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.INFO, "workers")
+    caplog.set_level(logging.INFO, "rankmill.workers")
     return caplog
 
 
@@ -200,7 +200,7 @@ def test_what_int8_would_gain_is_known_but_int8_is_never_chosen(
 def test_no_product_of_the_layer_is_left_out_as_the_same_as_another() -> None:
     """As OpenVINO does; the three that attention begins with would count as one."""
     pytest.importorskip("openvino")
-    from workers.backends.openvino import probe
+    from rankmill.workers.backends.openvino import probe
 
     shape = LayerShape.of(SMALL, 1)
     graph = probe._graph(shape, probe._as_it_is)

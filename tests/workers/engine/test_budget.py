@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from jobs.spec import ScoreSpec
-from workers.backends.base import OutOfMemory
-from workers.backends.torch.backend import TorchForward
-from workers.engine.budget import BudgetSearch
-from workers.engine.engine import Engine
-from workers.engine.pipeline import Pipeline
-from workers.models.loading import load_model
-from workers.models.tokens import Batch
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.base import OutOfMemory
+from rankmill.workers.backends.torch.backend import TorchForward
+from rankmill.workers.batches.tokens import Batch
+from rankmill.workers.engine.budget import BudgetSearch
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.pipeline import Pipeline
+from rankmill.workers.models.loading import load_model
 
 
 class Costing:
@@ -45,7 +45,7 @@ class Costing:
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Speeds are measured in the time that batches say they cost, however busy the machine is."""
     monkeypatch.setattr(
-        "workers.engine.budget.time",
+        "rankmill.workers.engine.budget.time",
         SimpleNamespace(perf_counter=lambda: Costing.now, monotonic=time.monotonic),
     )
 
@@ -152,7 +152,9 @@ def test_where_nothing_can_be_kept_the_budget_is_used_all_the_same(
 def test_a_worker_finds_it_between_its_batches(
     tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.engine.budget._STEADY", float("inf"))  # kept, however busy the machine is
+    monkeypatch.setattr(
+        "rankmill.workers.engine.budget._STEADY", float("inf")
+    )  # kept, however busy the machine is
     model = load_model(ScoreSpec(model=str(tiny_model), precision="fp32"), "cpu")
     engine = Engine(model, 64, search=BudgetSearch(model.backend, "tiny", 64, tmp_path, after=0.0))
     queries, passages = ["a query"] * 300, ["the cat sat on the mat " * (1 + n % 5) for n in range(300)]

@@ -13,20 +13,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.cache.folder import cache_folder
-from jobs.errors import SpecError, WorkerError
-from jobs.spec import ScoreSpec
-from jobs.store.worker_report import queue_workers, worker_reports
-from producer import Client, ScoringRun
+from rankmill import Client, ScoringRun
+from rankmill.jobs.cache.folder import cache_folder
+from rankmill.jobs.contract.errors import SpecError, WorkerError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.protocol.worker_report import queue_workers, worker_reports
+from rankmill.workers.engine.cache import EngineCache, Limits
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.host import metrics
+from rankmill.workers.models.loading import load
+from rankmill.workers.models.sources import directory_content
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.environ import QUICK_LEASE
 from tests.harness.models.tiny import make_bert
 from tests.workers.engine.test_engine import one_at_a_time
-from workers import metrics
-from workers.engine.cache import EngineCache, Limits
-from workers.engine.engine import Engine
-from workers.models.loading import load
-from workers.models.sources import directory_content
 
 LOAD = partial(load, device="cpu", backend="torch", cache_dir="auto")
 CONTENT = partial(directory_content, cache=cache_folder("auto"))

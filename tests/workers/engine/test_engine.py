@@ -12,17 +12,17 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from jobs.errors import ConfigError, SpecError
-from jobs.spec import ScoreSpec
+from rankmill.jobs.contract.errors import ConfigError, SpecError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.base import Logits, OutOfMemory
+from rankmill.workers.backends.torch.backend import TorchForward
+from rankmill.workers.batches.tokens import Batch
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.host.device import resolve_device
+from rankmill.workers.models.loading import load_model
+from rankmill.workers.models.sources import DEMO_MODEL
 from tests.harness.models.tiny import cross_encoder, make_bert
 from tests.harness.tools import slow_but
-from workers.backends.base import Logits, OutOfMemory
-from workers.backends.torch.backend import TorchForward
-from workers.device import resolve_device
-from workers.engine.engine import Engine
-from workers.models.loading import load_model
-from workers.models.sources import DEMO_MODEL
-from workers.models.tokens import Batch
 
 WORDS = Path(__file__).read_text().replace('"', " ").split()
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jobs.spec import ScoreSpec
-from workers.backends.base import Logits, OutOfMemory
-from workers.engine.budget import BudgetSearch
-from workers.engine.engine import Engine
-from workers.engine.headroom import Headroom, HostMemory
-from workers.engine.pipeline import Pipeline
-from workers.models.loading import Model, load_model
-from workers.models.tokens import Batch
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.base import Logits, OutOfMemory
+from rankmill.workers.batches.tokens import Batch
+from rankmill.workers.engine.budget import BudgetSearch
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.headroom import Headroom, HostMemory
+from rankmill.workers.engine.pipeline import Pipeline
+from rankmill.workers.models.loading import Model, load_model
 
 TOKEN = 1000
 """Bytes that a forward of `Hungry` needs for each padded token."""

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 
-from jobs.spec import ScoreSpec
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.base import Logits
+from rankmill.workers.backends.torch.backend import TorchForward
+from rankmill.workers.batches.tokens import Batch
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.pipeline import Pipeline
+from rankmill.workers.engine.work import Work
+from rankmill.workers.models.loading import load_model
 from tests.conftest import run_command
-from workers.backends.base import Logits
-from workers.backends.torch.backend import TorchForward
-from workers.engine.engine import Engine
-from workers.engine.pipeline import Pipeline
-from workers.engine.work import Work
-from workers.models.loading import load_model
-from workers.models.tokens import Batch
 
 
 class Paced:
@@ -137,8 +137,8 @@ def test_what_cannot_go_on_ends_the_process(where: str, tiny_model: Path) -> Non
 import sys, time
 from pathlib import Path
 from tests.workers.engine.test_pipeline import paced
-from workers.backends.base import DeviceLost
-from workers.engine.pipeline import Pipeline
+from rankmill.workers.backends.base import DeviceLost
+from rankmill.workers.engine.pipeline import Pipeline
 engine, backend, work = paced(Path({str(tiny_model)!r}), 0.0, 10)
 def lose(*_):
     raise DeviceLost("gone")
@@ -170,7 +170,7 @@ def test_bulk_work_that_is_not_begun_can_be_withdrawn(tiny_model: Path) -> None:
 
 
 def test_chunks_are_answered_one_after_the_other(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.engine.mixing._SECONDS", 0.0)  # the fewest batches
+    monkeypatch.setattr("rankmill.workers.engine.mixing._SECONDS", 0.0)  # the fewest batches
     engine, backend, work = paced(tiny_model, 0.002, rows_in_batch=10)
     pipeline = Pipeline(0.0)
     pipeline.put(engine, work(30), lambda: None)

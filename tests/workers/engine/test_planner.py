@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.engine.planner import plan_batches
+from rankmill.workers.batches.planner import plan_batches
 
 LENGTHS = st.lists(st.integers(1, 600), max_size=300)
 BUDGETS = st.integers(1, 5000)

@@ -22,17 +22,17 @@ from benchmarks.simulated import (
     simulated_cluster,
     simulated_score,
 )
-from jobs import keys
-from jobs.errors import ConfigError, RunCancelled
-from jobs.priority import Priority, new_run_id
-from jobs.run import new_run
-from jobs.spec import ScoreSpec
-from jobs.store.ordered_queue import LOOK_AT, OrderedQueue
-from jobs.store.runs import RunStore
-from producer import Client
-from producer.runs.scoring_run import ScoringRun
+from rankmill import Client
 from rankmill.cluster.snapshot import read_cluster
-from workers.queue.claim_order import ClaimOrder
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import ConfigError, RunCancelled
+from rankmill.jobs.contract.priority import Priority, new_run_id
+from rankmill.jobs.contract.run import new_run
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.protocol.ordered_queue import LOOK_AT, OrderedQueue
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.producer.client.runs.scoring_run import ScoringRun
+from rankmill.workers.queue.claim_order import ClaimOrder
 
 QUICK = {"RANKMILL_HEARTBEAT_SECONDS": "0.5", "RANKMILL_LEASE_SECONDS": "5", "RANKMILL_BATCH_WAIT_MS": "0"}
 

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from jobs.errors import SpecError
-from jobs.spec import ScoreSpec
-from producer.files.manifest import differences, manifest
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.producer.files.manifest import differences, manifest
+from rankmill.workers.engine.cache import Limits
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.models.loading import Model, load_model
 from tests.harness.models.tiny import cross_encoder, make_bert
 from tests.workers.engine.test_cache import cache_of
 from tests.workers.engine.test_engine import engine as engine_of
 from tests.workers.engine.test_engine import some_pairs
-from workers.engine.cache import Limits
-from workers.engine.engine import Engine
-from workers.models.loading import Model, load_model
 
 engine = partial(engine_of, backend="torch")
 """The function is the model's own, whatever runs it; other backends would convert each of these models."""
@@ -135,7 +135,7 @@ def test_a_model_of_the_hub_has_the_file_from_there(
     expected = engine(tanh).score(QUERIES, PASSAGES).scores
     np.testing.assert_allclose(Engine(model, 512).score(QUERIES, PASSAGES).scores, expected, atol=1e-5)
     (kept / "snapshots" / commit / ABOUT).unlink()
-    with caplog.at_level(logging.WARNING, "workers"):
+    with caplog.at_level(logging.WARNING, "rankmill.workers"):
         load("second")
     assert f"{ABOUT} of some/model was never fetched: going on without it" in caplog.text
 

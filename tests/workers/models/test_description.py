@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from jobs.spec import ScoreSpec
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.models.description import PlainTokenizer, describe
+from rankmill.workers.models.loading import load_model
+from rankmill.workers.models.sources import DEMO_MODEL
+from rankmill.workers.models.tokenizer import Joiner, tokenize_pairs
 from tests.conftest import ENVIRON, run_command
 from tests.harness.models.tiny import make_bert
 from tests.harness.tools import needs_package
-from workers.engine.engine import Engine
-from workers.models.description import PlainTokenizer, describe
-from workers.models.loading import load_model
-from workers.models.sources import DEMO_MODEL
-from workers.models.tokenizer import Joiner, tokenize_pairs
 
 PAIRS = ["how far", "why"], ["a cat and the moon", "the big river " * 90]
 
@@ -56,10 +56,10 @@ def test_with_a_kept_graph_neither_torch_nor_transformers_is_imported(
     code = f"""
 import sys
 from types import SimpleNamespace
-from jobs.runtime.settings import load_settings
-from jobs.spec import ScoreSpec
-from workers import ScoringWorker, health
-from workers.assembly import assemble, prepare_device
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill import ScoringWorker; from rankmill.workers.host import health
+from rankmill.workers.assembly import assemble, prepare_device
 settings = load_settings()
 parts = assemble(settings, prepare_device(settings), SimpleNamespace(), "a-worker", lambda: None)
 engine = parts.engines.get(ScoreSpec(model={str(model)!r}, precision={precision!r}))
@@ -109,7 +109,7 @@ def test_it_is_made_again_when_it_is_damaged_or_the_model_s_files_change(
     first = score(model, cache, "torch")
     for file in cache.glob("models/*/*.json"):
         file.write_text(file.read_text()[:50])
-        with caplog.at_level(logging.WARNING, "workers"):
+        with caplog.at_level(logging.WARNING, "rankmill.workers"):
             np.testing.assert_array_equal(score(model, cache, "torch"), first)
         assert "is damaged and will be made again" in caplog.text
         caplog.clear()
@@ -135,6 +135,6 @@ def test_where_nothing_can_be_kept_the_model_is_scored_all_the_same(
 ) -> None:
     cache = tmp_path / "cache"
     cache.write_text("not a folder")
-    with caplog.at_level(logging.WARNING, "workers"):
+    with caplog.at_level(logging.WARNING, "rankmill.workers"):
         assert np.isfinite(score(tiny_model, cache, "torch")).all()
     assert "so workers import transformers" in caplog.text

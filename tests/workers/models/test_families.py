@@ -18,10 +18,14 @@ from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling
 from torch import nn
 
-from jobs.errors import ConfigError, RunFailed, SpecError
-from jobs.prompts import read_template, shipped_templates
-from jobs.spec import ScoreSpec
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.contract.errors import ConfigError, RunFailed, SpecError
+from rankmill.jobs.contract.prompts import read_template, shipped_templates
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.base import Logits
+from rankmill.workers.backends.families import TRACEABLE
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.models.loading import load, load_model
 from tests.conftest import Server, StartWorker
 from tests.harness.models.rerankers import (
     DECODERS,
@@ -34,10 +38,6 @@ from tests.harness.models.rerankers import (
 )
 from tests.harness.tools import slow_but
 from tests.workers.engine.test_engine import some_pairs
-from workers.backends.base import Logits
-from workers.backends.families import TRACEABLE
-from workers.engine.engine import Engine
-from workers.models.loading import load, load_model
 
 QUERIES, PASSAGES = (
     [*texts, *texts[:3], *more]

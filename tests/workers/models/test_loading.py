@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import BertForMaskedLM
 
-from jobs.errors import SpecError
-from jobs.spec import ScoreSpec
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.models.loading import load_model
 from tests.conftest import Server, StartWorker
 from tests.harness.models.tiny import make_bert
-from workers.engine.engine import Engine
-from workers.models.loading import load_model
 
 PAIR = ["how far"], ["a cat and the moon"]
 Change = Callable[[dict[str, Any]], object]

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from jobs.errors import RunFailed, WorkerError
-from jobs.spec import ScoreSpec
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.contract.errors import RunFailed, WorkerError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.models.loading import load_model
 from tests.conftest import Server, StartWorker
 from tests.harness.models.tiny import make_bert
-from workers.models.loading import load_model
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32,

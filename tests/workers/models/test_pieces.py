@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.spec import ScoreSpec
-from workers.models.loading import load_model
-from workers.models.tokens import Batch, Ids, cut_batch
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.batches.tokens import Batch, Ids, cut_batch
+from rankmill.workers.models.loading import load_model
 
 
 def batch_of(lengths: list[int]) -> Batch:

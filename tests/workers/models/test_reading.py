@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jobs.errors import SpecError
-from jobs.spec import ScoreSpec
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.models.loading import load_model
 from tests.conftest import Server, StartWorker
 from tests.harness.environ import BIN, ENVIRON
 from tests.harness.models.tiny import make_bert
-from workers.models.loading import load_model
 
 READING = "tests.harness.misbehaving.ReadingWorker"
 
@@ -74,7 +74,7 @@ def test_weights_are_refused_before_they_are_read(
 ) -> None:
     damage(make_bert(tmp_path) / "model.safetensors")
     monkeypatch.setattr(hashlib, "file_digest", None)
-    monkeypatch.setattr("workers.models.headers.total_memory", lambda: 64 << 30)
+    monkeypatch.setattr("rankmill.workers.models.headers.total_memory", lambda: 64 << 30)
     with pytest.raises(SpecError, match=message):
         load_model(ScoreSpec(model=str(tmp_path), precision="fp32"), "cpu", backend)
 

@@ -19,8 +19,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
-from workers.models.tokenizer import Joiner, PairTokenizer, tokenize_pairs
-from workers.models.tokens import Tokens
+from rankmill.workers.batches.tokens import Tokens
+from rankmill.workers.models.tokenizer import Joiner, PairTokenizer, tokenize_pairs
 
 LINES = Path(__file__).read_text().splitlines()
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>", "<mask>", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

@@ -7,9 +7,9 @@ from itertools import cycle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.priority import new_run_id
-from workers.engine.turns import Turns
-from workers.queue.claim_order import ClaimOrder, RunShares, chunks_to_give
+from rankmill.jobs.contract.priority import new_run_id
+from rankmill.workers.engine.turns import Turns
+from rankmill.workers.queue.claim_order import ClaimOrder, RunShares, chunks_to_give
 
 Pairs = st.integers(1, 2000)
 

@@ -11,14 +11,15 @@ import fakeredis
 import numpy as np
 import pytest
 
-from jobs import keys
-from jobs.errors import InputError
-from jobs.store.orders import give_order
-from jobs.store.worker_report import WorkerReport, announce_worker, worker_reports
-from producer import Client
-from producer.local.worker_watch import WorkerWatch
+from rankmill import Client
 from rankmill.cluster.orders import WorkerOutOfReach, find_worker, order_workers, queues_without
-from rankmill.cluster.snapshot import WorkerState, read_cluster
+from rankmill.cluster.snapshot import read_cluster
+from rankmill.cluster.workers import WorkerState
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.protocol.orders import give_order
+from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker, worker_reports
+from rankmill.producer.local.worker_watch import WorkerWatch
 from tests.conftest import QUICK_LEASE, Outcome, Server, StartWorker, wait_for
 from tests.harness.misbehaving import MARKS
 from tests.harness.models.tiny import make_bert

@@ -1,4 +1,4 @@
-"""`jobs.score_pairs`: enqueued by name by whoever has RQ, with the scores in RQ's own result."""
+"""`rankmill.score_pairs`: enqueued by name by whoever has RQ, with the scores in RQ's own result."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rq import Queue
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer, PickleSerializer
 
-from jobs.pairs_job import MAX_PAIRS
-from jobs.store.set_aside import MAX_DATA
-from producer import Client
+from rankmill import Client
+from rankmill.jobs.protocol.pairs_job import MAX_PAIRS
+from rankmill.jobs.protocol.set_aside import MAX_DATA
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.environments import environment_with
 from tests.harness.models.tiny import cross_encoder, make_bert
@@ -53,7 +53,7 @@ def test_scores_are_those_of_the_model_in_the_order_of_the_pairs(
     queue = queue_of(shared_queue)
     spec: dict[str, Any] = {"model": str(tiny_model), "precision": "fp32"}
     pairs = [*PAIRS, [None, "p"], ["q", "lone \ud800 surrogate"]]
-    found = result_of(queue.enqueue("jobs.score_pairs", pairs, **spec))
+    found = result_of(queue.enqueue("rankmill.score_pairs", pairs, **spec))
     assert found.type is found.Type.SUCCESSFUL
     value = found.return_value
     expected = cross_encoder(tiny_model).predict(list(map(tuple, PAIRS)))
@@ -64,7 +64,7 @@ def test_scores_are_those_of_the_model_in_the_order_of_the_pairs(
     assert value["stats"]["precision"] == "fp32"
     by_client = Client(shared_queue.url, **spec).score(map(tuple, PAIRS), timeout=60)
     assert np.float32(value["scores"][: len(PAIRS)]).tolist() == pytest.approx(by_client.tolist(), abs=1e-6)
-    empty = result_of(queue.enqueue("jobs.score_pairs", pairs=[], **spec)).return_value
+    empty = result_of(queue.enqueue("rankmill.score_pairs", pairs=[], **spec)).return_value
     assert (empty["scores"], empty["errors"]) == ([], [])
 
 
@@ -92,11 +92,13 @@ BAD: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
 def test_a_bad_job_fails_alone_with_its_reason(shared_queue: Server, tiny_model: Path) -> None:
     queue, spec = queue_of(shared_queue), {"model": str(tiny_model)}
     jobs = {
-        what: queue.enqueue("jobs.score_pairs", *args, **{**spec, **named})
+        what: queue.enqueue("rankmill.score_pairs", *args, **{**spec, **named})
         for what, (args, named, _) in BAD.items()
     }
-    pickled = queue_of(shared_queue, serializer=PickleSerializer).enqueue("jobs.score_pairs", PAIRS, **spec)
-    good = queue.enqueue("jobs.score_pairs", PAIRS, **spec)
+    pickled = queue_of(shared_queue, serializer=PickleSerializer).enqueue(
+        "rankmill.score_pairs", PAIRS, **spec
+    )
+    good = queue.enqueue("rankmill.score_pairs", PAIRS, **spec)
     for what, (_, _, reason) in BAD.items():
         found = result_of(jobs[what])
         assert found.type is found.Type.FAILED, what
@@ -108,7 +110,7 @@ def test_a_bad_job_fails_alone_with_its_reason(shared_queue: Server, tiny_model:
 
 
 def test_what_depends_on_a_job_follows_it(shared_queue: Server, tiny_model: Path) -> None:
-    first = queue_of(shared_queue).enqueue("jobs.score_pairs", PAIRS, model=str(tiny_model))
+    first = queue_of(shared_queue).enqueue("rankmill.score_pairs", PAIRS, model=str(tiny_model))
     after = queue_of(shared_queue, "after")
     job = after.enqueue("some.function", depends_on=first)
     wait_for(lambda: job.id in after.job_ids)
@@ -122,17 +124,17 @@ def test_a_job_outlives_its_worker_and_leaves_it_if_cancelled(
     slow = make_bert(tmp_path / "slow", hidden=256, layers=6)
     pairs = [["big cat", "the moon over the river " * 20]] * 100
     queue = queue_of(server)
-    job = queue.enqueue("jobs.score_pairs", pairs, model=str(slow))
+    job = queue.enqueue("rankmill.score_pairs", pairs, model=str(slow))
     worker = workers(environ=QUICK_LEASE)
     wait_for(lambda: job.get_status() is JobStatus.STARTED, worker)
     worker.kill()
     worker = workers(environ=QUICK_LEASE)
     assert len(result_of(job).return_value["scores"]) == 100
 
-    cancelled = queue.enqueue("jobs.score_pairs", [*pairs] * 10, model=str(slow))
+    cancelled = queue.enqueue("rankmill.score_pairs", [*pairs] * 10, model=str(slow))
     wait_for(lambda: cancelled.get_status() is JobStatus.STARTED, worker)
     cancelled.cancel()
-    after = queue.enqueue("jobs.score_pairs", [["q", "p"]], model=str(slow))
+    after = queue.enqueue("rankmill.score_pairs", [["q", "p"]], model=str(slow))
     assert result_of(after).return_value["errors"] == []
     wait_for(lambda: not server.client.zcard("rq:wip:rankmill"), worker)
     assert cancelled.latest_result() is None

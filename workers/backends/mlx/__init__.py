@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from workers.backends.base import Backend, BackendKind, ModelFiles
+from rankmill.workers.backends.base import Backend, BackendKind, ModelFiles
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
-    from workers.backends.mlx.backend import MlxBackend
+    from rankmill.workers.backends.mlx.backend import MlxBackend
 
     return MlxBackend(files.classifier(), device, precision)
 

@@ -12,10 +12,10 @@ import torch
 from mlx import nn
 from mlx.utils import tree_flatten
 
-from jobs.errors import SpecError
-from workers.backends.base import Logits, OutOfMemory
-from workers.backends.families import first_position
-from workers.models.tokens import Batch
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.workers.backends.base import Logits, OutOfMemory
+from rankmill.workers.backends.families import first_position
+from rankmill.workers.batches.tokens import Batch
 
 _DTYPES = {"fp32": mx.float32, "fp16": mx.float16, "bf16": mx.bfloat16}
 _BITS = {"int8": 8, "int4": 4}
@@ -143,7 +143,7 @@ class _Layer(nn.Module):  # type: ignore[misc]
 class _Classifier(nn.Module):  # type: ignore[misc]
     """Ids to logits of shape ``[rows]``; the last layer runs for the first token only.
 
-    The head, ``out``, is float32 in every precision, as `workers.backends.head` says.
+    The head, ``out``, is float32 in every precision, as `rankmill.workers.backends.head` says.
 
     Parameters
     ----------

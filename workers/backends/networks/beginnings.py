@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workers.models.tokens import Batch, Ids
+from rankmill.workers.batches.tokens import Batch, Ids
 
 _GAIN = 1.2
 """Sharing must save this factor of the tokens: it copies keys and values, and runs the model twice."""

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from jobs.errors import SpecError
-from workers.backends.model_file import model_file
-from workers.models.layout import Step
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.workers.batches.layout import Step
+from rankmill.workers.host.model_file import model_file
 
 _LEGACY = {
     "pooling_mode_cls_token": "cls",

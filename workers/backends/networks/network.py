@@ -10,15 +10,15 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceCl
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_layers import GenericForSequenceClassification
 
-from jobs.errors import SpecError
-from workers.backends.classifier import load_config, load_pretrained
-from workers.backends.first_token import read_first_token_only
-from workers.backends.head import heads_of
-from workers.backends.networks.answers import Answers
-from workers.backends.networks.chain import Chain, load_chain
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.workers.backends.classifier import load_config, load_pretrained
+from rankmill.workers.backends.first_token import read_first_token_only
+from rankmill.workers.backends.head import heads_of
+from rankmill.workers.backends.networks.answers import Answers
+from rankmill.workers.backends.networks.chain import Chain, load_chain
 
 if TYPE_CHECKING:
-    from workers.backends.base import ModelFiles
+    from rankmill.workers.backends.base import ModelFiles
 
 
 def load_network(files: ModelFiles) -> Network:

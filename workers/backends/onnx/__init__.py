@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workers.backends.base import Backend, BackendKind, ModelFiles
-from workers.backends.families import TRACEABLE
-from workers.backends.layer import LayerShape
+from rankmill.workers.backends.base import Backend, BackendKind, ModelFiles
+from rankmill.workers.backends.families import TRACEABLE
+from rankmill.workers.backends.layer import LayerShape
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
-    from workers.backends.onnx.backend import OnnxBackend
-    from workers.backends.onnx.files import onnx_file
+    from rankmill.workers.backends.onnx.backend import OnnxBackend
+    from rankmill.workers.backends.onnx.files import onnx_file
 
     file = onnx_file(files, precision)
     return OnnxBackend(file, device, precision)
 
 
 def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
-    from workers.backends.onnx.probe import probe
+    from rankmill.workers.backends.onnx.probe import probe
 
     return probe(shape)
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from workers.backends.base import Logits, OutOfMemory
-from workers.backends.inputs import inputs_of
-from workers.device import threads
-from workers.models.tokens import Batch
+from rankmill.workers.backends.base import Logits, OutOfMemory
+from rankmill.workers.backends.inputs import inputs_of
+from rankmill.workers.batches.tokens import Batch
+from rankmill.workers.host.device import threads
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
@@ -22,7 +22,7 @@ class OnnxBackend:
     Parameters
     ----------
     path
-        From `workers.backends.onnx.files.onnx_file`.
+        From `rankmill.workers.backends.onnx.files.onnx_file`.
     device
         ``cpu`` or ``cuda``.
     precision

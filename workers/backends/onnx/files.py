@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import onnx
 import onnxruntime
 
-from workers.backends.base import ModelFiles
-from workers.backends.inputs import INPUTS
-from workers.backends.model_file import model_file
-from workers.device import int8_instructions
-from workers.disk_cache import build_once, cache_name, is_kept, version
+from rankmill.workers.backends.base import ModelFiles
+from rankmill.workers.backends.inputs import INPUTS
+from rankmill.workers.host.device import int8_instructions
+from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, version
+from rankmill.workers.host.model_file import model_file
 
 _VERSION = 4
 """Version of the export; changes when the same model would give another file."""
@@ -24,7 +24,7 @@ OPSET = 17
 _FILE = "model.onnx"
 
 if TYPE_CHECKING:
-    from workers.backends.traceable import Traceable
+    from rankmill.workers.backends.traceable import Traceable
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,9 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
 
     def export(folder: Path) -> None:
         started = time.monotonic()
-        from workers.backends.traceable import Traceable  # imports torch, which a cached file does not need
+        from rankmill.workers.backends.traceable import (
+            Traceable,  # imports torch, which a cached file does not need
+        )
 
         _export(Traceable(files.classifier()), kind, folder)
         files.check_unchanged()  # else it would be kept as that of other files

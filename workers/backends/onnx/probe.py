@@ -11,9 +11,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from workers.backends.layer import HEAD_WIDTH, ROW_TOKENS, LayerShape
-from workers.backends.onnx.backend import session
-from workers.backends.onnx.files import OPSET
+from rankmill.workers.backends.layer import HEAD_WIDTH, ROW_TOKENS, LayerShape
+from rankmill.workers.backends.onnx.backend import session
+from rankmill.workers.backends.onnx.files import OPSET
 
 _NODES = [
     *((f"{name}_all", "MatMul", ["hidden", f"w_{name}"], {}) for name in ("query", "key", "value")),

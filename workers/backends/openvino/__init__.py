@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from workers.backends.base import Backend, BackendKind, ModelFiles, is_installed
-from workers.backends.families import TRACEABLE
-from workers.backends.layer import LayerShape
-from workers.backends.speed import INT8, cpu_speeds
+from rankmill.workers.backends.base import Backend, BackendKind, ModelFiles, is_installed
+from rankmill.workers.backends.families import TRACEABLE
+from rankmill.workers.backends.layer import LayerShape
+from rankmill.workers.backends.speed import INT8, cpu_speeds
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
-    from workers.backends.openvino.backend import OpenVinoBackend
-    from workers.backends.openvino.graph import openvino_graph
+    from rankmill.workers.backends.openvino.backend import OpenVinoBackend
+    from rankmill.workers.backends.openvino.graph import openvino_graph
 
     graph = openvino_graph(files, precision)
     if precision != "int8":
@@ -24,7 +24,7 @@ def _load(files: ModelFiles, device: str, precision: str) -> Backend:
 
 
 def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
-    from workers.backends.openvino.probe import probe
+    from rankmill.workers.backends.openvino.probe import probe
 
     return probe(shape, precision)
 
@@ -39,7 +39,7 @@ def _lacks(device: str, precision: str) -> str | None:
 
 @cache
 def _has_bf16() -> bool:
-    from workers.backends.openvino.core import core
+    from rankmill.workers.backends.openvino.core import core
 
     return "BF16" in core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
 

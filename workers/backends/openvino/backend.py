@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from workers.backends.base import Logits, OutOfMemory
-from workers.backends.inputs import INPUTS, inputs_of
-from workers.backends.openvino.core import core
-from workers.device import threads
-from workers.models.tokens import Batch, Piece, cut_batch
+from rankmill.workers.backends.base import Logits, OutOfMemory
+from rankmill.workers.backends.inputs import INPUTS, inputs_of
+from rankmill.workers.backends.openvino.core import core
+from rankmill.workers.batches.tokens import Batch, Piece, cut_batch
+from rankmill.workers.host.device import threads
 
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 
@@ -26,7 +26,7 @@ class OpenVinoBackend:
     Parameters
     ----------
     graph
-        From `workers.backends.openvino.graph.openvino_graph`.
+        From `rankmill.workers.backends.openvino.graph.openvino_graph`.
     precision
         ``fp32``, ``bf16`` or ``int8``. With int8 the graph's weights have 8 bits, and their inputs are
         quantized when the model runs. The attribute `precision` is what the CPU really uses.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from workers.backends.openvino.silent import openvino
+from rankmill.workers.backends.openvino.silent import openvino
 
 
 @cache

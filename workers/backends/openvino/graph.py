@@ -11,14 +11,14 @@ from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workers.backends.base import ModelFiles
-from workers.backends.openvino.core import core
-from workers.backends.openvino.recipe import read_recipe
-from workers.backends.openvino.silent import openvino
-from workers.disk_cache import build_once, cache_name, is_kept, version
+from rankmill.workers.backends.base import ModelFiles
+from rankmill.workers.backends.openvino.core import core
+from rankmill.workers.backends.openvino.recipe import read_recipe
+from rankmill.workers.backends.openvino.silent import openvino
+from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, version
 
 if TYPE_CHECKING:
-    from workers.backends.traceable import Traceable
+    from rankmill.workers.backends.traceable import Traceable
 
 _VERSION = 4
 """Changes when the same inputs would make another graph."""
@@ -45,12 +45,12 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
     if is_kept(folder, files.cache):
         return core().read_model(folder / _FILE)
     started = time.monotonic()
-    from workers.backends.weights import own_memory  # torch
+    from rankmill.workers.backends.weights import own_memory  # torch
 
     classifier = own_memory(files.classifier())
     recipe = read_recipe(files.source, files.revision) if kind == "int8" else None
     if recipe:
-        from workers.backends.openvino.smoothing import apply_recipe  # torch
+        from rankmill.workers.backends.openvino.smoothing import apply_recipe  # torch
 
         apply_recipe(classifier, recipe, files.source, files.revision)
     graph = graph_of(classifier, precision)
@@ -71,9 +71,11 @@ def _save(graph: Any, files: ModelFiles, folder: Path) -> None:
 def graph_of(classifier: Any, precision: str) -> Any:
     """OpenVINO's graph of what `load_classifier` gives, of a family that `reads_first_token`.
 
-    `workers.backends.openvino.smoothing` may have changed its weights.
+    `rankmill.workers.backends.openvino.smoothing` may have changed its weights.
     """
-    from workers.backends.traceable import Traceable  # torch: a worker that finds its graph needs none
+    from rankmill.workers.backends.traceable import (
+        Traceable,  # torch: a worker that finds its graph needs none
+    )
 
     graph = _convert(Traceable(classifier))
     return _with_small_weights(graph) if precision == "int8" else graph
@@ -104,7 +106,7 @@ def _with_small_weights(model: Any) -> Any:
     """
     import nncf
 
-    from workers.backends.openvino.smoothing import KEPT_EXACT
+    from rankmill.workers.backends.openvino.smoothing import KEPT_EXACT
 
     nncf.set_log_level(logging.ERROR)
     cheap = r".*/aten::matmul/.*"  # products of `first_token` that are not linear layers

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from workers.backends.layer import HEAD_WIDTH, ROW_TOKENS, LayerShape
-from workers.backends.openvino.backend import GROUP, compile_graph
-from workers.backends.openvino.silent import openvino
-from workers.backends.speed import INT8
+from rankmill.workers.backends.layer import HEAD_WIDTH, ROW_TOKENS, LayerShape
+from rankmill.workers.backends.openvino.backend import GROUP, compile_graph
+from rankmill.workers.backends.openvino.silent import openvino
+from rankmill.workers.backends.speed import INT8
 
 
 def probe(shape: LayerShape, precision: str) -> Callable[[], object]:

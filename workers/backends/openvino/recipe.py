@@ -6,8 +6,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field, ValidationError
 
-from jobs.spec import RECIPE, RECIPE_FORMAT
-from workers.backends.model_file import model_file
+from rankmill.jobs.contract.spec import RECIPE, RECIPE_FORMAT
+from rankmill.workers.host.model_file import model_file
 
 FACTORS = "rankmill_smoothing.safetensors"
 """File beside `RECIPE` with the smoothing factors. Only int8 reads the two."""

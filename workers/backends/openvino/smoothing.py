@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from jobs.spec import RECIPE
-from workers.backends.model_file import model_file
-from workers.backends.openvino.recipe import FACTORS, Recipe
+from rankmill.jobs.contract.spec import RECIPE
+from rankmill.workers.backends.openvino.recipe import FACTORS, Recipe
+from rankmill.workers.host.model_file import model_file
 
 KEPT_EXACT = "exact_linear"
 """Name of the module around a layer that stays out of 8 bits; the names of its graph nodes contain it."""

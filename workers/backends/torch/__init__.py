@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from workers.backends.base import Backend, BackendKind, ModelFiles
-from workers.backends.layer import LayerShape
+from rankmill.workers.backends.base import Backend, BackendKind, ModelFiles
+from rankmill.workers.backends.layer import LayerShape
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
-    from workers.backends.torch.backend import TorchBackend
+    from rankmill.workers.backends.networks.network import load_network
+    from rankmill.workers.backends.torch.backend import TorchBackend
 
-    network = files.network()
+    network = load_network(files)
     if files.check and (device, precision) != ("cpu", "fp32") and not network.sees_only_before:
         files.check(TorchBackend(network, "cpu", "fp32"))  # before fewer bits hide what is wrong
     return TorchBackend(network, device, precision)
 
 
 def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
-    from workers.backends.torch.probe import probe
+    from rankmill.workers.backends.torch.probe import probe
 
     return probe(shape, precision)
 

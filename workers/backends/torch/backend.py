@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from workers.backends.base import DeviceLost, Logits, OutOfMemory
-from workers.backends.head import cast_all_but_head
-from workers.backends.networks.beginnings import find_beginnings
-from workers.backends.weights import own_memory
-from workers.device import empty_cache
-from workers.models.tokens import Batch
+from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory
+from rankmill.workers.backends.head import cast_all_but_head
+from rankmill.workers.backends.networks.beginnings import find_beginnings
+from rankmill.workers.backends.weights import own_memory
+from rankmill.workers.batches.tokens import Batch
+from rankmill.workers.host.device import empty_cache
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -26,7 +26,7 @@ class TorchBackend:
     Parameters
     ----------
     network
-        From `workers.backends.networks.network.load_network`.
+        From `rankmill.workers.backends.networks.network.load_network`.
     device
         ``cpu``, ``cuda`` or ``mps``: PyTorch's name of the device.
     precision

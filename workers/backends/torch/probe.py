@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from workers.backends.layer import HEAD_WIDTH, ROW_TOKENS, LayerShape
-from workers.backends.torch.backend import DTYPES
+from rankmill.workers.backends.layer import HEAD_WIDTH, ROW_TOKENS, LayerShape
+from rankmill.workers.backends.torch.backend import DTYPES
 
 
 def probe(shape: LayerShape, precision: str) -> Callable[[], object]:

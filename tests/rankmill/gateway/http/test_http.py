@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from producer import Client
+from rankmill import Client
 from rankmill.gateway.dialects.routes import ROUTES
 from tests.harness.gateways import PAIR, Reply, Running
 from tests.harness.processes import wait_for

@@ -16,14 +16,14 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.errors import ConfigError
-from jobs.runtime.passwords import mask_passwords
-from producer.aio.connection import LoopRedis
 from rankmill.cli.main import rankmill
 from rankmill.gateway.keys.admission import Admission, KeysNeeded, key_text
 from rankmill.gateway.keys.api_keys import ApiKey, KeyStore
 from rankmill.gateway.keys.limits import Limits, seconds_until
 from rankmill.gateway.keys.refusals import NoKey, NotAllowed, OverLimit, TooManyPairs
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.passwords import mask_passwords
+from rankmill.producer.client.aio.connection import LoopRedis
 from tests.conftest import Server, serve, wait_for
 
 

@@ -17,15 +17,15 @@ import pytest
 from openai import OpenAI
 from starlette.requests import Request
 
-from jobs.runtime.settings import load_settings
-from jobs.store.worker_report import STAGES, WorkerReport, announce_worker
-from producer.aio import bridge
-from producer.aio.connection import LoopRedis
+from rankmill.gateway import bodies as bodies_module
+from rankmill.gateway.bodies import Bodies
 from rankmill.gateway.capacity import Capacity, speed
-from rankmill.gateway.http import bodies as bodies_module
-from rankmill.gateway.http.bodies import Bodies
 from rankmill.gateway.keys.api_keys import KeyStore
 from rankmill.gateway.refusals import Refusal
+from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport, announce_worker
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.producer.client.aio import bridge
+from rankmill.producer.client.aio.connection import LoopRedis
 from tests.harness.gateways import PAIR, Reply, Running, running_gateway
 from tests.harness.processes import wait_for
 from tests.harness.servers.valkey import Server, nothing_left

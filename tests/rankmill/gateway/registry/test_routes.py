@@ -20,12 +20,12 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
-from jobs.registry.registry import Registry
-from rankmill.gateway.http import bodies
+from rankmill.gateway import bodies
 from rankmill.gateway.http.uploads import uploaded
 from rankmill.gateway.keys.api_keys import KeyStore
 from rankmill.gateway.refusals import Refusal
 from rankmill.gateway.registry.reading import UploadedBody, apart
+from rankmill.jobs.registry.registry import Registry
 from tests.harness.gateways import Reply, Running, running_gateway
 from tests.harness.models.registries import archive, entry, put_version
 from tests.harness.models.tiny import make_bert

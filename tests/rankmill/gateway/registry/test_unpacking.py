@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.errors import InputError
 from rankmill.gateway.registry.unpacking import unpack
 from rankmill.gateway.registry.workspace import workspace
+from rankmill.jobs.contract.errors import InputError
 from tests.harness.models.registries import entry
 
 FILES = {"config.json": b"{}", "1_Pooling/config.json": b"[]", "model.safetensors": bytes(range(256)) * 9}

@@ -1,0 +1,144 @@
+"""The RQ job of a chunk: its payload, its attempts, and the workers that can run it."""
+
+from __future__ import annotations
+
+import random
+import shlex
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from pydantic import Field, TypeAdapter
+from rq import Queue
+from rq.job import Job, Retry
+
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import WireError
+
+if TYPE_CHECKING:
+    from rankmill.jobs.contract.run import Run
+
+JOB_FUNCTION = "rankmill.score_chunk"
+OLD_JOB_FUNCTION = "jobs.score_chunk"
+"""The job function's name, and its name in the release before: workers take both."""
+
+_SUSPECT = "suspect"
+_TIMES = "times"
+TRACE = "trace"
+"""Keys in a job's metadata."""
+
+_MAX_BACKOFF = 60
+"""Longest pause between two attempts at a chunk, in seconds, before jitter."""
+
+BASE_TIMEOUT = 900
+"""Seconds of a job's timeout for downloading and loading the model."""
+
+_SECONDS_PER_PAIR = 2
+"""Seconds of a job's timeout for each pair: more than any known model needs on any known device. A dead
+worker is detected by its missing heartbeat, not by this timeout."""
+
+
+class Payload(NamedTuple):
+    """The encoded pairs of a chunk, their number (``rows``), and their trace, if any.
+
+    A ``suspect`` chunk may kill its worker, so a worker runs it alone. It gets one attempt, so that it
+    can be split at once; a single row gets all attempts. ``times``: who reads the result knows the fields of
+    its statistics that say how long the stages took; releases before do not, and get none.
+    """
+
+    pairs: bytes
+    rows: int
+    trace: Mapping[str, str] = MappingProxyType({})
+    suspect: bool = False
+    times: bool = False
+
+
+def job_data(run: Run, chunk: int, payload: Payload, function: str = JOB_FUNCTION) -> Any:
+    """Return the job's data for `Queue.enqueue_many`; `function` is a name that the queue's workers take."""
+    return Queue.prepare_data(
+        function,
+        args=(run.id, chunk),
+        job_id=keys.job_id(run.id, chunk),
+        timeout=BASE_TIMEOUT + _SECONDS_PER_PAIR * payload.rows,
+        ttl=run.ttl,
+        result_ttl=0,
+        failure_ttl=run.ttl,
+        retry=_retries(run.max_retries) if payload.rows == 1 or not payload.suspect else None,
+        meta={
+            _SUSPECT: payload.suspect,
+            **({TRACE: dict(payload.trace)} if payload.trace else {}),
+            **({_TIMES: True} if payload.times else {}),
+        },
+    )
+
+
+def _retries(most: int) -> Retry | None:
+    """Return at most `most` retries, after pauses that double, with jitter: about 2 s, 4 s, 8 s …"""
+    if not most:
+        return None
+    pauses = [min(2.0**number, _MAX_BACKOFF) for number in range(1, most + 1)]
+    return Retry(max=most, interval=[round(pause * random.uniform(0.5, 1.5)) for pause in pauses])  # noqa: S311
+
+
+_ARGUMENTS = TypeAdapter(tuple[str, Annotated[int, Field(ge=0)]])
+
+
+def chunk_of(job: Job) -> tuple[str, int]:
+    """Return the run's id and the chunk's number, which are the arguments of `job`.
+
+    Raises
+    ------
+    WireError
+        The job has other arguments.
+    """
+    try:
+        if job.kwargs:
+            raise ValueError("named arguments")
+        return _ARGUMENTS.validate_python(tuple(job.args), strict=True)
+    except ValueError:
+        raise WireError(f"job {job.id}: the arguments must be a run's id and a chunk's number") from None
+
+
+def attempt(run: Run, job: Job) -> int:
+    """Number of the current attempt at the job's chunk, from 1; RQ stores only the remaining retries."""
+    left = run.max_retries if job.retries_left is None else job.retries_left
+    return 1 + run.max_retries - left
+
+
+def suspect(job: Job) -> None:
+    """Mark the job as one that may have killed its worker; its retry has no pause."""
+    job.meta[_SUSPECT] = True
+    job.retry_intervals = None
+
+
+def is_suspect(job: Job) -> bool:
+    """Whether a worker must run the job alone: if it kills the worker, no other job is blamed."""
+    return bool(job.meta.get(_SUSPECT))
+
+
+def asks_for_times(job: Job) -> bool:
+    """Whether the result is to say how long the stages took."""
+    return bool(job.meta.get(_TIMES))
+
+
+def worker_command(queue: str) -> str:
+    """The command that starts a worker for `queue`, as the README shows it."""
+    return f"rq worker {queue} --worker-class rankmill.ScoringWorker --serializer json"
+
+
+def wrong_worker_message(queue: str) -> str:
+    """Return the error for a queue whose workers cannot score."""
+    return (
+        f"queue {queue!r} is served by a plain RQ worker, which cannot score; "
+        f"start its workers with: {worker_command(queue)}"
+    )
+
+
+def no_workers_message(queue: str, url: str) -> str:
+    """One line for a queue without workers: the server, and two commands that start workers."""
+    server = shlex.quote(url)
+    return (
+        f"no worker listens on queue {queue!r} at {server} yet; start workers with: "
+        f"score-workers --redis {server} --queue {shlex.quote(queue)} "
+        f"(or one worker with: {worker_command(shlex.quote(queue))} --url {server})"
+    )

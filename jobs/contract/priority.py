@@ -1,0 +1,50 @@
+"""The priority of a run: requests, whose caller waits for them, come before bulk work.
+
+The run's id carries it, so that each job's id does too: every queue of job ids can be kept in order, and
+workers of the release before, which refuse a run with a field that they do not know, score it as well.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Literal, cast, get_args
+
+from rankmill.jobs.contract.errors import ConfigError
+
+Priority = Literal["request", "bulk"]
+
+REQUEST_ROWS = 256
+"""Most pairs of a run that is a request if nobody says otherwise."""
+
+_MARK = "r"
+"""First letter of a request's id, which is no hexadecimal digit; the rest of it, and a bulk run's id, are."""
+
+
+def choose_priority(asked: str | None, rows: int | None) -> Priority:
+    """The priority that was asked for; else that of a run of `rows` pairs (``None``: not known).
+
+    Raises
+    ------
+    ConfigError
+        There is no such priority.
+    """
+    if asked is None:
+        return "request" if rows is not None and rows <= REQUEST_ROWS else "bulk"
+    if asked not in get_args(Priority):
+        raise ConfigError(f"priority: {asked!r:.40} is none; it is request or bulk")
+    return cast("Priority", asked)
+
+
+def new_run_id(priority: Priority) -> str:
+    """A new id for a run of this priority."""
+    return (_MARK if priority == "request" else "") + uuid.uuid4().hex
+
+
+def run_id_of_request(job_id: str) -> str:
+    """The id that stands for a run where a job brings its own pairs; such a job is a request."""
+    return _MARK + job_id
+
+
+def priority_of(run_id: str) -> Priority:
+    """The priority that a run's id carries; runs of the release before, whose ids carry none, are bulk."""
+    return "request" if run_id.startswith(_MARK) else "bulk"

@@ -1,0 +1,79 @@
+"""Prompt templates: Jinja, by name, from a file, or as a text. A run's spec has the text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.contract.shipped import shipped
+
+TEXTS_ALONE = "none"
+"""In place of a template: the two texts as they are, for a language model that was trained so."""
+
+MAX_TEMPLATE_CHARS = 64 << 10
+
+_SHIPPED = shipped("configs", "prompts")
+_ANSWERS = re.compile(r"\A\{#-?\s*answers:\s*(\S+)(?:\s+(?!-?#\})(\S+))?\s*-?#\}")
+
+
+def shipped_templates() -> list[str]:
+    """Names of the templates that come with rankmill."""
+    return sorted(path.stem for path in _SHIPPED.glob("*.jinja"))
+
+
+def read_template(given: str | None) -> str | None:
+    """The text of a template.
+
+    Parameters
+    ----------
+    given
+        The name of a shipped template, the path of a file, the text itself, or ``none``.
+
+    Raises
+    ------
+    ConfigError
+        There is no such template, or it cannot be read.
+    """
+    if given is None or given == TEXTS_ALONE or "{{" in given:
+        return given
+    shipped = _SHIPPED / f"{given}.jinja"
+    path = shipped if given in shipped_templates() else Path(given).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError(
+            f"prompt_template: {given} is no template ({reason}): give a Jinja file, or one of "
+            f"{', '.join(shipped_templates())}, {TEXTS_ALONE}"
+        ) from None
+    if "{{" not in text or len(text) > MAX_TEMPLATE_CHARS:
+        raise ConfigError(
+            f"prompt_template: {given} is no Jinja template that prints a query and a passage in at most "
+            f"{MAX_TEMPLATE_CHARS:,} characters"
+        )
+    return text
+
+
+def check_text(given: str | None) -> None:
+    """Check that a template that somebody has sent is no path, which would be read on this host.
+
+    Raises
+    ------
+    ConfigError
+        It is one.
+    """
+    if not (given is None or given == TEXTS_ALONE or "{{" in given or given in shipped_templates()):
+        raise ConfigError(
+            f"prompt_template: {given!r:.80} is no template: an order holds its text, not its path"
+        )
+
+
+def answers_of(template: str | None) -> tuple[str, str | None] | None:
+    """The tokens for yes and no that a template names at its beginning; ``None`` if it names none.
+
+    >>> answers_of("{# answers: yes no #}{{ messages }}")
+    ('yes', 'no')
+    """
+    found = _ANSWERS.match(template or "")
+    return (found[1], found[2]) if found else None

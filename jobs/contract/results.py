@@ -1,0 +1,148 @@
+"""The result of a chunk, and its form in the run's result stream."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import pyarrow as pa
+from pydantic import Field
+
+from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.schema import Count, Seconds, WireModel
+from rankmill.jobs.contract.wire import decode_scores, encode_scores, outputs
+
+
+class ChunkStats(WireModel):
+    """How a chunk was scored: for summaries, metrics and the output's metadata.
+
+    ``tokens`` counts real tokens, ``padded_tokens`` real tokens and padding; ``attempt`` counts from 1;
+    ``seconds`` is the time from fetching the payload to having the scores. ``int8_gain`` is the speed of
+    int8 on this worker as a multiple of this precision's speed, if it was measured. ``windows`` counts the
+    windows of passages that were cut; ``labels`` names the outputs, where each row has several scores. Both
+    are written only where there are any, as older releases do not know them. ``tokenize_seconds`` and
+    ``forward_seconds`` are parts of ``seconds``: the second is the time of the batches that have the chunk's
+    rows. They are written only for a job that asks for them (`rankmill.jobs.contract.job.asks_for_times`).
+    """
+
+    added: ClassVar[frozenset[str]] = frozenset(
+        {"int8_gain", "windows", "labels", "tokenize_seconds", "forward_seconds"}
+    )
+
+    worker: str
+    device: str
+    backend: str
+    precision: str
+    revision: str | None
+    attempt: Count
+    tokens: Count
+    padded_tokens: Count
+    batches: Count
+    seconds: Seconds
+    int8_gain: Annotated[float, Field(gt=0)] | None = None
+    windows: Count = 0
+    labels: tuple[str, ...] = ()
+    tokenize_seconds: Seconds | None = None
+    forward_seconds: Seconds | None = None
+
+    def written(self) -> str:
+        """As JSON."""
+        seldom = ("windows", "labels", "tokenize_seconds", "forward_seconds")
+        return self.model_dump_json(exclude={name for name in seldom if getattr(self, name) in {0, (), None}})
+
+
+@dataclass(frozen=True)
+class ChunkScores:
+    """A scored chunk: float32 ``scores`` and text ``errors``, both ``[n]``; each row has one of them.
+
+    Where the statistics have labels, a row's score is a list with one for each.
+    """
+
+    chunk: int
+    scores: pa.Array
+    errors: pa.Array
+    stats: ChunkStats
+
+
+class ChunkFailure(WireModel):
+    """A chunk that no worker could score. ``fatal``: no chunk of the run can be scored.
+
+    ``attempts`` is the number of attempts; ``worker`` made the last one (empty if it is not known).
+    ``died``: the worker died during the last attempt, so one of the chunk's rows may kill workers.
+    """
+
+    chunk: Count
+    message: str
+    fatal: bool
+    attempts: Count = 1
+    worker: str = ""
+    died: bool = False
+
+
+ChunkResult = ChunkScores | ChunkFailure
+
+
+@dataclass(frozen=True)
+class BadResult:
+    """A stream entry that is not a valid result; ``chunk`` is ``None`` if its number cannot be read."""
+
+    chunk: int | None
+    reason: str
+
+
+def to_entry(result: ChunkResult) -> dict[str, str | int | bytes]:
+    """Return the stream entry for a result."""
+    if isinstance(result, ChunkFailure):
+        return {
+            "chunk": result.chunk,
+            "failure": result.message.encode(errors="replace").decode(),
+            "fatal": int(result.fatal),
+            "attempts": result.attempts,
+            "worker": result.worker,
+            "died": int(result.died),
+        }
+    return {
+        "chunk": result.chunk,
+        "scores": encode_scores(result.scores, result.errors),
+        "stats": result.stats.written(),
+    }
+
+
+def from_entry(entry: Mapping[bytes, bytes]) -> ChunkResult:
+    """Read a stream entry back.
+
+    Raises
+    ------
+    WireError
+        The entry is not one that `to_entry` writes.
+    """
+    chunk = _chunk_number(entry)
+    if chunk is None:
+        raise WireError("a result does not name its chunk")
+    what = f"the result of chunk {chunk}"
+    if b"failure" in entry:
+        return ChunkFailure.read_fields(
+            {b"message" if name == b"failure" else name: value for name, value in entry.items()}, what
+        )
+    if entry.keys() != {b"chunk", b"scores", b"stats"}:
+        raise WireError(f"{what} is damaged: it is neither scores nor a failure")
+    scores, errors = decode_scores(entry[b"scores"])
+    stats = ChunkStats.read_json(entry[b"stats"], what)
+    if len(stats.labels) != outputs(scores):
+        raise WireError(f"{what} is damaged: its scores are not those of its {len(stats.labels)} labels")
+    return ChunkScores(chunk, scores, errors, stats)
+
+
+def read_entry(entry: Mapping[bytes, bytes]) -> ChunkResult | BadResult:
+    """Like `from_entry`, for untrusted entries: an invalid one becomes a `BadResult`."""
+    try:
+        return from_entry(entry)
+    except WireError as error:
+        return BadResult(_chunk_number(entry), str(error))
+
+
+def _chunk_number(entry: Mapping[bytes, bytes]) -> int | None:
+    """The chunk number in a stream entry, if it can be read."""
+    raw = entry.get(b"chunk", b"")
+    return int(raw) if raw.isdigit() and len(raw) < 19 else None

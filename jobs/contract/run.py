@@ -1,0 +1,144 @@
+"""A run (one submission) and its progress, and how both are read from Redis."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, NamedTuple
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import from_json
+
+from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.priority import Priority, choose_priority, new_run_id, priority_of
+from rankmill.jobs.contract.schema import FORMAT, NEW_SPEC_FORMAT, Count, Seconds, WireModel
+from rankmill.jobs.contract.spec import ScoreSpec
+
+MAX_ROW_ERRORS = 200
+"""Row errors of a run in Redis, at most (the first ones); the list beside the output has all of them."""
+
+MAX_ERROR_CHARS = 500
+
+
+_SPEC_FIELDS = frozenset({"model", "revision", "precision", "max_length", "activation"})
+"""Fields of a spec that every release writes."""
+
+
+def _parse_spec(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    found = from_json(value)
+    if isinstance(found, dict) and (missing := sorted(_SPEC_FIELDS - found.keys())):
+        raise ValueError(f"it has no {', '.join(missing)}")
+    return found
+
+
+def _none_if_empty(value: object) -> object:
+    return None if value == "" else value
+
+
+class Run(WireModel):
+    """A run as workers and other commands see it.
+
+    ``rows`` is the number of input rows; ``None`` if the producer did not know it at the start.
+    ``created`` is in seconds since 1970. ``ttl`` is in seconds; it counts from the latest change to the run.
+    """
+
+    formats: ClassVar[frozenset[int]] = frozenset({FORMAT, NEW_SPEC_FORMAT})
+
+    id: str
+    spec: Annotated[ScoreSpec, BeforeValidator(_parse_spec)]
+    queue: Annotated[str, Field(min_length=1)]
+    ttl: Count
+    max_retries: Count
+    created: Seconds
+    rows: Annotated[Count | None, BeforeValidator(_none_if_empty)] = None
+
+    @property
+    def priority(self) -> Priority:
+        """Whether the run is a request or bulk work."""
+        return priority_of(self.id)
+
+    def fields(self) -> dict[str, str | int | float]:
+        """The run's hash in Redis."""
+        return {
+            "format": NEW_SPEC_FORMAT if self.spec.is_new else FORMAT,
+            "spec": json.dumps(self.spec.written()),
+            "queue": self.queue,
+            "ttl": self.ttl,
+            "max_retries": self.max_retries,
+            "created": self.created,
+            "rows": "" if self.rows is None else self.rows,
+        }
+
+
+class Settled(NamedTuple):
+    """What all chunks of a run are scored with; ``None``: not settled.
+
+    ``precision`` is what ``auto`` stands for. ``revision`` is the model's commit or content.
+    """
+
+    precision: str | None
+    revision: str | None
+
+
+class Progress(WireModel):
+    """How many rows of a run are done, those of unfinished chunks included.
+
+    ``at`` is when the latest were; ``since_rows`` were done at ``since``, about half a minute before. Both
+    are in seconds since 1970, and 0 until this run scores its first rows.
+    """
+
+    rows: Count = 0
+    row_errors: Count = 0
+    since: Seconds = 0.0
+    since_rows: Count = 0
+    at: Seconds = 0.0
+
+    def rows_per_second(self) -> float | None:
+        """The speed lately; ``None`` until it can be told."""
+        fresh = self.rows - self.since_rows
+        return fresh / (self.at - self.since) if fresh > 0 and self.at > self.since else None
+
+    def seconds_left(self, total: int | None) -> float | None:
+        """The time that the rest of `total` rows takes at that speed; ``None`` if it cannot be told."""
+        speed = self.rows_per_second()
+        return None if total is None or speed is None else max(total - self.rows, 0) / speed
+
+
+class RowError(WireModel):
+    """A row without a score, as in the list of errors beside the output; rows are counted from 0."""
+
+    row: Count
+    error: str
+    attempts: Count
+    worker: str
+
+
+def new_run(
+    spec: ScoreSpec,
+    *,
+    queue: str,
+    ttl: int,
+    max_retries: int,
+    rows: int | None = None,
+    priority: Priority | None = None,
+) -> Run:
+    """A new run, not written to any server yet; without a `priority`, its number of rows decides."""
+    return Run(
+        id=new_run_id(choose_priority(priority, rows)),
+        spec=spec,
+        queue=queue,
+        ttl=ttl,
+        max_retries=max_retries,
+        created=time.time(),
+        rows=rows,
+    )
+
+
+def read_run(run_id: str, raw: Mapping[bytes, bytes]) -> Run:
+    """Read a run from the fields of its hash; raises `WireError` as `RunStore.load` does."""
+    if b"format" not in raw:
+        raise WireError(f"run {run_id} is damaged: it has no format")
+    return Run.read_fields({**raw, b"id": run_id.encode()}, f"run {run_id}")

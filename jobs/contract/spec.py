@@ -1,0 +1,140 @@
+"""The score spec: the model and options of a run, equal for all of its workers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
+
+from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.prompts import MAX_TEMPLATE_CHARS, answers_of
+
+Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "int4"]
+Activation = Literal["default", "identity", "sigmoid", "softmax"]
+
+Long = Literal["truncate", "split"]
+
+ADDED = frozenset({"instruction", "prompt_template", "label", "long", "long_stride", "all_labels"})
+"""Fields that release 0.1 does not know; they are written only where they are set."""
+
+CONTENT = re.compile(r"[0-9a-f]{64}")
+"""What a digest of content looks like; a commit of the hub has 40 characters."""
+
+RECIPE = "rankmill_quantization.json"
+"""File of a model directory that ``rankmill quantize`` writes: how workers compute the model in int8."""
+
+RECIPE_FORMAT = 1
+"""Version of this file; workers refuse any other."""
+
+
+def all_labels_fit(asked: bool, info: ValidationInfo) -> bool:
+    """Check ``all_labels`` with the fields before it; `ScoreSpec` and the settings have them."""
+    if asked and info.data.get("label") is not None:
+        raise PydanticCustomError("one_label", "label names one output: leave out one of the two")
+    if asked and info.data.get("long") == "split":
+        raise PydanticCustomError("windows", "the best window is that of one label: name it")
+    return asked
+
+
+class ScoreSpec(BaseModel):
+    """The model of a run and how it is applied.
+
+    Attributes
+    ----------
+    model
+        Hugging Face hub id, a directory on the worker's disk, or ``demo`` for the shipped model.
+    revision
+        Branch, tag or commit on the hub; ``None`` is the default branch. Of a directory or a version in a
+        registry, the digest of its content; ``None``: whatever it holds.
+    precision
+        Number format of the forward pass; ``auto`` means the best one for the device.
+    max_length
+        Longest pair in tokens, special tokens included; longer pairs are truncated, the longer
+        text first. ``None`` is the model's own limit.
+    activation
+        Function applied to the logit. ``default`` is the model's own, as
+        ``sentence_transformers.CrossEncoder`` would apply it. ``softmax``: the model's own, then the
+        softmax over its outputs.
+    instruction
+        What the model is asked to do: text in its prompt, or before each query, as
+        ``CrossEncoder.predict(prompt=...)`` has it. ``None`` is the model's own, empty is none.
+    prompt_template
+        Jinja template of the prompt, in place of the model's own; ``none``: the two texts alone.
+    label
+        Name or number of the output that is the score, for a model with several.
+    long
+        What happens to passages that are too long: ``truncate`` cuts off their end, ``split`` scores
+        overlapping windows, of which the best counts.
+    long_stride
+        Tokens from the start of a window to the start of the next; ``None`` is half of a window.
+    all_labels
+        Whether each output of a model with several is a score: a row has as many scores then.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field(min_length=1)
+    revision: str | None = None
+    precision: Precision = "auto"
+    max_length: int | None = Field(default=None, ge=4)
+    activation: Activation = "default"
+    instruction: str | None = Field(default=None, max_length=MAX_TEMPLATE_CHARS)
+    prompt_template: str | None = Field(default=None, max_length=MAX_TEMPLATE_CHARS)
+    label: str | None = Field(default=None, min_length=1, max_length=1000)
+    long: Long = "truncate"
+    long_stride: int | None = Field(default=None, ge=1)
+    all_labels: bool = False
+
+    _alone = field_validator("all_labels")(all_labels_fit)
+
+    def written(self) -> dict[str, str | int | None]:
+        """The fields, without those of `ADDED` that are not set."""
+        fields = type(self).model_fields
+        return self.model_dump(
+            exclude={each for each in ADDED if getattr(self, each) == fields[each].default}
+        )
+
+    @property
+    def is_new(self) -> bool:
+        """Whether a release that does not know `ADDED` would score another model than this asks for.
+
+        Nor does it know that the content of a directory is a revision.
+        """
+        pinned = self.revision is not None and CONTENT.fullmatch(self.revision)
+        return self.activation == "softmax" or bool(pinned) or not ADDED.isdisjoint(self.written())
+
+
+def nearest(name: str, known: Iterable[str], written: Callable[[str], str] = str) -> str:
+    """A hint at the `known` name most like `name`, in the form that `written` gives it; none if none is."""
+    found = get_close_matches(name, known, n=1)
+    return f", the nearest is {written(found[0])}" if found else ""
+
+
+def complaint(error: ValidationError, known: Iterable[str]) -> str:
+    """What is wrong with options given by name, in one line: above all one that is none of the `known`."""
+    wrong = error.errors(include_url=False, include_input=False, include_context=False)
+    for each in wrong:
+        if each["type"] == "extra_forbidden":
+            name = str(each["loc"][0])
+            return f"{name}: there is no such option{nearest(name, known)}"
+    return f"{'.'.join(map(str, wrong[0]['loc']))}: {wrong[0]['msg']}"
+
+
+def settled(spec: ScoreSpec, precision: str) -> ScoreSpec:
+    """`spec` with ``auto`` replaced by `precision`, which is a backend's name for it ("int8 weights")."""
+    try:
+        return ScoreSpec.model_validate({**spec.model_dump(), "precision": precision.partition(" ")[0]})
+    except ValidationError:
+        raise WireError(f"the run's precision in Redis is {precision!r:.40}, which does not exist") from None
+
+
+WeightsKey = tuple[str, str | None, str, tuple[str, str | None] | None]
+
+
+def weights_key(spec: ScoreSpec) -> WeightsKey:
+    """Model, revision, precision and the answers of a template: specs that agree in these share weights."""
+    return spec.model, spec.revision, spec.precision, answers_of(spec.prompt_template)

@@ -1,0 +1,234 @@
+"""Encoding of pairs and scores as Arrow.
+
+A payload is a header (magic, format version, size before compression) and an Arrow IPC stream of
+one record batch. The whole stream is compressed with zstd, so a reader knows version and size
+before it decompresses anything. Pairs: ``query`` (dictionary-encoded, as queries repeat) and
+``passage``, both nullable text. Scores: ``score`` (float32, or a list of some) and ``error`` (text); in
+each row exactly one of them is null.
+
+>>> import pyarrow as pa
+>>> decode_pairs(encode_pairs(pa.array(["q", "q"]), pa.array(["a", None])))
+(['q', 'q'], ['a', None])
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rankmill.jobs.contract.errors import FormatError, WireError
+from rankmill.jobs.contract.schema import FORMAT
+from rankmill.jobs.contract.wire.messages import check_messages
+
+MAX_TEXT_CHARS = 1 << 20
+"""Longest text in characters; longer texts are truncated before they are sent. No model reads so many:
+with 8,192 tokens, this is 128 characters for each token."""
+
+MAX_CHUNK_BYTES = 64 << 20
+"""Largest payload in bytes, compressed and decompressed. Also the most bytes of text in a chunk, counting
+a repeated query in every row; a worker has at most one token for each of these bytes."""
+
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+_PAIRS = pa.schema([("query", _TEXT), ("passage", pa.string())])
+_SCORES = pa.schema([("score", pa.float32()), ("error", pa.string())])
+_HEADER = struct.Struct(">4sIQ")
+_LEVEL = -5
+"""Faster than level 1, and larger: payloads live for seconds, and one producer feeds many workers. Any reader
+of zstd reads any level."""
+_MAGIC = b"RKML"
+
+
+def encode_pairs(queries: pa.Array, passages: pa.Array) -> bytes:
+    """Encode two text arrays of shape ``[n]`` as a chunk payload.
+
+    Accepts string, large_string, string_view and dictionary arrays, chunked or not, with nulls.
+
+    Raises
+    ------
+    WireError
+        The arrays are not text or differ in length, or the payload or its text is larger than
+        ``MAX_CHUNK_BYTES``.
+    """
+    if len(queries) != len(passages):
+        raise WireError(f"{len(queries)} queries but {len(passages)} passages in one chunk")
+    query, passage = _encode_queries(queries), _encode_passages(passages)
+    _check_text(query, passage)
+    batch = pa.record_batch([query, _combined(passage.cast(pa.string()))], schema=_PAIRS)
+    return _write(batch)
+
+
+def decode_pairs(payload: bytes) -> tuple[list[str | None], list[str | None]]:
+    """Decode and validate a chunk payload into ``(queries, passages)``, lists of ``[n]``.
+
+    Equal queries share one Python object.
+
+    Raises
+    ------
+    WireError
+        The payload has another format version or other columns, is damaged, or exceeds a limit.
+    """
+    batch = _read(payload, _PAIRS)
+    _check_text(*batch.columns)
+    queries = batch["query"].dictionary.to_pylist()
+    places = batch["query"].indices.to_pylist()
+    return [None if place is None else queries[place] for place in places], batch["passage"].to_pylist()
+
+
+def encode_scores(scores: pa.Array, errors: pa.Array) -> bytes:
+    """Encode float32 scores (or lists of a fixed number of them) and text errors, both of shape ``[n]``."""
+    return _write(pa.record_batch([scores, errors], schema=_scores(scores.type)))
+
+
+def outputs(scores: pa.Array) -> int:
+    """How many scores each row has, as a list; 0 where it is one that is no list."""
+    return int(scores.type.list_size) if pa.types.is_fixed_size_list(scores.type) else 0
+
+
+def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array]:
+    """Decode and validate ``(scores, errors)``.
+
+    Raises
+    ------
+    WireError
+        As in `decode_pairs`; also, a row has both a score and an error, or neither, or a score is not a
+        finite number.
+    """
+    batch = _read(payload, _SCORES)
+    scores, errors = batch["score"], batch["error"]
+    all_have_one = not scores.null_count and errors.null_count == len(errors)
+    if not all_have_one and not pc.all(pc.xor(pc.is_valid(scores), pc.is_valid(errors)), min_count=0).as_py():
+        raise WireError("a row has both a score and an error, or neither")
+    numbers = scores.drop_null().flatten() if outputs(scores) else scores.drop_null()
+    if numbers.null_count or not np.isfinite(numbers.to_numpy()).all():
+        raise WireError("a score is not a finite number")
+    return scores, errors
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of this type can hold queries or passages; a column of only nulls can."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+    return any(test(kind) for test in tests)
+
+
+def text_bytes(texts: pa.Array | pa.ChunkedArray) -> int:
+    """Total bytes of text in all rows; a text that a dictionary stores once counts in every row.
+
+    Raises
+    ------
+    WireError
+        The columns are not text.
+    """
+    parts = texts.chunks if isinstance(texts, pa.ChunkedArray) else [texts]
+    return sum(pc.sum(_lengths(part)).as_py() or 0 for part in parts)
+
+
+def _lengths(texts: pa.Array) -> pa.Array:
+    if pa.types.is_dictionary(texts.type):
+        return _lengths(texts.dictionary).take(texts.indices)
+    return pc.binary_length(_simple(texts))
+
+
+def _check_text(*columns: pa.Array) -> None:
+    """Refuse too much text before tokenization: a payload may be small only because its queries repeat."""
+    size = sum(map(text_bytes, columns))
+    if size > MAX_CHUNK_BYTES:
+        raise WireError(f"a chunk of {size:,} bytes of text is over the limit of {MAX_CHUNK_BYTES:,}")
+
+
+def _combined(array: pa.Array | pa.ChunkedArray) -> pa.Array:
+    return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+
+
+def _encode_queries(texts: pa.Array | pa.ChunkedArray) -> pa.DictionaryArray:
+    if not pa.types.is_dictionary(texts.type):
+        return _combined(pc.dictionary_encode(_clip(texts))).cast(_TEXT)
+    words, places, known = [_clip(pa.array([], pa.string()))], [pa.array([], pa.int32())], 0
+    for part in texts.chunks if isinstance(texts, pa.ChunkedArray) else [texts]:
+        used = pc.unique(part.indices).drop_null()
+        words.append(_clip(_simple(part.dictionary).take(used)))
+        places.append(pc.add(pc.index_in(part.indices, value_set=used), pa.scalar(known, pa.int32())))
+        known += len(used)
+    encoded = pc.dictionary_encode(pa.concat_arrays(words))
+    return pa.DictionaryArray.from_arrays(encoded.indices.take(pa.concat_arrays(places)), encoded.dictionary)
+
+
+def _encode_passages(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Encode passages; a dictionary stays one until the size of its decoded text has been checked."""
+    return _encode_queries(texts) if pa.types.is_dictionary(texts.type) else _combined(_clip(texts))
+
+
+def _simple(texts: pa.Array) -> pa.Array:
+    """Cast texts to a type that Arrow's functions accept."""
+    if not is_text(texts.type):
+        raise WireError(f"queries and passages must be text, not {texts.type}")
+    if pa.types.is_string_view(texts.type) or pa.types.is_null(texts.type):
+        return texts.cast(pa.large_string())
+    return texts
+
+
+def _clip(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Truncate texts to `MAX_TEXT_CHARS`; refuse them if together they exceed a chunk's limit."""
+    texts = _simple(texts)
+    longest = pc.max(pc.binary_length(texts)).as_py() or 0
+    clipped = pc.utf8_slice_codeunits(texts, 0, MAX_TEXT_CHARS) if longest > MAX_TEXT_CHARS else texts
+    _check_text(clipped)
+    return clipped.cast(pa.string())
+
+
+def _write(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    raw = sink.getvalue()
+    if raw.size > MAX_CHUNK_BYTES:
+        raise WireError(f"a chunk of {raw.size:,} bytes is over the limit of {MAX_CHUNK_BYTES:,}")
+    packed = pa.Codec("zstd", compression_level=_LEVEL).compress(raw, asbytes=True)
+    return b"".join((_HEADER.pack(_MAGIC, FORMAT, raw.size), packed))
+
+
+def _read(payload: bytes, schema: pa.Schema) -> pa.RecordBatch:
+    size = _unpacked_size(payload)
+    try:
+        raw = pa.decompress(memoryview(payload)[_HEADER.size :], decompressed_size=size, codec="zstd")
+        check_messages(memoryview(raw).cast("B"), sum(map(pa.types.is_dictionary, schema.types)))
+        with pa.ipc.open_stream(raw) as reader:
+            _check_schema(reader.schema, schema)
+            batch = reader.read_next_batch()
+            batch.validate(full=True)
+    except (pa.ArrowException, StopIteration, OSError, ValueError, struct.error) as error:
+        raise WireError(f"a payload is damaged or not Arrow: {error}") from error
+    return batch
+
+
+def _unpacked_size(payload: bytes) -> int:
+    """Check the header and the sizes before and after decompression; return the latter."""
+    if len(payload) < _HEADER.size or not payload.startswith(_MAGIC):
+        raise WireError("a payload does not have rankmill's header")
+    _, version, size = _HEADER.unpack_from(payload)
+    if version != FORMAT:
+        raise FormatError(
+            f"a payload has format {version}, this version of rankmill reads format {FORMAT}: "
+            "run the same rankmill release on producers and workers"
+        )
+    largest = max(len(payload), size)
+    if largest > MAX_CHUNK_BYTES:
+        raise WireError(f"a payload of {largest:,} bytes is over the limit of {MAX_CHUNK_BYTES:,}")
+    return int(size)
+
+
+def _scores(kind: pa.DataType) -> pa.Schema:
+    return _SCORES.set(0, pa.field("score", kind))
+
+
+def _check_schema(found: pa.Schema, expected: pa.Schema) -> None:
+    if found.equals(expected):
+        return
+    if expected is _SCORES and found.names == _SCORES.names and outputs(found.empty_table()["score"]):
+        expected = _scores(pa.list_(pa.float32(), outputs(found.empty_table()["score"])))
+    if not found.equals(expected):
+        raise WireError(f"a payload has columns {found.names} of types {found.types}, not {expected.names}")

@@ -1,0 +1,70 @@
+"""Orders to live workers: what people ask of one, and what it answers in its report."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Literal
+
+import redis
+from pydantic import Field
+from redis.client import Pipeline
+
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.schema import Seconds, WireModel
+
+ORDER_SECONDS = 3600
+"""Expiry (s) of orders that their worker does not read."""
+
+MAX_ORDERS = 100
+"""Orders that wait for a worker; the oldest are dropped."""
+
+OrderName = Literal["drain", "resume", "warm", "unload"]
+
+
+class Order(WireModel):
+    """What one process is to do; ``model`` is given for ``warm`` and ``unload`` only.
+
+    ``started`` is the start of the process that is meant, as in its report. Another process of the same
+    name ignores the order.
+    """
+
+    id: str = Field(min_length=1)
+    what: OrderName
+    started: Seconds
+    model: str | None = Field(default=None, min_length=1)
+
+
+class Answer(WireModel):
+    """What became of an order, for a person; ``order`` is its id."""
+
+    order: str
+    state: Literal["begun", "done", "failed"]
+    text: str
+
+
+def give_order(
+    client: redis.Redis, worker: str, what: OrderName, *, started: float, model: str | None = None
+) -> str:
+    """Leave an order to a worker, which reads it with its next heartbeat; returns the order's id."""
+    order = Order(id=uuid.uuid4().hex, what=what, started=started, model=model)
+    key = keys.orders(worker)
+    with client.pipeline() as pipe:
+        pipe.rpush(key, order.model_dump_json())
+        pipe.ltrim(key, -MAX_ORDERS, -1)
+        pipe.expire(key, ORDER_SECONDS)
+        pipe.execute()
+    return order.id
+
+
+def ask_for_orders(pipe: Pipeline, worker: str, known: Sequence[bytes]) -> None:
+    """Add to `pipe` that the `known` orders are deleted; its last reply is then the list of new ones."""
+    key = keys.orders(worker)
+    for raw in known:  # each by itself, so that the transaction can be repeated
+        pipe.lrem(key, 1, raw)  # type: ignore[arg-type]  # redis-py takes bytes, too
+    pipe.lrange(key, 0, -1)
+
+
+def forget_orders(client: redis.Redis, worker: str) -> None:
+    """Delete the worker's orders, whose key is damaged."""
+    client.delete(keys.orders(worker))

@@ -1,0 +1,140 @@
+"""The RQ job that brings its pairs: `rankmill.score_pairs`, enqueued by name, its scores in RQ's result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from pydantic import ValidationError
+from rq import get_current_job
+from rq.job import Job
+
+from rankmill.jobs.contract.errors import InputError, WrongWorkerError
+from rankmill.jobs.contract.job import wrong_worker_message
+from rankmill.jobs.contract.priority import run_id_of_request
+from rankmill.jobs.contract.results import ChunkScores
+from rankmill.jobs.contract.run import Run
+from rankmill.jobs.contract.spec import ScoreSpec, complaint
+from rankmill.jobs.contract.wire import outputs
+from rankmill.jobs.protocol.worker_report import leave_to_others
+
+PAIRS_FUNCTION = "rankmill.score_pairs"
+OLD_PAIRS_FUNCTION = "jobs.score_pairs"
+"""The job function's name, and its name in the release before: workers take both."""
+
+MAX_PAIRS = 1024
+"""Most pairs of one job; its JSON has at most `rankmill.jobs.protocol.set_aside.MAX_DATA` bytes."""
+
+DEATHS = 3
+"""How often a job is run again because its worker died, if its caller asked for no retries."""
+
+DAY = 86400
+
+_REFUSALS_SECONDS = 3600
+"""Expiry of what workers write about such a job beside RQ's keys: why they refuse it."""
+
+Text = str | None
+
+
+def score_pairs(pairs: list[tuple[str, str]], *, model: str, **spec: Any) -> NoReturn:
+    """Always fail. RQ calls this job function by name in a worker that is not a ScoringWorker.
+
+    A ScoringWorker, to which the job goes back if the queue has one, reads it and scores its pairs itself.
+
+    Parameters
+    ----------
+    pairs
+        At most `MAX_PAIRS` queries and passages; a pair with ``None`` gets an error in place of its score.
+    model, spec
+        Fields of `ScoreSpec`.
+
+    Raises
+    ------
+    WrongWorkerError
+        Always.
+    """
+    job = get_current_job()
+    if job is None:
+        raise WrongWorkerError(f"{PAIRS_FUNCTION} runs in RQ workers only")
+    leave_to_others(job)
+    raise WrongWorkerError(wrong_worker_message(job.origin))
+
+
+def read_pairs(job: Job) -> tuple[list[Text], list[Text]]:
+    """Queries and passages of a job, ``[n]`` each.
+
+    Raises
+    ------
+    InputError
+        The job has no pairs, too many, or something else.
+    """
+    given = job.kwargs.get("pairs") if not job.args else job.args[0]
+    if len(job.args) + ("pairs" in job.kwargs) != 1 or not isinstance(given, list):
+        raise InputError(f"{PAIRS_FUNCTION} takes one list of pairs, and the rest by name")
+    if len(given) > MAX_PAIRS:
+        raise InputError(f"{PAIRS_FUNCTION} takes at most {MAX_PAIRS:,} pairs, not {len(given):,}")
+    for row, pair in enumerate(given):
+        if not _is_pair(pair):
+            raise InputError(f"pair {row} is {pair!r:.80}, not a query and a passage (two strings)")
+    return [_mended(query) for query, _ in given], [_mended(passage) for _, passage in given]
+
+
+def read_request(job: Job) -> Run:
+    """What the job asks for, as a run of its own that is not in Redis.
+
+    Raises
+    ------
+    InputError
+        A named argument is none of `ScoreSpec`, or its value is not allowed.
+    """
+    try:
+        spec = ScoreSpec(**{name: value for name, value in job.kwargs.items() if name != "pairs"})
+    except ValidationError as error:
+        wrong = complaint(error, {*ScoreSpec.model_fields, "pairs"})
+        raise InputError(f"{PAIRS_FUNCTION}: {wrong}") from None
+    except TypeError as error:
+        raise InputError(f"{PAIRS_FUNCTION}: {error}") from None
+    return Run(
+        id=run_id_of_request(job.id),
+        spec=spec,
+        queue=job.origin,
+        ttl=_REFUSALS_SECONDS,
+        max_retries=job.retries_left or 0,
+        created=time.time(),
+    )
+
+
+def survives(job: Job) -> None:
+    """Let a job whose worker died run again, also if its caller asked for no retries."""
+    if job.func_name in {PAIRS_FUNCTION, OLD_PAIRS_FUNCTION} and job.retries_left is None:
+        job.retries_left = DEATHS
+
+
+def return_value(result: ChunkScores) -> Mapping[str, object]:
+    """The job's result as JSON: its scores, its rows without one, and how it was scored.
+
+    A score is the shortest number that is the same float32; with ``all_labels`` it is a list of them.
+    """
+    labels, reasons = outputs(result.scores), result.errors.to_pylist()
+    known = result.scores.drop_null()
+    flat = [float(str(number)) for number in (known.flatten() if labels else known).to_numpy()]
+    numbers = iter([flat[at : at + labels] for at in range(0, len(flat), labels)] if labels else flat)
+    return {
+        "scores": [None if reason is not None else next(numbers) for reason in reasons],
+        "errors": [{"row": row, "error": reason} for row, reason in enumerate(reasons) if reason is not None],
+        "stats": result.stats.model_dump(exclude={"attempt", *([] if labels else ["labels"])}),
+    }
+
+
+def _is_pair(pair: object) -> bool:
+    if not isinstance(pair, list) or len(pair) != 2:
+        return False
+    return all(text is None or isinstance(text, str) for text in pair)
+
+
+def _mended(text: Text) -> Text:
+    """The text, with U+FFFD for surrogates that stand alone, which JSON can hold and UTF-8 cannot."""
+    if text is None or text.isascii():
+        return text
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,0 +1,248 @@
+"""Recovery of jobs whose worker failed, died or cannot score: retry them, or report a failure to the run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, NoReturn
+
+import redis
+from rq import Queue, get_current_job
+from rq.exceptions import AbandonedJobError
+from rq.executions import WORKER_EXECUTIONS_KEY_TEMPLATE
+from rq.job import Job, JobStatus
+from rq.job_lifecycle import record_job_failure
+from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
+
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import RedisUnavailable, WireError, WrongWorkerError
+from rankmill.jobs.contract.job import attempt, suspect, wrong_worker_message
+from rankmill.jobs.contract.results import ChunkFailure
+from rankmill.jobs.protocol.ordered_queue import OrderedQueue
+from rankmill.jobs.protocol.pairs_job import survives
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
+from rankmill.jobs.protocol.worker_report import leave_to_others
+from rankmill.jobs.runtime.logs import about, about_job
+from rankmill.jobs.runtime.patience import cannot_serve
+
+FailureHandler = Callable[[Job, type[BaseException], BaseException, TracebackType | None], None]
+
+logger = logging.getLogger(__name__)
+
+
+def failure_handler(store: RunStore) -> FailureHandler:
+    """Return an RQ exception handler that writes a failure to the run after a chunk's last attempt."""
+
+    def handle(
+        job: Job, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        died = kind is AbandonedJobError
+        if died:
+            suspect(job)
+        with about_job(job.id), about(worker=job.worker_name or "unknown"):
+            logger.warning(
+                "the worker died, or cannot reach Redis; the chunk %s"
+                if died
+                else "an attempt at the chunk failed; it %s",
+                "runs again" if job.should_retry else "is given up",
+            )
+        parsed = keys.parse_job_id(job.id)  # not from the job's arguments, which may be damaged
+        if job.should_retry or parsed is None:
+            return
+        run_id, chunk = parsed
+        try:
+            run = store.load(run_id)
+        except WireError:
+            return  # this release cannot read the run
+        if run is None:
+            return
+        reason = "its worker died" if died else f"{kind.__name__}: {error}"
+        attempts = attempt(run, job)
+        message = f"given up after attempt {attempts}: {reason}"
+        worker = job.worker_name or ""
+        failure = ChunkFailure(
+            chunk=chunk, message=message, fatal=False, attempts=attempts, worker=worker, died=died
+        )
+        store.write_result(run, failure)
+
+    return handle
+
+
+def score_chunk(run_id: str, chunk: int) -> NoReturn:
+    """Always fail. RQ calls this job function by name in a worker that is not a ScoringWorker.
+
+    If the queue has no ScoringWorker, it writes a failure with the right worker command to the run, so the
+    producer does not wait; else the job goes back. A ScoringWorker reads the job and calls its scorer
+    directly, so ``jobs`` does not depend on the engine.
+
+    Raises
+    ------
+    WrongWorkerError
+        Always.
+    """
+    job = get_current_job()
+    if job is None:
+        raise WrongWorkerError("rankmill.score_chunk runs in RQ workers only")
+    error = WrongWorkerError(wrong_worker_message(job.origin))
+    store = RunStore(job.connection)
+    run = None if leave_to_others(job) else store.load(run_id)
+    if run is not None:
+        store.write_result(run, ChunkFailure(chunk=chunk, message=str(error), fatal=True))
+    raise error
+
+
+def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:
+    """Put the jobs of a dead worker back into the queue now, without waiting for their leases to expire.
+
+    Parameters
+    ----------
+    store
+        The server.
+    queue_name
+        The queue the worker listened on.
+    worker
+        RQ name of the worker, which must be known to be dead.
+
+    Returns
+    -------
+    int
+        Number of jobs that the worker was running.
+    """
+    queue = store.queue(queue_name)
+    running = store.redis.smembers(WORKER_EXECUTIONS_KEY_TEMPLATE.format(worker))
+    if running:
+        store.redis.zadd(queue.started_job_registry.key, dict.fromkeys(running, 0), xx=True)
+        # Only these jobs: after an outage, live workers have not yet renewed their leases.
+        hand_on_abandoned(queue, failure_handler(store), until=0)
+    return len(running)
+
+
+def clean_queue(queue: OrderedQueue, handle: FailureHandler, seconds: float) -> None:
+    """Put jobs back that should be in the queue and are not; sort it; delete expired registry entries.
+
+    A damaged job is set aside, and does not stop the cleaning of the others.
+
+    Parameters
+    ----------
+    queue
+        The queue to clean; only one process may clean it at a time.
+    handle
+        From `failure_handler`.
+    seconds
+        Longest time that a job may take from the queue to a worker.
+    """
+    now = time.time()
+    _guarded(partial(hand_on_abandoned, queue, handle, until=now))
+    _guarded(partial(rescue_unbegun, queue, seconds))
+    _guarded(partial(enqueue_due, queue))
+    _guarded(queue.sort)
+    _guarded(partial(forget_gone_workers, queue))
+    for registry in (queue.failed_job_registry, queue.finished_job_registry):
+        _guarded(partial(queue.connection.zremrangebyscore, registry.key, 0, now))
+
+
+def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float) -> None:
+    """Retry jobs whose lease expired by `until` (s since 1970), or give them up.
+
+    This replaces RQ's `StartedJobRegistry.cleanup`, which stops at the first job it cannot read.
+    """
+    connection: Any = queue.connection
+    leases = queue.started_job_registry.key
+    for entry in connection.zrangebyscore(leases, 0, until):
+        with _one_job(queue, entry.rpartition(b":")[0]) as read:
+            job = read()
+            if job and job.get_status(refresh=False) is JobStatus.STARTED:
+                survives(job)
+                handle(job, AbandonedJobError, AbandonedJobError(), None)
+                with connection.pipeline() as pipe:
+                    if job.should_retry:
+                        job.retry(queue, pipe)
+                    else:
+                        record_job_failure(job, "its worker died", pipe)
+                    pipe.execute()
+        connection.zrem(leases, entry)
+
+
+def enqueue_due(queue: Queue) -> None:
+    """Put jobs back into the queue whose pause after a failed attempt has ended.
+
+    RQ does this in its scheduler, a separate process that a worker may start.
+    """
+    connection: Any = queue.connection
+    paused = queue.scheduled_job_registry.key
+    for raw_id in connection.zrangebyscore(paused, 0, time.time(), start=0, num=1000):
+        with _one_job(queue, raw_id) as read:
+            job = read()
+            with connection.pipeline() as pipe:
+                if job:
+                    queue._enqueue_job(job, pipeline=pipe)  # as RQ's scheduler does
+                pipe.zrem(paused, raw_id)
+                pipe.execute()
+
+
+def rescue_unbegun(queue: OrderedQueue, seconds: float) -> None:
+    """Put jobs back that left the queue but reached no worker, because Redis's reply was lost.
+
+    RQ does so after a minute and counts a failed attempt. This does not wait so long, because beginning a
+    job takes milliseconds, and counts no attempt, because none was made. `seconds` is how long a job must
+    have been seen in this state.
+    """
+    connection: Any = queue.connection
+    waiting = queue.intermediate_queue_key
+    leases = connection.zrange(queue.started_job_registry.key, 0, -1)
+    started = {entry.rpartition(b":")[0] for entry in leases}
+    for raw_id in connection.lrange(waiting, 0, -1):
+        seen = f"{waiting}:first_seen:".encode() + raw_id
+        if raw_id in started or connection.set(seen, time.time(), nx=True, ex=3600):
+            continue
+        with suppress(ValueError):
+            if time.time() - float(connection.get(seen) or "nan") > seconds:
+                with connection.pipeline() as pipe:
+                    pipe.lrem(waiting, 1, raw_id)
+                    queue.push_job_id(raw_id, pipe, at_front=True)
+                    pipe.delete(seen)
+                    pipe.execute()
+
+
+def forget_gone_workers(queue: Queue) -> None:
+    """Remove workers from RQ's lists whose record has expired."""
+    connection: Any = queue.connection
+    listed = WORKERS_BY_QUEUE_KEY % queue.name
+    names = sorted(connection.smembers(listed))
+    with connection.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.exists(name)
+        gone = [name for name, there in zip(names, pipe.execute(), strict=True) if not there]
+    if gone:
+        connection.srem(listed, *gone)
+        connection.srem(REDIS_WORKER_KEYS, *gone)
+
+
+@contextmanager
+def _one_job(queue: Queue, raw_id: bytes) -> Iterator[Callable[[], Job | None]]:
+    """Yield a function that reads one job; any error of the ``with`` block sets the job aside.
+
+    If Redis cannot serve, the error is raised instead.
+    """
+    try:
+        with about_job(raw_id.decode(errors="replace")):
+            yield lambda: read_job(queue, raw_id)
+    except Exception as error:
+        if isinstance(error, RedisUnavailable) or cannot_serve(error):
+            raise
+        set_aside(queue, raw_id, str(error) if isinstance(error, DamagedJob) else repr(error))
+
+
+def _guarded(step: Callable[[], object]) -> None:
+    """Run a step and log its failure, so that the next steps still run."""
+    try:
+        step()
+    except redis.ResponseError as error:
+        if cannot_serve(error):
+            raise
+        logger.warning("one of the queue's lists cannot be cleaned: %s", error)

@@ -1,0 +1,349 @@
+"""The state of runs in Redis: every write, and most reads, are in this module.
+
+A run is one submission, cut into chunks. Each chunk is a payload under its own key and one RQ
+job that names it. Workers write results to the run's stream. The producer reads them and deletes
+them, so Redis holds no more than the chunks in flight.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+import redis
+from redis.client import Pipeline
+from rq.job import Job, JobStatus
+from rq.serializers import JSONSerializer
+
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.job import JOB_FUNCTION, OLD_JOB_FUNCTION, Payload, job_data
+from rankmill.jobs.contract.results import BadResult, ChunkResult, read_entry, to_entry
+from rankmill.jobs.contract.run import Progress, RowError, Run, Settled, read_run
+from rankmill.jobs.protocol.capacity import Capacity, read_capacity
+from rankmill.jobs.protocol.ordered_queue import OrderedQueue
+from rankmill.jobs.protocol.queues import use_queues
+from rankmill.jobs.protocol.worker_report import all_take_new_names
+from rankmill.jobs.runtime.patience import cannot_serve
+
+_UNDER_WAY = frozenset(
+    status.value.encode() for status in (JobStatus.QUEUED, JobStatus.STARTED, JobStatus.SCHEDULED)
+)
+
+_AT_ONCE = 500
+"""Jobs whose keys are asked for or deleted with one command, which takes a millisecond."""
+
+_NAMES_SECONDS = 5
+"""How long a producer trusts what it saw of the names that a queue's workers take."""
+
+T = TypeVar("T")
+
+_INDEX_SECONDS = 7 * 86400
+"""Expiry of the list of runs; it counts from the latest change to any run."""
+
+
+class RunStore:
+    """Runs on one server. Safe to share between threads, as the client is.
+
+    Parameters
+    ----------
+    client
+        From `rankmill.jobs.runtime.connection.connect`; responses as bytes.
+    """
+
+    def __init__(self, client: redis.Redis) -> None:
+        # redis-py types one client for sync and async use; every reply would need a cast.
+        self.redis: Any = client
+        self._functions: dict[str, tuple[float, str]] = {}
+
+    @property
+    def patrol_seconds(self) -> float:
+        """How long a producer waits for results until it looks after its run and its workers."""
+        return 0.2
+
+    def compute(self, do: Callable[[], T], rows: int) -> T:
+        """Compute something for so many rows."""
+        return do()
+
+    def later(self, do: Callable[[], None]) -> None:
+        """Call `do`, which uses this store, while the caller goes on."""
+        threading.Thread(target=do, name="later", daemon=True).start()
+
+    def restore(self, run: Run) -> None:
+        """Write the run to the server if it is not there, or not there any more.
+
+        It expires `Run.ttl` seconds after its latest change.
+        """
+        with self.redis.pipeline() as pipe:
+            pipe.exists(keys.run(run.id))
+            pipe.exists(keys.results(run.id))
+            there, has_results = pipe.execute()
+        if there and has_results:
+            return
+        with self.redis.pipeline() as pipe:
+            self._write(pipe, run, has_results=bool(has_results))
+            pipe.execute()
+
+    def _write(self, pipe: Pipeline, run: Run, *, has_results: bool = False) -> None:
+        """Write a run that is not there; again after a lost reply, even if it has results by then."""
+        meta, results = keys.run(run.id), keys.results(run.id)
+        pipe.unlink(meta)
+        pipe.hset(meta, mapping=cast("dict[Any, Any]", run.fields()))
+        if not has_results:
+            pipe.unlink(results)
+            pipe.xadd(results, {"chunk": -1}, id="0-1")  # These two leave an empty stream: `add_result`
+            pipe.xdel(results, "0-1")  # never creates one, as its run may be gone.
+        pipe.set(keys.progress(run.id), Progress().model_dump_json(), ex=run.ttl)
+        pipe.zremrangebyscore(keys.runs(), 0, time.time())  # expired runs
+        pipe.zadd(keys.runs(), {run.id: 0})
+        use_queues(pipe, [run.queue])
+        pipe.expire(results, run.ttl)
+        self._touch(pipe, run)
+
+    def load(self, run_id: str) -> Run | None:
+        """The run, or ``None`` when it was cancelled or has expired.
+
+        Raises
+        ------
+        WireError
+            The run was written by a release with another format, or is damaged.
+        """
+        raw = cast("Mapping[bytes, bytes]", self.redis.hgetall(keys.run(run_id)))
+        return read_run(run_id, raw) if raw else None
+
+    def load_with(self, run_id: str, chunk: int) -> tuple[Run | None, bytes | None]:
+        """The run as `load` has it, and the pairs of a chunk as `payload` has them."""
+        with self.redis.pipeline(transaction=False) as pipe:
+            pipe.hgetall(keys.run(run_id))
+            pipe.get(keys.pairs(run_id, chunk))
+            raw, payload = pipe.execute()
+        return read_run(run_id, raw) if raw else None, payload
+
+    def settle(self, run: Run, mine: Settled) -> Settled:
+        """Fix what all chunks of the run are scored with; what the first callers have is returned to all."""
+        names = (keys.precision(run.id), keys.revision(run.id))
+        with self.redis.pipeline() as pipe:
+            for key, value in zip(names, mine, strict=True):
+                if value is not None:
+                    pipe.set(key, value, nx=True, ex=run.ttl)
+            pipe.mget(names)
+            pipe.exists(keys.run(run.id))
+            *_, found, there = pipe.execute()
+        if not there:  # it was cancelled meanwhile
+            self.redis.unlink(*names)
+        return Settled(*(value and value.decode(errors="replace") for value in found))
+
+    def exists(self, run_id: str) -> bool:
+        """Whether the run exists: it is not cancelled, finished or expired."""
+        return bool(self.redis.exists(keys.run(run_id)))
+
+    def enqueue(self, run: Run, payloads: Mapping[int, Payload], *, new: bool = False) -> None:
+        """Put chunks, by their numbers, and their jobs into Redis, in one transaction; also a `new` run."""
+        queue, function = self.queue(run.queue), self._job_function(run.queue)
+        with self.redis.pipeline() as pipe:
+            if new:
+                self._write(pipe, run)
+            pipe.unlink(*(Job.key_for(keys.job_id(run.id, chunk)) for chunk in payloads))  # left by lost jobs
+            for chunk, payload in payloads.items():
+                pipe.set(keys.pairs(run.id, chunk), payload.pairs, ex=run.ttl)
+            if not new:
+                self._touch(pipe, run)
+                pipe.expire(keys.results(run.id), run.ttl)
+            queue.enqueue_many(
+                [job_data(run, chunk, payload, function) for chunk, payload in payloads.items()],
+                pipeline=pipe,
+            )
+            pipe.execute()
+
+    def _job_function(self, queue: str) -> str:
+        """The job function's name that all live workers of a queue take, as seen in the last seconds."""
+        seen, function = self._functions.get(queue, (-math.inf, ""))
+        if time.monotonic() - seen > _NAMES_SECONDS:
+            function = JOB_FUNCTION if all_take_new_names(self.redis, queue) else OLD_JOB_FUNCTION
+            self._functions[queue] = time.monotonic(), function
+        return function
+
+    def payload(self, run: Run, chunk: int) -> bytes | None:
+        """The pairs of a chunk; ``None`` if the producer already has its scores."""
+        return cast("bytes | None", self.redis.get(keys.pairs(run.id, chunk)))
+
+    def add_result(self, pipe: Pipeline, run_id: str, result: ChunkResult, ttl: int) -> None:
+        """Add the commands that write a result to `pipe`; they write nothing if the run is gone."""
+        stream = keys.results(run_id)
+        pipe.xadd(stream, cast("dict[Any, Any]", to_entry(result)), nomkstream=True)
+        pipe.expire(stream, ttl)
+
+    def write_result(self, run: Run, result: ChunkResult) -> None:
+        """Write a result on its own, outside the transaction that ends a job."""
+        with self.redis.pipeline() as pipe:
+            self.add_result(pipe, run.id, result, run.ttl)
+            pipe.execute()
+
+    def results(
+        self, run: Run, *, after: str = "0", block_ms: int
+    ) -> list[tuple[str, ChunkResult | BadResult]]:
+        """Read the results after entry `after` (``"0"``: all), waiting up to `block_ms` for the first.
+
+        Each is complete and of the right types, or is a `BadResult`. The caller checks whether the run
+        has such a chunk, and whether the number of rows is right.
+        """
+        reply = self.redis.xread({keys.results(run.id): after}, block=block_ms or None)
+        return [
+            (entry.decode(), read_entry(fields))
+            for _, entries in _streams(reply)
+            for entry, fields in entries
+        ]
+
+    def forget(
+        self,
+        run: Run,
+        chunks: Iterable[int],
+        entries: Iterable[str],
+        progress: Progress,
+        row_errors: Sequence[RowError] = (),
+    ) -> None:
+        """Delete chunks whose result the producer has, and the stream entries of those results.
+
+        Also write the run's new progress, and the new rows without a score.
+        """
+        with self.redis.pipeline() as pipe:
+            if done := list(chunks):
+                pipe.unlink(*(keys.pairs(run.id, chunk) for chunk in done))
+                pipe.hdel(keys.scored_rows(run.id), *map(str, done))
+            pipe.xdel(keys.results(run.id), *entries)
+            self._note(pipe, run, progress)
+            if row_errors:
+                pipe.rpush(keys.errors(run.id), *(error.model_dump_json() for error in row_errors))
+            pipe.expire(keys.errors(run.id), run.ttl)
+            self._touch(pipe, run)
+            pipe.execute()
+
+    def note(self, run: Run, progress: Progress) -> None:
+        """Write the run's new progress."""
+        with self.redis.pipeline() as pipe:
+            self._note(pipe, run, progress)
+            pipe.execute()
+
+    def _note(self, pipe: Pipeline, run: Run, progress: Progress) -> None:
+        # Only if the key exists (xx): the run may have been cancelled meanwhile.
+        pipe.set(keys.progress(run.id), progress.model_dump_json(), ex=run.ttl, xx=True)
+
+    def find(self, prefix: str) -> list[str]:
+        """Ids of the runs that begin with `prefix`."""
+        if not prefix.isalnum():
+            return []
+        found = self.redis.zscan_iter(keys.runs(), match=f"{prefix}*", count=1000)
+        return sorted({run_id.decode() for run_id, _ in found if run_id.isalnum()})  # skip foreign entries
+
+    def unlist(self, run: Run) -> None:
+        """Take a run off the list of runs: it has no producer that says how far it is, or takes it off."""
+        self.redis.zrem(keys.runs(), run.id)
+
+    def missing(self, run: Run, chunks: Iterable[int]) -> list[int]:
+        """Chunks in flight that will get no result, as their job failed or is not in Redis any more."""
+        waiting = list(chunks)
+        with self.redis.pipeline(transaction=False) as pipe:
+            for chunk in waiting:  # ask for a field: a heartbeat may have left a piece of a lost job's hash
+                pipe.hget(Job.key_for(keys.job_id(run.id, chunk)), "status")
+            statuses = pipe.execute()
+        return [chunk for chunk, status in zip(waiting, statuses, strict=True) if status not in _UNDER_WAY]
+
+    def put_back(self, run: Run, chunks: Iterable[int]) -> int:
+        """Put chunks back into the queue whose jobs are in none of its lists; return how many."""
+        return self.queue(run.queue).put_back([keys.job_id(run.id, chunk) for chunk in chunks])
+
+    def cancel(self, run: Run) -> int:
+        """Delete the run and inform its producer; returns how many chunks were waiting."""
+        return self.delete(run, self.chunks(run), tell=True)
+
+    def was_cancelled(self, run: Run) -> bool:
+        """Whether `cancel` was called. If not, and the run is gone, the server has lost it."""
+        return bool(self.redis.exists(keys.cancelled(run.id)))
+
+    def delete(
+        self, run: Run, chunks: Iterable[int], *, answered: Iterable[int] = (), tell: bool = False
+    ) -> int:
+        """Delete the run, and the waiting jobs of `chunks`; returns how many jobs were waiting.
+
+        It takes many short commands, so that other clients are served meanwhile; to be repeated if one fails.
+
+        Claimed jobs stay with their workers, which find the run gone and write no result. `answered` chunks
+        have their result, so no job. `tell` leaves a note for the producer that the run was cancelled.
+        """
+        known, done = list(chunks), list(answered)
+        with self.redis.pipeline() as pipe:  # first, so that nobody scores any of it
+            pipe.unlink(*keys.of_run(run.id))
+            pipe.zrem(keys.runs(), run.id)
+            if tell:
+                pipe.set(keys.cancelled(run.id), 1, ex=run.ttl)
+            else:
+                pipe.unlink(keys.cancelled(run.id))
+            pipe.execute()
+        paused, queued = 0, list[int]()
+        for piece in _pieces(known):
+            states = self._states(run, piece)
+            queued += [chunk for chunk in piece if states[chunk] == JobStatus.QUEUED]
+            paused += self._remove_paused(
+                run, [each for each in piece if states[each] == JobStatus.SCHEDULED]
+            )
+        waiting = self.queue(run.queue).remove_run(run.id, queued) if queued else 0
+        for piece in _pieces([*known, *done]):
+            self.redis.unlink(*(keys.pairs(run.id, chunk) for chunk in piece))
+        return waiting + paused
+
+    def _states(self, run: Run, chunks: Sequence[int]) -> dict[int, str]:
+        """What the jobs of some chunks say of themselves, which expire from now on; RQ ends that for some."""
+        jobs = [Job.key_for(keys.job_id(run.id, chunk)) for chunk in chunks]
+        with self.redis.pipeline(transaction=False) as pipe:
+            for job in jobs:
+                pipe.hget(job, "status")
+            for job in jobs:
+                pipe.expire(job, run.ttl)
+            found = pipe.execute(raise_on_error=False)
+        for error in found:
+            if isinstance(error, Exception) and cannot_serve(error):
+                raise error
+        texts = [each.decode(errors="replace") if isinstance(each, bytes) else "" for each in found]
+        return dict(zip(chunks, texts, strict=False))
+
+    def _remove_paused(self, run: Run, chunks: Sequence[int]) -> int:
+        """Remove the jobs of chunks that wait for their next attempt; return how many."""
+        jobs = [keys.job_id(run.id, chunk) for chunk in chunks]
+        paused = self.queue(run.queue).scheduled_job_registry.key
+        with self.redis.pipeline(transaction=False) as pipe:
+            for job in jobs:
+                pipe.zrem(paused, job)
+            gone = [Job.key_for(job) for job, removed in zip(jobs, pipe.execute(), strict=True) if removed]
+        return int(self.redis.unlink(*gone)) if gone else 0
+
+    def chunks(self, run: Run) -> list[int]:
+        """Chunks of the run whose pairs are in Redis; scans all keys of the server."""
+        found = self.redis.scan_iter(keys.pairs(run.id, "*"), count=1000)
+        return [int(number) for key in found if (number := key.rpartition(b":")[2]).isdigit()]
+
+    def capacity(self, queue: str) -> Capacity:
+        """What the live workers of a queue claim ahead."""
+        return read_capacity(self.redis, queue)
+
+    def queue(self, name: str) -> OrderedQueue:
+        """Queue `name` on this server, with the JSON serializer."""
+        return OrderedQueue(name, connection=self.redis, serializer=JSONSerializer)
+
+    def _touch(self, pipe: Pipeline, run: Run) -> None:
+        """Renew the run's expiry in `pipe`; has no effect if the run is gone."""
+        pipe.expire(keys.run(run.id), run.ttl)
+        pipe.expire(keys.precision(run.id), run.ttl)
+        pipe.expire(keys.revision(run.id), run.ttl)
+        pipe.zadd(keys.runs(), {run.id: time.time() + run.ttl}, xx=True)
+        pipe.expire(keys.runs(), _INDEX_SECONDS)
+
+
+def _pieces(chunks: list[int]) -> Iterable[list[int]]:
+    return (chunks[first : first + _AT_ONCE] for first in range(0, len(chunks), _AT_ONCE))
+
+
+def _streams(reply: Any) -> Iterable[tuple[bytes, list[tuple[bytes, Mapping[bytes, bytes]]]]]:
+    """XREAD's reply as ``(stream, entries)`` pairs, from either version of the Redis protocol."""
+    return reply.items() if isinstance(reply, dict) else reply or ()

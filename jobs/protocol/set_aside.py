@@ -1,0 +1,175 @@
+"""Jobs that cannot be read: they are set aside with the reason, and no worker takes them again.
+
+Anyone who can write to Redis can put anything into a queue. All code that takes a job from a queue
+reads it with `read_job`, so a damaged job fails alone and never ends a process.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import redis
+from rq import Queue
+from rq.exceptions import DeserializationError, NoSuchJobError
+from rq.job import Job, JobStatus
+from rq.results import Result
+
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import RankmillError, WireError
+from rankmill.jobs.contract.job import JOB_FUNCTION, OLD_JOB_FUNCTION, TRACE, chunk_of
+from rankmill.jobs.contract.schema import Seconds, WireModel
+from rankmill.jobs.runtime.patience import cannot_serve
+
+MAX_LISTED = 100
+"""Entries in the list of jobs that were set aside, at most; the oldest are dropped."""
+
+_LIST_TTL = 7 * 86400
+"""Expiry of that list in seconds."""
+
+_JOB_TTL = 86400
+"""Expiry in seconds of the hash of a job that was set aside."""
+
+MAX_DATA = 1 << 20
+"""Bytes of a job's data after decompression, at most; the job of a chunk has about a hundred."""
+
+_MAX_CHARS = 300
+
+_NUMBERS = (b"timeout", b"result_ttl", b"failure_ttl", b"ttl", b"retries_left", b"number_of_retries")
+
+logger = logging.getLogger(__name__)
+
+
+class DamagedJob(RankmillError):
+    """A job cannot be read, or its content is not valid."""
+
+
+class SetAside(WireModel):
+    """A job that was set aside; ``at`` is in seconds since 1970."""
+
+    job: str
+    queue: str
+    reason: str
+    at: Seconds
+
+
+def read_job(queue: Queue, raw_id: bytes) -> Job | None:
+    """Read a job and validate all of its fields; ``None`` if the job is gone.
+
+    Raises
+    ------
+    DamagedJob
+        A field is damaged or not valid.
+    """
+    connection: Any = queue.connection
+    try:
+        job_id = raw_id.decode()
+        key = Job.key_for(job_id)
+        fields = connection.hgetall(key)
+        if b"data" not in fields:
+            return None  # Redis has lost the job; some fields may be left
+        _check_size(fields[b"data"])
+        _check_numbers(fields)
+        fields.pop(b"webhooks", None)  # nobody calls them, and RQ logs a traceback for damaged ones
+        job: Job = queue.job_class(job_id, connection=connection, serializer=queue.serializer)
+        job.restore(fields)
+        _check(job, queue)
+    except redis.ResponseError as error:
+        if cannot_serve(error) or not str(error).startswith("WRONGTYPE"):
+            raise
+        raise DamagedJob("its key does not hold a hash") from None
+    except (redis.RedisError, DamagedJob):
+        raise
+    except NoSuchJobError:
+        return None
+    except WireError as error:
+        raise DamagedJob(str(error)) from None
+    except RankmillError:
+        raise
+    except DeserializationError:
+        raise DamagedJob("its data is not JSON: enqueue it with serializer=JSONSerializer") from None
+    except Exception as error:  # RQ can raise any type for damaged data
+        raise DamagedJob(f"RQ cannot read it ({type(error).__name__}: {error})") from None
+    return job
+
+
+def _check_size(data: bytes) -> None:
+    unpack = zlib.decompressobj()
+    try:
+        unpacked = unpack.decompress(data, MAX_DATA + 1)
+    except zlib.error:
+        unpacked = data  # RQ accepts data that is not compressed
+    if unpack.unconsumed_tail or len(unpacked) > MAX_DATA:
+        raise DamagedJob(f"its data is over {MAX_DATA:,} bytes")
+
+
+def _check_numbers(fields: Mapping[bytes, bytes]) -> None:
+    for name in _NUMBERS:
+        if fields.get(name) and not re.fullmatch(rb"-1|\d{1,9}", fields[name]):
+            raise DamagedJob(f"its {name.decode()} is {fields[name]!r:.40}, not a number")
+
+
+def _check(job: Job, queue: Queue) -> None:
+    """Raise `DamagedJob` for content that would make RQ fail later."""
+    if job.origin != queue.name:
+        raise DamagedJob(f"it belongs to queue {job.origin!r}")
+    if not isinstance(job.func_name, str):
+        raise DamagedJob("it names no function")
+    if not isinstance(job.args, list | tuple) or not isinstance(job.kwargs, dict):
+        raise DamagedJob("its arguments are not a list and a mapping")
+    if job._unreadable_meta is not None or not isinstance(job.meta, dict):
+        raise DamagedJob("its metadata is not a mapping")
+    carried = job.meta.get(TRACE) or {}
+    if not isinstance(carried, dict) or not all(isinstance(value, str) for value in carried.values()):
+        raise DamagedJob("its trace is not a mapping of strings")
+    intervals = getattr(job, "retry_intervals", None) or []
+    if not isinstance(intervals, list) or not all(isinstance(seconds, int) for seconds in intervals):
+        raise DamagedJob("its pauses between attempts are not numbers")
+    if job.func_name in {JOB_FUNCTION, OLD_JOB_FUNCTION}:
+        run_id, chunk = chunk_of(job)
+        if job.id != keys.job_id(run_id, chunk):
+            raise DamagedJob("its id does not match its arguments")
+        if job.failure_ttl is None or job.failure_ttl <= 0:
+            raise DamagedJob("it never expires")
+
+
+def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
+    """Mark a job as failed, list it with the reason, and remove it from all lists that workers read."""
+    connection: Any = queue.connection
+    job_id = raw_id.decode(errors="backslashreplace")[:_MAX_CHARS]
+    reason = reason.encode(errors="replace").decode()[:_MAX_CHARS]
+    logger.warning("job %s of queue %r is set aside: %s", job_id, queue.name, reason)
+    noted = SetAside(job=job_id, queue=queue.name, reason=reason, at=time.time())
+    key = Job.redis_job_namespace_prefix.encode() + raw_id
+    with connection.pipeline() as pipe:
+        pipe.lrem(queue.intermediate_queue_key, 0, raw_id)
+        pipe.zrem(queue.scheduled_job_registry.key, raw_id)
+        pipe.lpush(keys.set_aside(), noted.model_dump_json())
+        pipe.ltrim(keys.set_aside(), 0, MAX_LISTED - 1)
+        pipe.expire(keys.set_aside(), _LIST_TTL)
+        pipe.hset(key, "status", JobStatus.FAILED.value)  # so that the producer submits the chunk again
+        pipe.expire(key, _JOB_TTL)
+        with suppress(UnicodeDecodeError):  # so that who enqueued it finds the reason where RQ keeps results
+            failure = f"set aside: {reason}"
+            result: Any = Result(raw_id.decode(), Result.Type.FAILED, connection, exc_string=failure)
+            result.save(_JOB_TTL, pipe)
+        pipe.execute(raise_on_error=False)  # one of these keys may itself be damaged
+
+
+def jobs_set_aside(client: redis.Redis) -> list[SetAside]:
+    """The jobs that were set aside, the latest first; damaged entries of the list are left out."""
+    connection: Any = client
+    found = []
+    if connection.type(keys.set_aside()) != b"list":
+        return []
+    for raw in connection.lrange(keys.set_aside(), 0, MAX_LISTED - 1):
+        try:
+            found.append(SetAside.read_json(raw, "a job set aside"))
+        except WireError:
+            continue
+    return found

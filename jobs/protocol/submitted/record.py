@@ -1,0 +1,130 @@
+"""The record of a submitted run: its state, which everybody may read and one process at a time writes."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from typing import Literal
+
+from rankmill.jobs.contract.run import Progress
+from rankmill.jobs.contract.schema import FORMAT, Count, Seconds, WireModel
+from rankmill.jobs.protocol.submitted.request import NEW_ORDER_FORMAT, FileOrder
+
+State = Literal["waiting", "running", "done", "failed", "cancelled"]
+
+ENDED = frozenset({"done", "failed", "cancelled"})
+"""States after which nothing more happens to a run."""
+
+_MARK = "s"
+"""First letter of a submitted run's id; no hexadecimal digit, and no request's first letter."""
+
+MAX_REASON_CHARS = 2000
+
+
+class Outcome(WireModel):
+    """What a run has made: its output, rows, rows without a score, and the rest of score-file's summary."""
+
+    output: str
+    rows: Count
+    row_errors: Count
+    resumed_rows: Count
+    errors_file: str | None
+    seconds: Seconds
+    model: str
+    revision: str | None
+    precision: str
+    retries: Count
+
+
+class Seal(WireModel):
+    """A complete output file: where it belongs, and properties that it keeps when it is moved there."""
+
+    path: str
+    identity: str
+
+
+class Notice(WireModel):
+    """A webhook: whether it was delivered, or why not yet; ``attempts`` counts requests sent so far."""
+
+    state: Literal["due", "delivered", "given up"] = "due"
+    attempts: Count = 0
+    reason: str = ""
+
+
+class FileRun(WireModel):
+    """A submitted run.
+
+    Attributes
+    ----------
+    reason
+        Why it failed, or why it waits again.
+    runner
+        Name of the runner that has it, or had it last.
+    deaths
+        Runners that died in a row without scoring a row of it.
+    rows
+        Rows of the input; ``None`` until a runner has opened it.
+    begun_rows
+        Rows that were scored when the present runner began.
+    seal
+        The complete output, noted just before it is moved into place.
+    restarted
+        Whether a runner has begun: another one then continues, also with ``--restart``.
+    outcome
+        What it has made; known shortly before its end.
+    """
+
+    formats = frozenset({FORMAT, NEW_ORDER_FORMAT})
+
+    id: str
+    order: FileOrder
+    created: Seconds
+    state: State = "waiting"
+    reason: str = ""
+    runner: str = ""
+    started: Seconds | None = None
+    ended: Seconds | None = None
+    deaths: Count = 0
+    rows: Count | None = None
+    begun_rows: Count = 0
+    progress: Progress = Progress()
+    seal: Seal | None = None
+    restarted: bool = False
+    outcome: Outcome | None = None
+    notice: Notice | None = None
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing more will happen to it, but for its webhook."""
+        return self.state in ENDED
+
+    def end(self, state: State, reason: str = "") -> FileRun:
+        """The run, ended now."""
+        return self.model_copy(
+            update={
+                "state": state,
+                "reason": reason[:MAX_REASON_CHARS],
+                "ended": time.time(),
+                "notice": Notice() if self.order.webhook else None,
+            }
+        )
+
+    def changed(self, **changes: object) -> FileRun:
+        """The run with other values of some fields."""
+        return self.model_copy(update=changes)
+
+    def written(self) -> str:
+        """The record in Redis."""
+        unknown = None if self.order.batch else {"order": {"batch"}}  # to releases before there were batches
+        return json.dumps({"format": self.order.format, **self.model_dump(mode="json", exclude=unknown)})
+
+
+def new_file_run(order: FileOrder, run_id: str | None = None) -> FileRun:
+    """A run that waits for a runner; `run_id` is that of a job which somebody enqueued by its name."""
+    return FileRun(id=run_id or new_file_run_id(), order=order, created=time.time())
+
+
+def new_file_run_id() -> str:
+    """A new id."""
+    return _MARK + uuid.uuid4().hex

@@ -1,0 +1,282 @@
+"""Submitted runs in Redis: how they are submitted, read, cancelled, and held by one runner at a time."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import redis
+from rq import Queue
+from rq.job import Job
+from rq.serializers import JSONSerializer
+
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import FormatError, RunExpired, WireError
+from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
+from rankmill.jobs.protocol.submitted import scripts
+from rankmill.jobs.protocol.submitted.record import FileRun, new_file_run
+from rankmill.jobs.protocol.submitted.request import FileOrder
+
+JOB_FUNCTION = "jobs.score_file"
+NEW_JOB_FUNCTION = "rankmill.score_file"
+"""Names of the job function. Runners take both; the release before takes the first alone, and says nothing of
+itself by which a producer could tell it."""
+
+Held = Literal["held", "cancelled", "lost", "forgotten"]
+"""What a runner learns of its run: another one has it (``lost``), or the server lost its data
+(``forgotten``)."""
+
+_LOOK_AT = 128
+"""Waiting runs among which a runner finds one that it does not leave to others."""
+
+_OTHER_RELEASE_SECONDS = 5
+
+MOST_LISTED = 100
+"""Submitted runs that are listed, at most; the latest."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A run that a runner holds; `entry` is its lease."""
+
+    run: FileRun
+    entry: str
+
+
+class FileRunStore:
+    """The submitted runs of one queue. Safe to share between threads, as the client is.
+
+    Parameters
+    ----------
+    client
+        The server; responses as bytes.
+    queue
+        The setting ``file_queue``.
+    ttl
+        Seconds after its last change for which a run is kept (``file_run_ttl``).
+    """
+
+    def __init__(self, client: redis.Redis, queue: str, ttl: int) -> None:
+        self.redis: Any = client
+        self.queue = Queue(queue, connection=client, serializer=JSONSerializer)
+        self.ttl = ttl
+        self._leases = self.queue.started_job_registry.key
+        self._pauses = self.queue.scheduled_job_registry.key
+
+    def submit(self, order: FileOrder, run_id: str | None = None) -> FileRun:
+        """Put a run into the queue; `run_id` is a new id, if the caller has made one."""
+        run = new_file_run(order, run_id)
+        job = Queue.prepare_data(
+            JOB_FUNCTION,
+            args=order.arguments(),
+            job_id=run.id,
+            timeout=-1,
+            ttl=self.ttl,
+            result_ttl=0,
+            failure_ttl=self.ttl,
+        )
+        with self.redis.pipeline() as pipe:
+            pipe.set(keys.file_run(run.id), run.written(), ex=self.ttl)
+            self._list(pipe, run.id)
+            self.queue.enqueue_many([job], pipeline=pipe)
+            pipe.execute()
+        return run
+
+    def load(self, run_id: str) -> FileRun:
+        """The record of a run.
+
+        Raises
+        ------
+        RunExpired
+            There is none: it has expired, or never was.
+        WireError, DamagedJob
+            It is damaged, or of another release.
+        """
+        run = self._read(run_id.encode(errors="replace"), run_id)
+        if run is None:
+            raise RunExpired(
+                f"there is no submitted run {run_id}: it ended more than {self.ttl:,} s ago (file_run_ttl), "
+                "the server has lost its data, or there never was one"
+            )
+        if not run.is_ended and self._is_gone(run_id):
+            return run.end("failed", "a worker that is no runner took its job; submit the file again")
+        return run
+
+    def latest(self) -> list[FileRun]:
+        """The runs whose state changed last, the latest first; those that cannot be read are left out."""
+        oldest = time.time() - self.ttl
+        ids = self.redis.zrange(keys.file_runs(), "+inf", oldest, desc=True, byscore=True, offset=0,
+                                num=MOST_LISTED)  # fmt: skip
+        found = []
+        for raw in self.redis.mget([keys.file_run(run_id.decode()) for run_id in ids]) if ids else []:
+            try:
+                found += [FileRun.read_json(raw, "a submitted run")] if raw else []
+            except WireError:
+                continue
+        return found
+
+    def find(self, prefix: str) -> list[str]:
+        """Ids of the submitted runs that begin with `prefix`."""
+        if not prefix.isalnum():
+            return []
+        found = self.redis.zscan_iter(keys.file_runs(), match=f"{prefix}*", count=1000)
+        return sorted({run_id.decode() for run_id, _ in found})
+
+    def cancel(self, run: FileRun, lease_seconds: int) -> FileRun:
+        """Cancel a run; a run that a runner has ends within its heartbeat.
+
+        Returns the run as it is then: cancelled if it waited.
+        """
+        claim = uuid.uuid4().hex
+        places = [keys.file_run_cancelled(run.id), self.queue.key, self._pauses, self._leases]
+        taken = self.redis.eval(scripts.CANCEL, 4, *places, run.id, self.ttl, lease_seconds, claim)
+        if not taken:
+            return self.load(run.id)
+        ended = run.end("cancelled")
+        self.end(Claim(ended, f"{run.id}:{claim}"))
+        return ended
+
+    def claim(self, runner: str, lease_seconds: int, leave: Iterable[str] = ()) -> Claim | None:
+        """Take the first run that waits, but for those in `leave`; ``None`` if there is none.
+
+        The run is as its last runner left it. A job that cannot be read is set aside.
+        """
+        token = uuid.uuid4().hex
+        numbers = [lease_seconds, token, _LOOK_AT]
+        raw = self.redis.eval(scripts.CLAIM, 2, self.queue.key, self._leases, *numbers, *leave)
+        if raw is None:
+            return None
+        run_id = cast("bytes", raw).decode(errors="replace")
+        try:
+            run = self._read(raw, run_id)
+        except FormatError:
+            self._leave_to_other_release(raw, token)
+            return None
+        except (WireError, DamagedJob) as error:
+            run, reason = None, str(error)
+        else:
+            reason = "its record and its job are gone"
+        if run is None or run.is_ended:
+            self.redis.zrem(self._leases, raw + f":{token}".encode())
+            if run is None:
+                set_aside(self.queue, raw, reason)
+            return None
+        self._list(self.redis, run_id)
+        return Claim(run, f"{run_id}:{token}")
+
+    def renew(self, claim: Claim, lease_seconds: int) -> Held:
+        """Renew the lease of a run, write its record, and see whether somebody has cancelled it."""
+        run = claim.run
+        places = [self._leases, keys.file_run(run.id), keys.file_run_cancelled(run.id), Job.key_for(run.id)]
+        found = self.redis.eval(
+            scripts.RENEW, 4, *places, claim.entry, lease_seconds, run.written(), self.ttl
+        )
+        held = cast("Held", found.decode())
+        if held == "forgotten":  # the server has lost its data: this runner still has the run
+            with self.redis.pipeline() as pipe:
+                pipe.set(keys.file_run(run.id), run.written(), ex=self.ttl)
+                pipe.zadd(self._leases, {claim.entry: time.time() + lease_seconds})
+                self._list(pipe, run.id)
+                pipe.execute()
+        return held
+
+    def end(self, claim: Claim) -> bool:
+        """Write the end of a run; returns whether it was still held."""
+        run = claim.run
+        places = [
+            self._leases, keys.file_run(run.id), Job.key_for(run.id), keys.file_run_cancelled(run.id),
+            keys.file_run_refusals(run.id), keys.webhooks(self.queue.name),
+        ]  # fmt: skip
+        values = [claim.entry, run.written(), self.ttl, run.id, int(run.notice is not None)]
+        ended = bool(self.redis.eval(scripts.END, 6, *places, *values))
+        self._list(self.redis, run.id)
+        return ended
+
+    def hand_back(self, claim: Claim, *, first: bool = False, pause: float = 0) -> bool:
+        """Put a run back, before or behind those that wait, or after a pause (s)."""
+        run = claim.run
+        places = [self._leases, keys.file_run(run.id), self.queue.key, self._pauses]
+        values = [claim.entry, run.written(), self.ttl, run.id, "LPUSH" if first else "RPUSH", pause]
+        return bool(self.redis.eval(scripts.HAND_BACK, 4, *places, *values))
+
+    def recover(self, *, expired: bool) -> None:
+        """Put runs back that are in no list or whose pause is over; with `expired`, whose runner has died."""
+        places = [self._leases, self.queue.key, self._pauses, keys.file_runs()]
+        values = [int(expired), self.queue.name, Job.redis_job_namespace_prefix]
+        self.redis.eval(scripts.RECOVER, 4, *places, *values)
+
+    def was_cancelled(self, run_id: str) -> bool:
+        """Whether somebody has cancelled the run."""
+        return bool(self.redis.exists(keys.file_run_cancelled(run_id)))
+
+    def runners(self, name: str = "", lease_seconds: int = 0) -> list[str]:
+        """The live runners; `name` is one of them for `lease_seconds` from now on."""
+        if name:
+            self.redis.zadd(keys.file_queues(), {self.queue.name: time.time()})
+            self.redis.expire(keys.file_queues(), self.ttl)
+        found = self.redis.eval(scripts.ALIVE, 1, keys.runners(self.queue.name), name, lease_seconds)
+        return [runner.decode(errors="replace") for runner in found]
+
+    def withdraw(self, name: str) -> None:
+        """Note that a runner has ended."""
+        self.redis.zrem(keys.runners(self.queue.name), name)
+
+    def refuse(self, run_id: str, runner: str, reason: str) -> dict[str, str]:
+        """Record that a runner cannot score a run; returns the reasons of all live runners that cannot."""
+        key = keys.file_run_refusals(run_id)
+        with self.redis.pipeline() as pipe:
+            pipe.hset(key, runner, reason)
+            pipe.expire(key, self.ttl)
+            pipe.hgetall(key)
+            *_, said = pipe.execute()
+        live = self.runners()
+        found = {name.decode(errors="replace"): why.decode(errors="replace") for name, why in said.items()}
+        return {name: why for name, why in found.items() if name in live}
+
+    def has(self, run_id: str) -> bool:
+        """Whether there is a submitted run with this id."""
+        return bool(self.redis.exists(keys.file_run(run_id))) or bool(
+            self.redis.hget(Job.key_for(run_id), "origin") == self.queue.name.encode()
+        )
+
+    def _read(self, raw: bytes, run_id: str) -> FileRun | None:
+        """The record of a run, or a new one for a job that somebody has enqueued by its name."""
+        written = self.redis.get(keys.file_run(run_id))
+        if written is not None:
+            return FileRun.read_json(written, f"submitted run {run_id}")
+        job = read_job(self.queue, raw)
+        if job is None:
+            return None
+        named = job.func_name in {JOB_FUNCTION, NEW_JOB_FUNCTION}
+        if not named or len(job.args) != 1 or job.kwargs:
+            raise WireError(f"job {run_id}: a runner runs nothing but {NEW_JOB_FUNCTION}, with one argument")
+        order = FileOrder.read_json(json.dumps(job.args[0]), f"job {run_id}")
+        return new_file_run(order, run_id)
+
+    def _leave_to_other_release(self, raw: bytes, token: str) -> None:
+        """Put a run back that a runner of another release can read."""
+        with self.redis.pipeline() as pipe:
+            pipe.zadd(self._pauses, {raw: time.time() + _OTHER_RELEASE_SECONDS})
+            pipe.zrem(self._leases, raw + f":{token}".encode())
+            pipe.execute()
+
+    def _is_gone(self, run_id: str) -> bool:
+        """Whether RQ holds the job for failed: a worker of another kind has taken it."""
+        return bool(self.redis.hget(Job.key_for(run_id), "status") == b"failed")
+
+    def _list(self, pipe: Any, run_id: str) -> None:
+        now = time.time()
+        pipe.zadd(keys.file_queues(), {self.queue.name: now})
+        pipe.expire(keys.file_queues(), self.ttl)
+        pipe.zremrangebyscore(keys.file_runs(), 0, now - self.ttl)
+        pipe.zadd(keys.file_runs(), {run_id: now})
+        pipe.expire(keys.file_runs(), self.ttl)
+
+
+def names_of(refusals: dict[str, str]) -> str:
+    """The reasons of all runners, in one line."""
+    return "; ".join(f"{name}: {why}" for name, why in sorted(refusals.items()))

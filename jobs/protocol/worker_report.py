@@ -1,0 +1,228 @@
+"""The workers of a queue: RQ's list of workers, and the reports of the ScoringWorkers among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
+
+import redis
+from pydantic import BeforeValidator, Field
+from redis.client import Pipeline
+from rq.defaults import RQ_KEY_PREFIX
+from rq.job import Job
+from rq.worker_registration import WORKERS_BY_QUEUE_KEY
+
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.schema import Count, Seconds, WireModel
+from rankmill.jobs.protocol.orders import Answer
+from rankmill.jobs.runtime.patience import cannot_serve
+
+
+@dataclass(frozen=True)
+class QueueWorkers:
+    """Names of the live workers of a queue."""
+
+    scoring: frozenset[str]
+    other: frozenset[str]
+
+
+_WORKER_PREFIX = f"{RQ_KEY_PREFIX}:worker:"
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+SCORING_FIELD = "scoring"
+"""Field in RQ's hash of a worker that marks a ScoringWorker; the hash stays for minutes after its death."""
+
+TAKES_NEW_NAMES = 2
+"""Its value of a worker that takes the names of the job functions in `rankmill`; of the release before: 1."""
+
+STAGES = ("wait", "fetch", "tokenize", "forward", "write")
+"""Stages of a worker's time: waiting for work, then the stages of a chunk in order."""
+
+LATENCY_BUCKETS = (
+    *(0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 3.5, 5, 7.5, 10, 15, 20),
+    *(30, 45, 60, 75, 90, 120, 180, 240, 300, 450, 600, 900, 1200, 1800, 2700, 3600, 5400, 7200),
+    *(10800, 14400, 21600, 28800, 43200, 86400),
+)
+"""Upper bounds in seconds of the time from a chunk's submission to its result."""
+
+_OLD_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+"""Those of older releases; the last count in their reports is of slower chunks."""
+
+
+class GpuReport(WireModel):
+    """A worker's GPU: share of time in which it is busy, bytes, degrees Celsius; ``None``: it cannot tell.
+
+    Everything that uses the GPU counts, not only this worker.
+    """
+
+    use: Share | None
+    memory_used: Count
+    memory_size: Count
+    celsius: float | None
+
+
+def _in_new_buckets(counts: object) -> object:
+    """Counts of an older release, in the buckets of this one; other counts as they are."""
+    if not isinstance(counts, list | tuple) or len(counts) != len(_OLD_BUCKETS) + 1:
+        return counts
+    found = [0] * (len(LATENCY_BUCKETS) + 1)
+    places = [LATENCY_BUCKETS.index(bound) for bound in _OLD_BUCKETS]
+    for place, count in zip([*places, places[-1] + 1], counts, strict=True):
+        found[place] = count
+    return found
+
+
+class WorkerReport(WireModel):
+    """State of a ScoringWorker, written with every heartbeat; counts are since the worker's start.
+
+    ``started`` and ``beat`` (its latest heartbeat) are in seconds since 1970. ``claim_ahead`` is in pairs.
+    ``stage_seconds`` has one value for each of `STAGES`. ``latency_counts`` counts chunks for each of
+    `LATENCY_BUCKETS`; its last value counts slower chunks. ``refusals`` are the reasons why the worker
+    currently leaves some models or runs to other workers, ``half_open`` those that it tries again with the
+    next chunk. ``metrics_url`` is the address for Prometheus; ``None`` without metrics. ``cpu`` is the number
+    of CPU cores that the worker kept busy between its last two heartbeats, ``gpu`` is ``None`` without an
+    NVIDIA GPU, ``model_hits`` counts the chunks whose model was loaded already. ``drained``: the worker takes
+    no new chunks; ``answers`` says what became of the last orders (``None`` from a release that takes none).
+    """
+
+    added = frozenset(
+        {
+            "refusals",
+            "half_open",
+            "claim_ahead",
+            "drained",
+            "answers",
+            "cpu",
+            "gpu",
+            "model_hits",
+            "model_loads",
+        }
+    )
+
+    device: str
+    started: Seconds
+    beat: Seconds
+    metrics_url: str | None = None
+    models: tuple[str, ...] = ()
+    refusals: tuple[str, ...] = ()
+    half_open: tuple[str, ...] = ()
+    drained: bool = False
+    answers: tuple[Answer, ...] | None = None
+    resident_bytes: Count = 0
+    claim_ahead: Count = 0
+    cpu: Annotated[float, Field(ge=0)] | None = None
+    gpu: GpuReport | None = None
+    model_hits: Count = 0
+    model_loads: Count = 0
+    claimed_jobs: Count = 0
+    claimed_pairs: Count = 0
+    chunks: Count = 0
+    retried_chunks: Count = 0
+    pairs: Count = 0
+    row_errors: Count = 0
+    batches: Count = 0
+    tokens: Count = 0
+    padded_tokens: Count = 0
+    stage_seconds: tuple[Seconds, ...] = Field(
+        default=(0.0,) * len(STAGES), min_length=len(STAGES), max_length=len(STAGES)
+    )
+    latency_counts: Annotated[tuple[Count, ...], BeforeValidator(_in_new_buckets)] = Field(
+        default=(0,) * (len(LATENCY_BUCKETS) + 1),
+        min_length=len(LATENCY_BUCKETS) + 1,
+        max_length=len(LATENCY_BUCKETS) + 1,
+    )
+
+
+def announce_worker(client: redis.Redis | Pipeline, name: str, report: WorkerReport, ttl: int) -> None:
+    """Write the report of ScoringWorker `name`; it expires after `ttl` seconds."""
+    client.set(keys.worker(name), report.model_dump_json(), ex=ttl)
+
+
+def withdraw_worker(client: redis.Redis, name: str) -> None:
+    """Delete the worker's report."""
+    client.delete(keys.worker(name))
+
+
+def listed_workers(client: redis.Redis, queue: str) -> list[str]:
+    """Names in RQ's list of a queue's workers, dead ones included; RQ's own reader fails at odd bytes."""
+    listed = cast("set[bytes]", client.smembers(WORKERS_BY_QUEUE_KEY % queue))
+    return [key.decode(errors="backslashreplace").removeprefix(_WORKER_PREFIX) for key in listed]
+
+
+def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
+    """The live workers that listen on `queue`, by kind; RQ lists one that has died for minutes."""
+    connection: Any = client
+    names = listed_workers(client, queue)
+    with connection.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.exists(_WORKER_PREFIX + name)
+            pipe.exists(keys.worker(name))
+        flags = pipe.execute()
+    alive = {name: bool(ours) for name, rq, ours in zip(names, flags[::2], flags[1::2], strict=True) if rq}
+    return QueueWorkers(
+        scoring=frozenset(name for name, ours in alive.items() if ours),
+        other=frozenset(name for name, ours in alive.items() if not ours and not _died(connection, name)),
+    )
+
+
+def _died(client: Any, name: str) -> bool:
+    """Whether a worker without a report is a ScoringWorker."""
+    try:
+        return client.hget(_WORKER_PREFIX + name, SCORING_FIELD) is not None
+    except redis.ResponseError as error:  # the key is damaged
+        if cannot_serve(error):
+            raise
+        return False
+
+
+def leave_to_others(job: Job) -> bool:
+    """Whether a job that has reached a plain RQ worker goes back to its queue, as a ScoringWorker is there.
+
+    That counts as no attempt.
+    """
+    found = bool(queue_workers(job.connection, job.origin).scoring)
+    if found:
+        job.retries_left = (job.retries_left or 0) + 1
+        job.retry_intervals = None  # after a pause, the one that waits longest takes it: this one, again
+    return found
+
+
+def taking_workers(client: redis.Redis, queue: str) -> frozenset[str]:
+    """The live ScoringWorkers of `queue` that take chunks; a drained one may take none for days."""
+    names = sorted(queue_workers(client, queue).scoring)
+    raw = cast("list[bytes | None]", client.mget([keys.worker(name) for name in names])) if names else []
+    found = zip(names, raw, strict=True)
+    return frozenset(name for name, report in found if report is not None and not _is_drained(report))
+
+
+def _is_drained(report: bytes) -> bool:
+    try:
+        return WorkerReport.read_json(report, "a worker's report").drained
+    except WireError:  # of another release, perhaps
+        return False
+
+
+def all_take_new_names(client: redis.Redis, queue: str) -> bool:
+    """Whether no live worker of `queue` is of the release before, which fails jobs with the new names."""
+    connection: Any = client
+    names = listed_workers(client, queue)
+    with connection.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.exists(keys.worker(name))
+            pipe.hget(_WORKER_PREFIX + name, SCORING_FIELD)
+        found = pipe.execute(raise_on_error=False)  # of a damaged key nothing is known
+    return not any(alive == 1 and mark == b"1" for alive, mark in zip(found[::2], found[1::2], strict=True))
+
+
+def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport]:
+    """The latest report of each of the ScoringWorkers `names`; workers that are gone are left out."""
+    wanted = list(names)
+    raw = cast("list[bytes | None]", client.mget([keys.worker(name) for name in wanted])) if wanted else []
+    return {
+        name: WorkerReport.read_json(report, f"the report of worker {name}")
+        for name, report in zip(wanted, raw, strict=True)
+        if report is not None
+    }

@@ -1,0 +1,1 @@
+"""The client, and runs as their callers hold them."""

@@ -1,0 +1,173 @@
+"""A Redis client for plain code that `producer.client.aio.bridge` runs: its commands are redis.asyncio's."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import redis
+import redis.asyncio
+from greenlet import getcurrent
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.client import Pipeline
+
+from rankmill.jobs.runtime.connection import WaitingPool, pool_for
+from rankmill.jobs.runtime.patience import Patience, time_left
+from rankmill.jobs.runtime.sentinel import MasterConnection, MasterFinder, TlsMasterConnection
+from rankmill.producer.client.aio.bridge import wait
+from rankmill.producer.client.aio.line import Command, Line
+from rankmill.producer.client.aio.streams import Streams
+
+T = TypeVar("T")
+
+_CONNECTIONS = 16
+"""Connections of one client, at most; tasks wait for a free one."""
+
+
+class LoopPatience(Patience):
+    """`Patience` of tasks."""
+
+    def sleep(self, seconds: float) -> None:
+        wait(asyncio.sleep(seconds))
+
+    def caller(self) -> int:
+        return id(getcurrent())
+
+
+class LoopRedis(redis.Redis):
+    """Commands as redis-py's plain client has them, carried out by its asyncio client.
+
+    Parameters
+    ----------
+    url, wait_seconds
+        As of `rankmill.jobs.runtime.connection.client_for`.
+    """
+
+    def __init__(self, url: str, wait_seconds: float) -> None:
+        self._patience = LoopPatience(wait_seconds)
+        pool = pool_for(url, self._patience)  # makes no connection: it knows the options, and checks them
+        super().__init__(connection_pool=pool)
+        connections = loop_pool(pool)
+        self.loop_client = redis.asyncio.Redis.from_pool(connections)
+        self.line = Line(connections, pool.connection_kwargs["socket_timeout"])
+        self.streams = Streams(self.loop_client)
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        (reply,) = self.patiently(lambda: self._send(args))
+        return self.read_reply(reply, args, options)
+
+    async def _send(self, command: Command) -> list[Any]:
+        (reply,) = replies = await self.line.send([command])
+        if isinstance(reply, Exception):
+            raise reply
+        return replies
+
+    def read_reply(self, reply: Any, command: Command, options: dict[str, Any]) -> Any:
+        """A reply as redis-py's plain client gives it."""
+        options.pop("keys", None)  # for a cache of redis-py
+        callbacks: Any = self.response_callbacks
+        return callbacks[command[0]](reply, **options) if command[0] in callbacks else reply
+
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
+        return LoopPipeline(self, transaction)
+
+    def xread(self, streams: Any, count: int | None = None, block: int | None = None, *more: Any) -> Any:
+        """As redis-py's; what waits for one stream shares its command with all others that wait."""
+        if not block:
+            return super().xread(streams, count, block, *more)
+        ((stream, after),) = streams.items()
+        entries = self.patiently(lambda: self.streams.read(stream, after, block / 1000))
+        return [(stream.encode(), entries)] if entries else []
+
+    def patiently(self, do: Callable[[], Awaitable[T]]) -> T:
+        """Carry out a command as often as `Patience` has it; it takes no longer than the time left."""
+
+        async def in_time() -> T:
+            left = time_left()
+            try:
+                async with asyncio.timeout(None if math.isinf(left) else left):
+                    return await do()
+            except TimeoutError as error:
+                raise redis.TimeoutError("it does not answer in time") from error
+
+        return self._patience.call_with_retry(lambda: wait(in_time()), self._reconnect)
+
+    def _reconnect(self, error: redis.RedisError) -> None:
+        """Close idle connections if a server refuses to serve: it may be the wrong one after a failover.
+
+        A connection that breaks is closed by redis-py.
+        """
+        if isinstance(error, redis.ResponseError):
+            wait(self.loop_client.connection_pool.disconnect(inuse_connections=False))
+
+
+class LoopPipeline(Pipeline):
+    """Commands that are sent together; without WATCH."""
+
+    def __init__(self, client: LoopRedis, transaction: bool) -> None:
+        super().__init__(client.connection_pool, client.response_callbacks, transaction, None)
+        self._client, self._transaction = client, transaction
+
+    def execute(self, raise_on_error: bool = True) -> list[Any]:
+        commands = list(self.command_stack)
+        try:
+            if not commands:
+                return []
+            return self._client.patiently(lambda: self._send(commands, raise_on_error))
+        finally:
+            self.reset()
+
+    async def _send(self, commands: list[Any], raise_on_error: bool) -> list[Any]:
+        stack = [args for args, _ in commands]
+        if self._transaction:
+            *queued, replies = await self._client.line.send([("MULTI",), *stack, ("EXEC",)])
+            if isinstance(replies, Exception):
+                raise next((reply for reply in queued if isinstance(reply, Exception)), replies)
+        else:
+            replies = await self._client.line.send(stack)
+        failed = [reply for reply in replies if isinstance(reply, Exception)]
+        if failed and raise_on_error:
+            raise failed[0]
+        return [
+            reply if isinstance(reply, Exception) else self._client.read_reply(reply, args, options)
+            for reply, (args, options) in zip(replies, commands, strict=True)
+        ]
+
+
+class _LoopMaster(redis.asyncio.Connection):
+    """A connection to the master that `finder` names; it asks again whenever it connects."""
+
+    def __init__(self, *, finder: MasterFinder, **options: Any) -> None:
+        super().__init__(**options)
+        self._finder = finder
+
+    async def _connect(self) -> None:
+        self.host, self.port = await asyncio.to_thread(self._finder.find)
+        await super()._connect()  # type: ignore[no-untyped-call]
+
+
+class _LoopTlsMaster(_LoopMaster, redis.asyncio.SSLConnection):
+    """As `_LoopMaster`, over TLS."""
+
+
+_KINDS: dict[Any, Any] = {
+    redis.Connection: redis.asyncio.Connection,
+    redis.SSLConnection: redis.asyncio.SSLConnection,
+    redis.UnixDomainSocketConnection: redis.asyncio.UnixDomainSocketConnection,
+    MasterConnection: _LoopMaster,
+    TlsMasterConnection: _LoopTlsMaster,
+}
+
+
+def loop_pool(pool: WaitingPool) -> redis.asyncio.BlockingConnectionPool:
+    """A pool of asyncio connections with the options of `pool`; it leaves all retries to `Patience`."""
+    options = {**pool.connection_kwargs, "retry": Retry(NoBackoff(), 0)}
+    return redis.asyncio.BlockingConnectionPool(
+        max_connections=_CONNECTIONS,
+        timeout=None,
+        connection_class=_KINDS[pool.connection_class],
+        **options,
+    )

@@ -1,0 +1,124 @@
+"""Waits for the results of many runs with one command over one connection."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import math
+import uuid
+from itertools import count
+from typing import Any, TypeAlias
+
+import redis.asyncio
+
+from rankmill.jobs.contract import keys
+
+_BLOCK_SECONDS = 1.0
+"""How long one command waits for the next result."""
+
+_BELL_SECONDS = 60
+
+_PAUSE_SECONDS = 1e-4
+"""Least time between two commands, for each stream in them: results that come together cost one command,
+which takes about a tenth of this for each of its streams."""
+
+_EARLY = 1000
+"""Streams of which entries are kept for a run that does not wait at the moment, at most."""
+
+Entries: TypeAlias = list[tuple[bytes, dict[bytes, bytes]]]
+
+
+class Streams:
+    """Reads the streams of all runs that wait, each for the task that waits for it.
+
+    A run that comes while the command waits rings a bell, a stream of this reader alone; so the command
+    returns, and the next one has the run's stream too.
+
+    Parameters
+    ----------
+    client
+        The server.
+    """
+
+    def __init__(self, client: redis.asyncio.Redis) -> None:
+        self._client: Any = client
+        self._bell = keys.reader_bell(uuid.uuid4().hex)
+        self._rung, self._rings = "0", count(1)
+        self._waiting: dict[str, tuple[str, asyncio.Future[Entries]]] = {}
+        self._asked: set[str] = set()
+        self._early: dict[str, Entries] = {}
+        """What came for a run that was busy with something else; it reads on there."""
+        self._task: asyncio.Task[None] | None = None
+        self._ringing: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    async def read(self, stream: str, after: str, seconds: float) -> Entries:
+        """The entries of `stream` after one, waiting up to `seconds` for the first."""
+        early = [entry for entry in self._early.pop(stream, []) if _place(entry[0].decode()) > _place(after)]
+        if early:
+            return early
+        future: asyncio.Future[Entries] = asyncio.get_running_loop().create_future()
+        self._waiting[stream] = after, future
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._read_all())
+        elif self._asked and stream not in self._asked and (self._ringing is None or self._ringing.done()):
+            self._ringing = asyncio.create_task(self._ring())
+        try:
+            return await asyncio.wait_for(future, seconds)
+        except TimeoutError:
+            return []
+        finally:
+            del self._waiting[stream]
+
+    async def close(self) -> None:
+        """Stop reading."""
+        for task in (self._task, self._ringing):
+            if task and not task.done():
+                task.cancel()
+                await asyncio.wait([task])
+
+    async def _read_all(self) -> None:
+        try:
+            while self._waiting:
+                asked = {stream: after for stream, (after, _) in self._waiting.items()}
+                self._asked = set(asked)
+                block = math.ceil(1000 * _BLOCK_SECONDS)
+                reply = await self._client.xread({**asked, self._bell: self._rung}, block=block)
+                self._asked = set()
+                for name, entries in reply.items() if isinstance(reply, dict) else reply or ():
+                    self._take(name.decode(), entries)
+                await asyncio.sleep(_PAUSE_SECONDS * len(asked))
+        except Exception as error:
+            for _, future in self._waiting.values():
+                if not future.done():
+                    future.set_exception(copy.copy(error))
+        finally:
+            self._asked = set()
+
+    def _take(self, stream: str, entries: Entries) -> None:
+        if stream == self._bell:
+            self._rung = entries[-1][0].decode()
+        elif stream not in self._waiting:
+            self._early[stream] = entries
+            if len(self._early) > _EARLY:
+                del self._early[next(iter(self._early))]  # its run reads it again, or has ended
+        elif not self._waiting[stream][1].done():
+            self._waiting[stream][1].set_result(entries)
+
+    async def _ring(self) -> None:
+        try:
+            async with self._client.pipeline(transaction=False) as pipe:
+                # Numbered here: a server that lost its data begins with what its clock says.
+                pipe.xadd(self._bell, {"run": 1}, id=str(next(self._rings)), maxlen=1)
+                pipe.expire(self._bell, _BELL_SECONDS)
+                await pipe.execute()
+        except redis.RedisError:
+            pass  # the command that waits learns of the trouble itself
+
+
+def _place(entry: str) -> tuple[int, int]:
+    """An entry's id, in an order."""
+    milliseconds, _, number = entry.partition("-")
+    return int(milliseconds), int(number or 0)

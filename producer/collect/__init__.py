@@ -1,0 +1,1 @@
+"""From pairs to chunks, and from results to scored tables in order."""

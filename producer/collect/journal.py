@@ -1,0 +1,296 @@
+"""The journal: the results of a run so far, on disk.
+
+It is a small SQLite database beside the output. A chunk's result is written and synced before the
+producer deletes it from Redis. So if this process or its machine dies, only the chunks in flight
+must be scored again. The journal holds scores, errors and statistics. It does not hold the input's
+columns, because they can be read again from the input.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json
+
+from rankmill.jobs.contract.errors import InputError, OutputError, WireError
+from rankmill.jobs.contract.results import (
+    ChunkFailure,
+    ChunkResult,
+    ChunkScores,
+    ChunkStats,
+    from_entry,
+    to_entry,
+)
+from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS, Count, WireModel
+
+logger = logging.getLogger(__name__)
+
+_TABLES = """
+PRAGMA locking_mode = EXCLUSIVE;
+PRAGMA journal_mode = WAL;
+PRAGMA synchronous = FULL;
+CREATE TABLE IF NOT EXISTS manifest (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS state (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS chunks
+    (chunk INTEGER PRIMARY KEY, rows INTEGER NOT NULL, scores BLOB, about TEXT NOT NULL);
+"""
+
+_NEXT_CUT = """
+SELECT chunk, rows FROM chunks
+WHERE chunk >= ? AND typeof(rows) = 'integer' AND rows BETWEEN 1 AND ? ORDER BY chunk LIMIT 1
+"""
+
+_RENUMBER = "UPDATE chunks SET chunk = ?, about = json_set(about, '$.chunk', ?) WHERE chunk = ?"
+
+OLD_CHUNK_SIZE = "--chunk-size"
+"""In the manifest of an earlier release: the size of all chunks. Their numbers counted the chunks."""
+
+
+class Finished(WireModel):
+    """The parts of an output that are in place; the results of their rows have left the journal.
+
+    ``rows`` and ``row_errors`` are those of all ``parts``. ``first`` is about the first scored chunk of the
+    run, and ``tally`` holds the caller's sums over these rows.
+    """
+
+    parts: Count
+    rows: Count
+    row_errors: Count
+    first: ChunkStats | None
+    tally: str
+
+
+_NONE = Finished(parts=0, rows=0, row_errors=0, first=None, tally="")
+
+
+class Journal:
+    """The results for one output by chunk number, and the manifest of what they were made from.
+
+    Parameters
+    ----------
+    path
+        The database file; created if it does not exist.
+    check
+        Called after each write of results: raises if the file is no longer where it was.
+
+    Raises
+    ------
+    InputError
+        From any method: the file is damaged.
+    OutputError
+        From any method: the file cannot be written or read, as on a full disk.
+    """
+
+    def __init__(self, path: Path, check: Callable[[], None] = lambda: None) -> None:
+        self._path = path
+        self._check = check
+        self.damaged_rows = 0
+        """Rows whose result was damaged, and is deleted."""
+        with self._told():
+            self._db = sqlite3.connect(path)
+        with self._at_work():
+            self._db.executescript(_TABLES)
+        self.finished = self._read_finished()
+        """The parts of the output that are in place."""
+
+    def close(self) -> None:
+        """Close the database. This also works on a full disk: all results are already synced."""
+        self._db.close()
+
+    @property
+    def folder(self) -> Path:
+        """The folder that holds the database."""
+        return self._path.parent
+
+    @property
+    def rows(self) -> int:
+        """Number of rows in finished parts and in chunks that have a result."""
+        count = """
+            SELECT coalesce(sum(rows), 0) FROM chunks WHERE typeof(rows) = 'integer' AND rows BETWEEN 0 AND ?
+        """
+        return self.finished.rows + int(self._one(count, MAX_CHUNK_ROWS))
+
+    @property
+    def manifest(self) -> dict[str, str]:
+        """What the results were made from, as given to `restart`."""
+        with self._at_work():
+            return dict(self._db.execute("SELECT name, value FROM manifest ORDER BY rowid").fetchall())
+
+    @property
+    def run(self) -> str | None:
+        """Id of the last run begun for this output."""
+        return self._state("run")
+
+    @property
+    def first(self) -> ChunkStats | None:
+        """Statistics of the first scored chunk; the rest must use the same model commit and precision."""
+        if self.finished.first:
+            return self.finished.first
+        with self._at_work():
+            found = self._db.execute("SELECT chunk FROM chunks WHERE scores IS NOT NULL ORDER BY chunk")
+            chunks = [int(chunk) for (chunk,) in found]
+        results = (self.get(chunk) for chunk in chunks)
+        return next((result.stats for result in results if isinstance(result, ChunkScores)), None)
+
+    def restart(self, manifest: Mapping[str, str]) -> None:
+        """Delete all results and store a new `manifest`; the last run's id is kept."""
+        self.finished = _NONE
+        with self._at_work():
+            self._db.execute("DELETE FROM state WHERE name = 'finished'")
+            self._db.execute("DELETE FROM chunks")
+            self._db.execute("DELETE FROM manifest")
+            self._db.executemany("INSERT INTO manifest VALUES (?, ?)", manifest.items())
+
+    def begin(self, run: str) -> None:
+        """Store a run's id, before any of its chunks is in the queue."""
+        self._set_state("run", run)
+
+    @property
+    def model(self) -> str | None:
+        """The version of a registry that scores this output; ``None`` if none was stored."""
+        return self._state("model")
+
+    def keep_model(self, model: str) -> None:
+        """Store the version, before any row is scored."""
+        self._set_state("model", model)
+
+    def get(self, chunk: int, rows: int | None = None) -> ChunkResult | None:
+        """Return the result of a chunk, or ``None`` if there is none.
+
+        `rows` is the chunk's number of rows, if it is known. A damaged result is deleted, so that the
+        chunk is scored again.
+        """
+        with self._at_work():
+            row = self._db.execute(
+                "SELECT scores, CAST(about AS BLOB), rows FROM chunks WHERE chunk = ?", (chunk,)
+            ).fetchone()
+        if row is None:
+            return None
+        try:
+            return _result(chunk, rows, *row[:2])
+        except WireError as error:
+            logger.warning("chunk %d is scored again, it is damaged in %s: %s", chunk, self._path, error)
+            with self._at_work():
+                self._db.execute("DELETE FROM chunks WHERE chunk = ?", (chunk,))
+            if row[2] in range(MAX_CHUNK_ROWS + 1):
+                self.damaged_rows += int(row[2])
+            return None
+
+    def next_cut(self, start: int) -> tuple[int, int] | None:
+        """First row and number of rows of the first result at row `start` or after, if there is any."""
+        with self._at_work():
+            found = self._db.execute(_NEXT_CUT, (start, MAX_CHUNK_ROWS)).fetchone()
+        return found and (int(found[0]), int(found[1]))
+
+    def renumber(self, starts: Iterable[int]) -> None:
+        """Number the results by their first rows: earlier releases numbered the chunks of a fixed size.
+
+        `starts` are the first rows of all chunks in order, as those releases cut them.
+        """
+        with self._at_work():
+            self._db.execute("DELETE FROM chunks WHERE NOT json_valid(about)")
+            for chunk, start in enumerate(starts):  # negative meanwhile, so that no two are the same
+                self._db.execute(_RENUMBER, (-start - 1, start, chunk))
+            self._db.execute("DELETE FROM chunks WHERE chunk >= 0")
+            self._db.execute("UPDATE chunks SET chunk = -chunk - 1")
+            self._db.execute("DELETE FROM manifest WHERE name = ?", (OLD_CHUNK_SIZE,))
+
+    def add(self, results: Mapping[int, tuple[int, ChunkResult]]) -> None:
+        """Store ``{chunk: (rows, result)}``, synced when this returns.
+
+        Fatal failures are not stored, nor are results of rows in finished parts.
+        """
+        results = {chunk: each for chunk, each in results.items() if chunk >= self.finished.rows}
+        with self._at_work():
+            self._db.executemany("INSERT OR IGNORE INTO chunks VALUES (?, ?, ?, ?)", _records(results))
+        self._check()
+
+    def finish(self, finished: Finished) -> None:
+        """Record that parts are in place, and delete the results of their rows."""
+        with self._at_work():
+            record = ("finished", finished.model_dump_json())
+            self._db.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", record)
+            self._db.execute("DELETE FROM chunks WHERE chunk < ?", (finished.rows,))
+        self.finished = finished
+
+    def _read_finished(self) -> Finished:
+        record = self._state("finished")
+        try:
+            return _NONE if record is None else Finished.read_json(record, str(self._path))
+        except WireError as error:
+            raise InputError(f"{error}; start over with --restart") from None
+
+    def seal(self, output: str) -> None:
+        """Record what the complete output is, just before it is moved into place."""
+        self._set_state("output", output)
+
+    @property
+    def sealed(self) -> str | None:
+        """What `seal` has recorded: if that is in place, the run moved it there and then died."""
+        return self._state("output")
+
+    def _state(self, name: str) -> str | None:
+        found = self._one("SELECT value FROM state WHERE name = ?", name)
+        return None if found is None else str(found)
+
+    def _set_state(self, name: str, value: str) -> None:
+        with self._at_work():
+            self._db.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, value))
+
+    def _one(self, query: str, *parameters: str | int) -> Any:
+        with self._at_work():
+            row = self._db.execute(query, parameters).fetchone()
+        return row and row[0]
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Run a transaction; errors are told as `_told` does."""
+        with self._told(), self._db:
+            yield
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """SQLite's errors become `OutputError` or `InputError`."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            raise OutputError(f"cannot write {self._path}: {error}") from None
+        except sqlite3.DatabaseError as error:
+            raise InputError(f"{self._path} is damaged ({error}); start over with --restart") from None
+
+
+def _records(
+    results: Mapping[int, tuple[int, ChunkResult]],
+) -> Iterator[tuple[int, int, bytes | None, str]]:
+    for chunk, (rows, result) in results.items():
+        if isinstance(result, ChunkFailure) and result.fatal:
+            continue
+        entry = to_entry(result)
+        scores = entry.pop("scores", None)
+        assert scores is None or isinstance(scores, bytes)
+        yield chunk, rows, scores, json.dumps(entry)
+
+
+def _result(chunk: int, rows: int | None, scores: object, about: bytes) -> ChunkResult:
+    """Read a result from its record; any damage raises `WireError`."""
+    try:
+        found = from_json(about)
+        entry = {name.encode(): str(value).encode() for name, value in found.items()}
+    except (AttributeError, ValueError) as error:
+        raise WireError(str(error)) from None
+    if scores is not None:
+        if not isinstance(scores, bytes):
+            raise WireError("the scores are text")
+        entry[b"scores"] = scores
+    result = from_entry(entry)
+    if result.chunk != chunk or (isinstance(result, ChunkFailure) and result.fatal):
+        raise WireError("it is not the result of this chunk")
+    if isinstance(result, ChunkScores) and rows not in {None, len(result.scores)}:
+        raise WireError(f"it has {len(result.scores)} scores for {rows} rows")
+    return result

@@ -1,0 +1,87 @@
+"""Removal of ended runs from Redis: at once, or in the background while Redis cannot serve."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from rankmill.jobs.contract.errors import RedisUnavailable
+from rankmill.jobs.contract.run import Run
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.runtime.logs import about
+from rankmill.jobs.runtime.patience import redis_errors, waiting
+
+_AT_ONCE_SECONDS = 1
+
+logger = logging.getLogger(__name__)
+
+
+class Leftovers:
+    """Removes keys and waiting jobs of ended runs from Redis; threads may share it, also after a fork.
+
+    The caller does not wait for a server that cannot serve. A background thread retries instead, until
+    the run's keys would have expired.
+    """
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._left: deque[tuple[Run, list[int], float]] = deque()
+        self._busy = False
+
+    def remove(
+        self, run: Run, chunks: Iterable[int], *, answered: Iterable[int] = (), hurry: bool = False
+    ) -> None:
+        """Delete a run and the waiting jobs of its `chunks`; do not try twice if the caller is in a `hurry`.
+
+        `answered` chunks have no jobs any more, but pairs.
+
+        Raises
+        ------
+        RedisFailed
+            The server refuses the command.
+        """
+        left, done = list(chunks), list(answered)
+        until = time.monotonic() + _AT_ONCE_SECONDS if hurry else math.inf
+        try:
+            with redis_errors(), waiting(most=0 if hurry else _AT_ONCE_SECONDS, until=until):
+                self._store.delete(run, left, answered=done)
+        except RedisUnavailable as error:
+            with about(run=run.id):
+                logger.warning("the run's keys in Redis will be removed later: %s", error)
+            self._later(run, [*left, *done])
+
+    def _later(self, run: Run, chunks: list[int]) -> None:
+        if os.getpid() != self._process:  # a fork: the thread, and what it has to remove, are the parent's
+            self._begin()
+        with self._lock:
+            self._left.append((run, chunks, time.monotonic() + run.ttl))
+            if not self._busy:
+                self._busy = True
+                self._store.later(self._remove_all)
+
+    def _remove_all(self) -> None:
+        while True:
+            with self._lock:
+                if not self._left:
+                    self._busy = False
+                    return
+                run, chunks, until = self._left.popleft()
+            try:
+                with about(run=run.id), redis_errors():
+                    self._store.delete(run, chunks)
+            except RedisUnavailable:
+                if time.monotonic() < until:
+                    with self._lock:
+                        self._left.append((run, chunks, until))
+            except Exception:
+                logger.exception("the keys of run %s in Redis cannot be removed", run.id)

@@ -1,0 +1,78 @@
+"""Whether anybody listens on a queue, so that nobody waits without a word for workers that are not there."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+
+from rankmill.jobs.contract.errors import NoWorkers, RedisUnavailable
+from rankmill.jobs.contract.job import no_workers_message
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.worker_report import queue_workers
+from rankmill.jobs.runtime.passwords import mask_url
+from rankmill.jobs.runtime.patience import waiting
+
+_LOOK_SECONDS = 1.0
+"""Least time between two looks of all runs of a client."""
+
+_WORD_SECONDS = 5.0
+_REMIND_SECONDS = 30.0
+"""Time without a worker until the first warning, and between two warnings."""
+
+logger = logging.getLogger(__name__)
+
+
+class Listeners:
+    """Looks for the workers of a queue while runs wait; the runs of a client share it, in any threads.
+
+    Parameters
+    ----------
+    store, url
+        The server, and its URL for messages.
+    queue
+        Name of the queue.
+    seconds
+        A run that has waited so long while no worker listened ends its wait with `NoWorkers`.
+    """
+
+    def __init__(self, store: RunStore, url: str, queue: str, seconds: float) -> None:
+        self._store = store
+        self._url = url
+        self._queue = queue
+        self._seconds = seconds
+        self._looked = self._seen = self._warned = -math.inf
+        self._looking = False  # for another run: what it finds is not known yet
+
+    def check(self, since: float) -> None:
+        """Look for workers, at most once a second, for a run that waits `since` (`time.monotonic` seconds).
+
+        Raises
+        ------
+        NoWorkers
+            None has listened for too long.
+        """
+        if self._looking:
+            return
+        if time.monotonic() - self._looked > _LOOK_SECONDS:
+            self._looking, self._looked = True, time.monotonic()
+            try:
+                self._look()
+            finally:
+                self._looking = False
+        now = time.monotonic()
+        missing = now - max(self._seen, since)
+        if missing > self._seconds:
+            raise NoWorkers(f"{no_workers_message(self._queue, mask_url(self._url))}; waited {missing:.0f} s")
+        if missing > _WORD_SECONDS and now - self._warned > _REMIND_SECONDS:
+            self._warned = now
+            logger.warning("%s", no_workers_message(self._queue, mask_url(self._url)))
+
+    def _look(self) -> None:
+        try:
+            with waiting(most=0):
+                found = bool(queue_workers(self._store.redis, self._queue).scoring)
+        except RedisUnavailable:  # other commands wait for the server
+            found = True
+        if found:
+            self._seen = time.monotonic()

@@ -1,0 +1,163 @@
+"""Scores of an earlier output, by pair."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.collect.reuse.pair_keys import as_bytes
+
+_ROWS = 65_536
+
+Keys = npt.NDArray[np.uint64]
+Scores = npt.NDArray[np.float32]
+
+
+class EarlierScores:
+    """The scores of an earlier output. A pair is known by a digest of 128 bits: 20 bytes of memory for each.
+
+    Parameters
+    ----------
+    columns
+        The columns of query and passage.
+    keys
+        The digests of the pairs, ``[n, 2]``.
+    scores
+        Their scores, ``[n]``.
+    """
+
+    def __init__(self, columns: tuple[str, str], keys: Keys, scores: Scores) -> None:
+        order = np.argsort(keys[:, 0], kind="stable")
+        self.columns = columns
+        self._keys, self._scores = keys[order], scores[order]
+
+    def __len__(self) -> int:
+        return len(self._scores)
+
+    def digests(self, table: pa.Table) -> Keys:
+        """The digest of each row's pair, ``[n, 2]``."""
+        return _digests([table[name] for name in self.columns])
+
+    def known(self, keys: Keys) -> pa.Array:
+        """The score of each pair, by its digest; null where there is none."""
+        if not len(self):
+            return pa.nulls(len(keys), pa.float32())
+        places = np.minimum(np.searchsorted(self._keys[:, 0], keys[:, 0]), len(self) - 1)
+        missing = (self._keys[places] != keys).any(axis=1)
+        return pa.array(self._scores[places], mask=missing)
+
+
+def no_earlier(columns: tuple[str, str]) -> EarlierScores:
+    """No scores at all, of pairs in these columns."""
+    return EarlierScores(columns, np.zeros((0, 2), np.uint64), np.zeros(0, np.float32))
+
+
+def open_earlier(
+    file: pa.NativeFile | Path, name: str, columns: tuple[str, str], score: str
+) -> EarlierScores:
+    """Read the pairs and scores of an output; rows without a score are left out.
+
+    Parameters
+    ----------
+    file, name
+        The Parquet file, and what it is called in messages.
+    columns, score
+        The columns of query and passage, and of the scores.
+
+    Raises
+    ------
+    InputError
+        The file is damaged or lacks a column.
+    """
+    import pyarrow.parquet as pq  # slow to import, and clients do not need it
+
+    keys, scores = [np.zeros((0, 2), np.uint64)], [np.zeros(0, np.float32)]
+    try:
+        with pq.ParquetFile(file) as opened:
+            missing = [each for each in (*columns, score) if each not in opened.schema_arrow.names]
+            if missing:
+                raise InputError(
+                    f"{name}: no column {missing[0]!r}, which --reuse needs; the output of a run has texts "
+                    "with --with-texts"
+                )
+            for batch in opened.iter_batches(_ROWS, columns=[*columns, score]):
+                kept = batch.filter(batch[score].is_valid())
+                keys.append(_digests([pa.chunked_array([kept[each]]) for each in columns]))
+                scores.append(np.asarray(kept[score]).astype(np.float32))
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{name}: cannot be read: {' '.join(str(error).split())}") from None
+    return EarlierScores(columns, np.concatenate(keys), np.concatenate(scores))
+
+
+def check_same(found: Mapping[str, str], wanted: Mapping[str, str], name: str) -> None:
+    """Check that an output was made as this run would make it.
+
+    Parameters
+    ----------
+    found
+        The output's metadata.
+    wanted
+        The metadata of the run's output; where one of `OPEN` is empty, the run takes what it finds.
+    name
+        The output, for messages.
+
+    Raises
+    ------
+    InputError
+        The metadata says something else, or nothing.
+    """
+    if "rankmill.version" not in found:
+        raise InputError(f"{name}: --reuse needs an output of score-file, which says how it was made")
+    revision = found.get("rankmill.revision", "")
+    if not revision and found.get("rankmill.model") != "demo":
+        raise InputError(
+            f"{name}: its scores cannot be used, it does not say which commit or which content the model had"
+        )
+    compared = sorted(OF_SCORES | (COLUMNS & found.keys()))
+    for key in sorted(compared, key=lambda each: each != "rankmill.revision"):  # which says most comes first
+        given, asked = found.get(key, ""), wanted.get(key, "")
+        if key == "rankmill.model" and revision and revision == wanted.get("rankmill.revision"):
+            continue  # the same files may be in another directory
+        if given != asked and (asked or key not in OPEN):
+            what = key.removeprefix("rankmill.").replace("_", " ")
+            raise InputError(
+                f"{name}: its scores cannot be used, they are of another {what}: "
+                f"{given or 'none'}, not {asked or 'none'}"
+            )
+
+
+OF_SCORES = {
+    f"rankmill.{name}"
+    for name in (
+        "model", "revision", "precision", "max_length", "activation", "instruction",
+        "prompt_template", "label", "long", "long_stride", "all_labels",
+    )
+}  # fmt: skip
+"""Metadata on which scores depend."""
+
+COLUMNS = {"rankmill.query_column", "rankmill.passage_column", "rankmill.score_column"}
+"""Metadata that says which texts were scored, and where the scores are; earlier releases do not write it."""
+
+OPEN = {"rankmill.revision", "rankmill.precision"}
+"""Metadata that a run need not name: it takes what the earlier output has."""
+
+
+def _digests(columns: list[pa.ChunkedArray]) -> Keys:
+    """A digest of each pair, ``[n, 2]``."""
+    texts = [as_bytes(column).to_pylist() for column in columns]
+    queries = {text: blake2b(_bytes(text), digest_size=16).digest() for text in set(texts[0])}
+    joined = b"".join(
+        blake2b(_bytes(passage), digest_size=16, key=queries[query]).digest()
+        for query, passage in zip(*texts, strict=True)
+    )
+    return np.frombuffer(joined, np.uint64).reshape(-1, 2)
+
+
+def _bytes(text: bytes | None) -> bytes:
+    return b"\0" if text is None else b"\1" + text

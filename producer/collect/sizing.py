@@ -1,0 +1,161 @@
+"""How many chunks of a run are in Redis at a time, and how large they are, as the workers come and go."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Literal, NamedTuple
+
+from rankmill.jobs.protocol.capacity import Capacity
+from rankmill.producer.collect.journal import Journal
+
+MIN_CHUNKS = 32
+"""Fewest chunks in the window with ``window: auto``."""
+
+_AHEAD = 2
+"""With ``window: auto`` the window is as many times what the workers claim ahead."""
+
+_REFILL_SHARE = 4
+"""Chunks are submitted when 1/4 of the window is free: several at once cost less."""
+
+CHUNK_SECONDS = 1.0
+"""With ``chunk_size: auto``, seconds of work in a chunk, for the slowest worker."""
+
+REQUEST_ROWS = 64
+"""With ``chunk_size: auto``, fewest rows in a chunk of a request: few chunks cost it less."""
+
+MIN_ROWS, MAX_ROWS = 16, 16_384
+"""Fewest and most rows in a chunk with ``chunk_size: auto``; the first chunks have the fewest."""
+
+_GROWTH = 4
+"""How many times larger a chunk may be than the one before."""
+
+_SPEED_SECONDS = 10
+"""A worker's speed is that of its results in the last seconds, at least the last two."""
+
+_LEAST_SECONDS = 0.5
+"""Results of less time tell no speed."""
+
+_TOGETHER_SECONDS = 0.25
+"""Results that came with the first one were scored before it: their rows do not count for the speed."""
+
+_GONE_SECONDS = 30
+"""A worker without results for so long does not count."""
+
+
+class Load(NamedTuple):
+    """Units in Redis without a result: how many, their rows, the bytes of their payloads."""
+
+    units: int = 0
+    rows: int = 0
+    payload: int = 0
+
+    def plus(self, rows: int, payload: int) -> Load:
+        """The load with one unit more."""
+        return Load(self.units + 1, self.rows + rows, self.payload + payload)
+
+
+class WindowSize:
+    """Most units of a run in Redis without a result: in number, and in bytes of payload.
+
+    Parameters
+    ----------
+    chunks
+        The setting ``window``. ``auto``: twice what the live workers claim ahead, at least `MIN_CHUNKS`.
+    payload_bytes
+        Most bytes of payload, whatever the workers claim.
+    sharers
+        Number of runs that share the window equally.
+    """
+
+    def __init__(self, chunks: int | Literal["auto"], payload_bytes: int, sharers: int = 1) -> None:
+        self.follows_workers = chunks == "auto"
+        self._chunks = max((MIN_CHUNKS if chunks == "auto" else chunks) // sharers, 1)
+        self._pairs = 0
+        self._payload_bytes = payload_bytes // sharers
+        self._sharers = sharers
+
+    def follow(self, capacity: Capacity, chunk_rows: int) -> None:
+        """Take note of what the workers claim ahead; each may claim a chunk more, as it claims whole ones."""
+        self._pairs = _AHEAD * (capacity.claim_ahead + capacity.workers * chunk_rows) // self._sharers
+
+    def is_full(self, load: Load) -> bool:
+        """Whether no unit fits beside the `load`."""
+        enough = load.units >= self._chunks and load.rows >= self._pairs
+        return enough or load.payload >= self._payload_bytes
+
+    def wants_more(self, load: Load) -> bool:
+        """Whether so much of the window is free that it is time to submit more units."""
+        free = max(self._chunks // _REFILL_SHARE, 1)
+        few = load.units <= self._chunks - free or load.rows < self._pairs * (1 - 1 / _REFILL_SHARE)
+        return few and load.payload < self._payload_bytes
+
+
+class ChunkSize:
+    """How many rows the next chunk gets.
+
+    Parameters
+    ----------
+    rows
+        The setting ``chunk_size``. ``auto``: about a second's work of the slowest worker, as measured in this
+        run; `learnt` has the start.
+    journal
+        Where it has a result, the chunk gets the rows of that result.
+    learnt
+        The last size with ``auto``, by model; runs of one process share it.
+    least
+        Fewest rows with ``auto``.
+    """
+
+    def __init__(
+        self,
+        rows: int | Literal["auto"],
+        model: str,
+        journal: Journal | None,
+        learnt: dict[str, int],
+        least: int = MIN_ROWS,
+    ) -> None:
+        self._least = least
+        self._model = model
+        self._journal = journal
+        self._learnt = learnt
+        self._fixed = None if rows == "auto" else rows
+        self._results: dict[str, deque[tuple[float, int]]] = {}
+
+    def at(self, start: int) -> int:
+        """Rows of the chunk that begins at row `start` of the input."""
+        rows = self._fixed or max(self._learnt.get(self._model, MIN_ROWS), self._least)
+        known = self._journal.next_cut(start) if self._journal else None
+        if known is None:
+            return rows
+        return known[1] if known[0] == start else min(rows, known[0] - start)
+
+    def see(self, worker: str, rows: int) -> None:
+        """Take note of a result of `worker` with `rows` rows."""
+        if self._fixed:
+            return
+        now = time.monotonic()
+        results = self._results.setdefault(worker, deque())
+        results.append((now, rows))
+        while len(results) > 2 and now - results[1][0] > _SPEED_SECONDS:
+            results.popleft()
+        speeds = [speed for each in self._results.values() if (speed := _speed(each, now))]
+        if speeds:
+            before = self._learnt.get(self._model, MIN_ROWS)
+            wanted = min(round(min(speeds) * CHUNK_SECONDS), before * _GROWTH)
+            self._learnt[self._model] = min(max(wanted, MIN_ROWS), MAX_ROWS)
+
+
+class Sizes(NamedTuple):
+    """The sizes of a run's window and of its chunks."""
+
+    window: WindowSize
+    chunks: ChunkSize
+
+
+def _speed(results: deque[tuple[float, int]], now: float) -> float | None:
+    """Rows a second of a worker with these results; ``None`` if it cannot be told, or it is gone."""
+    first, last = results[0][0], results[-1][0]
+    if last - first < _LEAST_SECONDS or now - last > _GONE_SECONDS:
+        return None
+    return sum(rows for at, rows in results if at - first > _TOGETHER_SECONDS) / (last - first)

@@ -1,0 +1,187 @@
+"""Finished chunks that wait for their turn: in memory up to a bound, then in temporary files.
+
+The files have no names, so nothing is left of them when the process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
+
+from rankmill.jobs.contract.results import ChunkStats
+from rankmill.producer.collect.splitting import ScoredTable
+
+MEMORY_BYTES = 64 << 20
+"""Most bytes of finished chunks in memory."""
+
+DISK_BYTES = 16 << 30
+"""Most bytes of finished chunks on disk; with more than that, the producer submits no further chunks."""
+
+_FILE_BYTES = 256 << 20
+"""Size at which the next file begins; the space of a file is free once all chunks in it are taken."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _File:
+    """A temporary file: bytes written so far, and chunks in it that are not taken yet."""
+
+    file: IO[bytes]
+    size: int = 0
+    chunks: int = 0
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a chunk is in a file; its description comes before its rows."""
+
+    file: _File
+    start: int
+    about: int
+    rows: int
+
+
+class Spool:
+    """Finished chunks by number, each from `put` until `take`.
+
+    Parameters
+    ----------
+    folder
+        Where temporary files are made; ``None`` means the system's folder for them.
+    memory_bytes, disk_bytes
+        Most bytes in memory and on disk.
+    """
+
+    def __init__(
+        self, folder: Path | None, memory_bytes: int = MEMORY_BYTES, disk_bytes: int = DISK_BYTES
+    ) -> None:
+        self._folder = folder
+        self._memory_bytes = memory_bytes
+        self._disk_bytes = disk_bytes
+        self._in_memory: dict[int, tuple[ScoredTable, int]] = {}
+        """Chunks, with their bytes."""
+        self._on_disk: dict[int, _Place] = {}
+        self._used = 0
+        self._files: list[_File] = []
+        self.full = False
+        """Whether the disk has no more room; chunks then wait in memory, so there should be no new ones."""
+
+    def __contains__(self, chunk: int) -> bool:
+        return chunk in self._in_memory or chunk in self._on_disk
+
+    def __len__(self) -> int:
+        return len(self._in_memory) + len(self._on_disk)
+
+    @property
+    def memory_is_full(self) -> bool:
+        """Whether the next chunk goes to disk."""
+        return self._used >= self._memory_bytes
+
+    def has_room(self, expected: int) -> bool:
+        """Whether `expected` bytes more would stay in memory, or little is there."""
+        return self._used + expected < self._memory_bytes or self._used < self._memory_bytes // 4
+
+    def put(self, chunk: int, part: ScoredTable) -> None:
+        """Keep a finished chunk."""
+        if not self.memory_is_full or not self._write(chunk, part):
+            size = int(part.table.nbytes + part.scores.nbytes + part.errors.nbytes)
+            self._in_memory[chunk] = part, size
+            self._used += size
+
+    def take(self, chunk: int) -> ScoredTable:
+        """Remove and return a chunk, which must be here."""
+        if chunk in self._in_memory:
+            part, size = self._in_memory.pop(chunk)
+            self._used -= size
+        else:
+            part = self._read(self._on_disk.pop(chunk))
+        self.full = self.full and len(self) > 0
+        return part
+
+    def close(self) -> None:
+        """Drop all chunks, and the files."""
+        self._in_memory.clear()
+        self._on_disk.clear()
+        while self._files:
+            self._files.pop().file.close()
+
+    def _write(self, chunk: int, part: ScoredTable) -> bool:
+        """Write a chunk to disk; returns whether there was room."""
+        if self.full:
+            return False
+        about = json.dumps(
+            {
+                "stats": part.stats and part.stats.model_dump_json(),
+                "attempts": part.attempts,
+                "worker": part.worker,
+                "reused": part.reused,
+            }
+        ).encode()
+        rows = _to_bytes(part)
+        try:
+            if sum(file.size for file in self._files) + len(about) + len(rows) > self._disk_bytes:
+                raise OSError(f"more than {self._disk_bytes:,} bytes wait on disk")
+            file = self._file()
+            file.file.seek(file.size)
+            file.file.write(about)
+            file.file.write(rows)
+            file.file.flush()
+        except OSError as error:
+            self.full = True
+            logger.warning("no more chunks are submitted until the oldest is done: %s", error)
+            return False
+        self._on_disk[chunk] = _Place(file, file.size, len(about), len(rows))
+        file.size += len(about) + len(rows)
+        file.chunks += 1
+        return True
+
+    def _file(self) -> _File:
+        """The file that has room, or a new one."""
+        if not self._files or self._files[-1].size >= _FILE_BYTES:
+            self._files.append(_File(tempfile.TemporaryFile(dir=self._folder)))  # noqa: SIM115
+        return self._files[-1]
+
+    def _read(self, place: _Place) -> ScoredTable:
+        file = place.file
+        file.file.seek(place.start)
+        about = json.loads(file.file.read(place.about))
+        part = _from_bytes(file.file.read(place.rows), about)
+        file.chunks -= 1
+        if not file.chunks:
+            self._files.remove(file)
+            file.file.close()
+        return part
+
+
+def _to_bytes(part: ScoredTable) -> memoryview:
+    table = part.table.append_column("score", part.scores).append_column("error", part.errors)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return memoryview(sink.getvalue())
+
+
+def _from_bytes(rows: bytes, about: dict[str, object]) -> ScoredTable:
+    table = pa.ipc.open_stream(rows).read_all()
+    scores, errors = (table.column(at).combine_chunks() for at in (-2, -1))
+    columns = table.num_columns - 2
+    stats, attempts, worker = about["stats"], about["attempts"], about["worker"]
+    reused = about["reused"]
+    assert isinstance(attempts, int)
+    assert isinstance(reused, int)
+    return ScoredTable(
+        table=table.select(range(columns)),
+        scores=scores,
+        errors=errors,
+        stats=None if stats is None else ChunkStats.read_json(str(stats), "the statistics of a chunk"),
+        attempts=attempts,
+        worker=str(worker),
+        reused=reused,
+    )

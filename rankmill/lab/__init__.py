@@ -1,0 +1,1 @@
+"""What measures models and machines."""

@@ -1,0 +1,49 @@
+"""Scores of an earlier output that the same model made (``--reuse``)."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import ValidationError
+
+from rankmill.jobs.cache.folder import cache_folder
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.collect.reuse.earlier import EarlierScores, check_same, open_earlier
+from rankmill.producer.files.manifest import content_here
+from rankmill.producer.files.stores.paths import as_path
+from rankmill.producer.files.stores.reading import open_random
+from rankmill.score.request import Request
+from rankmill.score.summary import Tally, metadata
+
+
+def earlier_scores(request: Request, settings: Settings) -> tuple[Settings, EarlierScores | None]:
+    """Read the earlier output that the request names; the run takes its revision and precision from it.
+
+    Raises
+    ------
+    InputError
+        It is not there or damaged, or its scores are not those that this run would make.
+    """
+    if request.reuse is None:
+        return settings, None
+    path = as_path(request.reuse)
+    if not path.is_file():
+        raise InputError(f"{path}: no such file (--reuse)")
+    try:
+        raw = pq.read_metadata(open_random(path)).metadata or {}
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: --reuse needs Parquet: {' '.join(str(error).split())}") from None
+    found = {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in raw.items()}
+    wanted = metadata(settings, Tally()) | request.named_columns()
+    if content := content_here(settings.model, cache_folder(settings.cache_dir)):
+        wanted["rankmill.revision"] = content
+    if settings.precision == "auto":
+        wanted["rankmill.precision"] = ""
+    check_same(found, wanted, str(path))
+    taken = {"precision": found.get("rankmill.precision"), "revision": found.get("rankmill.revision") or None}
+    try:
+        settings = Settings.model_validate({**settings.model_dump(), **taken})
+    except ValidationError:
+        raise InputError(f"{path}: its scores cannot be used, they are in {taken['precision']}") from None
+    return settings, open_earlier(open_random(path), str(path), request.texts.names, request.score_column)

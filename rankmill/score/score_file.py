@@ -1,0 +1,263 @@
+"""score-file: from the input's files to the scored file, through the queue."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+
+from rankmill.jobs.cache.folder import cache_folder
+from rankmill.jobs.contract.errors import InputChanged, InputError, RunFailed, WireError
+from rankmill.jobs.contract.results import ChunkScores
+from rankmill.jobs.contract.run import Progress, Run
+from rankmill.jobs.contract.wire import decode_pairs
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.registry.resolver import Resolver
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.client.runs.scoring_run import ScoringRun
+from rankmill.producer.client.runs.several import SeveralRuns
+from rankmill.producer.collect.agreed import Agreed
+from rankmill.producer.collect.journal import OLD_CHUNK_SIZE, Journal
+from rankmill.producer.collect.pairs import RowsAt
+from rankmill.producer.collect.reuse.earlier import EarlierScores, no_earlier
+from rankmill.producer.collect.window import FIRST_PIECE
+from rankmill.producer.files.layout import plan_layout
+from rankmill.producer.files.manifest import differences, manifest
+from rankmill.producer.files.parts import ScoredParts
+from rankmill.producer.files.shards import shard_metadata
+from rankmill.producer.files.sink import ScoredFile
+from rankmill.producer.files.source import PairSource
+from rankmill.producer.files.stores.paths import resolved
+from rankmill.producer.files.workspace import Workspace
+from rankmill.producer.local.embedded import EmbeddedCluster
+from rankmill.score.columns import mean_column, score_columns
+from rankmill.score.opening import find_input
+from rankmill.score.progress import MakeView, ProgressView, progress_view
+from rankmill.score.request import TEXTS, Request
+from rankmill.score.reuse import earlier_scores
+from rankmill.score.session import Session
+from rankmill.score.summary import Summary, Tally, metadata, summarize
+from rankmill.score.unused import refuse_unused
+
+Confirm = Callable[[ScoredFile | None, Summary], None]
+
+logger = logging.getLogger(__name__)
+
+
+def score_file(
+    request: Request,
+    settings: Settings,
+    *,
+    cluster: EmbeddedCluster | None = None,
+    view: MakeView = progress_view,
+    confirm: Confirm = lambda *_: None,
+) -> Summary:
+    """Score the files of `request` into one output file; resume an interrupted run of the same request.
+
+    Parameters
+    ----------
+    request, settings
+        What to score, and how.
+    cluster
+        An embedded server with workers, in use; ``None``: as of `Session`.
+    view
+        Makes what shows the progress, from the number of rows; called when the scoring begins.
+    confirm
+        Called with the complete output (of one in parts the last file, if it is not there yet) and the
+        summary, before the output is moved into place; an exception from it keeps it from there.
+
+    Raises
+    ------
+    InputError, ConfigError, ConnectionFailed
+        No row was scored; the message says what to change.
+    RunFailed, EmbeddedError, OutputError
+        The run cannot be finished; no output was written. The scores computed so far are stored,
+        and the same request resumes from them.
+    InputChanged
+        The input changed during the run, or the model did and workers of an earlier release scored; no
+        output was written, and the scores are dropped.
+    """
+    started = time.monotonic()
+    _use_system_memory()
+    found = find_input(request)
+    target = request.target(found.files)
+    request.check(target)
+    request.check_scores(target, settings)
+    if resolved(target) in {resolved(file.path) for file in found.files}:
+        raise InputError(f"{target} is the input itself; name another output with -o")
+    settings, earlier = earlier_scores(request, settings)
+    with ExitStack() as stack:
+        place = request.place(target)
+        asked = request.models or [settings.model]
+        work = stack.enter_context(
+            Workspace(place, restart=request.restart, force=request.force, models=len(asked))
+        )
+        inputs, cache = found.identify(work.folder, stack), cache_folder(settings.cache_dir)
+        refuse_unused(request, found.files, target)
+        now = partial(manifest, inputs, asked, request.options(settings), cache)
+        work.begin(made_from := now())
+        models = _with_versions(asked, settings, work)
+        settings = settings.model_copy(update={"model": models[0]})
+        session = stack.enter_context(Session(settings, cluster))
+        source = found.open()
+        logger.debug("%s rows in %d files", f"{source.rows:,}", len(found.files))
+        left_out = TEXTS if request.run and not request.run.with_texts else ()
+        file = request.file_at(target)
+        revision = _revision(work.journal, settings)
+        columns = score_columns(request, settings, partial(session.labels, revision=revision))
+        layout = plan_layout(source, file, request.form, columns, left_out, mean_column(request))
+        tally = Tally.read(work.journal.finished.tally)
+        tally.each = [Tally() for _ in request.models]
+        several = models if request.models else ()
+
+        def about() -> dict[str, str]:
+            part_of = request.shard or ((1, 1) if request.rows_per_part else None)
+            made_with = {**made_from, "--model": ", ".join(models)}
+            about = metadata(settings, tally, several, columns) | request.named_columns()
+            return about | (shard_metadata(part_of, made_with) if part_of else {})
+
+        output: ScoredFile | ScoredParts = (
+            ScoredParts(target, work, layout, source.rows, request.rows_per_part, about, tally.written)
+            if request.rows_per_part
+            else ScoredFile(target, work.folder, layout, made=work.made)
+        )
+        stack.enter_context(output)
+        logger.debug("run on queue %r, %s", settings.queue, "embedded" if session.embedded else "of --redis")
+        startup = 0.0
+        if source.rows:
+            with view(source.rows, quiet=request.quiet) as shown:
+                _score(session, request, source, output, work, shown, tally, earlier, several)
+            startup = session.watch.since(started)
+        output.finish(about())
+        source.check_unchanged()
+        _check_models(tally, made_from, now)
+        summary = summarize(output, models, startup, tally, time.monotonic() - started)
+        confirm(output.last, summary)
+        work.check()
+        output.publish(work.journal)
+    return summary
+
+
+def _use_system_memory() -> None:
+    """Let Arrow allocate from the C library, unless the environment names another allocator.
+
+    Its default on Linux returns freed memory at once, and gets it back as empty pages: an eighth of this
+    process's CPU time and more.
+    """
+    if "ARROW_DEFAULT_MEMORY_POOL" not in os.environ:
+        pa.set_memory_pool(pa.system_memory_pool())
+
+
+def _with_versions(models: Sequence[str], settings: Settings, work: Workspace) -> list[str]:
+    """The versions that the models stand for: those of an interrupted run, or those of now."""
+    found = []
+    for asked, journal in zip(models, work.journals, strict=True):
+        model = journal.model if work.resumes else None
+        if model is None:
+            model = Resolver(settings.registry).pin(asked)
+            journal.keep_model(model)
+        found.append(model)
+    return found
+
+
+def _score(
+    session: Session,
+    request: Request,
+    source: PairSource,
+    output: ScoredFile | ScoredParts,
+    work: Workspace,
+    view: ProgressView,
+    tally: Tally,
+    earlier: EarlierScores | None,
+    models: Sequence[str],
+) -> None:
+    client, watch = session.client, session.watch
+    for each in work.journals:
+        _settle_last_run(client.store, each, resumes=work.resumes)
+    journal = work.journal
+    if old_size := journal.manifest.get(OLD_CHUNK_SIZE):
+        sizes = [len(table) for table in source.tables(lambda _: int(old_size))]
+        journal.renumber(accumulate(sizes, initial=0))
+    tally.resumed_rows = min(each.rows for each in work.journals)
+    if tally.resumed_rows:
+        logger.info("continuing: %s rows are scored already (%s)", f"{tally.resumed_rows:,}", work.folder)
+
+    begun: list[ScoringRun | SeveralRuns] = []
+
+    def look() -> None:
+        view.update(begun[0].progress if begun else Progress(rows=tally.resumed_rows), watch.workers)
+
+    options: dict[str, Any] = {
+        "rows": source.rows,
+        "priority": "bulk",
+        "reuse": earlier or no_earlier(source.columns.names),
+    }
+    revision = _revision(journal, client.settings)
+    if models:
+        others = [each.first and each.first.revision for each in work.journals[1:]]
+        options |= {"models": models, "journals": work.journals, "revisions": [revision, *others]}
+    else:
+        options |= {"journal": journal, "revision": revision}
+
+    def cut(rows_at: RowsAt) -> Iterator[pa.Table]:
+        size = request.rows_per_part
+        within = (lambda row: min(rows_at(row), size - row % size)) if size else rows_at
+        return source.tables(within, journal.finished.rows)
+
+    try:
+        with session.run(cut, source.columns.names, on_wait=look, **options) as run:
+            begun.append(run)
+            for part in run.tables():
+                tally.add(part)
+                output.write(source.explain(part))
+                watch.look()
+                look()
+    except RunFailed as error:
+        if output.rows:
+            raise
+        raise InputError(str(error)) from None  # no chunk was scored: most likely the model is wrong
+
+
+def _check_models(tally: Tally, made_from: Mapping[str, str], now: Callable[[], dict[str, str]]) -> None:
+    """Look at the manifest again where some results do not say which content of the model they are of."""
+    if "" in tally.revisions and (changed := differences(made_from, now())):
+        raise InputChanged(
+            f"the model has changed since the run began ({changed}), and workers of an earlier release do "
+            "not say which content they scored with; start again"
+        )
+
+
+def _revision(journal: Journal, settings: Settings) -> str | None:
+    """The revision to score with: that of the first chunk, as a branch or a directory may have a new one."""
+    return (journal.first and journal.first.revision) or settings.revision
+
+
+def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> None:
+    """Move the finished chunks of a run whose producer died to the journal; delete the run from Redis."""
+    try:
+        left = store.load(journal.run) if journal.run else None
+        if left and resumes:
+            results = [result for _, result in store.results(left, after="0", block_ms=1)]
+            scored = [result for result in results if isinstance(result, ChunkScores)]
+            agreed = Agreed(left.spec, journal.first)
+            ours = [result for result in scored if not agreed.objection(result.stats, lambda mine: mine)]
+            whole = [result for result in ours if len(result.scores) == _rows_of(store, left, result.chunk)]
+            journal.add({result.chunk: (len(result.scores), result) for result in whole})
+    except WireError as error:
+        logger.warning("the results of the last run in Redis cannot be used: %s", error)
+        return
+    if left:
+        store.delete(left, store.chunks(left))
+
+
+def _rows_of(store: RunStore, run: Run, chunk: int) -> int | None:
+    """Number of rows of a chunk whose pairs are still in Redis; ``None`` if they are not, or for a piece."""
+    payload = store.payload(run, chunk)
+    return len(decode_pairs(payload)[0]) if payload and chunk < FIRST_PIECE else None

@@ -1,0 +1,184 @@
+"""A scoring session: the client of a server with workers, or of an embedded server with embedded workers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rankmill.jobs.contract.errors import ConnectionFailed, InputError, RankmillError
+from rankmill.jobs.contract.results import ChunkStats
+from rankmill.jobs.registry.resolver import Resolver
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.client.client import Client
+from rankmill.producer.client.runs.scores import Scores, as_array
+from rankmill.producer.client.runs.scoring_run import ScoringRun
+from rankmill.producer.client.runs.several import SeveralRuns, start_several
+from rankmill.producer.collect.pairs import RowsAt, cut_pairs
+from rankmill.producer.local.embedded import EmbeddedCluster
+from rankmill.producer.local.worker_watch import WorkerWatch
+
+
+@dataclass(frozen=True)
+class RunScores:
+    """Scores of a run, float32 of shape ``[n]``, NaN for rows without one; its duration and statistics."""
+
+    scores: npt.NDArray[np.float32]
+    seconds: float
+    stats: tuple[ChunkStats, ...]
+    workers: frozenset[str]
+    """Names of the workers that scored at least one chunk."""
+
+
+class Session:
+    """A session on the server that the settings name, else on an embedded server with embedded workers.
+
+    Use it as a context manager. Entering does not wait; `client` waits until the server is ready.
+
+    Parameters
+    ----------
+    settings
+        Server, model, and the settings of embedded workers.
+    cluster
+        An embedded server with workers, in use; default: with no server in the settings, the session's own.
+
+    Attributes
+    ----------
+    embedded
+        The embedded server and workers; ``None`` if the settings name a server.
+
+    Raises
+    ------
+    EmbeddedError
+        From every method that waits: the embedded server or its workers cannot be kept alive.
+    """
+
+    def __init__(self, settings: Settings, cluster: EmbeddedCluster | None = None) -> None:
+        # An alias that is moved meanwhile does not change the model of what belongs together.
+        settings = settings.model_copy(update={"model": Resolver(settings.registry).pin(settings.model)})
+        self._settings = settings
+        self.embedded = None if settings.redis_url else cluster or EmbeddedCluster(settings)
+        self._own = None if cluster else self.embedded
+
+    def __enter__(self) -> Session:
+        if self._own:
+            self._own.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._own:
+            self._own.__exit__(kind, error, trace)
+
+    @cached_property
+    def client(self) -> Client:
+        """The client of the server.
+
+        Raises
+        ------
+        ConnectionFailed
+            No server answers.
+        """
+        if self.embedded:
+            return Client(self.embedded.url(), no_workers_seconds=None, settings=self._settings)
+        try:
+            return Client(no_workers_seconds=None, settings=self._settings)  # `watch` looks for workers
+        except ConnectionFailed as error:
+            error.add_note("leave --redis and REDIS_URL out to start an embedded server")
+            raise
+
+    @cached_property
+    def watch(self) -> WorkerWatch:
+        """The watch over the queue's workers."""
+        settings = self._settings
+        return WorkerWatch(self.client.store.redis, settings.queue, settings.redis_url or "", self.embedded)
+
+    @contextmanager
+    def run(
+        self,
+        cut: Callable[[RowsAt], Iterator[pa.Table]],
+        columns: tuple[str, str],
+        *,
+        on_wait: Callable[[], None] = lambda: None,
+        models: Sequence[str] = (),
+        **options: Any,
+    ) -> Iterator[ScoringRun | SeveralRuns]:
+        """Start a run, or one of each of several `models`; an error inside the ``with`` block cancels it.
+
+        Other parameters as of `Client.start` and `start_several`. While it waits for results, the session
+        watches the workers.
+
+        Raises
+        ------
+        InputError
+            The queue has only workers that cannot score.
+        """
+        self.watch.check_queue()
+
+        def look() -> None:
+            self.watch.look()
+            on_wait()
+
+        start = partial(start_several, self.client, models) if models else self.client.start
+        run = start(cut, columns, on_wait=look, **options)
+        try:
+            yield run
+        except BaseException:
+            with suppress(RankmillError):  # the server itself may have failed
+                run.cancel()
+            raise
+
+    def labels(self, **options: Any) -> tuple[str, ...]:
+        """Names of a model's outputs, if it has several, as a worker has it; `options` as of `run`.
+
+        Raises
+        ------
+        InputError
+            No worker can say.
+        """
+        pair = pa.table({"query": ["a"], "passage": ["b"]})
+        found = self.score(pair, ("query", "passage"), all_labels=True, **options)
+        if not found.stats:
+            raise InputError("no worker could score a pair to say which labels the model has")
+        return found.stats[0].labels
+
+    def score(
+        self, table: pa.Table, columns: tuple[str, str], *, chunk_size: int | None = None, **options: Any
+    ) -> RunScores:
+        """Score a table as one run, and wait for its scores.
+
+        Parameters
+        ----------
+        table, columns
+            The pairs, and the names of the query and passage columns.
+        chunk_size
+            Most rows in a chunk; default: the setting ``chunk_size``.
+        options
+            Passed to `run`.
+
+        Raises
+        ------
+        RunFailed
+            The workers refuse the model, the precision or the backend.
+        """
+        started = time.perf_counter()
+        cut = partial(cut_pairs, table, columns)
+        options.setdefault("all_labels", False)  # rankings are of one score
+        with self.run(cut, columns, rows=len(table), chunk_size=chunk_size, **options) as run:
+            parts = list(run.tables())
+        seconds = time.perf_counter() - started
+        return RunScores(
+            Scores.of([as_array(part.scores) for part in parts], {}),
+            seconds,
+            tuple(part.stats for part in parts if part.stats),
+            frozenset(part.worker for part in parts),
+        )

@@ -1,0 +1,179 @@
+"""What score-file reports: sums over the chunks, the summary, and the metadata of the output."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+from pydantic import TypeAdapter, ValidationError
+
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.spec import ADDED
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.collect.splitting import ScoredTable
+from rankmill.producer.files.parts import ScoredParts
+from rankmill.producer.files.sink import ScoredFile
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Result of the command, as printed with ``--json``.
+
+    ``resumed_rows`` of the ``rows`` were scored by earlier, interrupted runs of the command;
+    ``seconds`` and ``pairs_per_second`` do not count them. ``startup_seconds`` is the time until the
+    first worker was ready; ``pairs_per_second`` excludes it. ``real_token_share`` is the share of the
+    computed tokens that were not padding. ``int8_gain`` is the speed of int8 divided by the speed of
+    the precision used, if workers have measured it. ``windows`` is how many windows the passages that were
+    too long have been cut into. ``reused_rows`` have their score from an earlier output.
+    """
+
+    output: str
+    rows: int
+    resumed_rows: int
+    row_errors: int
+    errors_file: str | None
+    seconds: float
+    startup_seconds: float
+    pairs_per_second: float
+    real_token_share: float
+    retries: int
+    model: str
+    revision: str | None
+    backend: str
+    device: str
+    precision: str
+    int8_gain: float | None
+    windows: int
+    reused_rows: int
+
+
+@dataclass
+class Tally:
+    """Sums over the chunks' statistics, and the number of rows that earlier processes scored."""
+
+    resumed_rows: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    retries: int = 0
+    windows: int = 0
+    how: set[tuple[str, str, str]] = field(default_factory=set)
+    revisions: set[str] = field(default_factory=set)
+    reused_rows: int = 0
+    int8_gain: float | None = None
+    """The smallest gain that any worker has measured."""
+    each: list[Tally] = field(default_factory=list)
+    """Of several models, the sums of each."""
+
+    def written(self) -> str:
+        """The sums as JSON."""
+        return _TALLY.dump_json(self).decode()
+
+    @staticmethod
+    def read(written: str) -> Tally:
+        """Read the sums of an earlier process; raises `InputError` if they are damaged."""
+        try:
+            return _TALLY.validate_json(written) if written else Tally()
+        except ValidationError:
+            raise InputError("the journal's sums are damaged; start over with --restart") from None
+
+    def add(self, part: ScoredTable) -> None:
+        """Count the chunk, of which several models may have a part."""
+        for own, other in zip(self.each, part.parts, strict=False):
+            own.add(other)
+        for other in part.parts:
+            self._count(other)
+        if not part.parts:
+            self._count(part)
+
+    def _count(self, part: ScoredTable) -> None:
+        stats = part.stats
+        self.reused_rows += part.reused
+        if stats is None:
+            return
+        self.tokens += stats.tokens
+        self.padded_tokens += stats.padded_tokens
+        self.retries += stats.attempt - 1
+        self.windows += stats.windows
+        self.how.add((stats.backend, stats.device, stats.precision))
+        self.revisions.add(stats.revision or "")
+        if stats.int8_gain is not None:
+            self.int8_gain = min(stats.int8_gain, self.int8_gain or math.inf)
+
+    def named(self, index: int) -> str:
+        """Backend (0), device (1) or precision (2); joined with commas where workers differ."""
+        return ", ".join(sorted({how[index] for how in self.how}))
+
+    @property
+    def revision(self) -> str | None:
+        """The model's commit or the digest of its content; ``None`` if an older worker has named none."""
+        return None if "" in self.revisions else ", ".join(sorted(self.revisions)) or None
+
+
+_TALLY = TypeAdapter(Tally)
+
+
+def metadata(
+    settings: Settings, tally: Tally, models: Sequence[str] = (), columns: Sequence[str] = ()
+) -> dict[str, str]:
+    """Metadata of the output file: release, model, precision and so on.
+
+    Of several `models`, ``rankmill.columns`` is a JSON object that says how each of the `columns` was made.
+    """
+    spec = settings.spec().written()
+    own = {}
+    if models:
+        how = [_how(model, own_tally) for model, own_tally in zip(models, tally.each, strict=True)]
+        own["rankmill.columns"] = json.dumps(dict(zip(columns, how, strict=True)))
+    return {
+        "rankmill.version": version("rankmill"),
+        "rankmill.model": ", ".join(models or [settings.model]),
+        **own,
+        "rankmill.revision": tally.revision or settings.revision or "",
+        "rankmill.precision": tally.named(2) or settings.precision,
+        "rankmill.backend": tally.named(0),
+        "rankmill.device": tally.named(1),
+        "rankmill.max_length": str(settings.max_length or ""),
+        "rankmill.activation": settings.activation,
+        **{f"rankmill.{name}": str(value) for name, value in spec.items() if name in ADDED},
+        **({"rankmill.windows": str(tally.windows)} if settings.long == "split" else {}),
+    }
+
+
+def _how(model: str, tally: Tally) -> dict[str, str]:
+    names = ("backend", "device", "precision")
+    found = {name: tally.named(at) for at, name in enumerate(names)}
+    return {
+        "model": model,
+        "revision": tally.revision or "",
+        **found,
+    }
+
+
+def summarize(
+    output: ScoredFile | ScoredParts, models: Sequence[str], startup: float, tally: Tally, seconds: float
+) -> Summary:
+    """The summary of a finished command; `startup` and `seconds` are in seconds."""
+    fresh_rows = output.rows - tally.resumed_rows
+    return Summary(
+        output=str(output.path),
+        rows=output.rows,
+        resumed_rows=tally.resumed_rows,
+        row_errors=output.row_errors,
+        errors_file=str(output.errors_path) if output.row_errors else None,
+        seconds=round(seconds, 3),
+        startup_seconds=round(startup, 3),
+        pairs_per_second=round(fresh_rows / max(seconds - startup, 1e-9), 1),
+        real_token_share=round(tally.tokens / tally.padded_tokens, 4) if tally.padded_tokens else 1.0,
+        retries=tally.retries,
+        model=", ".join(models),
+        revision=tally.revision,
+        backend=tally.named(0),
+        device=tally.named(1),
+        precision=tally.named(2),
+        int8_gain=None if tally.int8_gain is None else round(tally.int8_gain, 2),
+        windows=tally.windows,
+        reused_rows=tally.reused_rows,
+    )

@@ -1,0 +1,1 @@
+"""Rows' tokens, and how they are cut into batches."""

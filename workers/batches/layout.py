@@ -1,0 +1,203 @@
+"""How a model is applied to a pair, by the files that sentence-transformers and transformers save."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.workers.host.model_file import model_file
+
+Task = Literal["classifier", "chain", "causal"]
+"""A sequence classifier of transformers; a model without a head and modules after it; a language model."""
+
+_TASKS: dict[str, Task] = {
+    "sequence-classification": "classifier",
+    "feature-extraction": "chain",
+    "text-generation": "causal",
+}
+_INTO = {"classifier": "scores", "chain": "token_embeddings", "causal": "causal_logits"}
+"""What the transformer's output is called, by task."""
+
+_OUTPUTS = {"classifier": "logits", "chain": "last_hidden_state", "causal": "logits"}
+_KNOWN = frozenset({"Dense", "Dropout", "LayerNorm", "LogitScore", "Normalize", "Pooling"})
+_FOLLOWED = frozenset(
+    {"transformer_task", "modality_config", "module_output_name", "processing_kwargs", "max_seq_length"}
+    | {"unpad_inputs", "query_length", "document_length"}  # these three do not concern pairs, or not scores
+)
+"""Settings of the transformer module that rankmill follows; any other must be empty."""
+
+
+class Step(BaseModel):
+    """A module that sentence-transformers runs after the transformer: class, folder and config."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    kind: str
+    path: str
+    config: dict[str, Any]
+
+
+class Layout(BaseModel):
+    """How a model is applied.
+
+    Attributes
+    ----------
+    task
+        What the transformer is.
+    steps
+        The modules after it; for a language model the one that names its answers.
+    activation
+        Dotted path of the function that the model was saved with.
+    prompts, default_prompt
+        The model's own prompts, and the name of the one to use.
+    saved
+        Whether sentence-transformers saved it as a cross-encoder: then these files say all that matters.
+    chat
+        Whether the two texts go through the chat template; ``None``: if there is one.
+    chat_format
+        Of messages: ``flat``, ``structured`` or ``auto``.
+    chat_options
+        Variables of the template.
+    max_length
+        Tokens of a pair, where the files set a limit of their own.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: Task
+    steps: tuple[Step, ...] = ()
+    activation: str | None = None
+    prompts: dict[str, str] = {}
+    default_prompt: str | None = None
+    saved: bool = False
+    chat: bool | None = None
+    chat_format: str = "auto"
+    chat_options: dict[str, Any] = {}
+    max_length: int | None = None
+
+    @property
+    def prompt(self) -> str:
+        """The model's default prompt; empty if it has none."""
+        return self.prompts.get(self.default_prompt or "") or ""
+
+
+PLAIN = Layout(task="classifier")
+"""A sequence classifier, and nothing else."""
+
+
+def read_layout(source: str | Path, revision: str | None, config: Any) -> Layout:
+    """Read how a model is applied, as `sentence_transformers.CrossEncoder` does.
+
+    Parameters
+    ----------
+    source, revision
+        As in `rankmill.workers.backends.base.ModelFiles`.
+    config
+        The model's config, from transformers.
+
+    Raises
+    ------
+    SpecError
+        The model has parts that rankmill does not run.
+    """
+    modules = read_json(source, revision, "modules.json", list)
+    about = read_json(source, revision, "config_sentence_transformers.json", dict) or {}
+    entry = getattr(config, "sentence_transformers", None) or {}
+    older = entry.get("activation_fn", getattr(config, "sbert_ce_default_activation_function", None)) or None
+    # Without modules.json, sentence-transformers does not read the other file either.
+    if modules is None or about.get("model_type") != "CrossEncoder":
+        first = (getattr(config, "architectures", None) or [""])[0]
+        return Layout(task="causal" if first.endswith("ForCausalLM") else "classifier", activation=older)
+    return _saved(source, revision, modules, about, older)
+
+
+def read_json(source: str | Path, revision: str | None, name: str, kind: type[Any]) -> Any:
+    """The content of a JSON file of the model, a list or a dict; ``None`` if there is no such file."""
+    file = model_file(source, revision, name)
+    if file is None:
+        return None
+    found = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(found, kind):
+        raise SpecError(f"model {source}: {name} is not a JSON {kind.__name__}")
+    return found
+
+
+def _saved(
+    source: str | Path, revision: str | None, modules: list[Any], about: dict[str, Any], older: str | None
+) -> Layout:
+    """The layout of a model that sentence-transformers saved as a cross-encoder."""
+    kinds = [str(each["type"]).rpartition(".")[2] for each in modules]
+    if kinds[:1] != ["Transformer"] or modules[0]["path"] or not _KNOWN.issuperset(kinds[1:]):
+        raise SpecError(
+            f"model {source} has modules that only sentence-transformers runs ({', '.join(kinds)}): use a "
+            f"model that is a Transformer in the top folder, and after it {', '.join(sorted(_KNOWN))}"
+        )
+    settings = read_json(source, revision, "sentence_bert_config.json", dict) or {}
+    task = _TASKS.get(settings.get("transformer_task", "feature-extraction"))
+    text = settings.get("modality_config", {"text": {}})
+    message = text.get("message", {})
+    _check_transformer(source, task, settings, text)
+    assert task
+    steps = []
+    for kind, each in zip(kinds[1:], modules[1:], strict=True):
+        found = read_json(source, revision, f"{each['path']}/config.json", dict)
+        if kind != "Dropout":
+            steps.append(Step(kind=kind, path=str(each["path"]), config=found or {}))
+    if (task == "causal") != ([step.kind for step in steps] == ["LogitScore"]):
+        raise SpecError(
+            f"model {source} has a {settings['transformer_task']} transformer with {', '.join(kinds[1:])} "
+            "after it, which rankmill does not run: a language model needs a LogitScore, and only that"
+        )
+    if task == "chain" and not steps:
+        raise SpecError(f"model {source} has no modules that make a score: its modules.json ends too soon")
+    return Layout(
+        task=task,
+        steps=tuple(steps),
+        activation=older if about.get("activation_fn") is None else str(about["activation_fn"]),
+        prompts={name: text or "" for name, text in (about.get("prompts") or {}).items()},
+        default_prompt=about.get("default_prompt_name"),
+        saved=True,
+        chat="message" in text,
+        chat_format=message.get("format", "auto"),
+        chat_options=(settings.get("processing_kwargs") or {}).get("chat_template", {}),
+        max_length=settings.get("max_seq_length"),
+    )
+
+
+def _check_transformer(
+    source: str | Path, task: Task | None, settings: dict[str, Any], text: dict[str, Any]
+) -> None:
+    """Refuse settings of the transformer module that change its input or output in a way not known here."""
+    if task is None:
+        kind = settings["transformer_task"]
+        raise SpecError(
+            f"model {source} is for {kind}, which rankmill does not run; it runs {_either(_TASKS)}"
+        )
+    options = settings.get("processing_kwargs") or {}
+    unknown = [name for name in options if name != "chat_template"]
+    unknown += [name for name in settings if name not in _FOLLOWED and settings[name]]
+    unknown += [name for name in ("text", "message") if _unusual(text.get(name, {}), _OUTPUTS[task])]
+    if settings.get("module_output_name", _INTO[task]) != _INTO[task]:
+        unknown.append("module_output_name")
+    if {"padding", "truncation", "max_length", "return_tensors", "restore_suffix"} & {
+        *options.get("chat_template", {})
+    }:
+        unknown.append("chat_template")
+    if unknown:
+        raise SpecError(
+            f"model {source} sets {', '.join(unknown)} in sentence_bert_config.json, which rankmill does not "
+            "follow: its scores would be wrong"
+        )
+
+
+def _unusual(entry: dict[str, Any], output: str) -> bool:
+    found = entry.get("method", "forward"), entry.get("method_output_name", output)
+    return found != ("forward", output)
+
+
+def _either(names: Any) -> str:
+    return ", ".join(names)

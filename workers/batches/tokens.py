@@ -1,0 +1,188 @@
+"""Token ids of many rows: as flat arrays, and as the padded batches that models take, whole or in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from rankmill.workers.batches.planner import Rows
+
+Ids = npt.NDArray[np.int64]
+
+_MEMORY_SHARE = 4
+"""A token of a shared beginning counts as one of this many computed ones: it takes memory, not time."""
+
+_FEWEST_TOKENS = 256
+"""Smaller pieces are not worth a stream: reading the weights takes as long as the products."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded model input: ``ids``, ``types`` and ``mask`` of shape ``[rows, longest]``.
+
+    ``types`` (segment ids) is ``None`` for models without types. Rows of equal ``groups`` ``[rows]`` may
+    begin alike; ``None`` if nothing is known of that.
+    """
+
+    ids: Ids
+    types: Ids | None
+    mask: Ids
+    groups: Ids | None = None
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Token ids of `n` pairs, end to end; row ``i`` is ``ids[offsets[i]:offsets[i + 1]]``.
+
+    Where rows begin alike, ``groups`` ``[n]`` is equal for them, and ``shared`` ``[n]`` is how many tokens
+    that are; 0 for a row that shares nothing.
+    """
+
+    ids: Ids
+    types: Ids | None
+    offsets: Ids
+    groups: Ids | None = None
+    shared: Ids | None = None
+
+    @classmethod
+    def join(cls, pieces: Sequence[Tokens]) -> Tokens:
+        """The rows of all pieces, in order."""
+        if len(pieces) == 1:
+            return pieces[0]
+        none = np.zeros(0, dtype=np.int64)
+        types = [piece.types for piece in pieces if piece.types is not None]
+        lengths = np.concatenate([none, *(piece.lengths for piece in pieces)])
+        return cls(
+            ids=np.concatenate([none, *(piece.ids for piece in pieces)]),
+            types=np.concatenate(types) if types else None,
+            offsets=np.concatenate([none, [0], np.cumsum(lengths)]),
+            groups=_together([piece.groups for piece in pieces]),
+            shared=_together([piece.shared for piece in pieces]),
+        )
+
+    @cached_property
+    def lengths(self) -> Ids:
+        """Tokens in each row, shape ``[n]``."""
+        return np.diff(self.offsets)
+
+    @cached_property
+    def costs(self) -> Ids:
+        """Tokens that each row adds to a batch in which rows that begin alike are together, shape ``[n]``.
+
+        A beginning is computed once for all; its keys and values still take memory in every row.
+        """
+        if self.shared is None:
+            return self.lengths
+        costs: Ids = np.maximum(self.lengths - self.shared, -(-self.lengths // _MEMORY_SHARE))
+        return costs
+
+    def places(self, rows: Rows) -> Ids:
+        """Indices into ``ids`` of the tokens of the given rows, row after row."""
+        return spans(self.offsets[rows], self.lengths[rows])
+
+
+def joined(rows: Sequence[list[int]], beginnings: Sequence[str]) -> Tokens:
+    """Rows of token ids as `Tokens` without types; rows of equal `beginnings` begin alike."""
+    lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+    ids = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
+    groups = np.fromiter(map(hash, beginnings), np.int64, len(rows))
+    shared = np.zeros_like(lengths)
+    together: dict[str, list[int]] = {}
+    for row, beginning in enumerate(beginnings):
+        together.setdefault(beginning, []).append(row)
+    for members in together.values():
+        if len(members) > 1:
+            shared[members] = _alike([rows[row] for row in members])
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    return Tokens(ids, None, offsets, groups, shared)
+
+
+def _alike(rows: Sequence[list[int]]) -> int:
+    """How many tokens rows begin with in common; the last of each does not count."""
+    low, high = min(rows), max(rows)  # in the order of lists these two differ first
+    most = min(map(len, rows)) - 1
+    return next((place for place in range(most) if low[place] != high[place]), max(most, 0))
+
+
+def _together(parts: Sequence[Ids | None]) -> Ids | None:
+    found = [part for part in parts if part is not None]
+    return np.concatenate(found) if found and len(found) == len(parts) else None
+
+
+def spans(starts: Ids, lengths: Ids) -> Ids:
+    """The indices of spans of an array, one span after the other."""
+    ends = np.cumsum(lengths)
+    return np.repeat(starts - ends + lengths, lengths) + np.arange(lengths.sum())
+
+
+def pad(parts: Sequence[tuple[Tokens, Rows]], pad_id: int) -> Batch:
+    """Rows of one or several `Tokens` as one batch, padded on the right."""
+    lengths = np.concatenate([tokens.lengths[rows] for tokens, rows in parts])
+    mask = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    found = [(tokens, tokens.places(rows)) for tokens, rows in parts]
+    ids = np.full(mask.shape, pad_id, dtype=np.int64)
+    ids[mask] = np.concatenate([tokens.ids[places] for tokens, places in found])
+    types = None
+    if all(tokens.types is not None for tokens, _ in found):
+        types = np.zeros(mask.shape, dtype=np.int64)
+        types[mask] = np.concatenate([cast("Ids", tokens.types)[places] for tokens, places in found])
+    groups = _together([None if tokens.groups is None else tokens.groups[rows] for tokens, rows in parts])
+    return Batch(ids, types, mask.astype(np.int64), groups)
+
+
+class Piece(NamedTuple):
+    """Some rows of a batch, for a stream of a device: a batch of its own, as wide as its longest row."""
+
+    rows: Rows
+    batch: Batch
+
+
+def cut_batch(batch: Batch, most: int) -> list[Piece]:
+    """Cut a batch into up to `most` pieces of about equal work, the longest rows first.
+
+    Every row is in exactly one piece; a small batch is one piece. Groups are left out.
+
+    >>> mask = np.array([[1, 0, 0], [1, 1, 1], [1, 1, 0]])
+    >>> [piece.rows.tolist() for piece in cut_batch(Batch(mask, None, np.repeat(mask, 200, axis=1)), 2)]
+    [[1], [2, 0]]
+    """
+    lengths = batch.mask.sum(axis=1)
+    pieces = min(most, len(lengths), -(-int(lengths.sum()) // _FEWEST_TOKENS))
+    if pieces <= 1:
+        return [Piece(np.arange(len(lengths)), batch)]
+    order = np.argsort(-lengths, kind="stable")
+    sizes = _even(lengths[order].tolist(), pieces)
+    found = np.split(order, np.cumsum(sizes)[:-1])
+    return [Piece(rows, _part(batch, rows, int(lengths[rows[0]]))) for rows in found]
+
+
+def _even(lengths: list[int], pieces: int) -> list[int]:
+    """Rows of up to so many pieces, of which the heaviest has as few padded tokens as can be."""
+    low, high = 1, len(lengths) * lengths[0]
+    while low < high:
+        middle = (low + high) // 2
+        if len(_filled(lengths, middle)) <= pieces:
+            high = middle
+        else:
+            low = middle + 1
+    return _filled(lengths, high)
+
+
+def _filled(lengths: list[int], tokens: int) -> list[int]:
+    """Rows of pieces that are filled up to so many padded tokens, one after the other."""
+    sizes, start = [], 0
+    while start < len(lengths):
+        sizes.append(min(max(tokens // lengths[start], 1), len(lengths) - start))
+        start += sizes[-1]
+    return sizes
+
+
+def _part(batch: Batch, rows: Rows, longest: int) -> Batch:
+    types = None if batch.types is None else batch.types[rows, :longest]
+    return Batch(batch.ids[rows, :longest], types, batch.mask[rows, :longest])

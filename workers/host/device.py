@@ -1,0 +1,113 @@
+"""The devices of this machine: which one ``auto`` means, and its defaults for the other settings.
+
+Only this module asks PyTorch about devices, so nothing touches a device before a worker uses it. It does
+not import PyTorch where there can be no GPU, as a worker may not need it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Sequence
+
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.hosts import (
+    CLAIM_AHEAD,
+    TOKEN_BUDGETS,
+    cpu_flags,
+    cpu_name,
+    may_have_gpu,
+    thread_environ,
+)
+from rankmill.jobs.runtime.limits import cores
+
+
+def resolve_device(setting: str) -> str:
+    """``auto``: CUDA, then MPS, then CPU.
+
+    Raises
+    ------
+    ConfigError
+        The requested device is not available.
+    """
+    present = [*_gpus(), "cpu"] if setting != "cpu" else ["cpu"]
+    if setting == "auto":
+        return present[0]
+    if setting not in present:
+        raise ConfigError(
+            f"device {setting} is not available on this machine; use one of {', '.join(present)}"
+        )
+    return setting
+
+
+def _gpus() -> list[str]:
+    """``cuda`` and ``mps``, if PyTorch can use them."""
+    if not may_have_gpu():
+        return []
+    import torch
+
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return [device for device, present in there.items() if present]
+
+
+def gpu_precision(device: str, supported: Sequence[str]) -> str:
+    """The best supported precision on a GPU: bf16 if the hardware has it, else fp16, else fp32."""
+    best = "fp16"
+    if device == "cuda":
+        import torch
+
+        best = "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    return next(precision for precision in (best, "fp16", "fp32") if precision in supported)
+
+
+def resolve_token_budget(setting: int | str, device: str) -> int:
+    """The token budget; ``auto`` means the device's value in `TOKEN_BUDGETS`."""
+    return setting if isinstance(setting, int) else TOKEN_BUDGETS[device]
+
+
+def resolve_claim_ahead(setting: int | str, device: str) -> int:
+    """Pairs to claim ahead; ``auto`` means the device's value in `CLAIM_AHEAD`."""
+    return setting if isinstance(setting, int) else CLAIM_AHEAD[device]
+
+
+def use_threads(setting: str | int) -> None:
+    """Set the CPU threads of this process's forwards; ``auto`` means the cores available to it."""
+    count = setting if isinstance(setting, int) else cores()
+    os.environ.update(thread_environ(count))
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(count)
+
+
+def threads() -> int:
+    """CPU threads of a forward, as `use_threads` has set them."""
+    count = os.environ.get("OMP_NUM_THREADS", "")
+    return int(count) if count.isdecimal() else cores()
+
+
+def device_name(device: str) -> str:
+    """Name of the GPU for CUDA, of the CPU for other devices."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.get_device_name()
+    return cpu_name()
+
+
+def int8_instructions() -> str:
+    """Instructions of this CPU for 8-bit products: ``vnni``, ``arm64``, or ``avx2``, whose sums overflow."""
+    if platform.machine() in {"aarch64", "arm64"}:
+        return "arm64"
+    return "vnni" if cpu_flags() & {"avx512_vnni", "avx_vnni"} else "avx2"
+
+
+def empty_cache(device: str) -> None:
+    """Return memory that PyTorch has cached to the device."""
+    if device == "cpu":
+        return
+    import torch
+
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    elif device == "mps":
+        torch.mps.empty_cache()

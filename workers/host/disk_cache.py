@@ -1,0 +1,145 @@
+"""Files that are derived from models and cached on disk, under names that depend on all of their inputs."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from rankmill.jobs.cache.digests import file_digest
+from rankmill.jobs.cache.folder import make_folder, read_json, strangers, write_json
+from rankmill.jobs.cache.models import model_content
+from rankmill.jobs.contract.errors import WorkerError
+
+_DIGESTS = "digests.json"
+"""In a folder that is kept: its name, and the SHA-256 of each other file in it."""
+
+logger = logging.getLogger(__name__)
+
+
+class Locked:
+    """A lock on a file: it ends with `close`, with this object or with the process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
+
+    def close(self) -> None:
+        """End the lock."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    __del__ = close
+
+
+@cache
+def version(package: str) -> str:
+    """Version of an installed package, on which what is made by it depends; read from its files once.
+
+    Raises
+    ------
+    PackageNotFoundError
+        It is not installed.
+    """
+    return metadata.version(package)
+
+
+def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
+    """Make `folder` unless it is there: `build` fills it, and `is_kept` knows later what it put there.
+
+    The folder appears with all of its files or not at all: several workers may build it at the same
+    time, and any of them may die.
+
+    Raises
+    ------
+    OSError
+        The folder cannot be written.
+    """
+    if folder.is_dir():
+        return folder
+    make_folder(folder.parent)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as making:
+        whole = Path(making) / "whole"
+        make_folder(whole)
+        build(whole)
+        write_json(whole / _DIGESTS, {"of": folder.name, "files": _digests(whole, None)})
+        for file in whole.iterdir():
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
+        try:
+            whole.rename(folder)
+        except OSError:  # another process was faster; its files are equally good
+            if not folder.is_dir():
+                raise
+    return folder
+
+
+def is_kept(folder: Path, cache: Path) -> bool:
+    """Whether `folder` of the folder `cache` is as `build_once` has made it; what is not is removed.
+
+    It is noted as in use. Threads may call it: to read large files takes a while, once.
+
+    Raises
+    ------
+    WorkerError
+        Strangers can write there.
+    """
+    if not folder.is_dir():
+        return False
+    if why := strangers(folder, cache):
+        raise WorkerError(why)
+    made = read_json(folder / _DIGESTS)
+    with suppress(OSError):
+        if made == {"of": folder.name, "files": _digests(folder, cache)}:
+            used_now(folder)
+            return True
+    logger.warning("%s is damaged and will be made again: its files are not those that were kept", folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    return False
+
+
+def _digests(folder: Path, cache: Path | None) -> dict[str, str]:
+    """The SHA-256 of the files that are kept in a folder, by name."""
+    return {file.name: file_digest(file, cache) for file in folder.iterdir() if file.name != _DIGESTS}
+
+
+def used_now(folder: Path) -> None:
+    """Note that `folder` is in use, so that others are removed before it where there is too much."""
+    with suppress(OSError):
+        os.utime(folder)
+
+
+def lock(path: Path, *, shared: bool = False, wait: bool = True) -> Locked | None:
+    """Lock a file, which is made; ``None`` if another process has it and this one does not `wait`."""
+    make_folder(path.parent)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o664)
+    locked = Locked(descriptor)
+    try:
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        locked.close()
+        return None
+    return locked
+
+
+def cache_name(source: str | Path, revision: str | None, *inputs: str) -> str:
+    """A name for files that are derived from a model: a digest of its commit, or of its files' content.
+
+    Parameters
+    ----------
+    source, revision
+        As in `rankmill.workers.backends.base.ModelFiles`.
+    inputs
+        Everything else that the files depend on.
+    """
+    model = [source, str(revision)] if isinstance(source, str) else [revision or model_content(source)]
+    return hashlib.sha256("\n".join([*inputs, *model]).encode()).hexdigest()[:32]

@@ -1,0 +1,72 @@
+"""A worker's HTTP endpoints: metrics, health and readiness."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from http import HTTPStatus
+
+import redis
+from prometheus_client import make_wsgi_app
+
+from rankmill.jobs.runtime.connection import impatient, unreachable
+from rankmill.jobs.runtime.http import answer, paths, serve
+from rankmill.workers.host import metrics
+
+
+def serve_health(address: str, client: redis.Redis, obstacle: Callable[[], str | None]) -> str | None:
+    """Serve ``/metrics``, ``/healthz`` and ``/readyz`` until the process ends.
+
+    Parameters
+    ----------
+    address
+        ``metrics_address``: ``HOST:PORT`` or ``none``.
+    client
+        A client of the worker's Redis server.
+    obstacle
+        Returns why the worker cannot score now, or ``None``; this module itself tests whether Redis answers.
+
+    Returns
+    -------
+    URL of the metrics; ``None`` if `address` is ``none``.
+
+    Raises
+    ------
+    ConfigError
+        The process cannot listen at `address`.
+    """
+    if address == "none":
+        return None
+
+    probe = impatient(client)
+
+    def ready() -> tuple[HTTPStatus, str]:
+        reason = obstacle() or unreachable(probe)
+        return (HTTPStatus.OK, "ready") if reason is None else (HTTPStatus.SERVICE_UNAVAILABLE, reason)
+
+    app = paths(
+        {
+            "/metrics": make_wsgi_app(metrics.REGISTRY),
+            "/healthz": answer(lambda: (HTTPStatus.OK, "alive")),
+            "/readyz": answer(ready),
+        }
+    )
+    host, port = serve(app, "metrics_address", address)
+    return f"http://{_reachable(host, client)}:{port}/metrics"
+
+
+def _reachable(host: str, client: redis.Redis) -> str:
+    """`host` for a URL that other hosts use; for a wildcard address, this host's address towards Redis."""
+    if host not in {"0.0.0.0", "::"}:  # noqa: S104
+        return f"[{host}]" if ":" in host else host
+    known = client.connection_pool.connection_kwargs
+    if "host" not in known:
+        return socket.gethostname()
+    family = socket.AF_INET6 if host == "::" else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # nothing is sent
+        try:
+            probe.connect((known["host"], known.get("port", 6379)))
+        except OSError:
+            return socket.gethostname()
+        found = str(probe.getsockname()[0])
+        return f"[{found}]" if ":" in found else found

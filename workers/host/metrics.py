@@ -1,0 +1,280 @@
+"""Metrics of this worker process, for Prometheus and for the worker's report.
+
+One process is one worker, so the metrics are variables of this module, and all code of the worker
+updates them directly. ``docs/METRICS.md`` lists them.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import pairwise
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
+
+from rankmill.jobs.contract.priority import priority_of
+from rankmill.jobs.contract.results import ChunkScores
+from rankmill.jobs.contract.run import Run
+from rankmill.jobs.contract.wire import outputs
+from rankmill.jobs.protocol.model_figures import ModelFigures
+from rankmill.jobs.protocol.orders import Answer
+from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS, STAGES, GpuReport, WorkerReport
+from rankmill.jobs.runtime.tracing import step
+from rankmill.workers.host.gpu import Gpu
+
+REGISTRY = CollectorRegistry()
+"""Registry of all metrics below; not the library's default one, to which other libraries may add."""
+
+ROW_ERRORS = ("null", "tokenizer", "model", "not_a_number")
+OUTCOMES = ("scored", "failed", "dropped", "handed_back")
+
+pairs = Counter("rankmill_pairs_total", "Pairs that went through the model.", registry=REGISTRY)
+tokens = Counter("rankmill_tokens_total", "Tokens of those pairs.", registry=REGISTRY)
+padded_tokens = Counter(
+    "rankmill_padded_tokens_total", "Tokens computed for those pairs, padding included.", registry=REGISTRY
+)
+batches = Counter("rankmill_batches_total", "Batches that went through the model.", registry=REGISTRY)
+batch_pairs = Histogram(
+    "rankmill_batch_pairs",
+    "Pairs in a batch.",
+    buckets=[2**power for power in range(13)],
+    registry=REGISTRY,
+)
+batch_fill = Histogram(
+    "rankmill_batch_fill_ratio",
+    "Padded tokens of a batch over the token budget; more than 1 where a single pair is longer.",
+    buckets=[tenths / 10 for tenths in range(1, 11)],
+    registry=REGISTRY,
+)
+row_errors = Counter(
+    "rankmill_row_errors_total",
+    "Pairs that got an error instead of a score: a text was null, or tokenizer or model failed, "
+    "or the model's output was not a number.",
+    ["kind"],
+    registry=REGISTRY,
+)
+cut_batches = Counter(
+    "rankmill_cut_batches_total",
+    "Batches scored in pieces, as they were not expected to fit into memory.",
+    registry=REGISTRY,
+)
+stage_seconds = Histogram(
+    "rankmill_stage_seconds",
+    "Time of each stage: wait (of the model for work; 5 s at a time), fetch, tokenize and write "
+    "(a chunk), forward (a batch; those under way at once share the time).",
+    ["stage"],
+    buckets=[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30],
+    registry=REGISTRY,
+)
+chunks = Counter(
+    "rankmill_chunks_total",
+    "Claimed chunks by what became of them: scored, failed, dropped (nobody wants the scores any more), "
+    "handed_back (to the queue, by a worker that was told to stop or cannot score them).",
+    ["outcome"],
+    registry=REGISTRY,
+)
+retries = Counter(
+    "rankmill_retries_total", "Chunks claimed after an attempt that had failed.", registry=REGISTRY
+)
+set_aside = Counter(
+    "rankmill_set_aside_jobs_total",
+    "Jobs of a queue that could not be read; rankmill status says why.",
+    registry=REGISTRY,
+)
+latency = Histogram(
+    "rankmill_job_latency_seconds",
+    "Time from a chunk's submission to its result, earlier attempts included, by the clocks of both hosts.",
+    buckets=LATENCY_BUCKETS,
+    registry=REGISTRY,
+)
+claimed_jobs = Gauge("rankmill_claimed_jobs", "Chunks claimed and not answered.", registry=REGISTRY)
+claimed_pairs = Gauge(
+    "rankmill_claimed_pairs", "Pairs claimed that wait for the model or are in it.", registry=REGISTRY
+)
+refusals = Gauge(
+    "rankmill_refusals",
+    "Models or runs whose chunks the worker leaves to others just now, as it cannot score them.",
+    registry=REGISTRY,
+)
+half_open_refusals = Gauge(
+    "rankmill_half_open_refusals",
+    "Models or runs that the worker has refused and tries again with the next chunk.",
+    registry=REGISTRY,
+)
+drained = Gauge(
+    "rankmill_drained",
+    "1 if the worker is drained and takes no new chunks, else 0.",
+    registry=REGISTRY,
+)
+model_loads = Counter(
+    "rankmill_model_loads_total", "Attempts to load a model: loaded, failed.", ["outcome"], registry=REGISTRY
+)
+model_load_seconds = Histogram(
+    "rankmill_model_load_seconds",
+    "Time to load a model, its download included.",
+    buckets=[0.5, 1, 2.5, 5, 10, 30, 60, 300, 900],
+    registry=REGISTRY,
+)
+model_hits = Counter("rankmill_model_hits_total", "Chunks whose model was loaded already.", registry=REGISTRY)
+model_unloads = Counter(
+    "rankmill_model_unloads_total",
+    "Models unloaded as idle or by order.",
+    registry=REGISTRY,
+)
+model_bytes = Gauge("rankmill_model_bytes", "Memory of the weights that are loaded.", registry=REGISTRY)
+model_evictions = Counter(
+    "rankmill_model_evictions_total", "Models unloaded to make room for another.", registry=REGISTRY
+)
+models = Gauge(
+    "rankmill_model_info",
+    "1 for each loaded model.",
+    ["model", "revision", "backend", "device", "precision"],
+    registry=REGISTRY,
+)
+heartbeat_age = Gauge(
+    "rankmill_heartbeat_age_seconds", "Time since the last heartbeat that went through.", registry=REGISTRY
+)
+worker = Info("rankmill_worker", "Name and device of the worker, as in the queue.", registry=REGISTRY)
+build = Info("rankmill_build", "Versions of rankmill and of what it runs on.", registry=REGISTRY)
+
+for _stage in STAGES:
+    stage_seconds.labels(_stage)
+for _outcome in OUTCOMES:
+    chunks.labels(_outcome)
+for _kind in ROW_ERRORS:
+    row_errors.labels(_kind)
+for _outcome in ("loaded", "failed"):
+    model_loads.labels(_outcome)
+build.info(
+    {
+        "version": importlib.metadata.version("rankmill"),
+        "python": platform.python_version(),
+        "torch": importlib.metadata.version("torch"),
+    }
+)
+ProcessCollector(registry=REGISTRY)
+
+
+gpu = Gpu()
+by_model = ModelFigures("rankmill_model", "Time from a chunk's submission to its result, by model.")
+for _collector in (gpu, by_model):
+    REGISTRY.register(_collector)
+
+
+@contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Time the ``with`` block as one of `STAGES`, and trace it as a step of the current chunk."""
+    with stage_seconds.labels(name).time(), step(name):
+        yield
+
+
+def count_batch(rows: int, real: int, padded: int, budget: int) -> None:
+    """Count a scored batch of `rows` pairs, with its real and padded tokens and the token budget."""
+    pairs.inc(rows)
+    tokens.inc(real)
+    padded_tokens.inc(padded)
+    batches.inc()
+    batch_pairs.observe(rows)
+    batch_fill.observe(padded / budget)
+
+
+def count_chunk(outcome: str) -> None:
+    """Count a claimed chunk by one of `OUTCOMES`."""
+    chunks.labels(outcome).inc()
+
+
+def count_scored(run: Run, result: ChunkScores, submitted: datetime | None) -> None:
+    """Count a scored chunk; `submitted` gives its latency."""
+    count_chunk("scored")
+    seconds = None if submitted is None else max(time.time() - submitted.timestamp(), 0.0)
+    if seconds is not None:
+        latency.observe(seconds)
+    model = (run.spec.model, result.stats.revision or "")
+    known, labels = result.scores.drop_null(), outputs(result.scores)
+    numbers = (known.flatten() if labels else known).to_numpy(zero_copy_only=False)
+    by_model.count(model, priority_of(run.id), numbers, seconds, labels or 1)
+
+
+class _CpuUse:
+    """CPU cores that this process keeps busy, from one call to the next."""
+
+    def __init__(self) -> None:
+        self._at, self._seconds = time.monotonic(), time.process_time()
+        self._cores: float | None = None
+
+    def cores(self) -> float | None:
+        """The mean since the last call; after less than half a second still that of the last call."""
+        at, seconds = time.monotonic(), time.process_time()
+        if at - self._at >= 0.5:
+            self._cores = max(seconds - self._seconds, 0.0) / (at - self._at)  # a fork starts at 0 again
+            self._at, self._seconds = at, seconds
+        return self._cores
+
+
+_cpu = _CpuUse()
+
+
+def report(
+    *,
+    device: str,
+    started: float,
+    metrics_url: str | None,
+    claim_ahead: int,
+    refusals: Callable[[], tuple[str, ...]],
+    half_open: Callable[[], tuple[str, ...]],
+    answers: Callable[[], tuple[Answer, ...]],
+) -> WorkerReport:
+    """The worker's report, from the same metrics that Prometheus reads."""
+    said = answers()  # first, so that the figures are at least as new as the answers
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for metric in REGISTRY.collect()
+        for sample in metric.samples
+    }
+
+    def whole(*key: str) -> int:
+        return int(found.get(key, 0))
+
+    within = [0, *(whole("rankmill_job_latency_seconds_bucket", key) for key in _BOUNDS)]
+    return WorkerReport(
+        device=device,
+        started=started,
+        beat=time.time(),
+        metrics_url=metrics_url,
+        claim_ahead=claim_ahead,
+        refusals=refusals(),
+        half_open=half_open(),
+        drained=bool(whole("rankmill_drained")),
+        answers=said,
+        models=tuple(sorted({key[1] for key in found if key[0] == "rankmill_model_info"})),
+        resident_bytes=whole("process_resident_memory_bytes"),
+        cpu=_cpu.cores(),
+        gpu=None
+        if ("rankmill_gpu_memory_size_bytes",) not in found
+        else GpuReport(
+            use=found.get(("rankmill_gpu_utilization_ratio",)),
+            memory_used=whole("rankmill_gpu_memory_used_bytes"),
+            memory_size=whole("rankmill_gpu_memory_size_bytes"),
+            celsius=found.get(("rankmill_gpu_temperature_celsius",)),
+        ),
+        model_hits=whole("rankmill_model_hits_total"),
+        model_loads=whole("rankmill_model_loads_total", "loaded"),
+        claimed_jobs=whole("rankmill_claimed_jobs"),
+        claimed_pairs=whole("rankmill_claimed_pairs"),
+        chunks=whole("rankmill_chunks_total", "scored"),
+        retried_chunks=whole("rankmill_retries_total"),
+        pairs=whole("rankmill_pairs_total"),
+        row_errors=sum(whole("rankmill_row_errors_total", kind) for kind in ROW_ERRORS),
+        batches=whole("rankmill_batches_total"),
+        tokens=whole("rankmill_tokens_total"),
+        padded_tokens=whole("rankmill_padded_tokens_total"),
+        stage_seconds=tuple(found["rankmill_stage_seconds_sum", name] for name in STAGES),
+        latency_counts=tuple(upper - lower for lower, upper in pairwise(within)),
+    )
+
+
+_BOUNDS = [*(str(float(bound)) for bound in LATENCY_BUCKETS), "+Inf"]

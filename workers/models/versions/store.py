@@ -1,0 +1,187 @@
+"""Versions of a registry's models, fetched into this host's cache once, however many workers want them."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankmill.jobs.cache.digests import file_digest
+from rankmill.jobs.cache.folder import make_folder, strangers
+from rankmill.jobs.cache.models import model_files
+from rankmill.jobs.contract.errors import InputError, RegistryAway, RegistryError, WorkerError
+from rankmill.jobs.registry.documents import Manifest
+from rankmill.jobs.registry.fetch import fetch_files
+from rankmill.jobs.registry.names import Reference
+from rankmill.jobs.registry.registry import Registry
+from rankmill.workers.host.disk_cache import Locked, lock
+from rankmill.workers.models.versions.room import make_room, version_folder, version_lock
+
+_MANIFEST = "manifest.json"
+_MODEL = "model"
+_FETCHING = ".fetching"
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version on this host: its folder and the digest of its content. It stays while ``held`` is open."""
+
+    folder: Path
+    content: str
+    held: Locked
+
+
+class VersionStore:
+    """The versions in a cache folder.
+
+    Parameters
+    ----------
+    cache
+        The folder.
+    registry
+        Where versions come from: URL of a registry; ``None`` if there is none.
+    limit
+        Most bytes in the folder; ``None`` is no limit.
+    """
+
+    def __init__(self, cache: Path, registry: str | None, limit: int | None) -> None:
+        self._cache = cache
+        self._registry = registry
+        self._limit = limit
+
+    def get(self, reference: Reference, content: str | None) -> Version:
+        """A version, fetched now if it is not here; `content` is the digest that it must have, if known.
+
+        Raises
+        ------
+        WorkerError
+            It is not here and cannot be fetched, or has other content. Another worker may have it.
+        """
+        name, version = reference
+        folder, file = version_folder(self._cache, name, version), version_lock(self._cache, name, version)
+        with ExitStack() as stack:
+            try:
+                held = lock(file, shared=True)  # nobody removes it now
+                assert held
+                stack.callback(held.close)
+                if why := strangers(folder / _MODEL, self._cache):
+                    raise WorkerError(why)
+                manifest = self._whole(folder)
+                if manifest is None:
+                    fetching = lock(file.with_name(f"{file.name}.fetching"))
+                    assert fetching
+                    with closing(fetching), _removed_if_full(folder):
+                        manifest = self._whole(folder) or self._fetch(reference, folder)
+                os.utime(folder)
+            except OSError as error:
+                raise WorkerError(self._cannot_keep(reference, error)) from error
+            if content not in {None, manifest.content}:
+                raise WorkerError(
+                    f"{reference} on worker host {socket.gethostname()} has content {manifest.content:.12}, "
+                    f"and the run wants {content:.12}: is RANKMILL_REGISTRY the same everywhere?"
+                )
+            stack.pop_all()
+        return Version(folder / _MODEL, manifest.content, held)
+
+    def _whole(self, folder: Path) -> Manifest | None:
+        """The manifest of a version that is here with all its files, and each is what the manifest says."""
+        try:
+            manifest = Manifest.read((folder / _MANIFEST).read_bytes(), "a manifest")
+            found = [file_digest(folder / _MODEL / file.path, self._cache) for file in manifest.files]
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except RegistryError as error:
+            logger.warning("%s is fetched again: %s", folder, error)
+            return None
+        pairs = zip(manifest.files, found, strict=True)
+        changed = [file.path for file, digest in pairs if digest != file.sha256]
+        changed += _foreign(manifest, folder)
+        if changed:
+            logger.warning("%s is fetched again: %s is not what was kept there", folder, changed[0])
+            return None
+        return manifest
+
+    def trim(self) -> None:
+        """Remove what is over the limit."""
+        make_room(self._cache, self._limit)
+
+    def _fetch(self, reference: Reference, folder: Path) -> Manifest:
+        """Fetch and verify; the manifest is written last, so that a folder with one is whole."""
+        if self._registry is None:
+            raise WorkerError(
+                f"model {reference} is a version in a registry, and worker host {socket.gethostname()} "
+                "has no RANKMILL_REGISTRY"
+            )
+        registry = Registry(self._registry)
+        started = time.monotonic()
+        try:
+            manifest = registry.manifest(reference)
+            self._reserve(manifest, folder)
+            make_folder(folder / _MODEL)
+            for path in _foreign(manifest, folder):
+                (folder / _MODEL / path).unlink()
+            fetch_files(registry, manifest, folder / _MODEL, folder / _FETCHING)
+        except RegistryAway as error:
+            raise WorkerError(f"{reference} is not in this host's cache, and {error}") from error
+        except (InputError, RegistryError) as error:
+            raise WorkerError(str(error)) from error
+        _write(folder / _FETCHING / _MANIFEST, manifest.written())
+        (folder / _FETCHING / _MANIFEST).replace(folder / _MANIFEST)
+        shutil.rmtree(folder / _FETCHING, ignore_errors=True)
+        logger.info("fetched %s in %.1f s", reference, time.monotonic() - started)
+        return manifest
+
+    def _reserve(self, manifest: Manifest, folder: Path) -> None:
+        if self._limit is not None and manifest.bytes > self._limit:
+            lacking = manifest.bytes - self._limit
+        else:
+            lacking = make_room(self._cache, self._limit, needed=manifest.bytes, keep=folder)
+        if lacking:
+            raise WorkerError(
+                f"{manifest} has {_gib(manifest.bytes)} and cache_gib leaves "
+                f"{_gib(manifest.bytes - lacking)} for it on host {socket.gethostname()}; raise cache_gib"
+            )
+
+    def _cannot_keep(self, reference: Reference, error: OSError) -> str:
+        why = "is full" if error.errno in _FULL else f"cannot be used ({error.strerror or error})"
+        return (
+            f"{reference} cannot be kept on worker host {socket.gethostname()}: {self._cache} {why}; free "
+            "some space, lower cache_gib, or set another cache_dir"
+        )
+
+
+@contextmanager
+def _removed_if_full(folder: Path) -> Iterator[None]:
+    """Remove what is there of a version where the disk is full: it is in the way of others."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _foreign(manifest: Manifest, folder: Path) -> list[str]:
+    """Files of a model that lie with a version, and are none of its."""
+    return sorted(model_files(folder / _MODEL).keys() - {file.path for file in manifest.files})
+
+
+def _write(path: Path, value: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(value)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

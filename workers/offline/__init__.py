@@ -1,0 +1,1 @@
+"""What scores or measures without a queue."""
