@@ -36,6 +36,8 @@ chaos: $(READY)  ## what is lost when things die, at full size; docs/BENCHMARKS.
 	$(BIN)/python -m benchmarks.faults.chaos redis-aof --rows 100000 --kills 10
 	$(BIN)/python -m benchmarks.faults.chaos redis-bare --rows 100000 --kills 10
 	$(BIN)/python -m benchmarks.faults.chaos redis-flush --rows 100000 --kills 10
+	$(BIN)/python -m benchmarks.faults.chaos redis-behind --rows 100000 --kills 10
+	$(BIN)/python -m benchmarks.faults.chaos redis-lists --rows 100000 --kills 10
 	$(BIN)/python -m benchmarks.faults.chaos redis-failover --rows 100000 --kills 5
 	$(BIN)/python -m benchmarks.faults.chaos redis-full --rows 100000 --kills 5
 	$(BIN)/python -m benchmarks.faults.chaos submitted --rows 100000 --kills 5

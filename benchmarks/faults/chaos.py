@@ -241,6 +241,16 @@ def redis_flush(directory: Path, rows: int, kills: int, seed: int) -> Figures:
     return _redis(directory, rows, kills, seed, "flush")
 
 
+def redis_behind(directory: Path, rows: int, kills: int, seed: int) -> Figures:
+    """FLUSHALL, after which results have lower numbers than before: the server's clock is behind."""
+    return _redis(directory, rows, kills, seed, "behind")
+
+
+def redis_lists(directory: Path, rows: int, kills: int, seed: int) -> Figures:
+    """Lose the queue's list, and nothing else."""
+    return _redis(directory, rows, kills, seed, "lists")
+
+
 def redis_failover(directory: Path, rows: int, kills: int, seed: int) -> Figures:
     """Make the server a replica of an unreachable master for ten seconds."""
     return _redis(directory, rows, kills, seed, "failover")
@@ -270,7 +280,12 @@ def _redis(directory: Path, rows: int, kills: int, seed: int, how: str) -> Figur
             rng = random.Random(seed)
 
             def hit(_: int) -> bool:
-                if how == "flush":
+                if how == "lists":
+                    client.delete("rq:queue:rankmill")
+                elif how in {"flush", "behind"}:
+                    for results in client.scan_iter("rankmill:run:*:results") if how == "behind" else ():
+                        client.execute_command("XSETID", results, f"{1 << 50}-0")
+                        time.sleep(0.5)  # results with such numbers are read
                     client.flushall()
                 elif how in _OUTAGES:
                     outage, seconds = _OUTAGES[how]
@@ -346,6 +361,8 @@ SCENARIOS: dict[str, Callable[[Path, int, int, int], Figures]] = {
     "redis-aof": redis_aof,
     "redis-bare": redis_bare,
     "redis-flush": redis_flush,
+    "redis-behind": redis_behind,
+    "redis-lists": redis_lists,
     "redis-failover": redis_failover,
     "redis-full": redis_full,
     "submitted": submitted,
