@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 import pyarrow as pa
@@ -271,6 +271,7 @@ def _redis(directory: Path, rows: int, kills: int, seed: int, how: str) -> Figur
     with tempfile.TemporaryDirectory(prefix="rm-") as name:
         keeper = Keeper(Path(name), appendonly=how == "aof")
         url, client = keeper.url, redis.Redis.from_url(keeper.url)
+        of_server: Any = client.execute_command
         scorer = start_worker(url, directory / "worker.log", environment())
         try:
             wait_until(lambda: queue_workers(client, "rankmill").scoring, scorer)
@@ -284,7 +285,7 @@ def _redis(directory: Path, rows: int, kills: int, seed: int, how: str) -> Figur
                     client.delete("rq:queue:rankmill")
                 elif how in {"flush", "behind"}:
                     for results in client.scan_iter("rankmill:run:*:results") if how == "behind" else ():
-                        client.execute_command("XSETID", results, f"{1 << 50}-0")
+                        of_server("XSETID", results, f"{1 << 50}-0")
                         time.sleep(0.5)  # results with such numbers are read
                     client.flushall()
                 elif how in _OUTAGES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import Literal
+from typing import Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -106,6 +106,22 @@ class ScoreSpec(BaseModel):
         """
         pinned = self.revision is not None and CONTENT.fullmatch(self.revision)
         return self.activation == "softmax" or bool(pinned) or not ADDED.isdisjoint(self.written())
+
+
+class SpecOptions(TypedDict, total=False):
+    """The fields of a `ScoreSpec` as options by name: ``**spec: Unpack[SpecOptions]``."""
+
+    model: str
+    revision: str | None
+    precision: Precision
+    max_length: int | None
+    activation: Activation
+    instruction: str | None
+    prompt_template: str | None
+    label: str | None
+    long: Long
+    long_stride: int | None
+    all_labels: bool
 
 
 def nearest(name: str, known: Iterable[str], written: Callable[[str], str] = str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ _CALL = frozenset({"chunk_size", "columns", "detached", "priority", "timeout", "
 """Options of a client's calls beside the fields of the spec: what somebody may have meant."""
 
 
-def run_spec(settings: Settings, changes: dict[str, Any]) -> ScoreSpec:
+def run_spec(settings: Settings, changes: Mapping[str, Any]) -> ScoreSpec:
     """The spec of a run; a model directory gets its absolute path, as workers may run in other folders.
 
     Raises

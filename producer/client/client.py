@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import ConfigError, InputError, StillWaiting
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.contract.run import new_run
+from rankmill.jobs.contract.spec import SpecOptions
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.connection import connect
@@ -150,7 +151,7 @@ class Client(SubmittedRuns):
         reuse: EarlierScores | None = None,
         deadline: float = math.inf,
         sharers: int = 1,
-        **spec: Any,
+        **spec: Unpack[SpecOptions],
     ) -> ScoringRun:
         """Like `submit`, for tables that the caller cuts.
 
@@ -215,7 +216,7 @@ class Client(SubmittedRuns):
         timeout: float | None = None,
         columns: tuple[str, str] = COLUMNS,
         priority: Priority | None = None,
-        **spec: Any,
+        **spec: Unpack[SpecOptions],
     ) -> Scores:
         """Score pairs and wait at most `timeout` seconds: `submit`, then `ScoringRun.scores`.
 
@@ -241,7 +242,14 @@ class Client(SubmittedRuns):
             raise error.of_a_cancelled_run() from None
 
     def score_models(
-        self, pairs: Pairs, models: Sequence[str], *, timeout: float | None = None, **options: Any
+        self,
+        pairs: Pairs,
+        models: Sequence[str],
+        *,
+        timeout: float | None = None,
+        columns: tuple[str, str] = COLUMNS,
+        priority: Priority | None = None,
+        **spec: Unpack[SpecOptions],
     ) -> dict[str, Scores]:
         """Score pairs with several models, reading them once; parameters as of `Client.score`.
 
@@ -258,12 +266,11 @@ class Client(SubmittedRuns):
         """
         if not models or len(set(models)) < len(models):
             raise ConfigError(f"models: name each once, not {', '.join(models) or 'none'}")
-        columns = options.pop("columns", ("query", "passage"))
 
         def cut(rows_at: RowsAt) -> Iterator[pa.Table]:
             return cut_pairs(pairs, columns, rows_at)
 
-        run = start_several(self, models, cut, columns, **options)
+        run = start_several(self, models, cut, columns, priority=priority, **spec)
         try:
             return dict(zip(models, run.scores(timeout), strict=True))
         except BaseException:
@@ -277,7 +284,7 @@ class Client(SubmittedRuns):
         *,
         top_k: int | None = None,
         timeout: float | None = None,
-        **spec: Any,
+        **spec: Unpack[SpecOptions],
     ) -> list[Ranked]:
         """Order `passages` by their score with `query`, best first, those without one last; as `score`."""
         if isinstance(passages, str):  # its characters would be the passages

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 import fakeredis
 import pyarrow as pa
@@ -17,7 +17,7 @@ from rankmill.jobs.contract.job import chunk_of
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats, from_entry, to_entry
 from rankmill.jobs.contract.run import Progress, RowError, Run, read_run
 from rankmill.jobs.contract.schema import WireModel
-from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.contract.spec import ScoreSpec, SpecOptions
 from rankmill.jobs.protocol.worker_report import WorkerReport
 
 STATS = ChunkStats(
@@ -163,3 +163,8 @@ def test_lists_of_scores_need_their_labels() -> None:
         with pytest.raises(WireError, match="its scores are not those of its"):
             from_entry({**entry, b"stats": other.encode()})
     assert "labels" not in STATS.written()
+
+
+def test_a_client_s_options_are_the_fields_of_a_spec() -> None:
+    fields = {name: field.annotation for name, field in ScoreSpec.model_fields.items()}
+    assert get_type_hints(SpecOptions) == fields

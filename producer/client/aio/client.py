@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
 
 import redis
 
@@ -22,8 +23,11 @@ from rankmill.producer.client.aio.connection import LoopRedis
 from rankmill.producer.client.aio.runs import AsyncDetachedRun, AsyncScoringRun, AsyncSubmittedFile
 from rankmill.producer.client.client import Client
 from rankmill.producer.client.runs.detached import DetachedRun
+from rankmill.producer.collect.pairs import COLUMNS
 
 if TYPE_CHECKING:
+    from rankmill.jobs.contract.priority import Priority
+    from rankmill.jobs.contract.spec import SpecOptions
     from rankmill.jobs.registry.registry import Choice
     from rankmill.jobs.runtime.settings import Settings
     from rankmill.producer.client.runs.scores import Ranked, Scores
@@ -135,21 +139,43 @@ class AsyncClient:
         await self.close()
 
     @overload
-    async def submit(self, pairs: Pairs, *, detached: Literal[True], **options: Any) -> AsyncDetachedRun: ...
+    async def submit(
+        self,
+        pairs: Pairs,
+        *,
+        columns: tuple[str, str] = COLUMNS,
+        priority: Priority | None = None,
+        detached: Literal[True],
+        **spec: Unpack[SpecOptions],
+    ) -> AsyncDetachedRun: ...
 
     @overload
-    async def submit(self, pairs: Pairs, **options: Any) -> AsyncScoringRun: ...
+    async def submit(
+        self,
+        pairs: Pairs,
+        *,
+        columns: tuple[str, str] = COLUMNS,
+        priority: Priority | None = None,
+        **spec: Unpack[SpecOptions],
+    ) -> AsyncScoringRun: ...
 
     async def submit(
-        self, pairs: Pairs, *, detached: bool = False, **options: Any
+        self,
+        pairs: Pairs,
+        *,
+        columns: tuple[str, str] = COLUMNS,
+        priority: Priority | None = None,
+        detached: bool = False,
+        **spec: Unpack[SpecOptions],
     ) -> AsyncScoringRun | AsyncDetachedRun:
         """Start a run as `Client.submit` does, with its parameters."""
         await self._open()
+        how: dict[str, Any] = {"columns": columns, "priority": priority, **spec}
         if detached:
             return AsyncDetachedRun(
-                await bridge.run(lambda: self._client.submit(pairs, detached=True, **options))
+                await bridge.run(lambda: self._client.submit(pairs, detached=True, **how))
             )
-        return AsyncScoringRun(await bridge.run(lambda: self._client.submit(pairs, **options)))
+        return AsyncScoringRun(await bridge.run(lambda: self._client.submit(pairs, **how)))
 
     async def submit_file(
         self, inputs: str | Sequence[str], output: str, **options: Any
@@ -164,15 +190,34 @@ class AsyncClient:
         found = await bridge.run(self._client.attach, run_id)
         return AsyncDetachedRun(found) if isinstance(found, DetachedRun) else AsyncSubmittedFile(found)
 
-    async def begin(self, pairs: Pairs, **options: Any) -> AsyncScoringRun:
+    async def begin(
+        self,
+        pairs: Pairs,
+        *,
+        columns: tuple[str, str] = COLUMNS,
+        priority: Priority | None = None,
+        **spec: Unpack[SpecOptions],
+    ) -> AsyncScoringRun:
         """Start a run, or those of an alias for several versions, as `Client.begin` does."""
         await self._open()
-        return AsyncScoringRun(await bridge.run(self._client.begin, pairs, **options))
+        begin = partial(self._client.begin, pairs, columns=columns, priority=priority, **spec)
+        return AsyncScoringRun(await bridge.run(begin))
 
-    async def score(self, pairs: Pairs, *, timeout: float | None = None, **options: Any) -> Scores:
+    async def score(
+        self,
+        pairs: Pairs,
+        *,
+        timeout: float | None = None,
+        columns: tuple[str, str] = COLUMNS,
+        priority: Priority | None = None,
+        **spec: Unpack[SpecOptions],
+    ) -> Scores:
         """Score pairs as `Client.score` does, with its parameters."""
         await self._open()
-        return await bridge.run(self._client.score, pairs, timeout=timeout, **options)
+        begin = partial(
+            self._client.score, pairs, timeout=timeout, columns=columns, priority=priority, **spec
+        )
+        return await bridge.run(begin)
 
     async def rank(
         self,
@@ -181,11 +226,12 @@ class AsyncClient:
         *,
         top_k: int | None = None,
         timeout: float | None = None,
-        **spec: Any,
+        **spec: Unpack[SpecOptions],
     ) -> list[Ranked]:
         """Rank passages as `Client.rank` does, with its parameters."""
         await self._open()
-        return await bridge.run(self._client.rank, query, passages, top_k=top_k, timeout=timeout, **spec)
+        begin = partial(self._client.rank, query, passages, top_k=top_k, timeout=timeout, **spec)
+        return await bridge.run(begin)
 
     async def close(self) -> None:
         """Close the connections; runs that are not finished stay on the server until they expire."""

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from rankmill.producer.client.runs.scores import RunStats, Scores, as_array
 
 if TYPE_CHECKING:
     from rankmill.jobs.contract.run import Progress
     from rankmill.jobs.protocol.runs import RunStore
-    from rankmill.producer.collect.pairs import Pairs, RowsAt
     from rankmill.producer.collect.splitting import ScoredTable
     from rankmill.producer.collect.submission import Submission
 
@@ -130,16 +128,17 @@ class Submitter(Protocol):
 
     store: RunStore
 
-    def start(
-        self, cut: Callable[[RowsAt], Iterator[pa.Table]], columns: tuple[str, str], **options: Any
-    ) -> ScoringRun:
+    @property
+    def start(self) -> Callable[..., ScoringRun]:
         """As of `Client.start`."""
         ...
 
-    def run_of(self, pairs: Pairs, columns: tuple[str, str], **options: Any) -> ScoringRun:
+    @property
+    def run_of(self) -> Callable[..., ScoringRun]:
         """As of `Client.run_of`."""
         ...
 
-    def score(self, pairs: Pairs, **options: Any) -> Scores:
+    @property
+    def score(self) -> Callable[..., Scores]:
         """As of `Client.score`."""
         ...

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence, Sized
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from rankmill.jobs.contract.run import new_run
-from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.contract.spec import ScoreSpec, SpecOptions
 from rankmill.jobs.runtime.patience import redis_errors
 from rankmill.jobs.runtime.specs import run_spec
 from rankmill.producer.client.runs.detached import DetachedRun, attach_detached, submit_detached
@@ -99,7 +99,7 @@ class SubmittedRuns:
         columns: tuple[str, str] = COLUMNS,
         priority: Priority | None = None,
         detached: Literal[True],
-        **spec: Any,
+        **spec: Unpack[SpecOptions],
     ) -> DetachedRun: ...
 
     @overload
@@ -109,7 +109,7 @@ class SubmittedRuns:
         *,
         columns: tuple[str, str] = COLUMNS,
         priority: Priority | None = None,
-        **spec: Any,
+        **spec: Unpack[SpecOptions],
     ) -> ScoringRun: ...
 
     def submit(
@@ -119,7 +119,7 @@ class SubmittedRuns:
         columns: tuple[str, str] = COLUMNS,
         priority: Priority | None = None,
         detached: bool = False,
-        **spec: Any,
+        **spec: Unpack[SpecOptions],
     ) -> ScoringRun | DetachedRun:
         """Start a run; its first chunks are in the queue when this returns.
 
