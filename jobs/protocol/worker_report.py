@@ -206,15 +206,19 @@ def _is_drained(report: bytes) -> bool:
 
 
 def all_take_new_names(client: redis.Redis, queue: str) -> bool:
-    """Whether no live worker of `queue` is of the release before, which fails jobs with the new names."""
+    """Whether no worker of `queue` is of the release before, which fails jobs with the new names.
+
+    One that was killed counts for the minutes in which RQ lists it: all others take the old names as well.
+    """
     connection: Any = client
-    names = listed_workers(client, queue)
     with connection.pipeline(transaction=False) as pipe:
-        for name in names:
-            pipe.exists(keys.worker(name))
+        for name in listed_workers(client, queue):
             pipe.hget(_WORKER_PREFIX + name, SCORING_FIELD)
-        found = pipe.execute(raise_on_error=False)  # of a damaged key nothing is known
-    return not any(alive == 1 and mark == b"1" for alive, mark in zip(found[::2], found[1::2], strict=True))
+        marks = pipe.execute(raise_on_error=False)  # of a damaged key nothing is known
+    for error in marks:
+        if isinstance(error, Exception) and cannot_serve(error):
+            raise error
+    return b"1" not in marks
 
 
 def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport]:

@@ -135,7 +135,7 @@ def refusal(name: str, use: Use) -> RunnerError:
     verb = {"read": "read", "write": "write to"}[use]
     return RunnerError(
         f"{name}: this runner may not {verb} it; its setting runner_{use} (rankmill runner --{use}) names "
-        "the folders and URLs, in which hidden files are nobody's"
+        "the folders and URLs that it may use, without the hidden files in them"
     )
 
 
