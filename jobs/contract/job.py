@@ -14,6 +14,7 @@ from rq.job import Job, Retry
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.schema import EXTENDED_FORMAT, FORMAT
 
 if TYPE_CHECKING:
     from rankmill.jobs.contract.run import Run
@@ -24,6 +25,7 @@ OLD_JOB_FUNCTION = "jobs.score_chunk"
 
 _SUSPECT = "suspect"
 _TIMES = "times"
+_READS = "reads"
 TRACE = "trace"
 """Keys in a job's metadata."""
 
@@ -66,6 +68,7 @@ def job_data(run: Run, chunk: int, payload: Payload, function: str = JOB_FUNCTIO
         retry=_retries(run.max_retries) if payload.rows == 1 or not payload.suspect else None,
         meta={
             _SUSPECT: payload.suspect,
+            _READS: EXTENDED_FORMAT,
             **({TRACE: dict(payload.trace)} if payload.trace else {}),
             **({_TIMES: True} if payload.times else {}),
         },
@@ -119,6 +122,12 @@ def is_suspect(job: Job) -> bool:
 def asks_for_times(job: Job) -> bool:
     """Whether the result is to say how long the stages took."""
     return bool(job.meta.get(_TIMES))
+
+
+def read_format(job: Job) -> int:
+    """The newest version of a result that the job's producer reads."""
+    found = job.meta.get(_READS)
+    return found if isinstance(found, int) else FORMAT
 
 
 def worker_command(queue: str) -> str:

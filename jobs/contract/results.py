@@ -11,6 +11,7 @@ from pydantic import Field
 
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.schema import Count, Seconds, WireModel
+from rankmill.jobs.contract.spec import CONTENT
 from rankmill.jobs.contract.wire import decode_scores, encode_scores, outputs
 
 
@@ -24,11 +25,16 @@ class ChunkStats(WireModel):
     are written only where there are any, as older releases do not know them. ``tokenize_seconds`` and
     ``forward_seconds`` are parts of ``seconds``: the second is the time of the batches that have the chunk's
     rows. They are written only for a job that asks for them (`rankmill.jobs.contract.job.asks_for_times`).
+    ``digest`` is the SHA-256 of the model's weights, configuration and tokenizer; ``bound`` is the largest
+    difference between a score and the model's own that the worker has proven. They are written only for a
+    job whose producer reads them (`rankmill.jobs.contract.job.read_format`).
     """
 
-    added: ClassVar[frozenset[str]] = frozenset(
-        {"int8_gain", "windows", "labels", "tokenize_seconds", "forward_seconds"}
+    seldom: ClassVar[frozenset[str]] = frozenset(
+        {"windows", "labels", "tokenize_seconds", "forward_seconds", "digest", "bound"}
     )
+    """Fields that are written only where they have a value."""
+    added: ClassVar[frozenset[str]] = seldom | {"int8_gain"}
 
     worker: str
     device: str
@@ -45,11 +51,15 @@ class ChunkStats(WireModel):
     labels: tuple[str, ...] = ()
     tokenize_seconds: Seconds | None = None
     forward_seconds: Seconds | None = None
+    digest: Annotated[str, Field(pattern=CONTENT)] | None = None
+    bound: Annotated[float, Field(ge=0)] | None = None
 
     def written(self) -> str:
         """As JSON."""
-        seldom = ("windows", "labels", "tokenize_seconds", "forward_seconds")
-        return self.model_dump_json(exclude={name for name in seldom if getattr(self, name) in {0, (), None}})
+        fields = type(self).model_fields
+        return self.model_dump_json(
+            exclude={name for name in self.seldom if getattr(self, name) == fields[name].default}
+        )
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,16 @@ from pydantic_core import from_json
 
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.priority import Priority, choose_priority, new_run_id, priority_of
-from rankmill.jobs.contract.schema import FORMAT, NEW_SPEC_FORMAT, Count, Seconds, WireModel
+from rankmill.jobs.contract.schema import (
+    EXTENDED_FORMAT,
+    FORMAT,
+    NEW_SPEC_FORMAT,
+    Count,
+    Seconds,
+    WireModel,
+)
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.contract.wire import Inputs
 
 MAX_ROW_ERRORS = 200
 """Row errors of a run in Redis, at most (the first ones); the list beside the output has all of them."""
@@ -43,9 +51,12 @@ class Run(WireModel):
 
     ``rows`` is the number of input rows; ``None`` if the producer did not know it at the start.
     ``created`` is in seconds since 1970. ``ttl`` is in seconds; it counts from the latest change to the run.
+    ``tenant`` is for whom it is scored, and ``share`` how much of the workers' time is the tenant's, in
+    proportion to the others'. ``inputs`` is what a row is.
     """
 
-    formats: ClassVar[frozenset[int]] = frozenset({FORMAT, NEW_SPEC_FORMAT})
+    formats: ClassVar[frozenset[int]] = frozenset({FORMAT, NEW_SPEC_FORMAT, EXTENDED_FORMAT})
+    added: ClassVar[frozenset[str]] = frozenset({"tenant", "share", "inputs"})
 
     id: str
     spec: Annotated[ScoreSpec, BeforeValidator(_parse_spec)]
@@ -54,6 +65,9 @@ class Run(WireModel):
     max_retries: Count
     created: Seconds
     rows: Annotated[Count | None, BeforeValidator(_none_if_empty)] = None
+    tenant: Annotated[str, Field(max_length=200)] = ""
+    share: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    inputs: Inputs = "pairs"
 
     @property
     def priority(self) -> Priority:
@@ -62,15 +76,23 @@ class Run(WireModel):
 
     def fields(self) -> dict[str, str | int | float]:
         """The run's hash in Redis."""
+        extended = {name: getattr(self, name) for name in sorted(self.added)}
+        extended = {name: value for name, value in extended.items() if value != _default(name)}
+        plain = NEW_SPEC_FORMAT if self.spec.is_new else FORMAT
         return {
-            "format": NEW_SPEC_FORMAT if self.spec.is_new else FORMAT,
+            "format": EXTENDED_FORMAT if extended else plain,
             "spec": json.dumps(self.spec.written()),
             "queue": self.queue,
             "ttl": self.ttl,
             "max_retries": self.max_retries,
             "created": self.created,
             "rows": "" if self.rows is None else self.rows,
+            **extended,
         }
+
+
+def _default(field: str) -> object:
+    return Run.model_fields[field].default
 
 
 class Settled(NamedTuple):

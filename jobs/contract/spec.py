@@ -21,7 +21,7 @@ Long = Literal["truncate", "split"]
 ADDED = frozenset({"instruction", "prompt_template", "label", "long", "long_stride", "all_labels"})
 """Fields that release 0.1 does not know; they are written only where they are set."""
 
-CONTENT = re.compile(r"[0-9a-f]{64}")
+CONTENT = re.compile(r"^[0-9a-f]{64}$")
 """What a digest of content looks like; a commit of the hub has 40 characters."""
 
 RECIPE = "rankmill_quantization.json"

@@ -11,13 +11,22 @@ import json
 from typing import Any, cast
 
 import pyarrow as pa
+import pytest
 from rq.job import Job
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.job import OLD_JOB_FUNCTION, Payload, asks_for_times, attempt, chunk_of
+from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.job import (
+    OLD_JOB_FUNCTION,
+    Payload,
+    asks_for_times,
+    attempt,
+    chunk_of,
+    read_format,
+)
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, from_entry, to_entry
 from rankmill.jobs.contract.run import read_run
-from rankmill.jobs.contract.wire import decode_pairs, encode_pairs
+from rankmill.jobs.contract.wire import decode_pairs, encode_pairs, encode_texts
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import read_job
 from rankmill.jobs.protocol.submitted.record import FileRun
@@ -152,6 +161,36 @@ def test_times_of_stages_are_written_only_for_who_asks(server: Server) -> None:
     result = from_entry({b"chunk": b"0", b"scores": SCORES, b"stats": json.dumps(told).encode()})
     assert isinstance(result, ChunkScores)
     assert json.loads(result.stats.written()) == told
+
+
+def test_what_formats_2_and_3_cannot_say_is_optional(server: Server) -> None:
+    store, job_id = RunStore(server.client), keys.job_id(RUN_ID, 0)
+    plain = read_run(RUN_ID, RUN)
+    assert (plain.tenant, plain.share, plain.inputs) == ("", 1.0, "pairs")
+    extended = plain.model_copy(update={"tenant": "search", "share": 3.0, "inputs": "texts"})
+    store.enqueue(extended, {0: Payload(encode_texts(pa.array(["a", None]), "texts"), 2)}, new=True)
+    assert store.load(RUN_ID) == extended
+    assert server.client.hget(keys.run(RUN_ID), "format") == b"5"  # so a release before names its own version
+    job = read_job(store.queue("q"), job_id.encode())
+    assert job is not None
+    assert read_format(job) == 5
+    told = json.loads(STATS) | {"digest": "0" * 64, "bound": 0.001}
+    result = from_entry({b"chunk": b"0", b"scores": SCORES, b"stats": json.dumps(told).encode()})
+    assert isinstance(result, ChunkScores)
+    assert json.loads(result.stats.written()) == told
+
+
+def test_a_job_of_the_release_before_reads_format_2(server: Server) -> None:
+    server.client.hset(Job.key_for(keys.job_id(RUN_ID, 0)), mapping=cast("dict[Any, Any]", JOB))
+    job = read_job(RunStore(server.client).queue("q"), keys.job_id(RUN_ID, 0).encode())
+    assert job is not None
+    assert read_format(job) == 2
+
+
+@pytest.mark.parametrize(("field", "value"), [("share", 0.0), ("share", -1.0), ("inputs", "images")])
+def test_a_run_with_a_wrong_value_is_refused(field: str, value: object) -> None:
+    with pytest.raises(WireError, match=field):
+        read_run(RUN_ID, {**RUN, b"format": b"5", field.encode(): str(value).encode()})
 
 
 def test_submitted_files_have_the_same_fields() -> None:

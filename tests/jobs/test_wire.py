@@ -18,9 +18,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract import wire
-from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.errors import FormatError, WireError
 from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS
-from rankmill.jobs.contract.wire import decode_pairs, decode_scores, encode_pairs, encode_scores, outputs
+from rankmill.jobs.contract.wire import (
+    Inputs,
+    decode_pairs,
+    decode_scores,
+    decode_texts,
+    encode_pairs,
+    encode_scores,
+    encode_texts,
+    outputs,
+)
 
 TEXT = st.one_of(st.none(), st.text(st.characters(exclude_categories=["Cs"]), max_size=30))
 TYPES = st.sampled_from(
@@ -58,6 +67,21 @@ def test_scores_and_errors_come_back_as_they_were(results: list[float | str]) ->
 def test_noise_is_refused(noise: bytes) -> None:
     with pytest.raises(WireError):
         decode_pairs(noise)
+
+
+@given(texts=st.lists(TEXT, max_size=30), inputs=st.sampled_from(["texts", "conversations"]))
+def test_single_texts_come_back(texts: list[str | None], inputs: Inputs) -> None:
+    assert decode_texts(encode_texts(pa.array(texts, pa.string()), inputs), inputs) == texts
+
+
+def test_texts_pairs_and_conversations_are_not_taken_for_each_other() -> None:
+    pairs, texts = encode_pairs(pa.array(["q"]), pa.array(["p"])), encode_texts(pa.array(["t"]), "texts")
+    with pytest.raises(FormatError, match="has format 5, this version of rankmill reads format 2"):
+        decode_pairs(texts)
+    with pytest.raises(FormatError, match="has format 2, this version of rankmill reads format 5"):
+        decode_texts(pairs, "texts")
+    with pytest.raises(WireError, match="columns"):
+        decode_texts(texts, "conversations")
 
 
 def test_a_slice_of_a_chunked_column_travels_alone() -> None:

@@ -1,10 +1,10 @@
-"""Encoding of pairs and scores as Arrow.
+"""Encoding of pairs, of other rows to score, and of scores, as Arrow.
 
 A payload is a header (magic, format version, size before compression) and an Arrow IPC stream of
 one record batch. The whole stream is compressed with zstd, so a reader knows version and size
 before it decompresses anything. Pairs: ``query`` (dictionary-encoded, as queries repeat) and
-``passage``, both nullable text. Scores: ``score`` (float32, or a list of some) and ``error`` (text); in
-each row exactly one of them is null.
+``passage``, both nullable text. Single texts: ``text``; conversations: ``messages``, each as JSON. Scores:
+``score`` (float32, or a list of some) and ``error`` (text); in each row exactly one of them is null.
 
 >>> import pyarrow as pa
 >>> decode_pairs(encode_pairs(pa.array(["q", "q"]), pa.array(["a", None])))
@@ -14,13 +14,14 @@ each row exactly one of them is null.
 from __future__ import annotations
 
 import struct
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import FormatError, WireError
-from rankmill.jobs.contract.schema import FORMAT
+from rankmill.jobs.contract.schema import EXTENDED_FORMAT, FORMAT
 from rankmill.jobs.contract.wire.messages import check_messages
 
 MAX_TEXT_CHARS = 1 << 20
@@ -31,8 +32,15 @@ MAX_CHUNK_BYTES = 64 << 20
 """Largest payload in bytes, compressed and decompressed. Also the most bytes of text in a chunk, counting
 a repeated query in every row; a worker has at most one token for each of these bytes."""
 
+Inputs = Literal["pairs", "texts", "conversations"]
+"""What the rows of a run are."""
+
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 _PAIRS = pa.schema([("query", _TEXT), ("passage", pa.string())])
+_SINGLE = {
+    "texts": pa.schema([("text", pa.string())]),
+    "conversations": pa.schema([("messages", pa.string())]),
+}
 _SCORES = pa.schema([("score", pa.float32()), ("error", pa.string())])
 _HEADER = struct.Struct(">4sIQ")
 _LEVEL = -5
@@ -57,7 +65,7 @@ def encode_pairs(queries: pa.Array, passages: pa.Array) -> bytes:
     query, passage = _encode_queries(queries), _encode_passages(passages)
     _check_text(query, passage)
     batch = pa.record_batch([query, _combined(passage.cast(pa.string()))], schema=_PAIRS)
-    return _write(batch)
+    return _write(batch, FORMAT)
 
 
 def decode_pairs(payload: bytes) -> tuple[list[str | None], list[str | None]]:
@@ -70,16 +78,32 @@ def decode_pairs(payload: bytes) -> tuple[list[str | None], list[str | None]]:
     WireError
         The payload has another format version or other columns, is damaged, or exceeds a limit.
     """
-    batch = _read(payload, _PAIRS)
+    batch = _read(payload, _PAIRS, FORMAT)
     _check_text(*batch.columns)
     queries = batch["query"].dictionary.to_pylist()
     places = batch["query"].indices.to_pylist()
     return [None if place is None else queries[place] for place in places], batch["passage"].to_pylist()
 
 
+def encode_texts(texts: pa.Array, inputs: Inputs) -> bytes:
+    """Encode texts, or conversations as JSON, of shape ``[n]``; types and errors are those of `encode_pairs`."""
+    text = _encode_passages(texts)
+    _check_text(text)
+    batch = pa.record_batch([_combined(text.cast(pa.string()))], schema=_SINGLE[inputs])
+    return _write(batch, EXTENDED_FORMAT)
+
+
+def decode_texts(payload: bytes, inputs: Inputs) -> list[str | None]:
+    """Decode and validate a payload of `encode_texts` into a list of ``[n]``; errors as of `decode_pairs`."""
+    batch = _read(payload, _SINGLE[inputs], EXTENDED_FORMAT)
+    _check_text(*batch.columns)
+    found: list[str | None] = batch[0].to_pylist()
+    return found
+
+
 def encode_scores(scores: pa.Array, errors: pa.Array) -> bytes:
     """Encode float32 scores (or lists of a fixed number of them) and text errors, both of shape ``[n]``."""
-    return _write(pa.record_batch([scores, errors], schema=_scores(scores.type)))
+    return _write(pa.record_batch([scores, errors], schema=_scores(scores.type)), FORMAT)
 
 
 def outputs(scores: pa.Array) -> int:
@@ -96,7 +120,7 @@ def decode_scores(payload: bytes) -> tuple[pa.Array, pa.Array]:
         As in `decode_pairs`; also, a row has both a score and an error, or neither, or a score is not a
         finite number.
     """
-    batch = _read(payload, _SCORES)
+    batch = _read(payload, _SCORES, FORMAT)
     scores, errors = batch["score"], batch["error"]
     all_have_one = not scores.null_count and errors.null_count == len(errors)
     if not all_have_one and not pc.all(pc.xor(pc.is_valid(scores), pc.is_valid(errors)), min_count=0).as_py():
@@ -180,7 +204,7 @@ def _clip(texts: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     return clipped.cast(pa.string())
 
 
-def _write(batch: pa.RecordBatch) -> bytes:
+def _write(batch: pa.RecordBatch, version: int) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
@@ -188,11 +212,11 @@ def _write(batch: pa.RecordBatch) -> bytes:
     if raw.size > MAX_CHUNK_BYTES:
         raise WireError(f"a chunk of {raw.size:,} bytes is over the limit of {MAX_CHUNK_BYTES:,}")
     packed = pa.Codec("zstd", compression_level=_LEVEL).compress(raw, asbytes=True)
-    return b"".join((_HEADER.pack(_MAGIC, FORMAT, raw.size), packed))
+    return b"".join((_HEADER.pack(_MAGIC, version, raw.size), packed))
 
 
-def _read(payload: bytes, schema: pa.Schema) -> pa.RecordBatch:
-    size = _unpacked_size(payload)
+def _read(payload: bytes, schema: pa.Schema, version: int) -> pa.RecordBatch:
+    size = _unpacked_size(payload, version)
     try:
         raw = pa.decompress(memoryview(payload)[_HEADER.size :], decompressed_size=size, codec="zstd")
         check_messages(memoryview(raw).cast("B"), sum(map(pa.types.is_dictionary, schema.types)))
@@ -205,14 +229,14 @@ def _read(payload: bytes, schema: pa.Schema) -> pa.RecordBatch:
     return batch
 
 
-def _unpacked_size(payload: bytes) -> int:
+def _unpacked_size(payload: bytes, expected: int) -> int:
     """Check the header and the sizes before and after decompression; return the latter."""
     if len(payload) < _HEADER.size or not payload.startswith(_MAGIC):
         raise WireError("a payload does not have rankmill's header")
     _, version, size = _HEADER.unpack_from(payload)
-    if version != FORMAT:
+    if version != expected:
         raise FormatError(
-            f"a payload has format {version}, this version of rankmill reads format {FORMAT}: "
+            f"a payload has format {version}, this version of rankmill reads format {expected}: "
             "run the same rankmill release on producers and workers"
         )
     largest = max(len(payload), size)
