@@ -86,7 +86,7 @@ def decode_pairs(payload: bytes) -> tuple[list[str | None], list[str | None]]:
 
 
 def encode_texts(texts: pa.Array, inputs: Inputs) -> bytes:
-    """Encode texts, or conversations as JSON, of shape ``[n]``; types and errors are those of `encode_pairs`."""
+    """Encode texts, or conversations as JSON, of shape ``[n]``; errors as of `encode_pairs`."""
     text = _encode_passages(texts)
     _check_text(text)
     batch = pa.record_batch([_combined(text.cast(pa.string()))], schema=_SINGLE[inputs])
