@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shlex
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -15,6 +14,7 @@ from rq.job import Job, Retry
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.schema import EXTENDED_FORMAT, FORMAT
+from rankmill.jobs.system.backoff import Backoff
 
 if TYPE_CHECKING:
     from rankmill.jobs.contract.run import Run
@@ -29,8 +29,8 @@ _READS = "reads"
 TRACE = "trace"
 """Keys in a job's metadata."""
 
-_MAX_BACKOFF = 60
-"""Longest pause between two attempts at a chunk, in seconds, before jitter."""
+_BACKOFF = Backoff(first=2.0, longest=60.0, jitter=0.5)
+"""Pauses between attempts at a chunk."""
 
 BASE_TIMEOUT = 900
 """Seconds of a job's timeout for downloading and loading the model."""
@@ -76,11 +76,9 @@ def job_data(run: Run, chunk: int, payload: Payload, function: str = JOB_FUNCTIO
 
 
 def _retries(most: int) -> Retry | None:
-    """Return at most `most` retries, after pauses that double, with jitter: about 2 s, 4 s, 8 s …"""
-    if not most:
-        return None
-    pauses = [min(2.0**number, _MAX_BACKOFF) for number in range(1, most + 1)]
-    return Retry(max=most, interval=[round(pause * random.uniform(0.5, 1.5)) for pause in pauses])  # noqa: S311
+    """Return at most `most` retries, after pauses of about 2 s, 4 s, 8 s …"""
+    pauses = [round(_BACKOFF.pause(failures)) for failures in range(1, most + 1)]
+    return Retry(max=most, interval=pauses) if pauses else None
 
 
 _ARGUMENTS = TypeAdapter(tuple[str, Annotated[int, Field(ge=0)]])

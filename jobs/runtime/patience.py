@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import redis
-from redis.backoff import ExponentialWithJitterBackoff
+from redis.backoff import NoBackoff
 from redis.exceptions import ExecAbortError
 from redis.retry import Retry
 
 from rankmill.jobs.contract.errors import RedisFailed, RedisUnavailable
 from rankmill.jobs.runtime.passwords import mask_passwords
+from rankmill.jobs.system.backoff import Backoff
 
 AUTH_SECONDS = 60
 """Longest wait while the server refuses the password, which may be in the middle of a change."""
@@ -37,6 +38,8 @@ _LOOK_SECONDS = 0.5
 """Seconds between two calls of the caller's `look` during a wait."""
 
 _LEAST_SECONDS = 0.01
+
+_BACKOFF = Backoff(first=0.1, longest=1.0, jitter=0.5)
 
 _AUTH = frozenset({"WRONGPASS", "NOAUTH"})
 
@@ -169,8 +172,7 @@ class Patience(Retry):
     def __init__(
         self, seconds: float, give_up: Callable[[RedisUnavailable], None] = lambda error: None
     ) -> None:
-        backoff = ExponentialWithJitterBackoff(base=0.1, cap=1.0)
-        super().__init__(backoff, -1, (redis.RedisError,))
+        super().__init__(NoBackoff(), -1, (redis.RedisError,))  # `_pause` is the pause
         self.seconds = seconds
         self._give_up = give_up
         self._begin()
@@ -245,7 +247,7 @@ class Patience(Retry):
         end = now
         if not isinstance(error, redis.MaxConnectionsError):  # it has already waited for a free connection
             self._note(reason, most)
-            end += min(self._backoff.compute(min(failures, 16)), since + most - now)
+            end += min(_BACKOFF.pause(failures), since + most - now)
         while True:
             with waiting(most=0):
                 wait.look()

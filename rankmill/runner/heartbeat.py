@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
 from rankmill.jobs.contract.errors import RankmillError
+from rankmill.jobs.protocol.leases import Renewals
 from rankmill.jobs.protocol.submitted.record import FileRun
 from rankmill.jobs.protocol.submitted.store import Claim, FileRunStore, Held
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.runtime.settings import Settings
-
-logger = logging.getLogger(__name__)
+from rankmill.jobs.system.periodic import Periodic
 
 
 class Heartbeat:
@@ -36,30 +34,24 @@ class Heartbeat:
     ) -> None:
         self._store = store
         self._name = name
-        self._seconds = settings.heartbeat_seconds
         self._lease = settings.lease_seconds
         self._interrupt = interrupt
         self._claim: Claim | None = None
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        self._wake = threading.Event()
-        self._last = time.monotonic()
-        self._recover_from = 0.0
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._renewals = Renewals(settings.heartbeat_seconds, settings.lease_seconds)
+        self._periodic = Periodic("heartbeat", self._beat, settings.heartbeat_seconds)
         self.held: Held = "held"
         """What the last heartbeat learned of the run."""
 
     def start(self) -> None:
         """Announce the runner and start the thread."""
         self._beat()
-        self._thread.start()
+        self._periodic.start()
 
     def stop(self) -> None:
         """Stop the thread and withdraw the runner."""
-        self._stopped = True
-        self._wake.set()
-        self._thread.join(timeout=5)
+        self._periodic.stop()
         with suppress(RankmillError), waiting(most=1):
             self._store.withdraw(self._name)
 
@@ -67,11 +59,11 @@ class Heartbeat:
         """Renew the lease of a run from now on."""
         with self._lock:
             self._claim, self.held = claim, "held"
-        self._wake.set()
+        self._periodic.wake()
 
     def is_alive(self) -> bool:
         """Whether the thread runs."""
-        return self._thread.is_alive()
+        return self._periodic.is_alive
 
     @property
     def claim(self) -> Claim:
@@ -103,23 +95,11 @@ class Heartbeat:
             claim, self._claim = self.claim, None
         return claim
 
-    def _run(self) -> None:
-        while not self._stopped:
-            try:
-                self._beat()
-            except Exception:  # whatever it is, the lease must be renewed
-                logger.exception("heartbeat failed, trying again")
-            self._wake.wait(self._seconds)
-            self._wake.clear()
-
     def _beat(self) -> None:
         self._store.runners(self._name, self._lease)
         with self._lock:
             claim = self._claim
         if claim and self.write() != "held" and self._claim:
             self._interrupt()
-        now = time.monotonic()
-        if now - self._last > 2 * self._seconds:  # Redis was away: others must renew their leases first
-            self._recover_from = now + self._lease
-        self._last = now
-        self._store.recover(expired=now >= self._recover_from)
+        self._renewals.renewed()
+        self._store.recover(expired=self._renewals.others_have_lapsed)

@@ -22,7 +22,7 @@ MAY_IMPORT = {
 """What each room may import of ours; tests may import everything. The package's face is no room."""
 
 DIRECTION = {
-    "rankmill.jobs": ["protocol", "registry", "cache", "runtime", "contract"],
+    "rankmill.jobs": ["protocol", "registry", "cache", "runtime", "contract", "system"],
     "rankmill.workers": [
         "worker", "assembly", "offline", "queue", "engine", "models", "backends", "batches", "host"
     ],

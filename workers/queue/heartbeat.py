@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-import time
 from collections.abc import Callable
 from typing import cast
 
@@ -14,11 +12,13 @@ from rq import worker_registration
 from rq.worker.base import BaseWorker
 
 from rankmill.jobs.protocol.capacity import write_capacity
+from rankmill.jobs.protocol.leases import Renewals
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.orders import ask_for_orders, forget_orders
 from rankmill.jobs.protocol.queues import use_queues
 from rankmill.jobs.protocol.recovery import FailureHandler, clean_queue, rescue_unbegun
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
+from rankmill.jobs.system.periodic import Periodic
 from rankmill.workers.queue.orders import Orders
 
 logger = logging.getLogger(__name__)
@@ -60,26 +60,22 @@ class Heartbeat:
     ) -> None:
         self.lease_seconds = lease_seconds
         self._worker = worker
-        self._seconds = seconds
+        self._lock_ms = int(seconds * 1000)
         self._report = report
         self._wedged = wedged
         self._on_beat = on_beat
         self._handle_failure = handle_failure
         self._orders = orders
-        self._last = time.monotonic()
-        self._clean_from = 0.0
-        self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._renewals = Renewals(seconds, lease_seconds)
+        self._periodic = Periodic("heartbeat", self._run, seconds, orders.news)
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._periodic.start()
 
     def stop(self) -> None:
         """Stop the thread."""
-        self._stopped = True
-        self._orders.news.set()
-        self._thread.join(timeout=5)
+        self._periodic.stop()
 
     def announce(self) -> None:
         """Register the worker and its report, and read its orders."""
@@ -88,27 +84,24 @@ class Heartbeat:
 
     def age(self) -> float:
         """Seconds since the last heartbeat that reached the server."""
-        return time.monotonic() - self._last
+        return self._renewals.age
 
     def _run(self) -> None:
-        while not self._stopped:
-            self._end_if_wedged()
-            for step in (
-                self._register,
-                self._beat,
-                self._report_state,
-                self._clean_queues,
-                self._sum_up,
-                self._on_beat,
-            ):
-                try:
-                    step()
-                except redis.ResponseError as error:  # a key of the wrong type, say
-                    logger.warning("Redis refuses a part of the heartbeat: %s", error)
-                except Exception:  # whatever it is, the leases of running jobs must be renewed
-                    logger.exception("heartbeat failed, trying again")
-            self._orders.news.wait(self._seconds)
-            self._orders.news.clear()
+        self._end_if_wedged()
+        for step in (
+            self._register,
+            self._beat,
+            self._report_state,
+            self._clean_queues,
+            self._sum_up,
+            self._on_beat,
+        ):
+            try:
+                step()
+            except redis.ResponseError as error:  # a key of the wrong type, say
+                logger.warning("Redis refuses a part of the heartbeat: %s", error)
+            except Exception:  # whatever it is, the leases of running jobs must be renewed
+                logger.exception("heartbeat failed, trying again")
 
     def _register(self) -> None:
         """Write the worker's record, with each beat: the server may have lost it, or somebody damaged it."""
@@ -147,9 +140,7 @@ class Heartbeat:
                 self._worker.maintain_heartbeats(execution.job, execution)
             except redis.ResponseError as error:
                 logger.warning("the lease of job %s cannot be renewed: %s", execution.job_id, error)
-        if self.age() > 2 * self._seconds:  # Redis was away; give other workers time to renew their leases
-            self._clean_from = time.monotonic() + self.lease_seconds
-        self._last = time.monotonic()
+        self._renewals.renewed()
 
     def _end_if_wedged(self) -> None:
         """End the process if a forward hangs; otherwise its leases would be renewed for ever."""
@@ -164,11 +155,11 @@ class Heartbeat:
 
     def _clean_queues(self) -> None:
         """Recover the jobs of dead workers; a lock lets one worker at a time do it."""
-        worker, lock_ms = self._worker, int(self._seconds * 1000)
+        worker = self._worker
         for queue in cast("list[OrderedQueue]", worker.queues):
             # RQ's own lock lasts 15 minutes and would outlive a worker that is killed here.
-            if worker.connection.set(queue.registry_cleaning_key, os.getpid(), nx=True, px=lock_ms):
-                if time.monotonic() < self._clean_from:
-                    rescue_unbegun(queue, self.lease_seconds)  # lost with a connection; no worker begins them
-                else:
+            if worker.connection.set(queue.registry_cleaning_key, os.getpid(), nx=True, px=self._lock_ms):
+                if self._renewals.others_have_lapsed:
                     clean_queue(queue, self._handle_failure, self.lease_seconds)
+                else:
+                    rescue_unbegun(queue, self.lease_seconds)  # lost with a connection; no worker begins them

@@ -97,14 +97,3 @@ if found then redis.call('ZADD', KEYS[1], now + ARGV[1], found) end
 return found
 """
 """KEYS: webhooks. ARGV: seconds after which another runner may try, if this one dies."""
-
-ALIVE = """
-local now = redis.call('TIME')[1]
-redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, '(' .. now)
-if ARGV[1] ~= '' then
-  redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
-  redis.call('EXPIRE', KEYS[1], ARGV[2])
-end
-return redis.call('ZRANGE', KEYS[1], 0, -1)
-"""
-"""KEYS: runners. ARGV: name or nothing, lease (s)."""

@@ -16,6 +16,7 @@ from rq.serializers import JSONSerializer
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import FormatError, RunExpired, WireError
+from rankmill.jobs.protocol.leases import Leases
 from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
 from rankmill.jobs.protocol.submitted import scripts
 from rankmill.jobs.protocol.submitted.record import FileRun, new_file_run
@@ -218,8 +219,10 @@ class FileRunStore:
         if name:
             self.redis.zadd(keys.file_queues(), {self.queue.name: time.time()})
             self.redis.expire(keys.file_queues(), self.ttl)
-        found = self.redis.eval(scripts.ALIVE, 1, keys.runners(self.queue.name), name, lease_seconds)
-        return [runner.decode(errors="replace") for runner in found]
+        live = Leases(self.redis, keys.runners(self.queue.name), lease_seconds)
+        if name:
+            live.take(name)
+        return live.holders()
 
     def withdraw(self, name: str) -> None:
         """Note that a runner has ended."""

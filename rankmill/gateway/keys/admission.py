@@ -16,7 +16,7 @@ from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.producer.client.aio import bridge
 
 if TYPE_CHECKING:
-    from rankmill.gateway.keys.limits import Lease
+    from rankmill.gateway.keys.limits import CountedRequest
 
 KeysNeeded = Literal["always", "if there are any", "never"]
 
@@ -78,11 +78,11 @@ class Admission:
             return
         if model is not None:
             check_model(key, model)
-        lease = await bridge.run(self._begin, key, pairs)
+        request = await bridge.run(self._begin, key, pairs)
         try:
             yield
         finally:
-            await asyncio.shield(bridge.run(self._end, lease))
+            await asyncio.shield(bridge.run(self._end, request))
 
     async def close(self) -> None:
         """Renew no leases any more."""
@@ -99,24 +99,25 @@ class Admission:
             raise NoKey("the API key is unknown, revoked or expired")
         raise NoKey("give an API key: Authorization: Bearer KEY, or x-api-key: KEY")
 
-    def _begin(self, key: ApiKey, pairs: int) -> Lease | None:
+    def _begin(self, key: ApiKey, pairs: int) -> CountedRequest | None:
         with redis_errors(), waiting(most=MOST_WAIT):
-            lease = self._limits.begin(key)
+            request = self._limits.begin(key)
             try:
                 self._limits.take_pairs(key, pairs)
             except BaseException:
-                self._limits.end(lease)
+                self._limits.end(request)
                 raise
-        if lease and (self._renewing is None or self._renewing.done()):
+        if request and (self._renewing is None or self._renewing.done()):
             self._renewing = asyncio.create_task(self._renew())
-        return lease
+        return request
 
-    def _end(self, lease: Lease | None) -> None:
+    def _end(self, request: CountedRequest | None) -> None:
         try:
             with redis_errors(), waiting(most=MOST_WAIT):
-                self._limits.end(lease)
+                self._limits.end(request)
         except Exception as error:  # the lease expires
-            logger.warning("a request of key %s counts for a while longer: %s", lease and lease.name, error)
+            name = request and request.name
+            logger.warning("a request of key %s counts for a while longer: %s", name, error)
 
     async def _renew(self) -> None:
         while True:

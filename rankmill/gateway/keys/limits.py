@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import uuid
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import redis
 from limits import RateLimitItemPerMinute
@@ -17,36 +16,18 @@ from limits.typing import RedisClient
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.keys.refusals import OverLimit, TooManyPairs
 from rankmill.jobs.contract import keys
+from rankmill.jobs.protocol.leases import Leases
+from rankmill.jobs.system import system
 
 _MINUTE = 60
 
-_TAKE = """
-local clock = redis.call('TIME')
-local now = clock[1] + clock[2] / 1000000
-redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now)
-if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[1]) then return 0 end
-redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[3])
-redis.call('EXPIRE', KEYS[1], ARGV[2])
-return 1
-"""
-"""KEYS: requests. ARGV: most requests, lease (s), request."""
-
-_RENEW = """
-local clock = redis.call('TIME')
-for place = 2, #ARGV do
-  redis.call('ZADD', KEYS[1], 'XX', clock[1] + clock[2] / 1000000 + ARGV[1], ARGV[place])
-end
-redis.call('EXPIRE', KEYS[1], ARGV[1])
-"""
-"""KEYS: requests. ARGV: lease (s), requests."""
-
 
 @dataclass(frozen=True)
-class Lease:
+class CountedRequest:
     """A request in progress, which counts among those of its key's name."""
 
     name: str
-    request: str
+    id: str
 
 
 class Limits:
@@ -63,12 +44,12 @@ class Limits:
     """
 
     def __init__(self, client: redis.Redis, lease_seconds: int) -> None:
-        self._redis: Any = client
+        self._client = client
         self._lease_seconds = lease_seconds
         self._pairs = SlidingWindowCounterRateLimiter(_Counters(client))
-        self._held: set[Lease] = set()
+        self._counted: set[CountedRequest] = set()
 
-    def begin(self, key: ApiKey) -> Lease | None:
+    def begin(self, key: ApiKey) -> CountedRequest | None:
         """Count a request until `end`; ``None`` for a key without such a limit.
 
         Raises
@@ -79,26 +60,28 @@ class Limits:
         most = key.requests_at_once
         if most is None:
             return None
-        lease = Lease(key.name, uuid.uuid4().hex)
-        place = keys.api_key_requests(key.name)
-        if not self._redis.eval(_TAKE, 1, place, most, self._lease_seconds, lease.request):
+        request = CountedRequest(key.name, system.unique_id())
+        if not self._leases(key.name).take(request.id, most):
             raise OverLimit(f"API key {key.name!r} may have {most:,} requests at once; try again later", 1)
-        self._held.add(lease)
-        return lease
+        self._counted.add(request)
+        return request
 
-    def end(self, lease: Lease | None) -> None:
+    def end(self, request: CountedRequest | None) -> None:
         """Count a request no longer."""
-        if lease:
-            self._held.discard(lease)
-            self._redis.zrem(keys.api_key_requests(lease.name), lease.request)
+        if request:
+            self._counted.discard(request)
+            self._leases(request.name).release(request.id)
 
     def renew(self) -> None:
         """Renew the leases of the requests in progress; to be called well within `lease_seconds`."""
         names: defaultdict[str, list[str]] = defaultdict(list)
-        for lease in self._held:
-            names[lease.name].append(lease.request)
+        for request in self._counted:
+            names[request.name].append(request.id)
         for name, requests in names.items():
-            self._redis.eval(_RENEW, 1, keys.api_key_requests(name), self._lease_seconds, *requests)
+            self._leases(name).renew(requests)
+
+    def _leases(self, name: str) -> Leases:
+        return Leases(self._client, keys.api_key_requests(name), self._lease_seconds)
 
     def take_pairs(self, key: ApiKey, pairs: int) -> None:
         """Count pairs that are to be scored.

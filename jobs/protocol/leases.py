@@ -1,0 +1,111 @@
+"""Leases: who holds something until when, unless it is renewed.
+
+A lease in Redis is an entry of a sorted set, with the time at which it lapses by the server's clock: no two
+hosts compare theirs. Chunks and submitted runs have theirs in RQ's registries of started jobs, where they are
+renewed together with what else is written of a job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import redis
+
+from rankmill.jobs.system import system
+
+_TAKE = """
+local clock = redis.call('TIME')
+local now = clock[1] + clock[2] / 1000000
+redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, now)
+if redis.call('ZCARD', KEYS[1]) >= tonumber(ARGV[1]) and not redis.call('ZSCORE', KEYS[1], ARGV[3]) then
+  return 0
+end
+redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[3])
+redis.call('EXPIRE', KEYS[1], math.ceil(ARGV[2]))
+return 1
+"""
+"""KEYS: leases. ARGV: most leases, their length (s), holder."""
+
+_RENEW = """
+local clock = redis.call('TIME')
+for place = 2, #ARGV do
+  redis.call('ZADD', KEYS[1], 'XX', clock[1] + clock[2] / 1000000 + ARGV[1], ARGV[place])
+end
+redis.call('EXPIRE', KEYS[1], math.ceil(ARGV[1]))
+"""
+"""KEYS: leases. ARGV: their length (s), holders."""
+
+_HOLDERS = """
+local clock = redis.call('TIME')
+redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, clock[1] + clock[2] / 1000000)
+return redis.call('ZRANGE', KEYS[1], 0, -1)
+"""
+"""KEYS: leases."""
+
+
+class Leases:
+    """The leases under one key.
+
+    Parameters
+    ----------
+    client, key
+        The server, and the sorted set there.
+    seconds
+        How long a lease lasts unless it is renewed.
+    """
+
+    def __init__(self, client: redis.Redis, key: str, seconds: float) -> None:
+        self._redis: Any = client
+        self._key = key
+        self.seconds = seconds
+
+    def take(self, holder: str, most: float = math.inf) -> bool:
+        """Take or renew a lease, unless there are `most` of others; return whether the holder has one."""
+        limit = int(min(most, 1 << 53))
+        return bool(self._redis.eval(_TAKE, 1, self._key, limit, self.seconds, holder))
+
+    def renew(self, holders: Iterable[str]) -> None:
+        """Renew the leases of `holders` that have not lapsed and are still there."""
+        self._redis.eval(_RENEW, 1, self._key, self.seconds, *holders)
+
+    def release(self, holder: str) -> None:
+        """Give a lease back."""
+        self._redis.zrem(self._key, holder)
+
+    def holders(self) -> list[str]:
+        """Who has a lease now, the one that lapses first before the others."""
+        return [name.decode(errors="replace") for name in self._redis.eval(_HOLDERS, 1, self._key)]
+
+
+class Renewals:
+    """When the leases of this process were renewed, and whether those of others may be taken for lapsed.
+
+    Parameters
+    ----------
+    beat_seconds, lease_seconds
+        Time between two renewals, and how long a lease lasts.
+    """
+
+    def __init__(self, beat_seconds: float, lease_seconds: float) -> None:
+        self._beat, self._lease = beat_seconds, lease_seconds
+        self._last = system.monotonic()
+        self._trusted_from = 0.0
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last renewal that reached the server."""
+        return system.monotonic() - self._last
+
+    def renewed(self) -> None:
+        """Note a renewal. If the one before is long ago, Redis was away: others must renew theirs first."""
+        now = system.monotonic()
+        if now - self._last > 2 * self._beat:
+            self._trusted_from = now + self._lease
+        self._last = now
+
+    @property
+    def others_have_lapsed(self) -> bool:
+        """Whether a lease of others that has lapsed by the server's clock is nobody's any more."""
+        return system.monotonic() >= self._trusted_from
