@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import NoReturn
 
 
 def _unique_id() -> str:
@@ -34,6 +35,8 @@ class System:
         Pauses the calling thread for some seconds.
     Thread, Event, Lock, RLock, Condition, Semaphore, Executor
         As `threading` and `concurrent.futures` have them.
+    thread_id
+        A number of the calling thread that no other has at the same time.
     uniform
         A random number between two.
     unique_id
@@ -42,6 +45,8 @@ class System:
         Returns when what was written to a file descriptor is on the disk.
     Popen
         Starts a process.
+    exit
+        Ends this process at once, with an exit status.
     """
 
     now: Callable[[], float] = time.time
@@ -54,10 +59,12 @@ class System:
     Condition: type[threading.Condition] = threading.Condition
     Semaphore: type[threading.BoundedSemaphore] = threading.BoundedSemaphore
     Executor: type[ThreadPoolExecutor] = ThreadPoolExecutor
+    thread_id: Callable[[], int] = threading.get_ident
     uniform: Callable[[float, float], float] = random.uniform
     unique_id: Callable[[], str] = _unique_id
     fsync: Callable[[int], None] = os.fsync
     Popen: type[subprocess.Popen[bytes]] = subprocess.Popen
+    exit: Callable[[int], NoReturn] = os._exit
 
 
 system = System()
