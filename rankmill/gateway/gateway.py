@@ -76,7 +76,7 @@ class Gateway:
         return await self.identify(seen(request.scope), request.headers)
 
     async def identify(self, note: Seen, headers: Mapping[str, str]) -> ApiKey | None:
-        """The key in a request's headers; raises `NoKey` if it needs one and has none."""
+        """The key in a request's headers; raises `Refusal` if it needs one and has none."""
         key = await self.admission.identify(key_text(headers))
         if key:
             note.key = key.name

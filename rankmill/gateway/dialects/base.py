@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rankmill.gateway.refusals import STATUS, Kind, Refusal
+from rankmill.gateway.refusals import KINDS, Kind, Refusal
 from rankmill.gateway.scoring import Asked, Scored
 
 MAX_TEXT_CHARS = 1 << 20
@@ -78,7 +78,7 @@ class Dialect:
     error
         The body for a refusal with a status.
     statuses
-        Statuses that differ from those in `STATUS`.
+        Statuses that differ from those in `KINDS`.
     """
 
     name: str
@@ -87,7 +87,7 @@ class Dialect:
 
     def status(self, refusal: Refusal) -> int:
         """The HTTP status for a refusal."""
-        return self.statuses.get(refusal.kind, STATUS[refusal.kind])
+        return self.statuses.get(refusal.kind, KINDS[refusal.kind].http)
 
 
 @dataclass(frozen=True)

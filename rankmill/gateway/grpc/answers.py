@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from grpc import StatusCode
 from grpc.aio import ServicerContext
 
-from rankmill.gateway.refusals import EXPECTED, Kind, Refusal, refusal_of
+from rankmill.gateway.refusals import EXPECTED, KINDS, Refusal, refusal_of
 from rankmill.gateway.seen import HEADER, Seen, observing
 
 if TYPE_CHECKING:
@@ -21,28 +21,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Context = ServicerContext[Any, Any]
-
-CODES: dict[Kind, StatusCode] = {
-    "invalid": StatusCode.INVALID_ARGUMENT,
-    "empty": StatusCode.INVALID_ARGUMENT,
-    "too_large": StatusCode.INVALID_ARGUMENT,
-    "no_key": StatusCode.UNAUTHENTICATED,
-    "forbidden": StatusCode.PERMISSION_DENIED,
-    "no_model": StatusCode.NOT_FOUND,
-    "not_found": StatusCode.NOT_FOUND,
-    "method": StatusCode.UNIMPLEMENTED,
-    "conflict": StatusCode.FAILED_PRECONDITION,
-    "media_type": StatusCode.INVALID_ARGUMENT,
-    "gone": StatusCode.CANCELLED,
-    "slow": StatusCode.DEADLINE_EXCEEDED,
-    "busy": StatusCode.RESOURCE_EXHAUSTED,
-    "overloaded": StatusCode.RESOURCE_EXHAUSTED,
-    "unscorable": StatusCode.INVALID_ARGUMENT,
-    "backend": StatusCode.INTERNAL,
-    "unavailable": StatusCode.UNAVAILABLE,
-    "timeout": StatusCode.DEADLINE_EXCEEDED,
-}
-"""Status of each kind of refusal, as TEI has it where TEI has one."""
 
 logger = logging.getLogger(__name__)
 
@@ -97,9 +75,8 @@ async def _abort(context: Context, note: Seen, refusal: Refusal) -> NoReturn:
     if refusal.retry_after is not None:
         seconds = max(math.ceil(refusal.retry_after), 1)
         trailing += [("retry-after", str(seconds)), ("grpc-retry-pushback-ms", str(1000 * seconds))]
-    code = CODES[refusal.kind]
-    note.status = code.name
-    await context.abort(code, refusal.message, tuple(trailing))
+    note.status = KINDS[refusal.kind].grpc
+    await context.abort(StatusCode[note.status], refusal.message, tuple(trailing))
 
 
 def headers(context: Context) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 from rankmill.gateway.bodies import parse
 from rankmill.gateway.dialects.base import Body, Form, read_as
 from rankmill.gateway.dialects.routes import ROUTES
-from rankmill.gateway.refusals import STATUS, Refusal
+from rankmill.gateway.refusals import KINDS, Refusal
 from rankmill.gateway.scoring import Asked, Scored
 
 TEXTS = ["a", "b", "c"]
@@ -192,7 +192,7 @@ WORDING: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", sorted(STATUS))
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_dialect_words_every_refusal_in_its_form(kind: Any) -> None:
     refusal = Refusal(kind, "what is wrong", param="texts")
     for route in ROUTES:
