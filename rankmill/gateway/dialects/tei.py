@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rankmill.gateway.dialects.base import Body, Dialect, Form, JsonObject, Route, Text
+from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, Text, paths_of
 from rankmill.gateway.refusals import Kind, Refusal
-from rankmill.gateway.scoring import Asked, Scored, ranked
+from rankmill.gateway.scoring import RequestScores, ScoreRequest
 
 ERROR_TYPES: dict[Kind, str] = {
     "empty": "empty",
@@ -43,7 +43,9 @@ def check_direction(direction: str) -> None:
         )
 
 
-class _Options(Body):
+class _TeiOptions(Body):
+    dialect = TEI
+
     truncate: bool | None = Field(None, description="Pairs that are too long are always truncated.")
     truncation_direction: Direction = "Right"
     raw_scores: bool = False
@@ -54,24 +56,24 @@ class _Options(Body):
         return {"activation": activation(raw=self.raw_scores)}
 
 
-class Rerank(_Options):
+class TeiRerank(_TeiOptions):
     """``POST /rerank``."""
 
     query: Text
     texts: list[Text]
     return_text: bool = False
 
-    def asked(self) -> Asked:
-        return Asked(self.query, self.texts, spec=self.spec())
+    def score_request(self) -> ScoreRequest:
+        return ScoreRequest(self.query, self.texts, spec=self.spec())
 
-    def answer(self, scored: Scored) -> object:
-        found = [{"index": place, "score": score} for place, score in ranked(scored.scores)]
+    def answer(self, scores: RequestScores) -> object:
+        found = [{"index": place, "score": score} for place, score in scores.ranked()]
         if self.return_text:
             return [{**each, "text": self.texts[int(each["index"])]} for each in found]
         return found
 
 
-class Predict(_Options):
+class TeiPredict(_TeiOptions):
     """``POST /predict``; each input is a pair, as a worker scores nothing else."""
 
     inputs: Annotated[
@@ -79,17 +81,17 @@ class Predict(_Options):
         Field(description="A pair of texts, or several; a single text has no score here."),
     ]
 
-    def asked(self) -> Asked:
+    def score_request(self) -> ScoreRequest:
         pairs = self._pairs()
         for pair in pairs:
             if len(pair) != 2:
                 raise Refusal(
                     "invalid", "inputs: a pair of texts has a score, one text has none", param="inputs"
                 )
-        return Asked([pair[0] for pair in pairs], [pair[1] for pair in pairs], spec=self.spec())
+        return ScoreRequest([pair[0] for pair in pairs], [pair[1] for pair in pairs], spec=self.spec())
 
-    def answer(self, scored: Scored) -> object:
-        found = [[{"score": score, "label": LABEL}] for score in scored.scores]
+    def answer(self, scores: RequestScores) -> object:
+        found = [[{"score": score, "label": LABEL}] for score in scores.scores]
         return found if self._is_batch() else found[0]
 
     def _is_batch(self) -> bool:
@@ -106,8 +108,7 @@ class Predict(_Options):
 LABEL = "LABEL_0"
 """Name of the only output."""
 
-RERANK, PREDICT = Form(TEI, Rerank), Form(TEI, Predict)
-ROUTES = (
-    *Route.of(RERANK, "TEI: order texts by their score with a query", "/tei/rerank"),
-    *Route.of(PREDICT, "TEI: score pairs of texts", "/predict", "/tei/predict"),
+PATHS = (
+    *paths_of(TeiRerank, "TEI: order texts by their score with a query", "/tei/rerank"),
+    *paths_of(TeiPredict, "TEI: score pairs of texts", "/predict", "/tei/predict"),
 )

@@ -6,20 +6,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rankmill.gateway.dialects.base import Body, Dialect, Form, JsonObject, Route, Text, Top
-from rankmill.gateway.refusals import Refusal
-from rankmill.gateway.scoring import Asked, Scored, ranked
+from rankmill.gateway.dialects.base import Body, Dialect, Text, Top, detail_error, paths_of, ranking
+from rankmill.gateway.scoring import RequestScores, ScoreRequest
+
+VOYAGE = Dialect("voyage", detail_error)
 
 
-def _error(refusal: Refusal, status: int) -> JsonObject:
-    return {"detail": refusal.message}
-
-
-VOYAGE = Dialect("voyage", _error)
-
-
-class Rerank(Body):
+class VoyageRerank(Body):
     """``POST /v1/rerank``."""
+
+    dialect = VOYAGE
 
     query: Text
     documents: list[Text]
@@ -28,21 +24,16 @@ class Rerank(Body):
     truncation: Annotated[bool, Field(description="Pairs that are too long are always truncated.")] = True
     return_documents: bool = False
 
-    def asked(self) -> Asked:
-        return Asked(self.query, self.documents, self.model, {"activation": "sigmoid"})
+    def score_request(self) -> ScoreRequest:
+        return ScoreRequest(self.query, self.documents, self.model, {"activation": "sigmoid"})
 
-    def answer(self, scored: Scored) -> object:
+    def answer(self, scores: RequestScores) -> object:
         return {
             "object": "list",
-            "data": [
-                {"index": place, "relevance_score": score}
-                | ({"document": self.documents[place]} if self.return_documents else {})
-                for place, score in ranked(scored.scores, self.top_k)
-            ],
-            "model": scored.model,
-            "usage": {"total_tokens": scored.tokens},
+            "data": ranking(scores, self.top_k, self.documents if self.return_documents else None),
+            "model": scores.model,
+            "usage": {"total_tokens": scores.tokens},
         }
 
 
-FORM = Form(VOYAGE, Rerank)
-ROUTES = Route.of(FORM, "Voyage: order documents by their score with a query", "/voyage/v1/rerank")
+PATHS = paths_of(VoyageRerank, "Voyage: order documents by their score with a query", "/voyage/v1/rerank")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from grpc import StatusCode
 from grpc.aio import ServicerContext
 
+from rankmill.gateway.observation import HEADER, Observation, observing
 from rankmill.gateway.refusals import EXPECTED, KINDS, Refusal, refusal_of
-from rankmill.gateway.seen import HEADER, Seen, observing
 
 if TYPE_CHECKING:
     from rankmill.gateway.gateway import Gateway
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 class Call:
     """A call that was let in: what is seen of it, and its key."""
 
-    note: Seen
+    note: Observation
     key: ApiKey | None
 
 
@@ -69,7 +69,7 @@ async def answer(
         return found
 
 
-async def _abort(context: Context, note: Seen, refusal: Refusal) -> NoReturn:
+async def _abort(context: Context, note: Observation, refusal: Refusal) -> NoReturn:
     """End the call; what knows of gRPC's retries waits as long as the refusal says."""
     trailing = [(HEADER, note.id)]
     if refusal.retry_after is not None:

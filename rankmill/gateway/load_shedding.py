@@ -38,7 +38,7 @@ _FORWARD = STAGES.index("forward")
 logger = logging.getLogger(__name__)
 
 
-class Capacity:
+class LoadShedder:
     """Lets requests begin while there is room for them; nothing is read of those that it refuses.
 
     Parameters
