@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias, TypeVar
+
+from google.protobuf.message import Message
 
 from rankmill.gateway.dialects.tei import LABEL, activation, check_direction
+from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.grpc import tei_pb2 as tei
-from rankmill.gateway.grpc.answers import Call
-from rankmill.gateway.grpc.batches import batches, gather
+from rankmill.gateway.keys.api_keys import ApiKey
+from rankmill.gateway.observation import Observation
 from rankmill.gateway.refusals import Refusal
 from rankmill.gateway.scoring import RequestScores, ScoreRequest
 
-if TYPE_CHECKING:
-    from rankmill.gateway.gateway import Gateway
+_ROWS = 256
+_WAIT_SECONDS = 0.002
+"""How long a batch of messages waits for one more."""
 
 _Pair: TypeAlias = tuple[str, str]
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that was let in: what is observed of it, and its key."""
+
+    note: Observation
+    key: ApiKey | None
 
 
 class TeiServices:
@@ -69,7 +85,7 @@ class TeiServices:
         self, requests: AsyncIterator[tei.PredictPairRequest], call: Call
     ) -> AsyncIterator[tei.PredictResponse]:
         """Score pairs as they come; what has come is scored together, and answered in its order."""
-        async for batch in batches(requests, self._most_bytes):
+        async for batch in _batches(requests, self._most_bytes):
             for found in await self._predict(batch, call):
                 yield found
 
@@ -82,7 +98,7 @@ class TeiServices:
         self, requests: AsyncIterator[tei.RerankStreamRequest], call: Call
     ) -> tei.RerankResponse:
         """Order texts that come one by one, each with its query, when all are there."""
-        found = await gather(requests, self._gateway.settings.gateway_pairs, self._most_bytes)
+        found = await _gather(requests, self._gateway.settings.gateway_pairs, self._most_bytes)
         pairs = [(each.query, each.text) for each in found]
         scored = await self._score(pairs, found[0] if found else tei.RerankStreamRequest(), call)
         return _ranking(scored, pairs, with_text=found[0].return_text)
@@ -147,3 +163,45 @@ def _metadata(scored: RequestScores, *pairs: _Pair) -> tei.Metadata:
         queue_time_ns=round(took["queue"] * 1e9),
         inference_time_ns=round(took.get("forward", took["work"]) * 1e9),
     )
+
+
+async def _batches(stream: AsyncIterable[M], most_bytes: int) -> AsyncIterator[list[M]]:
+    """Batches of up to 256 messages and `most_bytes`, in order; none waits for messages that do not come."""
+    messages = aiter(stream)
+    coming = asyncio.ensure_future(anext(messages, None))
+    try:
+        while (first := await coming) is not None:
+            batch, size = [first], first.ByteSize()
+            coming = asyncio.ensure_future(anext(messages, None))
+            while len(batch) < _ROWS and size < most_bytes:
+                await asyncio.wait({coming}, timeout=_WAIT_SECONDS)
+                if not coming.done() or (message := coming.result()) is None:
+                    break
+                batch.append(message)
+                size += message.ByteSize()
+                coming = asyncio.ensure_future(anext(messages, None))
+            yield batch
+    finally:
+        coming.cancel()
+
+
+async def _gather(stream: AsyncIterable[M], most: int, most_bytes: int) -> list[M]:
+    """All messages of a stream.
+
+    Raises
+    ------
+    Refusal
+        They are more than `most`, or have more than `most_bytes`.
+    """
+    found: list[M] = []
+    size = 0
+    async for message in stream:
+        found.append(message)
+        size += message.ByteSize()
+        if len(found) > most:
+            raise Refusal("too_large", f"the stream has more than {most:,} texts, the most of one request")
+        if size > most_bytes:
+            raise Refusal(
+                "too_large", f"the stream is larger than {most_bytes >> 20} MiB, the most that is read"
+            )
+    return found

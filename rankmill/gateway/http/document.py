@@ -18,7 +18,7 @@ REFUSALS: dict[int | str, dict[str, Any]] = {
 
 def operation_id(route: APIRoute) -> str:
     """The name of an operation: its method and the words of its path."""
-    (method,) = route.methods or ()
+    method = "".join(route.methods or ())  # each has one
     return f"{method.lower()}{route.path_format.replace('{', '').replace('}', '').replace('/', '_')}"
 
 
