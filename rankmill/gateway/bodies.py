@@ -100,7 +100,7 @@ class RequestBody:
             raise Refusal("overloaded", "too many large requests are in progress", retry_after=1)
         self.size += size
         self._memory.taken += size
-        metrics.held_bytes.set(self._memory.taken)
+        metrics.body_bytes.set(self._memory.taken)
 
 
 def parse(raw: bytes) -> JsonObject:

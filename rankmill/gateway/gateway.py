@@ -117,7 +117,7 @@ class Gateway:
         metrics.pairs.labels(note.dialect, note.key).inc(pairs)
         for stage, seconds in scores.stages().items():
             metrics.stages.labels(stage).observe(seconds)
-        self.load.saw(pairs, scores.chunks)
+        self.load.note(pairs, scores.chunks)
 
     async def sweep(self) -> None:
         """Once an hour, delete the bytes of files and batches that have expired."""

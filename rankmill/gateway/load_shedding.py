@@ -87,7 +87,7 @@ class LoadShedder:
             self._requests -= 1
             metrics.in_progress.set(self._requests)
 
-    def saw(self, pairs: int, jobs: int) -> None:
+    def note(self, pairs: int, jobs: int) -> None:
         """Note how many pairs a request had, and in how many jobs."""
         self._pairs_per_job += 0.05 * (pairs / max(jobs, 1) - self._pairs_per_job)
 

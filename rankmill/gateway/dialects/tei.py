@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -9,6 +10,7 @@ from pydantic import Field
 from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, Text, paths_of
 from rankmill.gateway.refusals import Kind, Refusal
 from rankmill.gateway.scoring import RequestScores, ScoreRequest
+from rankmill.jobs.runtime.settings import Settings
 
 ERROR_TYPES: dict[Kind, str] = {
     "empty": "empty",
@@ -27,6 +29,9 @@ def _error(refusal: Refusal, status: int) -> JsonObject:
 
 TEI = Dialect("tei", _error, {"invalid": 422, "backend": 424, "timeout": 424})
 
+LABEL = "LABEL_0"
+"""Name of the only output."""
+
 Direction = Literal["Right", "Left", "right", "left"]
 
 
@@ -41,6 +46,19 @@ def check_direction(direction: str) -> None:
         raise Refusal(
             "invalid", "truncation_direction: only Right is possible here", param="truncation_direction"
         )
+
+
+def known_info(settings: Settings) -> JsonObject:
+    """What is known of the gateway's model and limits without the model, as HTTP and gRPC name it."""
+    return {
+        "version": version("rankmill"),
+        "model_id": settings.model,
+        "model_sha": settings.revision,
+        "model_dtype": settings.precision,
+        "max_concurrent_requests": settings.gateway_requests,
+        "max_client_batch_size": settings.gateway_pairs,
+        "max_input_length": settings.max_length,
+    }
 
 
 class _TeiOptions(Body):
@@ -104,9 +122,6 @@ class TeiPredict(_TeiOptions):
             return [[str(each) for each in self.inputs]] if self.inputs else []
         return [list(each) for each in self.inputs]
 
-
-LABEL = "LABEL_0"
-"""Name of the only output."""
 
 PATHS = (
     *paths_of(TeiRerank, "TEI: order texts by their score with a query", "/tei/rerank"),

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from itertools import groupby
 from typing import TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
-from rankmill.gateway.dialects.tei import LABEL, activation, check_direction
+from rankmill.gateway.dialects.tei import LABEL, activation, check_direction, known_info
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.grpc import tei_pb2 as tei
 from rankmill.gateway.keys.api_keys import ApiKey
@@ -51,17 +50,8 @@ class TeiServices:
 
     async def info(self, request: tei.InfoRequest, call: Call) -> tei.InfoResponse:
         """What the gateway serves."""
-        settings = self._gateway.settings
-        return tei.InfoResponse(
-            version=version("rankmill"),
-            model_id=settings.model,
-            model_sha=settings.revision,
-            model_dtype=settings.precision,
-            model_type=tei.MODEL_TYPE_RERANKER,
-            max_concurrent_requests=settings.gateway_requests,
-            max_input_length=settings.max_length or 0,
-            max_client_batch_size=settings.gateway_pairs,
-        )
+        known = known_info(self._gateway.settings)
+        return tei.InfoResponse(**known, model_type=tei.MODEL_TYPE_RERANKER)
 
     async def predict(self, request: tei.PredictRequest, call: Call) -> tei.PredictResponse:
         """Refuse: one text has no score."""

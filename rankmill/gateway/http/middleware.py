@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
@@ -14,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from rankmill.gateway.dialects.routes import dialect_at
 from rankmill.gateway.observation import HEADER, SCOPE_KEY, observing
 from rankmill.gateway.refusals import Refusal
-from rankmill.jobs.runtime.http import is_address
+from rankmill.jobs.runtime.http import host_of, is_address
 
 _GONE = 499
 """The status that nginx gives a request whose client has gone before there was an answer."""
@@ -93,8 +92,4 @@ class KnownHosts:
         await JSONResponse({"error": text, "message": text, "detail": text}, 403)(scope, receive, send)
 
     def _knows(self, given: str | None) -> bool:
-        try:
-            host = None if given is None else (urlsplit(f"//{given}").hostname or "").rstrip(".")
-        except ValueError:
-            return False
-        return host is None or host in self._names or is_address(host)
+        return given is None or (host := host_of(given)) in self._names or is_address(host)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from importlib.metadata import version
 from typing import Annotated, Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -14,6 +13,7 @@ from rankmill.cluster.orders import Outcome, order_workers, reachable
 from rankmill.cluster.snapshot import read_cluster
 from rankmill.cluster.workers import WorkerState
 from rankmill.gateway import metrics
+from rankmill.gateway.dialects.tei import LABEL, known_info
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.http.dependencies import Admin, Caller, TheGateway, from_json, new_router
 from rankmill.gateway.http.document import json_body
@@ -65,18 +65,11 @@ async def models(gateway: TheGateway, key: Caller) -> dict[str, Any]:
 @router.get("/tei/info", summary="TEI: the gateway's model and limits")
 async def info(gateway: TheGateway, key: Caller) -> dict[str, Any]:
     """What is known here without the model."""
-    settings = gateway.settings
     return {
-        "version": version("rankmill"),
+        **known_info(gateway.settings),
         "sha": None,
         "docker_label": None,
-        "model_id": settings.model,
-        "model_sha": settings.revision,
-        "model_dtype": settings.precision,
-        "model_type": {"reranker": {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}},
-        "max_concurrent_requests": settings.gateway_requests,
-        "max_client_batch_size": settings.gateway_pairs,
-        "max_input_length": settings.max_length,
+        "model_type": {"reranker": {"id2label": {"0": LABEL}, "label2id": {LABEL: 0}}},
         "max_batch_tokens": None,
         "max_batch_requests": None,
         "tokenization_workers": None,

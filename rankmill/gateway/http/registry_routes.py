@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 from rankmill.cluster.orders import Outcome
 from rankmill.gateway.bodies import Upload
 from rankmill.gateway.gateway import Gateway
-from rankmill.gateway.http.dependencies import ModelManager, TheGateway, from_json, new_router
+from rankmill.gateway.http.dependencies import Caller, ModelManager, TheGateway, from_json, new_router
 from rankmill.gateway.http.document import body, json_body
 from rankmill.gateway.http.responses import download
 from rankmill.gateway.keys.admission import check_model
@@ -31,11 +31,10 @@ from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.model_archives import ModelArchive, unpack, workspace
 from rankmill.gateway.refusals import Refusal, refusal_of
 from rankmill.jobs.contract.errors import ConfigError, InputError
-from rankmill.jobs.registry.documents import MAX_NOTES, Alias, Manifest, Target
+from rankmill.jobs.registry.documents import MAX_NOTES, Alias, Target
 from rankmill.jobs.registry.names import Reference, check_name
 from rankmill.jobs.registry.registry import Registry
 from rankmill.jobs.runtime.hosts import require_worker_packages
-from rankmill.jobs.runtime.settings import Settings
 from rankmill.registry.changes import remove_version, roll_back, set_alias, target
 from rankmill.registry.promote import NotWarm, promote
 from rankmill.registry.pull import pull
@@ -82,49 +81,38 @@ class Rollback(BaseModel):
 
 
 @dataclass(frozen=True)
-class ManagedRegistry:
-    """The registry, as a caller may manage it; models that its key may not use are refused."""
+class ManagedModel:
+    """A model of the registry, for a caller who may manage it."""
 
+    gateway: Gateway
     registry: Registry
     key: ApiKey | None
+    name: str
 
     @property
     def by(self) -> str:
         """Who does it, as manifests and aliases say it."""
         return f"{self.key.name} (API key {self.key.id})" if self.key else "the gateway, without a key"
 
-    def check(self, name: str) -> None:
-        """Raise `Refusal` if the caller may not use the model."""
-        check_model(self.key, check_name(name, "a model"))
+    def version(self, version: str) -> Reference:
+        """The name of a version."""
+        return Reference(self.name, check_name(version, "a version"))
 
-    def manifest(self, name: str, version: str) -> Manifest:
-        """The manifest of a version."""
-        self.check(name)
-        return self.registry.manifest(Reference(name, check_name(version, "a version")))
+    def alias(self, alias: str) -> Reference:
+        """The name of an alias."""
+        return Reference(self.name, check_name(alias, "an alias"))
 
-    def alias(self, name: str, alias: str) -> Alias:
+    def find_alias(self, alias: str) -> Alias:
         """What an alias stands for; raises `Refusal` if there is none."""
-        self.check(name)
-        found = self.registry.find_alias(Reference(name, check_name(alias, "an alias")))
+        found = self.registry.find_alias(self.alias(alias))
         if found is None:
-            raise Refusal("not_found", f"the registry has no alias {name}@{alias}")
+            raise Refusal("not_found", f"the registry has no alias {self.name}@{alias}")
         return found
 
-    def target(self, name: str, alias: str, wanted: NewTarget) -> tuple[Reference, Target]:
-        """An alias, and what it is to stand for."""
-        self.check(name)
-        reference = Reference(name, check_name(alias, "an alias"))
-        version = Reference(name, check_name(wanted.version, "a version"))
-        return reference, target(self.registry, version, wanted.split, wanted.shadow, by=self.by)
-
-    def view(self, name: str) -> dict[str, Any]:
-        """A model: its versions and aliases."""
-        aliases = self.registry.aliases(check_name(name, "a model"))
-        return {
-            "name": name,
-            "versions": [version_view(each, aliases) for each in manifests(self.registry, name)],
-            "aliases": [_alias_view(alias, name, each) for each, alias in aliases.items()],
-        }
+    def target(self, wanted: NewTarget) -> Target:
+        """What an alias is to stand for."""
+        version = self.version(wanted.version)
+        return target(self.registry, version, wanted.split, wanted.shadow, by=self.by)
 
     def changed(self, reference: Reference, alias: Alias) -> dict[str, Any]:
         """An alias that was changed."""
@@ -132,33 +120,38 @@ class ManagedRegistry:
         return _alias_view(alias, *reference)
 
 
-async def _managed(gateway: TheGateway, key: ModelManager) -> ManagedRegistry:
+async def _registry(gateway: TheGateway, key: ModelManager) -> Registry:
     if gateway.registry is None:
         raise Refusal(
             "not_found", "this gateway has no registry: it needs the setting registry (RANKMILL_REGISTRY)"
         )
-    return ManagedRegistry(gateway.registry, key)
+    return gateway.registry
 
 
-Managed = Annotated[ManagedRegistry, Depends(_managed)]
-Notes = Annotated[str, Query(max_length=MAX_NOTES)]
+TheRegistry = Annotated[Registry, Depends(_registry)]
+
+
+async def _model(gateway: TheGateway, registry: TheRegistry, key: Caller, name: str) -> ManagedModel:
+    check_model(key, check_name(name, "a model"))
+    return ManagedModel(gateway, registry, key, name)
+
+
+TheModel = Annotated[ManagedModel, Depends(_model)]
 
 
 @router.get("", summary="The models of the registry")
-def list_models(managed: Managed) -> dict[str, Any]:
+def list_models(registry: TheRegistry, key: Caller) -> dict[str, Any]:
     """Those that the key may use."""
-    names = managed.registry.models()
-    data = [managed.view(name) for name in names if managed.key is None or managed.key.may_use(name)]
-    return {"object": "list", "data": data}
+    names = [name for name in registry.models() if key is None or key.may_use(name)]
+    return {"object": "list", "data": [_model_view(registry, name) for name in names]}
 
 
 @router.get(_MODEL, summary="A model: its versions and aliases")
-def find_model(managed: Managed, name: str) -> dict[str, Any]:
+def find_model(model: TheModel) -> dict[str, Any]:
     """A model."""
-    managed.check(name)
-    found = managed.view(name)
+    found = _model_view(model.registry, model.name)
     if not found["versions"]:
-        raise Refusal("not_found", f"the registry has no model {name}")
+        raise Refusal("not_found", f"the registry has no model {model.name}")
     return found
 
 
@@ -166,38 +159,30 @@ _TAR: dict[str, Any] = {
     "openapi_extra": body("application/x-tar", {"type": "string", "format": "binary"}),
     "responses": {201: {"description": "A new version", "content": {"application/json": {}}}},
 }
+Notes = Annotated[str, Query(max_length=MAX_NOTES)]
 
 
 @router.put(_MODEL, summary="Push a model, a tar archive, as the next version", **_TAR)
-async def push_next(
-    request: Request, gateway: TheGateway, managed: Managed, name: str, notes: Notes = ""
-) -> Response:
+async def push_next(request: Request, model: TheModel, notes: Notes = "") -> Response:
     """Push what is uploaded."""
-    return await _uploaded(request, gateway, managed, name, None, notes)
+    return await _push_upload(request, model, None, notes)
 
 
 @router.put(_VERSION, summary="Push a model, a tar archive, as this version", **_TAR)
-async def push_version(
-    request: Request, gateway: TheGateway, managed: Managed, name: str, version: str, notes: Notes = ""
-) -> Response:
+async def push_version(request: Request, model: TheModel, version: str, notes: Notes = "") -> Response:
     """Push what is uploaded."""
-    return await _uploaded(request, gateway, managed, name, version, notes)
+    return await _push_upload(request, model, model.version(version).tag, notes)
 
 
-async def _uploaded(
-    request: Request, gateway: Gateway, managed: ManagedRegistry, name: str, version: str | None, notes: str
-) -> Response:
-    settings = gateway.settings
-    too_large = f"the model is larger than {settings.gateway_model_gib:g} GiB, the most here"
-    upload = Upload(request, int(settings.gateway_model_gib * 2**30), too_large)
-    async with gateway.admission.admitted(managed.key, name):
-        pushed = await in_own_thread(_push, managed, settings, upload, name, version, notes)
+async def _push_upload(request: Request, model: ManagedModel, version: str | None, notes: str) -> Response:
+    gib = model.gateway.settings.gateway_model_gib
+    upload = Upload(request, int(gib * 2**30), f"the model is larger than {gib:g} GiB, the most here")
+    async with model.gateway.admission.admitted(model.key, model.name):
+        pushed = await in_own_thread(_push, model, upload, version, notes)
     return JSONResponse(pushed, 200 if pushed["before"] else 201)
 
 
-def _push(
-    managed: ManagedRegistry, settings: Settings, upload: Upload, name: str, version: str | None, notes: str
-) -> dict[str, Any]:
+def _push(model: ManagedModel, upload: Upload, version: str | None, notes: str) -> dict[str, Any]:
     """Unpack what is uploaded, try it, and push it: as the command, with one upload at a time.
 
     Raises
@@ -205,71 +190,70 @@ def _push(
     Refusal
         The model cannot be pushed; nothing of it is visible.
     """
-    registry = managed.registry
-    managed.check(name)
-    if version is not None:
-        check_name(version, "a version")
+    registry = model.registry
     try:
         require_worker_packages()
     except ConfigError as error:
         raise Refusal("unavailable", f"no model can be tried where this gateway runs: {error}") from None
-    registry.taken(name)  # the registry can be reached
+    registry.taken(model.name)  # the registry can be reached
     if not _pushing.acquire(blocking=False):
         raise Refusal("overloaded", "another model is being uploaded here", retry_after=15)
     try:
-        with workspace() as folder:
-            model = unpack(upload, folder / "upload")
-            trial = partial(try_model, settings=settings, seconds=_TRIAL_SECONDS)
+        with workspace() as place:
+            folder = unpack(upload, place / "upload")
+            trial = partial(try_model, settings=model.gateway.settings, seconds=_TRIAL_SECONDS)
             try:
                 pushed = push(
-                    registry, model, name, version, trial, Steps(quiet=True), by=managed.by, notes=notes
+                    registry, folder, model.name, version, trial, Steps(quiet=True), by=model.by, notes=notes
                 )
             except (InputError, TrialFailed) as error:  # the folder means nothing to who has sent the files
-                text = str(error).replace(f"{model}/", "").replace(str(model), "the model")
+                text = str(error).replace(f"{folder}/", "").replace(str(folder), "the model")
                 raise Refusal(refusal_of(error).kind, text) from None
     except OSError as error:
         raise Refusal("unavailable", f"the upload cannot be kept: {error.strerror or error}") from None
     finally:
         _pushing.release()
-    logger.info("%s was pushed by %s", pushed.manifest, managed.by)
-    return {**version_view(pushed.manifest, registry.aliases(name)), "before": pushed.before}
+    logger.info("%s was pushed by %s", pushed.manifest, model.by)
+    return {**version_view(pushed.manifest, registry.aliases(model.name)), "before": pushed.before}
 
 
 @router.get(_VERSION, summary="A version: its files, by whom and when")
-def find_version(managed: Managed, name: str, version: str) -> dict[str, Any]:
+def find_version(model: TheModel, version: str) -> dict[str, Any]:
     """A version."""
-    return version_view(managed.manifest(name, version), managed.registry.aliases(name))
+    manifest = model.registry.manifest(model.version(version))
+    return version_view(manifest, model.registry.aliases(model.name))
 
 
 @router.delete(_VERSION, summary="Remove a version that nothing uses")
-def delete_version(gateway: TheGateway, managed: Managed, name: str, version: str) -> dict[str, Any]:
+def delete_version(model: TheModel, version: str) -> dict[str, Any]:
     """Remove a version, unless an alias stands for it or a run uses it."""
-    managed.manifest(name, version)
-    remove_version(managed.registry, Reference(name, version), gateway.plain_redis, by=managed.by)
-    logger.info("%s@%s was removed by %s", name, version, managed.by)
-    return {"name": name, "version": version, "deleted": True}
+    reference = model.version(version)
+    model.registry.manifest(reference)  # it is there
+    remove_version(model.registry, reference, model.gateway.plain_redis, by=model.by)
+    logger.info("%s was removed by %s", reference, model.by)
+    return {"name": model.name, "version": version, "deleted": True}
 
 
 @router.get(
     _VERSION + "/archive", summary="Pull a version, as a tar archive", response_class=Response,
     responses={200: {"content": {"application/x-tar": {}}}},
 )  # fmt: skip
-async def pull_version(gateway: TheGateway, managed: Managed, name: str, version: str) -> Response:
+async def pull_version(model: TheModel, version: str) -> Response:
     """The files of a version."""
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(gateway.admission.admitted(managed.key, name))
-        archive = await in_own_thread(_pull, managed, name, version)
+        await stack.enter_async_context(model.gateway.admission.admitted(model.key, model.name))
+        archive = await in_own_thread(_pull, model, version)
         headers = {"content-length": str(archive.size)}
         return download(archive.pieces(), stack.pop_all(), headers, "application/x-tar")
 
 
-def _pull(managed: ManagedRegistry, name: str, version: str) -> ModelArchive:
+def _pull(model: ManagedModel, version: str) -> ModelArchive:
     """Fetch and verify the files of a version."""
-    manifest = managed.manifest(name, version)
+    manifest = model.registry.manifest(model.version(version))
     with ExitStack() as stack:
         folder = stack.enter_context(workspace()) / "model"
         try:
-            pull(managed.registry, manifest, folder, Steps(quiet=True))
+            pull(model.registry, manifest, folder, Steps(quiet=True))
         except OSError as error:
             text = error.strerror or error
             raise Refusal("unavailable", f"the model cannot be fetched: {text}") from None
@@ -277,27 +261,28 @@ def _pull(managed: ManagedRegistry, name: str, version: str) -> ModelArchive:
 
 
 @router.get(_ALIAS, summary="What an alias stands for, now and before")
-def find_alias(managed: Managed, name: str, alias: str) -> dict[str, Any]:
+def find_alias(model: TheModel, alias: str) -> dict[str, Any]:
     """An alias."""
-    return _alias_view(managed.alias(name, alias), name, alias)
+    return _alias_view(model.find_alias(alias), model.name, alias)
 
 
 @router.put(_ALIAS, summary="Let an alias stand for a version", openapi_extra=json_body(NewTarget))
 def put_alias(
-    managed: Managed, name: str, alias: str, wanted: Annotated[NewTarget, from_json(NewTarget)]
+    model: TheModel, alias: str, wanted: Annotated[NewTarget, from_json(NewTarget)]
 ) -> dict[str, Any]:
     """Let an alias stand for a version from the next run on."""
-    reference, new = managed.target(name, alias, wanted)
-    return managed.changed(reference, set_alias(managed.registry, reference, new))
+    reference = model.alias(alias)
+    return model.changed(reference, set_alias(model.registry, reference, model.target(wanted)))
 
 
 @router.delete(_ALIAS, summary="Remove an alias")
-def delete_alias(managed: Managed, name: str, alias: str) -> dict[str, Any]:
+def delete_alias(model: TheModel, alias: str) -> dict[str, Any]:
     """Remove an alias."""
-    managed.alias(name, alias)
-    managed.registry.remove_alias(Reference(name, alias))
-    logger.info("alias %s@%s was removed by %s", name, alias, managed.by)
-    return {"name": name, "alias": alias, "deleted": True}
+    model.find_alias(alias)
+    reference = model.alias(alias)
+    model.registry.remove_alias(reference)
+    logger.info("alias %s was removed by %s", reference, model.by)
+    return {"name": model.name, "alias": alias, "deleted": True}
 
 
 @router.post(
@@ -305,27 +290,23 @@ def delete_alias(managed: Managed, name: str, alias: str) -> dict[str, Any]:
     openapi_extra=json_body(Promotion),
 )  # fmt: skip
 async def promote_version(
-    gateway: TheGateway,
-    managed: Managed,
-    name: str,
-    alias: str,
-    wanted: Annotated[Promotion, from_json(Promotion)],
+    model: TheModel, alias: str, wanted: Annotated[Promotion, from_json(Promotion)]
 ) -> dict[str, Any]:
     """Set an alias after workers have loaded the version; with what became of it in each worker."""
+    return await in_own_thread(_promote, model, alias, wanted)
 
-    def set_when_warm() -> dict[str, Any]:
-        reference, new = managed.target(name, alias, wanted)
-        outcomes: list[Outcome] = []
-        try:
-            found = promote(
-                managed.registry, reference, new, gateway.plain_redis, wait_seconds=wanted.wait_seconds,
-                on_outcome=outcomes.append,
-            )  # fmt: skip
-        except NotWarm as error:
-            raise Refusal("backend", str(error)) from None
-        return {**managed.changed(reference, found), "workers": [each.model_dump() for each in outcomes]}
 
-    return await in_own_thread(set_when_warm)
+def _promote(model: ManagedModel, alias: str, wanted: Promotion) -> dict[str, Any]:
+    reference = model.alias(alias)
+    outcomes: list[Outcome] = []
+    try:
+        found = promote(
+            model.registry, reference, model.target(wanted), model.gateway.plain_redis,
+            wait_seconds=wanted.wait_seconds, on_outcome=outcomes.append,
+        )  # fmt: skip
+    except NotWarm as error:
+        raise Refusal("backend", str(error)) from None
+    return {**model.changed(reference, found), "workers": [each.model_dump() for each in outcomes]}
 
 
 @router.post(
@@ -333,12 +314,21 @@ async def promote_version(
     openapi_extra=json_body(Rollback),
 )  # fmt: skip
 def roll_back_alias(
-    managed: Managed, name: str, alias: str, order: Annotated[Rollback, from_json(Rollback)]
+    model: TheModel, alias: str, order: Annotated[Rollback, from_json(Rollback)]
 ) -> dict[str, Any]:
     """Let an alias stand for what it stood for before."""
-    managed.alias(name, alias)
-    reference = Reference(name, alias)
-    return managed.changed(reference, roll_back(managed.registry, reference, by=managed.by))
+    model.find_alias(alias)
+    reference = model.alias(alias)
+    return model.changed(reference, roll_back(model.registry, reference, by=model.by))
+
+
+def _model_view(registry: Registry, name: str) -> dict[str, Any]:
+    aliases = registry.aliases(check_name(name, "a model"))
+    return {
+        "name": name,
+        "versions": [version_view(each, aliases) for each in manifests(registry, name)],
+        "aliases": [_alias_view(alias, name, each) for each, alias in aliases.items()],
+    }
 
 
 def _alias_view(alias: Alias, name: str, called: str) -> dict[str, Any]:
