@@ -120,7 +120,7 @@ def parse(raw: bytes) -> JsonObject:
     return found
 
 
-class Upload:
+class UploadedBody:
     """A body that is not kept in memory, read as it comes; make it in the event loop of the request.
 
     It ends an upload that does not come, or comes so slowly that it only keeps others waiting. The time in
@@ -201,7 +201,7 @@ async def uploaded(request: Request, most: int) -> AsyncIterator[UploadFile]:
         The file has more than `most` bytes, or does not come, or the body is no such form.
     """
     too_large = f"the file is larger than {most >> 20} MiB, the most that is kept"
-    upload = Upload(request, most + _FORM_BYTES, too_large)
+    upload = UploadedBody(request, most + _FORM_BYTES, too_large)
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise Refusal("media_type", "send a form, with Content-Type: multipart/form-data")
     try:

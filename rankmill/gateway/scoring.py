@@ -200,7 +200,7 @@ class Scoring:
 
 
 @dataclass(frozen=True)
-class ChunkScores:
+class RowScores:
     """Scores of some rows that follow each other, from row `first` on; NaN for those in `errors`."""
 
     first: int
@@ -217,7 +217,7 @@ class SubmittedRequest:
         self._seconds = seconds
         self._began = time.perf_counter()
 
-    async def chunks(self) -> AsyncIterator[ChunkScores]:
+    async def chunks(self) -> AsyncIterator[RowScores]:
         """The scores of each chunk, in order, as soon as they are there.
 
         Raises
@@ -232,10 +232,10 @@ class SubmittedRequest:
                 async for score in self._run:
                     values.append(score)
                     if first + len(values) == self._run.stats.rows:
-                        yield ChunkScores(first, values, dict(self._run.errors))
+                        yield RowScores(first, values, dict(self._run.errors))
                         first, values = first + len(values), []
             if values:
-                yield ChunkScores(first, values, dict(self._run.errors))
+                yield RowScores(first, values, dict(self._run.errors))
         except TimeoutError:
             raise Refusal("timeout", f"{first} texts were scored when the time was over") from None
 

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from rankmill.cluster.orders import Outcome
-from rankmill.gateway.bodies import Upload
+from rankmill.gateway.bodies import UploadedBody
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.http.dependencies import Caller, ModelManager, TheGateway, from_json, new_router
 from rankmill.gateway.http.document import body, json_body
@@ -176,13 +176,13 @@ async def push_version(request: Request, model: TheModel, version: str, notes: N
 
 async def _push_upload(request: Request, model: ManagedModel, version: str | None, notes: str) -> Response:
     gib = model.gateway.settings.gateway_model_gib
-    upload = Upload(request, int(gib * 2**30), f"the model is larger than {gib:g} GiB, the most here")
+    upload = UploadedBody(request, int(gib * 2**30), f"the model is larger than {gib:g} GiB, the most here")
     async with model.gateway.admission.admitted(model.key, model.name):
         pushed = await in_own_thread(_push, model, upload, version, notes)
     return JSONResponse(pushed, 200 if pushed["before"] else 201)
 
 
-def _push(model: ManagedModel, upload: Upload, version: str | None, notes: str) -> dict[str, Any]:
+def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes: str) -> dict[str, Any]:
     """Unpack what is uploaded, try it, and push it: as the command, with one upload at a time.
 
     Raises

@@ -22,7 +22,7 @@ from rankmill.gateway.http.document import REFUSALS, json_body
 from rankmill.gateway.http.responses import event, event_stream
 from rankmill.gateway.observation import Observation, observation
 from rankmill.gateway.refusals import EXPECTED, Refusal, refusal_of
-from rankmill.gateway.scoring import ChunkScores, RequestScores, SubmittedRequest
+from rankmill.gateway.scoring import RequestScores, RowScores, SubmittedRequest
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ async def _events(
         yield event("error", body.dialect.error(refusal, body.dialect.status(refusal)))
 
 
-def _shown(chunk: ChunkScores) -> JsonObject:
+def _shown(chunk: RowScores) -> JsonObject:
     scores = [None if math.isnan(score) else score for score in chunk.scores]
     here = range(chunk.first, chunk.first + len(scores))
     return {
