@@ -7,10 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
-from functools import cached_property
 from typing import Literal, Protocol
-
-import redis
 
 from rankmill.gateway import metrics
 from rankmill.gateway.batches.service import Batches
@@ -20,7 +17,8 @@ from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.load_shedding import LoadShedder
 from rankmill.gateway.observation import Observation
 from rankmill.gateway.refusals import EXPECTED, Refusal
-from rankmill.gateway.scoring import RequestScores, Scoring, ServedModels
+from rankmill.gateway.score_request import RequestScores
+from rankmill.gateway.scoring import Scoring, ServedModels
 from rankmill.jobs.registry.registry import Registry
 from rankmill.jobs.runtime.connection import client_for, impatient
 from rankmill.jobs.runtime.patience import waiting
@@ -59,12 +57,19 @@ class Gateway:
         The settings, and the server whose workers score.
     needed
         Whether a request must have a key.
+
+    Attributes
+    ----------
+    redis, plain_redis
+        A client whose commands wait in the event loop; one for threads, whose commands do not wait for a
+        server that cannot serve.
     """
 
     def __init__(self, settings: Settings, redis_url: str, needed: KeysNeeded) -> None:
         self.settings = settings
         self.created = int(time.time())
         self.redis = LoopRedis(redis_url, settings.redis_wait_seconds)
+        self.plain_redis = impatient(client_for(redis_url, settings.redis_wait_seconds))
         self.load = LoadShedder(settings, self.redis)
         self.admission = Admission(self.redis, lease_seconds=settings.lease_seconds, needed=needed)
         self.bodies = BodyMemory(settings.gateway_body_mib << 20)
@@ -74,12 +79,7 @@ class Gateway:
         self.registry = Registry(settings.registry) if settings.registry else None
         self.grpc: Stoppable | None = None
         self.is_stopping = False
-        self._url, self._needed = redis_url, needed
-
-    @cached_property
-    def plain_redis(self) -> redis.Redis:
-        """A client for threads, whose commands do not wait for the server."""
-        return impatient(client_for(self._url, self.settings.redis_wait_seconds))
+        self._needed = needed
 
     async def identify(self, note: Observation, headers: Mapping[str, str]) -> ApiKey | None:
         """The key in a request's headers; raises `Refusal` if it needs one and has none."""

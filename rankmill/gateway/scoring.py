@@ -1,13 +1,12 @@
-"""Requests as the gateway understands them, whatever dialect or protocol they come in, and their scores."""
+"""Scoring the requests of all dialects and protocols: which models are served, and a run for each request."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from rankmill.gateway import metrics
 from rankmill.gateway.keys.admission import Admission
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.refusals import Refusal, refusal_of
+from rankmill.gateway.score_request import RequestScores, ScoreRequest
 from rankmill.jobs.contract.errors import ConfigError, RunFailed
 from rankmill.jobs.contract.priority import Priority, choose_priority
 from rankmill.jobs.runtime.settings import Settings
@@ -28,60 +28,6 @@ _ANY_MODEL = "*"
 
 _OF_THE_CALLER = frozenset({"max_length", "instruction"})
 """Fields of a spec with values of the caller's own, which a model may refuse."""
-
-
-@dataclass(frozen=True)
-class ScoreRequest:
-    """What a request asks for.
-
-    ``queries`` is one text for all passages, or one for each. ``model`` is ``None`` for the gateway's own.
-    ``spec`` has other fields of `ScoreSpec` for this request.
-    """
-
-    queries: str | Sequence[str]
-    passages: Sequence[str]
-    model: str | None = None
-    spec: Mapping[str, str | int | None] = field(default_factory=dict)
-
-    def pairs(self) -> list[tuple[str, str]]:
-        """The pairs to score, in order."""
-        if isinstance(self.queries, str):
-            return [(self.queries, passage) for passage in self.passages]
-        return list(zip(self.queries, self.passages, strict=True))
-
-
-@dataclass(frozen=True)
-class RequestScores:
-    """Scores of a request, in input order.
-
-    ``tokens`` are those that were computed, without padding. ``created`` is in seconds since 1970,
-    ``seconds`` is the time that the scores took, ``work_seconds`` that of the slowest chunk in its worker,
-    of which ``tokenize_seconds`` and ``forward_seconds`` are parts (``None``: its worker does not tell, as it
-    is of an older release), ``chunks`` their number.
-    """
-
-    scores: Sequence[float]
-    model: str
-    tokens: int = 0
-    seconds: float = 0.0
-    work_seconds: float = 0.0
-    tokenize_seconds: float | None = None
-    forward_seconds: float | None = None
-    chunks: int = 1
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    def ranked(self, top: int | None = None) -> Iterator[tuple[int, float]]:
-        """Places in the input and scores, the `top` best first; equal scores in input order."""
-        order = sorted(range(len(self.scores)), key=lambda place: (-self.scores[place], place))
-        return ((place, self.scores[place]) for place in order[:top])
-
-    def stages(self) -> dict[str, float]:
-        """Where the time went (s): those stages that are known."""
-        queue = max(self.seconds - self.work_seconds, 0.0)
-        parts = {"tokenize": self.tokenize_seconds, "forward": self.forward_seconds}
-        known = {stage: seconds for stage, seconds in parts.items() if seconds is not None}
-        return {"queue": queue, "work": self.work_seconds, **known}
 
 
 class ServedModels:

@@ -15,7 +15,7 @@ from rankmill.gateway.batches.folder import open_bytes
 from rankmill.gateway.dialects.base import Body, ScorePath, read_as
 from rankmill.gateway.dialects.routes import PATHS
 from rankmill.gateway.refusals import Refusal
-from rankmill.gateway.scoring import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores, ScoreRequest
 from rankmill.jobs.contract.errors import InputError
 
 MAX_LINE_BYTES = 32 << 20

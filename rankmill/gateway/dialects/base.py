@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from rankmill.gateway.refusals import KINDS, Kind, Refusal
-from rankmill.gateway.scoring import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
 MAX_TEXT_CHARS = 1 << 20
 """Most characters of one text."""
@@ -90,6 +90,17 @@ class Body(BaseModel):
     @abstractmethod
     def answer(self, scores: RequestScores) -> object:
         """The body of the answer, for JSON."""
+
+
+class RerankBody(Body):
+    """What most services have: texts that are ordered by the probability that they answer a query."""
+
+    model: str | None = None
+    query: Text
+    documents: list[Text]
+
+    def score_request(self) -> ScoreRequest:
+        return ScoreRequest(self.query, self.documents, self.model, {"activation": "sigmoid"})
 
 
 @dataclass(frozen=True)

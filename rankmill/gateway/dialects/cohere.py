@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, Text, Top, paths_of, ranking
+from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, RerankBody, Text, Top, paths_of, ranking
 from rankmill.gateway.refusals import Refusal
-from rankmill.gateway.scoring import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
 _UNIT = 100
 """Documents that Cohere bills as one search."""
@@ -26,22 +26,16 @@ def envelope(scores: RequestScores, version: str, *warnings: str) -> JsonObject:
     return {"id": scores.id, "meta": {**meta, "warnings": list(warnings)} if warnings else meta}
 
 
-class CohereRerankV2(Body):
+class CohereRerankV2(RerankBody):
     """``POST /v2/rerank``."""
 
     dialect = COHERE
 
-    model: str | None = None
-    query: Text
-    documents: list[Text]
     top_n: Top = None
     max_tokens_per_doc: Annotated[
         int | None, Field(description=f"Has no effect, as a warning in the answer says: {_ALWAYS}.")
     ] = None
     priority: Annotated[int, Field(description="Has no effect.")] = 0
-
-    def score_request(self) -> ScoreRequest:
-        return ScoreRequest(self.query, self.documents, self.model, {"activation": "sigmoid"})
 
     def answer(self, scores: RequestScores) -> object:
         warnings = _unused("max_tokens_per_doc", self.max_tokens_per_doc)

@@ -18,7 +18,7 @@ from rankmill.gateway.dialects.base import (
 )
 from rankmill.gateway.dialects.tei import activation
 from rankmill.gateway.refusals import Refusal
-from rankmill.gateway.scoring import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
 _NO_MODEL = "default/not-specified"
 """What its client sends if no model is named."""

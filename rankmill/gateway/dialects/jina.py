@@ -15,7 +15,7 @@ from rankmill.gateway.dialects.base import (
     ranking,
     texts_of,
 )
-from rankmill.gateway.scoring import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
 JINA = Dialect("jina", detail_error, {"invalid": 422, "empty": 422})
 

@@ -14,7 +14,7 @@ from rankmill.gateway.dialects.tei import TeiRerank
 from rankmill.gateway.dialects.vllm import VllmRerank
 from rankmill.gateway.dialects.voyage import VoyageRerank
 from rankmill.gateway.refusals import Refusal
-from rankmill.gateway.scoring import RequestScores
+from rankmill.gateway.score_request import RequestScores
 
 
 def _error(refusal: Refusal, status: int) -> JsonObject:

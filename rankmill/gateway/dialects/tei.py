@@ -9,7 +9,7 @@ from pydantic import Field
 
 from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, Text, paths_of
 from rankmill.gateway.refusals import Kind, Refusal
-from rankmill.gateway.scoring import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores, ScoreRequest
 from rankmill.jobs.runtime.settings import Settings
 
 ERROR_TYPES: dict[Kind, str] = {

@@ -18,7 +18,7 @@ from rankmill.gateway.dialects.base import (
     usage,
 )
 from rankmill.gateway.refusals import Kind, Refusal
-from rankmill.gateway.scoring import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
 _TYPES: dict[Kind, str] = {
     "no_model": "NotFoundError",

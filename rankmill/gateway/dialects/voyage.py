@@ -6,26 +6,20 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rankmill.gateway.dialects.base import Body, Dialect, Text, Top, detail_error, paths_of, ranking
-from rankmill.gateway.scoring import RequestScores, ScoreRequest
+from rankmill.gateway.dialects.base import Dialect, RerankBody, Top, detail_error, paths_of, ranking
+from rankmill.gateway.score_request import RequestScores
 
 VOYAGE = Dialect("voyage", detail_error)
 
 
-class VoyageRerank(Body):
+class VoyageRerank(RerankBody):
     """``POST /v1/rerank``."""
 
     dialect = VOYAGE
 
-    query: Text
-    documents: list[Text]
-    model: str | None = None
     top_k: Top = None
     truncation: Annotated[bool, Field(description="Pairs that are too long are always truncated.")] = True
     return_documents: bool = False
-
-    def score_request(self) -> ScoreRequest:
-        return ScoreRequest(self.query, self.documents, self.model, {"activation": "sigmoid"})
 
     def answer(self, scores: RequestScores) -> object:
         return {

@@ -16,7 +16,7 @@ from rankmill.gateway.grpc import tei_pb2 as tei
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.observation import Observation
 from rankmill.gateway.refusals import Refusal
-from rankmill.gateway.scoring import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
 _ROWS = 256
 _WAIT_SECONDS = 0.002

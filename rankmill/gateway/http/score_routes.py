@@ -22,7 +22,8 @@ from rankmill.gateway.http.document import REFUSALS, json_body
 from rankmill.gateway.http.responses import event, event_stream
 from rankmill.gateway.observation import Observation, observation
 from rankmill.gateway.refusals import EXPECTED, Refusal, refusal_of
-from rankmill.gateway.scoring import RequestScores, RowScores, SubmittedRequest
+from rankmill.gateway.score_request import RequestScores
+from rankmill.gateway.scoring import RowScores, SubmittedRequest
 
 T = TypeVar("T")
 

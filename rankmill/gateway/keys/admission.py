@@ -6,17 +6,15 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import redis
 
 from rankmill.gateway.keys.api_keys import ApiKey, KeyStore
+from rankmill.gateway.keys.limits import Lease, Limits
 from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.producer.client.aio import bridge
-
-if TYPE_CHECKING:
-    from rankmill.gateway.keys.limits import Lease
 
 KeysNeeded = Literal["always", "if there are any", "never"]
 
@@ -42,8 +40,6 @@ class Admission:
     """
 
     def __init__(self, client: redis.Redis, *, lease_seconds: int, needed: KeysNeeded) -> None:
-        from rankmill.gateway.keys.limits import Limits  # its package is a gateway's only, not a runner's
-
         self._keys = KeyStore(client)
         self._limits = Limits(client, lease_seconds)
         self._seconds = lease_seconds / 3

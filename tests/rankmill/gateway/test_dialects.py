@@ -11,7 +11,7 @@ from rankmill.gateway.bodies import parse
 from rankmill.gateway.dialects.base import Body, read_as
 from rankmill.gateway.dialects.routes import PATHS
 from rankmill.gateway.refusals import KINDS, Refusal
-from rankmill.gateway.scoring import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
 TEXTS = ["a", "b", "c"]
 SCORED = RequestScores([0.25, 0.75, 0.5], "m", tokens=30, id="r1", created=1700000000)
