@@ -88,7 +88,8 @@ async def _refuse(request: Request, error: Exception) -> Response:
     path = request.url.path
     dialect = DIALECTS.get(observation(request.scope).dialect) or dialect_at(path)
     if isinstance(error, RequestValidationError):
-        return refused(dialect, wrong_field(error.errors()))
+        wrong = [{**each, "loc": each["loc"][1:]} for each in error.errors()]  # without "query"
+        return refused(dialect, wrong_field(wrong))
     if not isinstance(error, HTTPException):
         answer = refused(dialect, refusal_of(error))
         if request.method == "PUT":
