@@ -16,7 +16,7 @@ from starlette.types import Message
 
 from rankmill.gateway import metrics
 from rankmill.gateway.dialects.base import JsonObject
-from rankmill.gateway.refusals import Refusal
+from rankmill.gateway.refusals import Refusal, wrong
 
 _READ_SECONDS = 60.0
 """Longest time in which a body is read: a client that sends none takes a request's place."""
@@ -208,9 +208,9 @@ async def uploaded(request: Request, most: int) -> AsyncIterator[UploadFile]:
         async with Request(request.scope, upload.receive).form(max_files=1, max_fields=10) as form:
             file, purpose = form.get("file"), form.get("purpose")
             if not isinstance(file, UploadFile) or not file.filename:
-                raise Refusal("invalid", "file: a file with a name is missing", param="file")
+                raise wrong("file", "a file with a name is missing")
             if purpose != "batch":
-                raise Refusal("invalid", "purpose: must be batch", param="purpose")
+                raise wrong("purpose", "must be batch")
             if (file.size or 0) > most:
                 raise Refusal("too_large", too_large)
             yield file

@@ -95,6 +95,11 @@ class Refusal(Exception):  # it is an answer
         self.param = param
 
 
+def wrong(param: str, why: str) -> Refusal:
+    """The refusal of a field or parameter."""
+    return Refusal("invalid", f"{param}: {why}", param=param)
+
+
 EXPECTED = (Refusal, RankmillError, redis.RedisError)
 """What ends a request with an answer that says why. `refusal_of` words it; all else is a bug."""
 

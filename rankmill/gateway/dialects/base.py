@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rankmill.gateway.refusals import KINDS, Kind, Refusal
+from rankmill.gateway.refusals import KINDS, Kind, Refusal, wrong
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
 MAX_TEXT_CHARS = 1 << 20
@@ -67,11 +67,23 @@ class Dialect:
 
 
 class Body(BaseModel):
-    """The body of a request. Fields that a dialect does not know are ignored, as its own server does."""
+    """The body of a request. Fields that a dialect does not know are ignored, as its own server does.
+
+    Attributes
+    ----------
+    dialect
+        The service whose clients send it.
+    paths
+        Where its own server takes it. The gateway also takes it below ``/NAME`` of the dialect.
+    summary
+        A line for the documentation.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
     dialect: ClassVar[Dialect]
+    paths: ClassVar[tuple[str, ...]]
+    summary: ClassVar[str]
 
     @model_validator(mode="before")
     @classmethod
@@ -130,11 +142,6 @@ class ScorePath:
         return self.choose(found) if self.choose else self.bodies[0]
 
 
-def paths_of(body: type[Body], summary: str, *paths: str) -> tuple[ScorePath, ...]:
-    """Paths that take one kind of body only."""
-    return tuple(ScorePath(path, summary, (body,), body.dialect) for path in paths)
-
-
 def read_as(kind: type[T], found: JsonObject) -> T:
     """Read an object as a body of this kind.
 
@@ -156,7 +163,7 @@ def wrong_field(errors: Sequence[Mapping[str, Any]]) -> Refusal:
     first = max(errors, key=lambda each: len(each["loc"]))  # the most exact
     parts = [str(part) for part in first["loc"]]
     place = ".".join(part for part in parts if not _KIND.fullmatch(part))[:200] or "the body"
-    return Refusal("invalid", f"{place}: {first['msg']}", param=place)
+    return wrong(place, first["msg"])
 
 
 def ranking(

@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, RerankBody, Text, Top, paths_of, ranking
-from rankmill.gateway.refusals import Refusal
+from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, RerankBody, Text, Top, ranking
+from rankmill.gateway.refusals import wrong
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
 _UNIT = 100
@@ -30,6 +30,8 @@ class CohereRerankV2(RerankBody):
     """``POST /v2/rerank``."""
 
     dialect = COHERE
+    paths = ("/v2/rerank",)
+    summary = "Cohere v2: order documents by their score with a query"
 
     top_n: Top = None
     max_tokens_per_doc: Annotated[
@@ -50,6 +52,8 @@ class CohereRerankV1(Body):
     """``POST /v1/rerank``."""
 
     dialect = COHERE
+    paths = ("/v1/rerank",)
+    summary = "Cohere v1: order documents by their score with a query"
 
     model: str | None = None
     query: Text
@@ -82,17 +86,9 @@ class CohereRerankV1(Body):
 def _text(place: int, document: dict[str, Value], names: list[str]) -> str:
     found = [str(document[name]) for name in names if document.get(name) is not None]
     if not found:
-        raise Refusal(
-            "invalid", f"documents.{place}: has none of the fields {', '.join(names)}", param="documents"
-        )
+        raise wrong(f"documents.{place}", f"has none of the fields {', '.join(names)}")
     return "\n".join(found)
 
 
 def _unused(name: str, value: int | None) -> list[str]:
     return [] if value is None else [f"{name} has no effect: {_ALWAYS}"]
-
-
-PATHS = (
-    *paths_of(CohereRerankV1, "Cohere v1: order documents by their score with a query", "/cohere/v1/rerank"),
-    *paths_of(CohereRerankV2, "Cohere v2: order documents by their score with a query", "/cohere/v2/rerank"),
-)

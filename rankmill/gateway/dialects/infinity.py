@@ -12,7 +12,6 @@ from rankmill.gateway.dialects.base import (
     JsonObject,
     Text,
     Top,
-    paths_of,
     ranking,
     usage,
 )
@@ -36,6 +35,8 @@ class InfinityRerank(Body):
     """``POST /rerank``."""
 
     dialect = INFINITY
+    paths = ("/rerank",)
+    summary = "infinity: order documents by their score with a query"
 
     query: Text
     documents: Annotated[list[Text], Field(min_length=1)]
@@ -59,6 +60,3 @@ class InfinityRerank(Body):
             "usage": usage(scores),
             "results": ranking(scores, self.top_n, self.documents if self.return_documents else None),
         }
-
-
-PATHS = paths_of(InfinityRerank, "infinity: order documents by their score with a query", "/infinity/rerank")

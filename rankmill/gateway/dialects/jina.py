@@ -11,7 +11,6 @@ from rankmill.gateway.dialects.base import (
     TextDocument,
     Top,
     detail_error,
-    paths_of,
     ranking,
     texts_of,
 )
@@ -24,6 +23,8 @@ class JinaRerank(Body):
     """``POST /v1/rerank``."""
 
     dialect = JINA
+    paths = ("/v1/rerank",)
+    summary = "Jina: order documents by their score with a query"
 
     model: str | None = None
     query: Text | TextDocument
@@ -43,6 +44,3 @@ class JinaRerank(Body):
             "usage": {"total_tokens": scores.tokens},
             "results": ranking(scores, self.top_n, shown if self.return_documents else None),
         }
-
-
-PATHS = paths_of(JinaRerank, "Jina: order documents by their score with a query", "/jina/v1/rerank")

@@ -5,13 +5,14 @@ Several dialects share some paths: the body decides, and where it does not, the 
 
 from __future__ import annotations
 
-from rankmill.gateway.dialects import cohere, infinity, jina, tei, vllm, voyage
+from collections.abc import Callable, Iterator
+
 from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, ScorePath
-from rankmill.gateway.dialects.cohere import CohereRerankV1, CohereRerankV2
+from rankmill.gateway.dialects.cohere import CohereRerankV1, CohereRerankV2, envelope
 from rankmill.gateway.dialects.infinity import InfinityRerank
 from rankmill.gateway.dialects.jina import JinaRerank
-from rankmill.gateway.dialects.tei import TeiRerank
-from rankmill.gateway.dialects.vllm import VllmRerank
+from rankmill.gateway.dialects.tei import TEI, TeiPredict, TeiRerank
+from rankmill.gateway.dialects.vllm import ONLY_HERE, VLLM, VllmRerank, VllmScore
 from rankmill.gateway.dialects.voyage import VoyageRerank
 from rankmill.gateway.refusals import Refusal
 from rankmill.gateway.score_request import RequestScores
@@ -19,7 +20,7 @@ from rankmill.gateway.score_request import RequestScores
 
 def _error(refusal: Refusal, status: int) -> JsonObject:
     found: JsonObject = {"message": refusal.message, "detail": refusal.message}
-    return {**found, **vllm.VLLM.error(refusal, status)}
+    return {**found, **VLLM.error(refusal, status)}
 
 
 SHARED = Dialect("shared", _error)
@@ -33,7 +34,7 @@ class SharedRerankV1(JinaRerank):
     def answer(self, scores: RequestScores) -> JsonObject:
         found = super().answer(scores)
         found["usage"] |= {"prompt_tokens": scores.tokens}
-        return {**found, **cohere.envelope(scores, "1")}
+        return {**found, **envelope(scores, "1")}
 
 
 def _rerank(body: JsonObject) -> type[Body]:
@@ -48,45 +49,53 @@ def _rerank_v1(body: JsonObject) -> type[Body]:
         return VoyageRerank
     if {"rank_fields", "max_chunks_per_doc"} & body.keys():
         return CohereRerankV1
-    return SharedRerankV1 if vllm.ONLY_HERE.isdisjoint(body) else VllmRerank
+    return SharedRerankV1 if ONLY_HERE.isdisjoint(body) else VllmRerank
 
 
 def _rerank_v2(body: JsonObject) -> type[Body]:
-    return CohereRerankV2 if vllm.ONLY_HERE.isdisjoint(body) else VllmRerank
+    return CohereRerankV2 if ONLY_HERE.isdisjoint(body) else VllmRerank
 
 
-PATHS = (
-    ScorePath(
-        "/rerank",
-        "TEI (texts), infinity or vLLM (documents): order texts by their score with a query",
-        (TeiRerank, InfinityRerank, VllmRerank),
-        tei.TEI,
-        _rerank,
-    ),
-    ScorePath(
-        "/v1/rerank",
-        "Cohere v1, Jina, Voyage or vLLM: order documents by their score with a query",
-        (SharedRerankV1, CohereRerankV1, VoyageRerank, VllmRerank),
-        SHARED,
-        _rerank_v1,
-    ),
-    ScorePath(
-        "/v2/rerank",
-        "Cohere v2 or vLLM: order documents by their score with a query",
-        (CohereRerankV2, VllmRerank),
-        SHARED,
-        _rerank_v2,
-    ),
-    *tei.PATHS,
-    *cohere.PATHS,
-    *jina.PATHS,
-    *vllm.PATHS,
-    *infinity.PATHS,
-    *voyage.PATHS,
+BODIES: tuple[type[Body], ...] = (
+    TeiRerank,
+    TeiPredict,
+    VllmScore,
+    VllmRerank,
+    CohereRerankV1,
+    CohereRerankV2,
+    JinaRerank,
+    InfinityRerank,
+    VoyageRerank,
 )
+"""All bodies that are scored."""
 
-_BY_PATH = {"/info": tei.TEI} | {each.path: each.dialect for each in PATHS}
-DIALECTS = {body.dialect.name: body.dialect for each in PATHS for body in each.bodies}
+_SHARED: dict[str, tuple[str, Dialect, Callable[[JsonObject], type[Body]]]] = {
+    "/rerank": (
+        "TEI (texts), infinity or vLLM (documents): order texts by their score with a query", TEI, _rerank
+    ),
+    "/v1/rerank": (
+        "Cohere v1, Jina, Voyage or vLLM: order documents by their score with a query", SHARED, _rerank_v1
+    ),
+    "/v2/rerank": ("Cohere v2 or vLLM: order documents by their score with a query", SHARED, _rerank_v2),
+}  # fmt: skip
+"""Paths of several bodies: a line for the documentation, the dialect of errors, and which body it is."""
+
+
+def _paths() -> Iterator[ScorePath]:
+    for path, (summary, dialect, choose) in _SHARED.items():
+        bodies = tuple(body for body in BODIES if path in body.paths)
+        yield ScorePath(path, summary, bodies, dialect, choose)
+    for body in BODIES:
+        for path in body.paths:
+            if path not in _SHARED:
+                yield ScorePath(path, body.summary, (body,), body.dialect)
+            yield ScorePath(f"/{body.dialect.name}{path}", body.summary, (body,), body.dialect)
+
+
+PATHS = tuple(_paths())
+
+_BY_PATH = {"/info": TEI} | {each.path: each.dialect for each in PATHS}
+DIALECTS = {body.dialect.name: body.dialect for body in BODIES}
 """By name."""
 
 

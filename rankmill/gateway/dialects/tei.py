@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, Text, paths_of
-from rankmill.gateway.refusals import Kind, Refusal
+from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, Text
+from rankmill.gateway.refusals import Kind, Refusal, wrong
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
 from rankmill.jobs.runtime.settings import Settings
 
@@ -43,9 +43,7 @@ def activation(*, raw: bool) -> str:
 def check_direction(direction: str) -> None:
     """Refuse what workers cannot do: they cut off the end of a text."""
     if direction.lower() != "right":
-        raise Refusal(
-            "invalid", "truncation_direction: only Right is possible here", param="truncation_direction"
-        )
+        raise wrong("truncation_direction", "only Right is possible here")
 
 
 def known_info(settings: Settings) -> JsonObject:
@@ -77,6 +75,9 @@ class _TeiOptions(Body):
 class TeiRerank(_TeiOptions):
     """``POST /rerank``."""
 
+    paths = ("/rerank",)
+    summary = "TEI: order texts by their score with a query"
+
     query: Text
     texts: list[Text]
     return_text: bool = False
@@ -94,6 +95,9 @@ class TeiRerank(_TeiOptions):
 class TeiPredict(_TeiOptions):
     """``POST /predict``; each input is a pair, as a worker scores nothing else."""
 
+    paths = ("/predict",)
+    summary = "TEI: score pairs of texts"
+
     inputs: Annotated[
         Text | list[Text] | list[list[Text]],
         Field(description="A pair of texts, or several; a single text has no score here."),
@@ -103,9 +107,7 @@ class TeiPredict(_TeiOptions):
         pairs = self._pairs()
         for pair in pairs:
             if len(pair) != 2:
-                raise Refusal(
-                    "invalid", "inputs: a pair of texts has a score, one text has none", param="inputs"
-                )
+                raise wrong("inputs", "a pair of texts has a score, one text has none")
         return ScoreRequest([pair[0] for pair in pairs], [pair[1] for pair in pairs], spec=self.spec())
 
     def answer(self, scores: RequestScores) -> object:
@@ -121,9 +123,3 @@ class TeiPredict(_TeiOptions):
         if not self._is_batch():
             return [[str(each) for each in self.inputs]] if self.inputs else []
         return [list(each) for each in self.inputs]
-
-
-PATHS = (
-    *paths_of(TeiRerank, "TEI: order texts by their score with a query", "/tei/rerank"),
-    *paths_of(TeiPredict, "TEI: score pairs of texts", "/predict", "/tei/predict"),
-)

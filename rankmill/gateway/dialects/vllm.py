@@ -12,12 +12,11 @@ from rankmill.gateway.dialects.base import (
     Document,
     JsonObject,
     Text,
-    paths_of,
     ranking,
     texts_of,
     usage,
 )
-from rankmill.gateway.refusals import Kind, Refusal
+from rankmill.gateway.refusals import Kind, Refusal, wrong
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
 _TYPES: dict[Kind, str] = {
@@ -66,11 +65,7 @@ class _VllmOptions(Body):
         """The spec that the options mean."""
         most = self.truncate_prompt_tokens
         if most is not None and 0 <= most < 4:
-            raise Refusal(
-                "invalid",
-                "truncate_prompt_tokens: a pair has at least 4 tokens",
-                param="truncate_prompt_tokens",
-            )
+            raise wrong("truncate_prompt_tokens", "a pair has at least 4 tokens")
         found: dict[str, str | int | None] = {}
         if self.use_activation is False:
             found["activation"] = "identity"
@@ -83,6 +78,9 @@ class _VllmOptions(Body):
 
 class VllmRerank(_VllmOptions):
     """``POST /rerank``, ``/v1/rerank``, ``/v2/rerank``."""
+
+    paths = ("/rerank", "/v1/rerank", "/v2/rerank")
+    summary = "vLLM: order documents by their score with a query"
 
     query: Text
     documents: list[Document]
@@ -103,6 +101,9 @@ class VllmRerank(_VllmOptions):
 
 class VllmScore(_VllmOptions):
     """``POST /score``, ``/v1/score``: one text with one or several, or as many with as many."""
+
+    paths = ("/score", "/v1/score")
+    summary = "vLLM: score pairs of texts"
 
     queries: Some | None = None
     documents: Some | None = None
@@ -151,17 +152,3 @@ _SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), 
 
 def _texts(some: Some) -> list[str]:
     return texts_of(some if isinstance(some, list) else [some])
-
-
-PATHS = (
-    *paths_of(
-        VllmScore, "vLLM: score pairs of texts", "/score", "/v1/score", "/vllm/score", "/vllm/v1/score"
-    ),
-    *paths_of(
-        VllmRerank,
-        "vLLM: order documents by their score with a query",
-        "/vllm/rerank",
-        "/vllm/v1/rerank",
-        "/vllm/v2/rerank",
-    ),
-)

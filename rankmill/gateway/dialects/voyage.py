@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rankmill.gateway.dialects.base import Dialect, RerankBody, Top, detail_error, paths_of, ranking
+from rankmill.gateway.dialects.base import Dialect, RerankBody, Top, detail_error, ranking
 from rankmill.gateway.score_request import RequestScores
 
 VOYAGE = Dialect("voyage", detail_error)
@@ -16,6 +16,8 @@ class VoyageRerank(RerankBody):
     """``POST /v1/rerank``."""
 
     dialect = VOYAGE
+    paths = ("/v1/rerank",)
+    summary = "Voyage: order documents by their score with a query"
 
     top_k: Top = None
     truncation: Annotated[bool, Field(description="Pairs that are too long are always truncated.")] = True
@@ -28,6 +30,3 @@ class VoyageRerank(RerankBody):
             "model": scores.model,
             "usage": {"total_tokens": scores.tokens},
         }
-
-
-PATHS = paths_of(VoyageRerank, "Voyage: order documents by their score with a query", "/voyage/v1/rerank")

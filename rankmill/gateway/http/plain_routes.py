@@ -17,7 +17,7 @@ from rankmill.gateway.dialects.tei import LABEL, known_info
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.http.dependencies import Admin, Caller, TheGateway, from_json, new_router
 from rankmill.gateway.http.document import json_body
-from rankmill.gateway.refusals import Refusal
+from rankmill.gateway.refusals import wrong
 from rankmill.jobs.contract.errors import NoWorkers
 from rankmill.jobs.runtime.connection import unreachable
 
@@ -111,7 +111,7 @@ def loaded_models(gateway: TheGateway, key: Admin) -> dict[str, Any]:
 def warm_model(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any]:
     """Have all workers of the queue load a model; says what became of it in each."""
     if order.model is None:
-        raise Refusal("invalid", "model: name the model to load", param="model")
+        raise wrong("model", "name the model to load")
     gateway.served.resolve(order.model)
     workers = reachable(_workers(gateway))
     if not workers:
