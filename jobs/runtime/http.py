@@ -54,8 +54,8 @@ def serve(
     ConfigError
         The process cannot listen there.
     """
-    host, first = _split(setting, address)
-    if names is not None or _is_loopback(host):
+    host, first = split_address(setting, address)
+    if names is not None or is_loopback(host):
         app = _known_hosts_only(app, {"localhost", host, *(names or ())})
     for port in range(first, min(first + _PORTS_TO_TRY, 65536)):
         try:
@@ -103,7 +103,7 @@ def _known_hosts_only(app: WSGIApplication, names: Collection[str]) -> WSGIAppli
 
     def check(environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
         asked = environ.get("HTTP_HOST")
-        if asked is None or _host(asked) in known or is_address(_host(asked)):
+        if asked is None or host_of(asked) in known or is_address(host_of(asked)):
             return app(environ, start)
         return refusal(environ, start)
 
@@ -112,7 +112,7 @@ def _known_hosts_only(app: WSGIApplication, names: Collection[str]) -> WSGIAppli
     return check
 
 
-def _host(header: str) -> str:
+def host_of(header: str) -> str:
     """The host in a Host header, without the port; empty if the header is not valid."""
     try:
         return (urlsplit(f"//{header}").hostname or "").rstrip(".")
@@ -129,7 +129,8 @@ def is_address(host: str) -> bool:
     return True
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this host reach the address."""
     return host == "localhost" or (is_address(host) and ip_address(host).is_loopback)
 
 
@@ -176,14 +177,23 @@ def _server(host: str, port: int) -> _Server:
     return (_Server6 if ":" in host else _Server)((host, port), _Handler)
 
 
-def _split(setting: str, address: str) -> tuple[str, int]:
+def split_address(setting: str, address: str, usual: int | None = None) -> tuple[str, int]:
+    """Host and port of an address that `setting` has; `usual` is the port of one that names none.
+
+    Raises
+    ------
+    ConfigError
+        It is no address.
+    """
     try:
         parts = urlsplit(f"//{address}")
-        host, port = parts.hostname, parts.port
+        host, port = parts.hostname, usual if parts.port is None else parts.port
     except ValueError:  # the port is not a number
         host, port = None, None
     if host is None or port is None:
+        form = "HOST or HOST:PORT" if usual else "HOST:PORT"
         raise ConfigError(
-            f"{setting}: {address} is not an address to listen on; give HOST:PORT, such as 127.0.0.1:9808"
+            f"{setting}: {address} is not an address to listen on; give {form}, such as "
+            f"127.0.0.1:{usual or 9808}"
         )
     return host, port

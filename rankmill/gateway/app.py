@@ -1,31 +1,31 @@
-"""The gateway's FastAPI application."""
+"""The gateway's application: what a request passes on its way to its path, and what becomes of a refusal."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rankmill.gateway.dialects.routes import dialect_at
+from rankmill.gateway.dialects.base import wrong_field
+from rankmill.gateway.dialects.routes import DIALECTS, dialect_at
 from rankmill.gateway.gateway import Gateway
-from rankmill.gateway.http.batch_routes import BatchRoutes
-from rankmill.gateway.http.hosts import KnownHosts
-from rankmill.gateway.http.observed import Observed
+from rankmill.gateway.http import batch_routes, plain_routes, registry_routes
+from rankmill.gateway.http.document import operation_id
+from rankmill.gateway.http.middleware import KnownHosts, Observed
 from rankmill.gateway.http.page_routes import page_router
-from rankmill.gateway.http.plain_routes import plain_router
-from rankmill.gateway.http.registry_routes import RegistryRoutes
-from rankmill.gateway.http.score_routes import refused, score_router
+from rankmill.gateway.http.responses import refused
+from rankmill.gateway.http.score_routes import score_router
 from rankmill.gateway.keys.admission import KeysNeeded
-from rankmill.gateway.refusals import Refusal
-from rankmill.gateway.seen import HEADER
+from rankmill.gateway.observation import HEADER, observation
+from rankmill.gateway.refusals import EXPECTED, Refusal, refusal_of
 from rankmill.jobs.runtime.settings import Settings
 
 _ABOUT = (
@@ -56,21 +56,21 @@ def make_app(settings: Settings, redis_url: str, needed: KeysNeeded, *, is_loopb
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(work) for work in (gateway.capacity.watch(), gateway.sweep())]
+        tasks = [asyncio.create_task(work) for work in (gateway.load.watch(), gateway.sweep())]
         yield
         await gateway.close(tasks)
 
     app = FastAPI(
         title="rankmill", version=version("rankmill"), description=_ABOUT, lifespan=lifespan,
-        docs_url=None, redoc_url=None,
+        docs_url=None, redoc_url=None, generate_unique_id_function=operation_id,
     )  # fmt: skip
-    app.add_exception_handler(HTTPException, _nothing_there)
     app.state.gateway = gateway
-    app.include_router(score_router(gateway))
-    app.include_router(plain_router(gateway, int(time.time())))
-    app.include_router(BatchRoutes(gateway).router())
-    app.include_router(RegistryRoutes(gateway).router())
-    app.include_router(page_router())
+    for kind in (*EXPECTED, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _refuse)
+    for router in (
+        score_router(), plain_routes.router, batch_routes.router, registry_routes.router, page_router()
+    ):  # fmt: skip
+        app.include_router(router)
     if settings.gateway_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.gateway_origins),
@@ -83,14 +83,22 @@ def make_app(settings: Settings, redis_url: str, needed: KeysNeeded, *, is_loopb
     return app
 
 
-async def _nothing_there(request: Request, error: Exception) -> Response:
-    """The answer where no path, or not this method of it, is the gateway's."""
-    assert isinstance(error, HTTPException)
+async def _refuse(request: Request, error: Exception) -> Response:
+    """The answer in the form of the request's dialect, or of that which its path suggests."""
     path = request.url.path
+    dialect = DIALECTS.get(observation(request.scope).dialect) or dialect_at(path)
+    if isinstance(error, RequestValidationError):
+        wrong = [{**each, "loc": each["loc"][1:]} for each in error.errors()]  # without "query"
+        return refused(dialect, wrong_field(wrong))
+    if not isinstance(error, HTTPException):
+        answer = refused(dialect, refusal_of(error))
+        if request.method == "PUT":
+            answer.headers["Connection"] = "close"  # an upload may not have been read to its end
+        return answer
     if error.status_code == 405:
         refusal = Refusal("method", f"{path:.100} does not take {request.method:.20}")
     else:
         refusal = Refusal("not_found", f"there is no path {path:.100}; /docs lists those that there are")
-    answer = refused(dialect_at(path), refusal)
+    answer = refused(dialect, refusal)
     answer.headers.update(error.headers or {})
     return answer

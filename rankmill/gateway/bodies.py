@@ -1,4 +1,4 @@
-"""Reading the body of a request within limits, before anything is made of it."""
+"""Reading the body of a request within limits, before anything is made of it: JSON, a form, or a stream."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from pydantic_core import from_json
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message
 
 from rankmill.gateway import metrics
 from rankmill.gateway.dialects.base import JsonObject
-from rankmill.gateway.refusals import Refusal
+from rankmill.gateway.refusals import Refusal, wrong
 
 _READ_SECONDS = 60.0
 """Longest time in which a body is read: a client that sends none takes a request's place."""
@@ -26,9 +29,12 @@ of waiting may be owed."""
 _BODIES = 8
 """How many bodies of the largest size may be in memory at a time."""
 
+_FORM_BYTES = 1 << 20
+"""Bytes that a form may have beside its file."""
 
-class Bodies:
-    """Reads bodies; knows how many bytes those that are worked on have.
+
+class BodyMemory:
+    """Bounds the bytes of all bodies that are worked on.
 
     Parameters
     ----------
@@ -37,36 +43,24 @@ class Bodies:
     """
 
     def __init__(self, most: int) -> None:
-        self._most = most
-        self._held = 0
+        self.most = most
+        self.taken = 0
 
     @contextmanager
-    def hold(self) -> Iterator[Held]:
-        """What is read within the ``with`` block counts until its end."""
-        held = Held(self)
+    def body(self) -> Iterator[RequestBody]:
+        """The body of a request, whose bytes count until the end of the ``with`` block."""
+        body = RequestBody(self)
         try:
-            yield held
+            yield body
         finally:
-            self._held -= held.size
-            metrics.held_bytes.set(self._held)
-
-    def take(self, size: int, held: int) -> None:
-        """Count `size` bytes more of a body that has `held`; raises `Refusal` if they are too many."""
-        if size + held > self._most:
-            raise Refusal(
-                "too_large", f"the body is larger than {self._most >> 20} MiB, the most that is read"
-            )
-        if self._held + size > _BODIES * self._most:
-            raise Refusal("overloaded", "too many large requests are in progress", retry_after=1)
-        self._held += size
-        metrics.held_bytes.set(self._held)
+            body.count(-body.size)
 
 
-class Held:
-    """The bodies of one request."""
+class RequestBody:
+    """The body of one request, in memory."""
 
-    def __init__(self, bodies: Bodies) -> None:
-        self._bodies = bodies
+    def __init__(self, memory: BodyMemory) -> None:
+        self._memory = memory
         self.size = 0
 
     async def read(self, request: Request) -> bytes:
@@ -82,8 +76,7 @@ class Held:
             raise Refusal("media_type", "send JSON, with the header Content-Type: application/json")
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             raise Refusal("media_type", "send the body as it is, without a Content-Encoding")
-        expected = stated_bytes(request)
-        self.count(expected)
+        self.count(_stated_bytes(request))
         parts, size = [], 0
         try:
             async with asyncio.timeout(_READ_SECONDS):
@@ -100,43 +93,14 @@ class Held:
 
     def count(self, size: int) -> None:
         """Count `size` bytes more; raises `Refusal` if they are too many."""
-        self._bodies.take(size, self.size)
+        most = self._memory.most
+        if self.size + size > most:
+            raise Refusal("too_large", f"the body is larger than {most >> 20} MiB, the most that is read")
+        if self._memory.taken + size > _BODIES * most:
+            raise Refusal("overloaded", "too many large requests are in progress", retry_after=1)
         self.size += size
-
-
-class Pace:
-    """Ends an upload that does not come, or comes so slowly that it only keeps others waiting.
-
-    The time in which the gateway works on what has come does not count.
-    """
-
-    def __init__(self) -> None:
-        self._left = _PACE_SECONDS
-
-    @asynccontextmanager
-    async def waiting(self) -> AsyncIterator[None]:
-        """The ``with`` block waits for the next bytes; raises `Refusal` if they come too late."""
-        began = time.monotonic()
-        try:
-            async with asyncio.timeout(self._left):
-                yield
-        except TimeoutError:
-            raise Refusal(
-                "slow",
-                f"the body does not come: {_PACE_SECONDS:g} s were lost waiting for it, at less than "
-                f"{_LEAST_SPEED >> 10} KiB/s",
-            ) from None
-        self._left -= time.monotonic() - began
-
-    def came(self, size: int) -> None:
-        """Note that `size` bytes have come."""
-        self._left = min(self._left + size / _LEAST_SPEED, _PACE_SECONDS)
-
-
-def stated_bytes(request: Request) -> int:
-    """How long the body is, by its header; 0 if that says nothing."""
-    stated = request.headers.get("content-length", "")
-    return int(stated) if stated.isdecimal() and len(stated) < 19 else 0
+        self._memory.taken += size
+        metrics.body_bytes.set(self._memory.taken)
 
 
 def parse(raw: bytes) -> JsonObject:
@@ -154,3 +118,109 @@ def parse(raw: bytes) -> JsonObject:
     if not isinstance(found, dict):
         raise Refusal("invalid", "the body is not a JSON object")
     return found
+
+
+class UploadedBody:
+    """A body that is not kept in memory, read as it comes; make it in the event loop of the request.
+
+    It ends an upload that does not come, or comes so slowly that it only keeps others waiting. The time in
+    which the gateway works on what has come does not count.
+
+    Parameters
+    ----------
+    request
+        The request.
+    most
+        Most bytes of the body.
+    too_large
+        Said of a body that is larger.
+
+    Raises
+    ------
+    Refusal
+        It is larger, by its header or when it is read.
+    """
+
+    def __init__(self, request: Request, most: int, too_large: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._receive = request.receive
+        self._most, self._too_large = most, too_large
+        self._size = 0
+        self._rest = b""
+        self._seconds_left = _PACE_SECONDS
+        self._is_whole = False
+        self._check(_stated_bytes(request))
+
+    async def receive(self) -> Message:
+        """The next message of the request; raises `Refusal` if it is too much, or comes too late."""
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(self._seconds_left):
+                message = await self._receive()
+        except TimeoutError:
+            raise Refusal(
+                "slow",
+                f"the body does not come: {_PACE_SECONDS:g} s were lost waiting for it, at less than "
+                f"{_LEAST_SPEED >> 10} KiB/s",
+            ) from None
+        self._seconds_left -= time.monotonic() - began
+        size = len(message.get("body", b""))
+        self._seconds_left = min(self._seconds_left + size / _LEAST_SPEED, _PACE_SECONDS)
+        self._size += size
+        self._check(self._size)
+        return message
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes, none at the end; called in a thread.
+
+        Raises
+        ------
+        Refusal
+            The body is too large, or it does not come.
+        """
+        while not self._rest and not self._is_whole:
+            message = asyncio.run_coroutine_threadsafe(self.receive(), self._loop).result()
+            if message["type"] == "http.disconnect":
+                raise Refusal("gone", "the connection was closed before the whole body was there")
+            self._rest, self._is_whole = message.get("body", b""), not message.get("more_body", False)
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        return piece
+
+    def _check(self, size: int) -> None:
+        if size > self._most:
+            raise Refusal("too_large", self._too_large)
+
+
+@asynccontextmanager
+async def uploaded(request: Request, most: int) -> AsyncIterator[UploadFile]:
+    """The file of a form; it lies on disk, and not in memory.
+
+    Raises
+    ------
+    Refusal
+        The file has more than `most` bytes, or does not come, or the body is no such form.
+    """
+    too_large = f"the file is larger than {most >> 20} MiB, the most that is kept"
+    upload = UploadedBody(request, most + _FORM_BYTES, too_large)
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise Refusal("media_type", "send a form, with Content-Type: multipart/form-data")
+    try:
+        async with Request(request.scope, upload.receive).form(max_files=1, max_fields=10) as form:
+            file, purpose = form.get("file"), form.get("purpose")
+            if not isinstance(file, UploadFile) or not file.filename:
+                raise wrong("file", "a file with a name is missing")
+            if purpose != "batch":
+                raise wrong("purpose", "must be batch")
+            if (file.size or 0) > most:
+                raise Refusal("too_large", too_large)
+            yield file
+    except HTTPException as error:  # the form is malformed
+        raise Refusal("invalid", f"the form cannot be read: {error.detail}") from None
+    except ClientDisconnect:
+        raise Refusal("invalid", "the connection was closed before the whole file was there") from None
+
+
+def _stated_bytes(request: Request) -> int:
+    """How long the body is, by its header; 0 if that says nothing."""
+    stated = request.headers.get("content-length", "")
+    return int(stated) if stated.isdecimal() and len(stated) < 19 else 0

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
-from functools import cached_property
-from typing import Protocol
-
-import redis
-from starlette.requests import Request
+from typing import Literal, Protocol
 
 from rankmill.gateway import metrics
 from rankmill.gateway.batches.service import Batches
-from rankmill.gateway.bodies import Bodies
-from rankmill.gateway.capacity import Capacity
+from rankmill.gateway.bodies import BodyMemory
 from rankmill.gateway.keys.admission import MOST_WAIT, Admission, KeysNeeded, key_text
 from rankmill.gateway.keys.api_keys import ApiKey
+from rankmill.gateway.load_shedding import LoadShedder
+from rankmill.gateway.observation import Observation
 from rankmill.gateway.refusals import EXPECTED, Refusal
-from rankmill.gateway.registry.models import Models
-from rankmill.gateway.scoring import Scored, Scoring
-from rankmill.gateway.seen import Seen, seen
+from rankmill.gateway.score_request import RequestScores
+from rankmill.gateway.scoring import Scoring, ServedModels
+from rankmill.jobs.registry.registry import Registry
 from rankmill.jobs.runtime.connection import client_for, impatient
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.runtime.settings import Settings
@@ -31,6 +29,14 @@ _SWEEP_SECONDS = 3600
 
 _END_SECONDS = 5.0
 """Longest time that requests take to cancel their runs, at the end."""
+
+Right = Literal["admin", "manage_models"]
+"""What a key may allow beside scores."""
+
+_RIGHTS: dict[Right, str] = {
+    "admin": "this needs a key for admins: rankmill keys create NAME --admin",
+    "manage_models": "this needs a key that manages models: rankmill keys create NAME --manage-models",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -51,39 +57,50 @@ class Gateway:
         The settings, and the server whose workers score.
     needed
         Whether a request must have a key.
+
+    Attributes
+    ----------
+    redis, plain_redis
+        A client whose commands wait in the event loop; one for threads, whose commands do not wait for a
+        server that cannot serve.
     """
 
     def __init__(self, settings: Settings, redis_url: str, needed: KeysNeeded) -> None:
         self.settings = settings
+        self.created = int(time.time())
         self.redis = LoopRedis(redis_url, settings.redis_wait_seconds)
+        self.plain_redis = impatient(client_for(redis_url, settings.redis_wait_seconds))
+        self.load = LoadShedder(settings, self.redis)
         self.admission = Admission(self.redis, lease_seconds=settings.lease_seconds, needed=needed)
-        self.scoring = Scoring(settings, redis_url, self.admission)
-        self.capacity = Capacity(settings, self.redis)
-        self.bodies = Bodies(settings.gateway_body_mib << 20)
+        self.bodies = BodyMemory(settings.gateway_body_mib << 20)
+        self.served = ServedModels(settings)
+        self.scoring = Scoring(settings, redis_url, self.served, self.admission)
         self.batches = Batches(settings, redis_url) if settings.gateway_files else None
+        self.registry = Registry(settings.registry) if settings.registry else None
         self.grpc: Stoppable | None = None
         self.is_stopping = False
-        self._url, self._needed = redis_url, needed
-        self.models = Models(settings, self.plain_redis) if settings.registry else None
+        self._needed = needed
 
-    @cached_property
-    def plain_redis(self) -> redis.Redis:
-        """A client for threads, whose commands do not wait for the server."""
-        return impatient(client_for(self._url, self.settings.redis_wait_seconds))
-
-    async def key(self, request: Request) -> ApiKey | None:
-        """The key of a request, as `identify` finds it."""
-        return await self.identify(seen(request.scope), request.headers)
-
-    async def identify(self, note: Seen, headers: Mapping[str, str]) -> ApiKey | None:
-        """The key in a request's headers; raises `NoKey` if it needs one and has none."""
+    async def identify(self, note: Observation, headers: Mapping[str, str]) -> ApiKey | None:
+        """The key in a request's headers; raises `Refusal` if it needs one and has none."""
         key = await self.admission.identify(key_text(headers))
         if key:
             note.key = key.name
         return key
 
+    def require(self, key: ApiKey | None, right: Right) -> None:
+        """Let a caller through whose key allows more than scores.
+
+        Raises
+        ------
+        Refusal
+            It does not; without keys, the gateway serves everybody, not only this host.
+        """
+        if not (getattr(key, right) if key else self._needed == "if there are any"):
+            raise Refusal("forbidden", _RIGHTS[right])
+
     @asynccontextmanager
-    async def admitted(self, note: Seen, headers: Mapping[str, str]) -> AsyncIterator[ApiKey | None]:
+    async def admitted(self, note: Observation, headers: Mapping[str, str]) -> AsyncIterator[ApiKey | None]:
         """Let a request for scores in, before its body is read; it is in progress within the block.
 
         Raises
@@ -91,42 +108,16 @@ class Gateway:
         Refusal
             There is no room for it, or it needs a key and has none.
         """
-        with self.capacity.request():
+        with self.load.request():
             yield await self.identify(note, headers)
 
-    def count(self, note: Seen, scored: Scored) -> None:
+    def count(self, note: Observation, scores: RequestScores) -> None:
         """Count a request that was scored."""
-        pairs = len(scored.scores)
+        pairs = len(scores.scores)
         metrics.pairs.labels(note.dialect, note.key).inc(pairs)
-        for stage, seconds in scored.stages().items():
+        for stage, seconds in scores.stages().items():
             metrics.stages.labels(stage).observe(seconds)
-        self.capacity.saw(pairs, scored.chunks)
-
-    async def admin(self, request: Request) -> None:
-        """Let a request through that gives orders to workers.
-
-        Raises
-        ------
-        Refusal
-            Its key does not allow that; without keys, the gateway serves everybody, not only this host.
-        """
-        key = await self.key(request)
-        if not (key.admin if key else self._is_for_this_host):
-            raise Refusal("forbidden", "this needs a key for admins: rankmill keys create NAME --admin")
-
-    async def manager(self, request: Request) -> ApiKey | None:
-        """The key of a request that reads or changes the registry; raises `Refusal` as `admin` does."""
-        key = await self.key(request)
-        if not (key.manage_models if key else self._is_for_this_host):
-            raise Refusal(
-                "forbidden", "this needs a key that manages models: rankmill keys create NAME --manage-models"
-            )
-        return key
-
-    @property
-    def _is_for_this_host(self) -> bool:
-        """Whether a request without a key can only come from this host."""
-        return self._needed == "if there are any"
+        self.load.note(pairs, scores.chunks)
 
     async def sweep(self) -> None:
         """Once an hour, delete the bytes of files and batches that have expired."""
@@ -150,7 +141,7 @@ class Gateway:
             await self.grpc.stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_SECONDS):
-                while self.capacity.requests:  # they cancel their runs
+                while self.load.requests:  # they cancel their runs
                     await asyncio.sleep(0.02)
         for task in tasks:
             task.cancel()

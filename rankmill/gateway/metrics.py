@@ -43,7 +43,7 @@ pairs = Counter(
 in_progress = Gauge(
     "rankmill_gateway_requests_in_progress", "Requests that are worked on now.", registry=REGISTRY
 )
-held_bytes = Gauge(
+body_bytes = Gauge(
     "rankmill_gateway_body_bytes", "Bytes of the bodies of requests in progress.", registry=REGISTRY
 )
 backlog = Gauge(

@@ -1,13 +1,12 @@
-"""Why a request is not answered, in the words of no dialect."""
+"""Why a request is not answered, in the words of no dialect; what HTTP and gRPC call it."""
 
 from __future__ import annotations
 
 import logging
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import redis
 
-from rankmill.gateway.keys.refusals import NoKey, NotAllowed, OverLimit, TooManyPairs
 from rankmill.jobs.contract.errors import (
     ConfigError,
     InputError,
@@ -36,27 +35,39 @@ has closed the connection; ``slow``: its body does not come. ``busy``: the calle
 run; ``unavailable``: no worker or no server answers, or the server refuses the gateway.
 """
 
-STATUS: dict[Kind, int] = {
-    "invalid": 400,
-    "empty": 400,
-    "too_large": 413,
-    "no_key": 401,
-    "forbidden": 403,
-    "no_model": 404,
-    "not_found": 404,
-    "method": 405,
-    "conflict": 409,
-    "media_type": 415,
-    "gone": 400,
-    "slow": 408,
-    "busy": 429,
-    "overloaded": 429,
-    "unscorable": 422,
-    "backend": 502,
-    "unavailable": 503,
-    "timeout": 504,
+
+class Words(NamedTuple):
+    """What a kind is in HTTP and in gRPC, and which errors of others are of this kind."""
+
+    http: int
+    grpc: str
+    errors: tuple[type[RankmillError], ...] = ()
+
+
+KINDS: dict[Kind, Words] = {
+    "empty": Words(400, "INVALID_ARGUMENT"),
+    "too_large": Words(413, "INVALID_ARGUMENT"),
+    "no_key": Words(401, "UNAUTHENTICATED"),
+    "forbidden": Words(403, "PERMISSION_DENIED"),
+    "no_model": Words(404, "NOT_FOUND"),
+    "not_found": Words(404, "NOT_FOUND", (NotInRegistry,)),
+    "method": Words(405, "UNIMPLEMENTED"),
+    "conflict": Words(409, "FAILED_PRECONDITION", (RegistryConflict,)),
+    "media_type": Words(415, "INVALID_ARGUMENT"),
+    "gone": Words(400, "CANCELLED"),
+    "slow": Words(408, "DEADLINE_EXCEEDED"),
+    "busy": Words(429, "RESOURCE_EXHAUSTED"),
+    "overloaded": Words(429, "RESOURCE_EXHAUSTED"),
+    "unscorable": Words(422, "INVALID_ARGUMENT"),
+    "invalid": Words(400, "INVALID_ARGUMENT", (ConfigError, InputError)),
+    "backend": Words(502, "INTERNAL", (SpecError, RunFailed, RunCancelled)),
+    "timeout": Words(504, "DEADLINE_EXCEEDED", (RunTimeout,)),
+    "unavailable": Words(503, "UNAVAILABLE", (RankmillError,)),
 }
-"""HTTP status of each kind, where a dialect has no other."""
+"""HTTP status of each kind, where a dialect has no other; gRPC's, as TEI has it where TEI has one.
+
+An error is of the first kind that names its class.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -84,18 +95,9 @@ class Refusal(Exception):  # it is an answer
         self.param = param
 
 
-_KINDS: tuple[tuple[tuple[type[RankmillError], ...], Kind], ...] = (
-    ((NoKey,), "no_key"),
-    ((NotAllowed,), "forbidden"),
-    ((TooManyPairs,), "too_large"),
-    ((OverLimit,), "busy"),
-    ((NotInRegistry,), "not_found"),
-    ((RegistryConflict,), "conflict"),
-    ((ConfigError, InputError), "invalid"),
-    ((RunTimeout,), "timeout"),
-    ((SpecError, RunFailed, RunCancelled), "backend"),
-)
-"""Errors of each kind; all others are ``unavailable``: no worker, or no server."""
+def wrong(param: str, why: str) -> Refusal:
+    """The refusal of a field or parameter."""
+    return Refusal("invalid", f"{param}: {why}", param=param)
 
 
 EXPECTED = (Refusal, RankmillError, redis.RedisError)
@@ -109,8 +111,11 @@ def refusal_of(error: Exception) -> Refusal:
     """The refusal for one of the errors in `EXPECTED`."""
     if isinstance(error, Refusal):
         return error
-    if isinstance(error, redis.RedisError):
-        error = _ours(error)
+    try:
+        with redis_errors():
+            raise error
+    except RankmillError as found:
+        error = found
     message = " ".join("; ".join([str(error), *getattr(error, "__notes__", [])]).split())
     if isinstance(error, RedisUnavailable):
         message += "; ask again later"
@@ -118,13 +123,4 @@ def refusal_of(error: Exception) -> Refusal:
         if any(mark in message for mark in _RIGHTS):
             message += "; docs/DEPLOY.md has the rights that the gateway's user needs"
         logger.warning("%s", message)  # it needs the operator, who does not see the answer
-    kind: Kind = next((kind for kinds, kind in _KINDS if isinstance(error, kinds)), "unavailable")
-    return Refusal(kind, message, retry_after=error.retry_after if isinstance(error, OverLimit) else None)
-
-
-def _ours(error: redis.RedisError) -> Exception:
-    try:
-        with redis_errors():
-            raise error
-    except RankmillError as found:
-        return found
+    return Refusal(next(kind for kind, words in KINDS.items() if isinstance(error, words.errors)), message)

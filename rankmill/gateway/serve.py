@@ -2,56 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from ipaddress import ip_address
-from urllib.parse import urlsplit
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rankmill.gateway.gateway import Gateway
-from rankmill.gateway.http.protocol import LimitedHttp
 from rankmill.gateway.keys.admission import KeysNeeded
 from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.http import is_loopback
 from rankmill.jobs.runtime.settings import Settings
 
 PORT = 9809
 GRPC_PORT = 9810
 """The ports for an address that names none."""
 
+_MOST_HEAD_BYTES = 64 << 10
+"""Most bytes of a request's first line and headers."""
 
-def listen_at(
-    address: str, port: int | None = None, *, setting: str = "gateway_address", usual: int = PORT
-) -> tuple[str, int]:
-    """Host and port of `address`, which `setting` has; `port` replaces its port, `usual` is that without one.
-
-    Raises
-    ------
-    ConfigError
-        It is no address.
-    """
-    try:
-        parts = urlsplit(f"//{address}")
-        host, found = parts.hostname, parts.port
-    except ValueError:
-        host, found = None, None
-    if not host:
-        raise ConfigError(
-            f"{setting}: {address} is not an address to listen on; give HOST or HOST:PORT, such as "
-            f"127.0.0.1:{usual}"
-        )
-    return host, usual if port is None and found is None else port if port is not None else found or 0
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only processes of this host reach the address."""
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
+_HEAD_SECONDS = 60.0
+"""Longest time until they are there; a connection that sends nothing is closed then, too."""
 
 
 def keys_needed(hosts: Sequence[str], *, is_open: bool, has_keys: Callable[[], bool]) -> KeysNeeded:
@@ -73,6 +48,57 @@ def keys_needed(hosts: Sequence[str], *, is_open: bool, has_keys: Callable[[], b
             "keys create, or add --open to serve everybody"
         )
     return "always"
+
+
+class _LimitedHttp(HttpToolsProtocol):
+    """A connection of uvicorn that ends when the head of a request is too large or does not come."""
+
+    _head = 0
+    _is_head = True
+    _waiting: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._head = self._head + len(data) if self._is_head else 0
+        if self._head > _MOST_HEAD_BYTES:
+            self.send_400_response(f"the headers have more than {_MOST_HEAD_BYTES >> 10} KiB")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_head = True
+        self._wait()
+
+    def on_headers_complete(self) -> None:
+        self._is_head = False
+        self._wait_no_more()
+        if sum(name == b"host" for name, _ in self.headers) > 1:  # a proxy may have looked at the other one
+            self.send_400_response("the request has several Host headers")
+            raise ValueError("several Host headers")  # ends the parser
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if not self.transport.is_closing():
+            super().send_400_response(msg)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._wait_no_more()
+        super().connection_lost(exc)
+
+    def _wait(self) -> None:
+        self._wait_no_more()
+        self._waiting = asyncio.get_running_loop().call_later(_HEAD_SECONDS, self._close)
+
+    def _wait_no_more(self) -> None:
+        if self._waiting:
+            self._waiting.cancel()
+
+    def _close(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
 
 
 class _Server(uvicorn.Server):
@@ -139,7 +165,7 @@ def serve(
         server_header=False,
         timeout_graceful_shutdown=max(round(settings.gateway_stop_seconds), 1),
         timeout_keep_alive=75,
-        http=LimitedHttp,
+        http=_LimitedHttp,
     )
     gateway: Gateway = app.state.gateway
 

@@ -15,6 +15,7 @@ import click
 from rankmill.cli import options
 from rankmill.jobs.contract.errors import ConfigError, EmbeddedError
 from rankmill.jobs.runtime.connection import connect
+from rankmill.jobs.runtime.http import is_loopback, split_address
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.local.embedded import EmbeddedCluster
@@ -67,13 +68,14 @@ def serve(
     from rankmill.gateway.app import make_app
     from rankmill.gateway.batches.folder import Folder
     from rankmill.gateway.keys.api_keys import KeyStore
-    from rankmill.gateway.serve import GRPC_PORT, is_loopback, keys_needed, listen_at
+    from rankmill.gateway.serve import GRPC_PORT, PORT, keys_needed
     from rankmill.gateway.serve import serve as run
 
-    at = listen_at(settings.gateway_address, port)
+    host, usual = split_address("gateway_address", settings.gateway_address, PORT)
+    at = (host, usual if port is None else port)
     grpc_at = None
     if (wanted := settings.gateway_grpc_address) != "none":
-        grpc_at = listen_at(wanted, setting="gateway_grpc_address", usual=GRPC_PORT)
+        grpc_at = split_address("gateway_grpc_address", wanted, GRPC_PORT)
     with ExitStack() as stack:
         url = settings.redis_url
         failed: list[EmbeddedError] = []
@@ -95,7 +97,7 @@ def serve(
         hosts = [address[0] for address in (at, grpc_at) if address]
         needed = keys_needed(hosts, is_open=settings.gateway_open, has_keys=has_keys)
         run(
-            make_app(settings, server, needed, is_loopback=is_loopback(at[0])),
+            make_app(settings, server, needed, is_loopback=is_loopback(host)),
             settings,
             at,
             grpc_at,

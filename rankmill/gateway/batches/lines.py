@@ -12,17 +12,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import from_json
 
 from rankmill.gateway.batches.folder import open_bytes
-from rankmill.gateway.dialects.base import Body, Form, Route, read_as
-from rankmill.gateway.dialects.routes import ROUTES
+from rankmill.gateway.dialects.base import Body, ScorePath, read_as
+from rankmill.gateway.dialects.routes import PATHS
 from rankmill.gateway.refusals import Refusal
-from rankmill.gateway.scoring import Asked, Scored
+from rankmill.gateway.score_request import RequestScores, ScoreRequest
 from rankmill.jobs.contract.errors import InputError
 
 MAX_LINE_BYTES = 32 << 20
 
-_ROUTES: Mapping[str, Route] = {route.path: route for route in ROUTES}
+_PATHS: Mapping[str, ScorePath] = {each.path: each for each in PATHS}
 
-ENDPOINTS = tuple(_ROUTES)
+ENDPOINTS = tuple(_PATHS)
 """Paths of the requests that a batch may have."""
 
 
@@ -43,9 +43,9 @@ class Request:
 
     number: int
     line: Line
-    form: Form
+    form: type[Body]
     body: Body | None
-    asked: Asked | None
+    asked: ScoreRequest | None
     refusal: Refusal | None = None
 
     @property
@@ -77,7 +77,7 @@ def read_requests(path: Path, endpoint: str) -> Iterator[Request]:
         if before := seen.get(line.custom_id):
             raise InputError(f"line {number}: its custom_id is that of line {before}: {line.custom_id:.80}")
         seen[line.custom_id] = number
-        yield _request(number, line, _ROUTES[endpoint])
+        yield _request(number, line, _PATHS[endpoint])
 
 
 def first_request(path: Path, endpoint: str) -> Request:
@@ -100,7 +100,7 @@ def holds_requests(path: Path) -> bool:
 
 def answer(request: Request, batch: str, model: str, scores: list[float], created: float) -> str:
     """The line of the output for a request with scores."""
-    scored = Scored(scores, model, id=_id(batch, request), created=int(created))
+    scored = RequestScores(scores, model, id=_id(batch, request), created=int(created))
     assert request.body
     body = request.body.answer(scored)
     if isinstance(body, dict):
@@ -150,12 +150,12 @@ def _line(number: int, raw: bytes) -> Line:
         ) from None
 
 
-def _request(number: int, line: Line, route: Route) -> Request:
-    form = route.forms[0]
+def _request(number: int, line: Line, path: ScorePath) -> Request:
+    form = path.bodies[0]
     try:
-        form = route.form(line.body)
-        body = read_as(form.body, line.body)
-        asked = body.asked()
+        form = path.body(line.body)
+        body = read_as(form, line.body)
+        asked = body.score_request()
         if not asked.passages:
             raise Refusal("empty", "there is nothing to score: the list of texts is empty")
         asked.pairs()

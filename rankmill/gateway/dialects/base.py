@@ -6,12 +6,12 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from rankmill.gateway.refusals import STATUS, Kind, Refusal
-from rankmill.gateway.scoring import Asked, Scored
+from rankmill.gateway.refusals import KINDS, Kind, Refusal, wrong
+from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
 MAX_TEXT_CHARS = 1 << 20
 """Most characters of one text."""
@@ -43,10 +43,47 @@ def texts_of(documents: Sequence[str | TextDocument]) -> list[str]:
     return [each if isinstance(each, str) else each.text for each in documents]
 
 
+@dataclass(frozen=True)
+class Dialect:
+    """How a service words its errors.
+
+    Attributes
+    ----------
+    name
+        As metrics and prefixes of paths have it.
+    error
+        The body for a refusal with a status.
+    statuses
+        Statuses that differ from those in `KINDS`.
+    """
+
+    name: str
+    error: Callable[[Refusal, int], JsonObject]
+    statuses: Mapping[Kind, int] = field(default_factory=dict)
+
+    def status(self, refusal: Refusal) -> int:
+        """The HTTP status for a refusal."""
+        return self.statuses.get(refusal.kind, KINDS[refusal.kind].http)
+
+
 class Body(BaseModel):
-    """The body of a request. Fields that a dialect does not know are ignored, as its own server does."""
+    """The body of a request. Fields that a dialect does not know are ignored, as its own server does.
+
+    Attributes
+    ----------
+    dialect
+        The service whose clients send it.
+    paths
+        Where its own server takes it. The gateway also takes it below ``/NAME`` of the dialect.
+    summary
+        A line for the documentation.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+    dialect: ClassVar[Dialect]
+    paths: ClassVar[tuple[str, ...]]
+    summary: ClassVar[str]
 
     @model_validator(mode="before")
     @classmethod
@@ -59,75 +96,50 @@ class Body(BaseModel):
     stream: bool = Field(False, description="Answer with events: scores as they are there, then the result.")
 
     @abstractmethod
-    def asked(self) -> Asked:
+    def score_request(self) -> ScoreRequest:
         """What the request asks for; raises `Refusal` where rankmill cannot do it."""
 
     @abstractmethod
-    def answer(self, scored: Scored) -> object:
+    def answer(self, scores: RequestScores) -> object:
         """The body of the answer, for JSON."""
 
 
-@dataclass(frozen=True)
-class Dialect:
-    """How a service words its errors.
+class RerankBody(Body):
+    """What most services have: texts that are ordered by the probability that they answer a query."""
 
-    Attributes
-    ----------
-    name
-        As metrics have it.
-    error
-        The body for a refusal with a status.
-    statuses
-        Statuses that differ from those in `STATUS`.
-    """
+    model: str | None = None
+    query: Text
+    documents: list[Text]
 
-    name: str
-    error: Callable[[Refusal, int], JsonObject]
-    statuses: Mapping[Kind, int] = field(default_factory=dict)
-
-    def status(self, refusal: Refusal) -> int:
-        """The HTTP status for a refusal."""
-        return self.statuses.get(refusal.kind, STATUS[refusal.kind])
+    def score_request(self) -> ScoreRequest:
+        return ScoreRequest(self.query, self.documents, self.model, {"activation": "sigmoid"})
 
 
 @dataclass(frozen=True)
-class Form:
-    """A body that a path takes, in one dialect."""
-
-    dialect: Dialect
-    body: type[Body]
-
-
-@dataclass(frozen=True)
-class Route:
+class ScorePath:
     """A path to which texts to score are sent.
 
     Attributes
     ----------
     path, summary
         The path, and a line for the documentation.
-    forms
+    bodies
         The bodies that it takes.
     dialect
         The dialect of errors where the body has not been read yet.
     choose
-        Which form a JSON object has, where there are several.
+        Which body a JSON object is, where there are several.
     """
 
     path: str
     summary: str
-    forms: tuple[Form, ...]
+    bodies: tuple[type[Body], ...]
     dialect: Dialect
-    choose: Callable[[JsonObject], Form] | None = None
+    choose: Callable[[JsonObject], type[Body]] | None = None
 
-    @classmethod
-    def of(cls, form: Form, summary: str, *paths: str) -> tuple[Route, ...]:
-        """Paths that take one form only."""
-        return tuple(cls(path, summary, (form,), form.dialect) for path in paths)
-
-    def form(self, body: JsonObject) -> Form:
-        """The form of a body."""
-        return self.choose(body) if self.choose else self.forms[0]
+    def body(self, found: JsonObject) -> type[Body]:
+        """The kind of body that an object is."""
+        return self.choose(found) if self.choose else self.bodies[0]
 
 
 def read_as(kind: type[T], found: JsonObject) -> T:
@@ -141,8 +153,34 @@ def read_as(kind: type[T], found: JsonObject) -> T:
     try:
         return kind.model_validate(found)
     except ValidationError as error:
-        wrong = error.errors(include_url=False, include_context=False, include_input=False)
-        first = max(wrong, key=lambda each: len(each["loc"]))  # the most exact
-        parts = [str(part) for part in first["loc"]]
-        place = ".".join(part for part in parts if not _KIND.fullmatch(part)) or "the body"
-        raise Refusal("invalid", f"{place[:200]}: {first['msg']}", param=place[:200]) from None
+        raise wrong_field(
+            error.errors(include_url=False, include_context=False, include_input=False)
+        ) from None
+
+
+def wrong_field(errors: Sequence[Mapping[str, Any]]) -> Refusal:
+    """The refusal for what pydantic has found."""
+    first = max(errors, key=lambda each: len(each["loc"]))  # the most exact
+    parts = [str(part) for part in first["loc"]]
+    place = ".".join(part for part in parts if not _KIND.fullmatch(part))[:200] or "the body"
+    return wrong(place, first["msg"])
+
+
+def ranking(
+    scores: RequestScores, top: int | None = None, documents: Sequence[object] | None = None
+) -> list[JsonObject]:
+    """The `top` results, best first, each with its document where these are given."""
+    return [
+        {"index": place, "relevance_score": score} | ({"document": documents[place]} if documents else {})
+        for place, score in scores.ranked(top)
+    ]
+
+
+def usage(scores: RequestScores) -> JsonObject:
+    """The tokens of a request, as OpenAI's API counts them."""
+    return {"prompt_tokens": scores.tokens, "total_tokens": scores.tokens}
+
+
+def detail_error(refusal: Refusal, status: int) -> JsonObject:
+    """An error as FastAPI words it."""
+    return {"detail": refusal.message}

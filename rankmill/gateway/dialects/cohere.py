@@ -7,59 +7,53 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rankmill.gateway.dialects.base import Body, Dialect, Form, JsonObject, Route, Text, Top
-from rankmill.gateway.refusals import Refusal
-from rankmill.gateway.scoring import Asked, Scored, ranked
+from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, RerankBody, Text, Top, ranking
+from rankmill.gateway.refusals import wrong
+from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
 _UNIT = 100
 """Documents that Cohere bills as one search."""
 
 _ALWAYS = "passages are truncated to the model's limit"
 
-
-def _error(refusal: Refusal, status: int) -> JsonObject:
-    return {"message": refusal.message}
+COHERE = Dialect("cohere", lambda refusal, status: {"message": refusal.message})
 
 
-COHERE = Dialect("cohere", _error)
-
-
-def envelope(scored: Scored, version: str, *warnings: str) -> JsonObject:
+def envelope(scores: RequestScores, version: str, *warnings: str) -> JsonObject:
     """What stands beside the results."""
-    units = math.ceil(len(scored.scores) / _UNIT)
+    units = math.ceil(len(scores.scores) / _UNIT)
     meta: JsonObject = {"api_version": {"version": version}, "billed_units": {"search_units": units}}
-    return {"id": scored.id, "meta": {**meta, "warnings": list(warnings)} if warnings else meta}
+    return {"id": scores.id, "meta": {**meta, "warnings": list(warnings)} if warnings else meta}
 
 
-class RerankV2(Body):
+class CohereRerankV2(RerankBody):
     """``POST /v2/rerank``."""
 
-    model: str | None = None
-    query: Text
-    documents: list[Text]
+    dialect = COHERE
+    paths = ("/v2/rerank",)
+    summary = "Cohere v2: order documents by their score with a query"
+
     top_n: Top = None
     max_tokens_per_doc: Annotated[
         int | None, Field(description=f"Has no effect, as a warning in the answer says: {_ALWAYS}.")
     ] = None
     priority: Annotated[int, Field(description="Has no effect.")] = 0
 
-    def asked(self) -> Asked:
-        return Asked(self.query, self.documents, self.model, {"activation": "sigmoid"})
-
-    def answer(self, scored: Scored) -> object:
-        results = [
-            {"index": place, "relevance_score": score} for place, score in ranked(scored.scores, self.top_n)
-        ]
+    def answer(self, scores: RequestScores) -> object:
         warnings = _unused("max_tokens_per_doc", self.max_tokens_per_doc)
-        return {"results": results, **envelope(scored, "2", *warnings)}
+        return {"results": ranking(scores, self.top_n), **envelope(scores, "2", *warnings)}
 
 
 Value = str | int | float | bool | None
 """A field of a document."""
 
 
-class RerankV1(Body):
+class CohereRerankV1(Body):
     """``POST /v1/rerank``."""
+
+    dialect = COHERE
+    paths = ("/v1/rerank",)
+    summary = "Cohere v1: order documents by their score with a query"
 
     model: str | None = None
     query: Text
@@ -71,8 +65,8 @@ class RerankV1(Body):
         int | None, Field(description=f"Has no effect, as a warning in the answer says: {_ALWAYS}.")
     ] = None
 
-    def asked(self) -> Asked:
-        return Asked(self.query, self.texts(), self.model, {"activation": "sigmoid"})
+    def score_request(self) -> ScoreRequest:
+        return ScoreRequest(self.query, self.texts(), self.model, {"activation": "sigmoid"})
 
     def texts(self) -> list[str]:
         """What is scored of each document: its `rank_fields`, a line each, else its text."""
@@ -82,32 +76,19 @@ class RerankV1(Body):
             for place, each in enumerate(self.documents)
         ]
 
-    def answer(self, scored: Scored) -> object:
-        results: list[JsonObject] = []
-        for place, score in ranked(scored.scores, self.top_n):
-            results.append({"index": place, "relevance_score": score})
-            if self.return_documents:
-                document = self.documents[place]
-                results[-1]["document"] = {"text": document} if isinstance(document, str) else document
+    def answer(self, scores: RequestScores) -> object:
+        shown = [{"text": each} if isinstance(each, str) else each for each in self.documents]
         warnings = _unused("max_chunks_per_doc", self.max_chunks_per_doc)
-        return {"results": results, **envelope(scored, "1", *warnings)}
+        results = ranking(scores, self.top_n, shown if self.return_documents else None)
+        return {"results": results, **envelope(scores, "1", *warnings)}
 
 
 def _text(place: int, document: dict[str, Value], names: list[str]) -> str:
     found = [str(document[name]) for name in names if document.get(name) is not None]
     if not found:
-        raise Refusal(
-            "invalid", f"documents.{place}: has none of the fields {', '.join(names)}", param="documents"
-        )
+        raise wrong(f"documents.{place}", f"has none of the fields {', '.join(names)}")
     return "\n".join(found)
 
 
 def _unused(name: str, value: int | None) -> list[str]:
     return [] if value is None else [f"{name} has no effect: {_ALWAYS}"]
-
-
-V1, V2 = Form(COHERE, RerankV1), Form(COHERE, RerankV2)
-ROUTES = (
-    *Route.of(V1, "Cohere v1: order documents by their score with a query", "/cohere/v1/rerank"),
-    *Route.of(V2, "Cohere v2: order documents by their score with a query", "/cohere/v2/rerank"),
-)

@@ -6,10 +6,18 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rankmill.gateway.dialects.base import Body, Dialect, Form, JsonObject, Route, Text, Top
+from rankmill.gateway.dialects.base import (
+    Body,
+    Dialect,
+    JsonObject,
+    Text,
+    Top,
+    ranking,
+    usage,
+)
 from rankmill.gateway.dialects.tei import activation
 from rankmill.gateway.refusals import Refusal
-from rankmill.gateway.scoring import Asked, Scored, ranked
+from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
 _NO_MODEL = "default/not-specified"
 """What its client sends if no model is named."""
@@ -23,8 +31,12 @@ def _error(refusal: Refusal, status: int) -> JsonObject:
 INFINITY = Dialect("infinity", _error, {"invalid": 422, "empty": 422})
 
 
-class Rerank(Body):
+class InfinityRerank(Body):
     """``POST /rerank``."""
+
+    dialect = INFINITY
+    paths = ("/rerank",)
+    summary = "infinity: order documents by their score with a query"
 
     query: Text
     documents: Annotated[list[Text], Field(min_length=1)]
@@ -33,24 +45,18 @@ class Rerank(Body):
     model: str | None = None
     top_n: Top = None
 
-    def asked(self) -> Asked:
+    def score_request(self) -> ScoreRequest:
         model = None if self.model == _NO_MODEL else self.model
-        return Asked(self.query, self.documents, model, {"activation": activation(raw=self.raw_scores)})
+        return ScoreRequest(
+            self.query, self.documents, model, {"activation": activation(raw=self.raw_scores)}
+        )
 
-    def answer(self, scored: Scored) -> object:
+    def answer(self, scores: RequestScores) -> object:
         return {
             "object": "rerank",
-            "id": f"infinity-{scored.id}",
-            "created": scored.created,
-            "model": scored.model,
-            "usage": {"prompt_tokens": scored.tokens, "total_tokens": scored.tokens},
-            "results": [
-                {"index": place, "relevance_score": score}
-                | ({"document": self.documents[place]} if self.return_documents else {})
-                for place, score in ranked(scored.scores, self.top_n)
-            ],
+            "id": f"infinity-{scores.id}",
+            "created": scores.created,
+            "model": scores.model,
+            "usage": usage(scores),
+            "results": ranking(scores, self.top_n, self.documents if self.return_documents else None),
         }
-
-
-FORM = Form(INFINITY, Rerank)
-ROUTES = Route.of(FORM, "infinity: order documents by their score with a query", "/infinity/rerank")

@@ -6,27 +6,25 @@ from rankmill.gateway.dialects.base import (
     Body,
     Dialect,
     Document,
-    Form,
     JsonObject,
-    Route,
     Text,
     TextDocument,
     Top,
+    detail_error,
+    ranking,
     texts_of,
 )
-from rankmill.gateway.refusals import Refusal
-from rankmill.gateway.scoring import Asked, Scored, ranked
+from rankmill.gateway.score_request import RequestScores, ScoreRequest
+
+JINA = Dialect("jina", detail_error, {"invalid": 422, "empty": 422})
 
 
-def _error(refusal: Refusal, status: int) -> JsonObject:
-    return {"detail": refusal.message}
-
-
-JINA = Dialect("jina", _error, {"invalid": 422, "empty": 422})
-
-
-class Rerank(Body):
+class JinaRerank(Body):
     """``POST /v1/rerank``."""
+
+    dialect = JINA
+    paths = ("/v1/rerank",)
+    summary = "Jina: order documents by their score with a query"
 
     model: str | None = None
     query: Text | TextDocument
@@ -34,23 +32,15 @@ class Rerank(Body):
     top_n: Top = None
     return_documents: bool = True
 
-    def asked(self) -> Asked:
+    def score_request(self) -> ScoreRequest:
         (query,) = texts_of([self.query])
-        return Asked(query, texts_of(self.documents), self.model, {"activation": "sigmoid"})
+        return ScoreRequest(query, texts_of(self.documents), self.model, {"activation": "sigmoid"})
 
-    def answer(self, scored: Scored) -> JsonObject:
-        texts = texts_of(self.documents)
+    def answer(self, scores: RequestScores) -> JsonObject:
+        shown = [{"text": text} for text in texts_of(self.documents)]
         return {
-            "model": scored.model,
+            "model": scores.model,
             "object": "list",
-            "usage": {"total_tokens": scored.tokens},
-            "results": [
-                {"index": place, "relevance_score": score}
-                | ({"document": {"text": texts[place]}} if self.return_documents else {})
-                for place, score in ranked(scored.scores, self.top_n)
-            ],
+            "usage": {"total_tokens": scores.tokens},
+            "results": ranking(scores, self.top_n, shown if self.return_documents else None),
         }
-
-
-FORM = Form(JINA, Rerank)
-ROUTES = Route.of(FORM, "Jina: order documents by their score with a query", "/jina/v1/rerank")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rankmill.gateway.dialects.base import Body, Dialect, Form, JsonObject, Route, Text
-from rankmill.gateway.refusals import Kind, Refusal
-from rankmill.gateway.scoring import Asked, Scored, ranked
+from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, Text
+from rankmill.gateway.refusals import Kind, Refusal, wrong
+from rankmill.gateway.score_request import RequestScores, ScoreRequest
+from rankmill.jobs.runtime.settings import Settings
 
 ERROR_TYPES: dict[Kind, str] = {
     "empty": "empty",
@@ -27,6 +29,9 @@ def _error(refusal: Refusal, status: int) -> JsonObject:
 
 TEI = Dialect("tei", _error, {"invalid": 422, "backend": 424, "timeout": 424})
 
+LABEL = "LABEL_0"
+"""Name of the only output."""
+
 Direction = Literal["Right", "Left", "right", "left"]
 
 
@@ -38,12 +43,25 @@ def activation(*, raw: bool) -> str:
 def check_direction(direction: str) -> None:
     """Refuse what workers cannot do: they cut off the end of a text."""
     if direction.lower() != "right":
-        raise Refusal(
-            "invalid", "truncation_direction: only Right is possible here", param="truncation_direction"
-        )
+        raise wrong("truncation_direction", "only Right is possible here")
 
 
-class _Options(Body):
+def known_info(settings: Settings) -> JsonObject:
+    """What is known of the gateway's model and limits without the model, as HTTP and gRPC name it."""
+    return {
+        "version": version("rankmill"),
+        "model_id": settings.model,
+        "model_sha": settings.revision,
+        "model_dtype": settings.precision,
+        "max_concurrent_requests": settings.gateway_requests,
+        "max_client_batch_size": settings.gateway_pairs,
+        "max_input_length": settings.max_length,
+    }
+
+
+class _TeiOptions(Body):
+    dialect = TEI
+
     truncate: bool | None = Field(None, description="Pairs that are too long are always truncated.")
     truncation_direction: Direction = "Right"
     raw_scores: bool = False
@@ -54,42 +72,46 @@ class _Options(Body):
         return {"activation": activation(raw=self.raw_scores)}
 
 
-class Rerank(_Options):
+class TeiRerank(_TeiOptions):
     """``POST /rerank``."""
+
+    paths = ("/rerank",)
+    summary = "TEI: order texts by their score with a query"
 
     query: Text
     texts: list[Text]
     return_text: bool = False
 
-    def asked(self) -> Asked:
-        return Asked(self.query, self.texts, spec=self.spec())
+    def score_request(self) -> ScoreRequest:
+        return ScoreRequest(self.query, self.texts, spec=self.spec())
 
-    def answer(self, scored: Scored) -> object:
-        found = [{"index": place, "score": score} for place, score in ranked(scored.scores)]
+    def answer(self, scores: RequestScores) -> object:
+        found = [{"index": place, "score": score} for place, score in scores.ranked()]
         if self.return_text:
             return [{**each, "text": self.texts[int(each["index"])]} for each in found]
         return found
 
 
-class Predict(_Options):
+class TeiPredict(_TeiOptions):
     """``POST /predict``; each input is a pair, as a worker scores nothing else."""
+
+    paths = ("/predict",)
+    summary = "TEI: score pairs of texts"
 
     inputs: Annotated[
         Text | list[Text] | list[list[Text]],
         Field(description="A pair of texts, or several; a single text has no score here."),
     ]
 
-    def asked(self) -> Asked:
+    def score_request(self) -> ScoreRequest:
         pairs = self._pairs()
         for pair in pairs:
             if len(pair) != 2:
-                raise Refusal(
-                    "invalid", "inputs: a pair of texts has a score, one text has none", param="inputs"
-                )
-        return Asked([pair[0] for pair in pairs], [pair[1] for pair in pairs], spec=self.spec())
+                raise wrong("inputs", "a pair of texts has a score, one text has none")
+        return ScoreRequest([pair[0] for pair in pairs], [pair[1] for pair in pairs], spec=self.spec())
 
-    def answer(self, scored: Scored) -> object:
-        found = [[{"score": score, "label": LABEL}] for score in scored.scores]
+    def answer(self, scores: RequestScores) -> object:
+        found = [[{"score": score, "label": LABEL}] for score in scores.scores]
         return found if self._is_batch() else found[0]
 
     def _is_batch(self) -> bool:
@@ -101,13 +123,3 @@ class Predict(_Options):
         if not self._is_batch():
             return [[str(each) for each in self.inputs]] if self.inputs else []
         return [list(each) for each in self.inputs]
-
-
-LABEL = "LABEL_0"
-"""Name of the only output."""
-
-RERANK, PREDICT = Form(TEI, Rerank), Form(TEI, Predict)
-ROUTES = (
-    *Route.of(RERANK, "TEI: order texts by their score with a query", "/tei/rerank"),
-    *Route.of(PREDICT, "TEI: score pairs of texts", "/predict", "/tei/predict"),
-)

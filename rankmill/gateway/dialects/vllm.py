@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
-from rankmill.gateway.dialects.base import Body, Dialect, Document, Form, JsonObject, Route, Text, texts_of
-from rankmill.gateway.refusals import Kind, Refusal
-from rankmill.gateway.scoring import Asked, Scored, ranked
+from rankmill.gateway.dialects.base import (
+    Body,
+    Dialect,
+    Document,
+    JsonObject,
+    Text,
+    ranking,
+    texts_of,
+    usage,
+)
+from rankmill.gateway.refusals import Kind, Refusal, wrong
+from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
 _TYPES: dict[Kind, str] = {
     "no_model": "NotFoundError",
@@ -39,7 +48,9 @@ ONLY_HERE = frozenset({"user", "request_id", "truncate_prompt_tokens", "use_acti
 """Fields that no other dialect has."""
 
 
-class _Options(Body):
+class _VllmOptions(Body):
+    dialect = VLLM
+
     model: str | None = None
     user: Annotated[str | None, Field(description="Has no effect.")] = None
     request_id: Annotated[str | None, Field(max_length=200)] = None
@@ -54,11 +65,7 @@ class _Options(Body):
         """The spec that the options mean."""
         most = self.truncate_prompt_tokens
         if most is not None and 0 <= most < 4:
-            raise Refusal(
-                "invalid",
-                "truncate_prompt_tokens: a pair has at least 4 tokens",
-                param="truncate_prompt_tokens",
-            )
+            raise wrong("truncate_prompt_tokens", "a pair has at least 4 tokens")
         found: dict[str, str | int | None] = {}
         if self.use_activation is False:
             found["activation"] = "identity"
@@ -68,36 +75,35 @@ class _Options(Body):
             found["instruction"] = self.instruction
         return found
 
-    def usage(self, scored: Scored) -> JsonObject:
-        """The tokens of a request."""
-        return {"prompt_tokens": scored.tokens, "total_tokens": scored.tokens}
 
-
-class Rerank(_Options):
+class VllmRerank(_VllmOptions):
     """``POST /rerank``, ``/v1/rerank``, ``/v2/rerank``."""
+
+    paths = ("/rerank", "/v1/rerank", "/v2/rerank")
+    summary = "vLLM: order documents by their score with a query"
 
     query: Text
     documents: list[Document]
     top_n: Annotated[int, Field(ge=0, description="How many of the best; 0: all.")] = 0
 
-    def asked(self) -> Asked:
-        return Asked(self.query, texts_of(self.documents), self.model, self.spec())
+    def score_request(self) -> ScoreRequest:
+        return ScoreRequest(self.query, texts_of(self.documents), self.model, self.spec())
 
-    def answer(self, scored: Scored) -> JsonObject:
-        texts = texts_of(self.documents)
+    def answer(self, scores: RequestScores) -> JsonObject:
+        shown = [{"text": text} for text in texts_of(self.documents)]
         return {
-            "id": f"rerank-{self.request_id or scored.id}",
-            "model": scored.model,
-            "usage": self.usage(scored),
-            "results": [
-                {"index": place, "document": {"text": texts[place]}, "relevance_score": score}
-                for place, score in ranked(scored.scores, self.top_n or None)
-            ],
+            "id": f"rerank-{self.request_id or scores.id}",
+            "model": scores.model,
+            "usage": usage(scores),
+            "results": ranking(scores, self.top_n or None, shown),
         }
 
 
-class Score(_Options):
+class VllmScore(_VllmOptions):
     """``POST /score``, ``/v1/score``: one text with one or several, or as many with as many."""
+
+    paths = ("/score", "/v1/score")
+    summary = "vLLM: score pairs of texts"
 
     queries: Some | None = None
     documents: Some | None = None
@@ -107,29 +113,29 @@ class Score(_Options):
     text_1: Some | None = None
     text_2: Some | None = None
 
-    def asked(self) -> Asked:
+    def score_request(self) -> ScoreRequest:
         first, second = self._sides()
         one, many = _texts(first), _texts(second)
         if len(one) == 1 and many:
-            return Asked(one[0], many, self.model, self.spec())
+            return ScoreRequest(one[0], many, self.model, self.spec())
         if len(one) != len(many):
             raise Refusal(
                 "invalid",
                 f"{len(one)} texts cannot be scored with {len(many)}: give one, or as many as those",
             )
-        return Asked(one, many, self.model, self.spec())
+        return ScoreRequest(one, many, self.model, self.spec())
 
-    def answer(self, scored: Scored) -> JsonObject:
+    def answer(self, scores: RequestScores) -> JsonObject:
         return {
-            "id": f"score-{self.request_id or scored.id}",
+            "id": f"score-{self.request_id or scores.id}",
             "object": "list",
-            "created": scored.created,
-            "model": scored.model,
+            "created": scores.created,
+            "model": scores.model,
             "data": [
                 {"index": place, "object": "score", "score": score}
-                for place, score in enumerate(scored.scores)
+                for place, score in enumerate(scores.scores)
             ],
-            "usage": self.usage(scored),
+            "usage": usage(scores),
         }
 
     def _sides(self) -> tuple[Some, Some]:
@@ -146,21 +152,3 @@ _SIDES = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), 
 
 def _texts(some: Some) -> list[str]:
     return texts_of(some if isinstance(some, list) else [some])
-
-
-def is_ours(body: dict[str, Any]) -> bool:
-    """Whether only vLLM's clients send such a body."""
-    return not ONLY_HERE.isdisjoint(body)
-
-
-RERANK, SCORE = Form(VLLM, Rerank), Form(VLLM, Score)
-ROUTES = (
-    *Route.of(SCORE, "vLLM: score pairs of texts", "/score", "/v1/score", "/vllm/score", "/vllm/v1/score"),
-    *Route.of(
-        RERANK,
-        "vLLM: order documents by their score with a query",
-        "/vllm/rerank",
-        "/vllm/v1/rerank",
-        "/vllm/v2/rerank",
-    ),
-)

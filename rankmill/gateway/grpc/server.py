@@ -1,13 +1,15 @@
-"""The gRPC server: services, health, reflection, and TLS."""
+"""The gRPC server: services, health, reflection, TLS; calls are let in, observed and counted as requests."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import re
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -16,14 +18,15 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from rankmill.gateway.grpc.answers import Call, Context, answer
-from rankmill.gateway.grpc.services import TeiServices
+from rankmill.gateway.gateway import Gateway
+from rankmill.gateway.grpc.services import Call, TeiServices
 from rankmill.gateway.grpc.tei_pb2 import DESCRIPTOR
+from rankmill.gateway.observation import HEADER, Observation, observing
+from rankmill.gateway.refusals import EXPECTED, KINDS, Refusal, refusal_of
 from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.settings import Settings
 
-if TYPE_CHECKING:
-    from rankmill.gateway.gateway import Gateway
-    from rankmill.jobs.runtime.settings import Settings
+_Context = grpc.aio.ServicerContext[Any, Any]
 
 _KINDS = {
     (False, False): grpc.unary_unary_rpc_method_handler,
@@ -35,6 +38,8 @@ _KINDS = {
 
 _REFUSED_AT_ONCE = 64
 """Calls beyond those in progress that are told when to come again; gRPC itself refuses further ones."""
+
+logger = logging.getLogger(__name__)
 
 
 class GrpcServer:
@@ -104,23 +109,45 @@ class GrpcServer:
         service = method.containing_service
         route, scores = f"/{service.full_name}/{method.name}", service.name != "Info"
 
-        async def one(asked: Any, context: Context) -> Any:
-            return await answer(self._gateway, context, route, lambda call: do(asked, call), scores=scores)
+        async def one(request: Any, context: _Context) -> Any:
+            async with self._call(context, route, scores=scores) as call:
+                return await do(request, call)
 
-        async def several(asked: Any, context: Context) -> None:
-            async def write(call: Call) -> None:
-                replies: AsyncGenerator[Any, None] = do(asked, call)
-                async with aclosing(replies):
-                    async for reply in replies:
-                        await context.write(reply)
-
-            await answer(self._gateway, context, route, write, scores=scores)
+        async def several(request: Any, context: _Context) -> None:
+            async with (
+                self._call(context, route, scores=scores) as call,
+                aclosing(do(request, call)) as replies,
+            ):
+                async for reply in replies:
+                    await context.write(reply)
 
         return _KINDS[method.client_streaming, method.server_streaming](
             several if method.server_streaming else one,
             request_deserializer=GetMessageClass(method.input_type).FromString,
             response_serializer=GetMessageClass(method.output_type).SerializeToString,
         )
+
+    @asynccontextmanager
+    async def _call(self, context: _Context, route: str, *, scores: bool) -> AsyncIterator[Call]:
+        """Let a call in as requests by HTTP are, if it asks for `scores`; a refusal is its status."""
+        metadata = context.invocation_metadata() or ()
+        headers = {str(name): value for name, value in metadata if isinstance(value, str)}
+        with observing(headers.get(HEADER, ""), grpc.StatusCode.CANCELLED.name) as note:
+            note.route, note.dialect = route, "tei"
+            context.set_trailing_metadata(((HEADER, note.id),))
+            try:
+                if scores:
+                    async with self._gateway.admitted(note, headers) as key:
+                        yield Call(note, key)
+                else:
+                    yield Call(note, await self._gateway.identify(note, headers))
+            except EXPECTED as error:
+                await _abort(context, note, refusal_of(error))
+            except Exception:
+                logger.exception("the call of %s failed", route)
+                text = f"the call failed; the gateway's log has the reason, with request={note.id}"
+                await _abort(context, note, Refusal("backend", text))
+            note.status = grpc.StatusCode.OK.name
 
     def _listen(self, address: str) -> int:
         credentials = _credentials(self._settings)
@@ -132,6 +159,16 @@ class GrpcServer:
             raise ConfigError(
                 f"gateway_grpc_address: cannot listen on {address}: it is in use, or no address of this host"
             ) from None
+
+
+async def _abort(context: _Context, note: Observation, refusal: Refusal) -> NoReturn:
+    """End the call; what knows of gRPC's retries waits as long as the refusal says."""
+    trailing = [(HEADER, note.id)]
+    if refusal.retry_after is not None:
+        seconds = max(math.ceil(refusal.retry_after), 1)
+        trailing += [("retry-after", str(seconds)), ("grpc-retry-pushback-ms", str(1000 * seconds))]
+    note.status = KINDS[refusal.kind].grpc
+    await context.abort(grpc.StatusCode[note.status], refusal.message, tuple(trailing))
 
 
 def _credentials(settings: Settings) -> grpc.ServerCredentials | None:

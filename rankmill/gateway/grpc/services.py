@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from importlib.metadata import version
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias, TypeVar
 
-from rankmill.gateway.dialects.tei import LABEL, activation, check_direction
+from google.protobuf.message import Message
+
+from rankmill.gateway.dialects.tei import LABEL, activation, check_direction, known_info
+from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.grpc import tei_pb2 as tei
-from rankmill.gateway.grpc.answers import Call
-from rankmill.gateway.grpc.batches import batches, gather
+from rankmill.gateway.keys.api_keys import ApiKey
+from rankmill.gateway.observation import Observation
 from rankmill.gateway.refusals import Refusal
-from rankmill.gateway.scoring import Asked, Scored, ranked
+from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
-if TYPE_CHECKING:
-    from rankmill.gateway.gateway import Gateway
+_ROWS = 256
+_WAIT_SECONDS = 0.002
+"""How long a batch of messages waits for one more."""
 
 _Pair: TypeAlias = tuple[str, str]
+
+M = TypeVar("M", bound=Message)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that was let in: what is observed of it, and its key."""
+
+    note: Observation
+    key: ApiKey | None
 
 
 class TeiServices:
@@ -35,17 +50,8 @@ class TeiServices:
 
     async def info(self, request: tei.InfoRequest, call: Call) -> tei.InfoResponse:
         """What the gateway serves."""
-        settings = self._gateway.settings
-        return tei.InfoResponse(
-            version=version("rankmill"),
-            model_id=settings.model,
-            model_sha=settings.revision,
-            model_dtype=settings.precision,
-            model_type=tei.MODEL_TYPE_RERANKER,
-            max_concurrent_requests=settings.gateway_requests,
-            max_input_length=settings.max_length or 0,
-            max_client_batch_size=settings.gateway_pairs,
-        )
+        known = known_info(self._gateway.settings)
+        return tei.InfoResponse(**known, model_type=tei.MODEL_TYPE_RERANKER)
 
     async def predict(self, request: tei.PredictRequest, call: Call) -> tei.PredictResponse:
         """Refuse: one text has no score."""
@@ -69,7 +75,7 @@ class TeiServices:
         self, requests: AsyncIterator[tei.PredictPairRequest], call: Call
     ) -> AsyncIterator[tei.PredictResponse]:
         """Score pairs as they come; what has come is scored together, and answered in its order."""
-        async for batch in batches(requests, self._most_bytes):
+        async for batch in _batches(requests, self._most_bytes):
             for found in await self._predict(batch, call):
                 yield found
 
@@ -82,7 +88,7 @@ class TeiServices:
         self, requests: AsyncIterator[tei.RerankStreamRequest], call: Call
     ) -> tei.RerankResponse:
         """Order texts that come one by one, each with its query, when all are there."""
-        found = await gather(requests, self._gateway.settings.gateway_pairs, self._most_bytes)
+        found = await _gather(requests, self._gateway.settings.gateway_pairs, self._most_bytes)
         pairs = [(each.query, each.text) for each in found]
         scored = await self._score(pairs, found[0] if found else tei.RerankStreamRequest(), call)
         return _ranking(scored, pairs, with_text=found[0].return_text)
@@ -108,13 +114,13 @@ class TeiServices:
         pairs: Sequence[_Pair],
         options: tei.RerankRequest | tei.RerankStreamRequest | tei.PredictPairRequest,
         call: Call,
-    ) -> Scored:
+    ) -> RequestScores:
         check_direction("left" if options.truncation_direction == tei.TRUNCATION_DIRECTION_LEFT else "right")
         spec = {"activation": activation(raw=options.raw_scores)}
-        with self._gateway.bodies.hold() as held:
-            held.count(sum(len(query) + len(text) for query, text in pairs))
-            asked = Asked([query for query, _ in pairs], [text for _, text in pairs], spec=spec)
-            scored = await self._gateway.scoring.score(asked, call.key)
+        with self._gateway.bodies.body() as body:
+            body.count(sum(len(query) + len(text) for query, text in pairs))
+            wanted = ScoreRequest([query for query, _ in pairs], [text for _, text in pairs], spec=spec)
+            scored = await self._gateway.scoring.score(wanted, call.key)
         self._gateway.count(call.note, scored)
         return scored
 
@@ -129,15 +135,15 @@ def _lone_text() -> Refusal:
     return Refusal("invalid", "inputs: a pair of texts has a score, one text has none; call PredictPair")
 
 
-def _ranking(scored: Scored, pairs: Sequence[_Pair], *, with_text: bool) -> tei.RerankResponse:
+def _ranking(scored: RequestScores, pairs: Sequence[_Pair], *, with_text: bool) -> tei.RerankResponse:
     ranks = [
         tei.Rank(index=place, score=score, text=pairs[place][1] if with_text else None)
-        for place, score in ranked(scored.scores)
+        for place, score in scored.ranked()
     ]
     return tei.RerankResponse(ranks=ranks, metadata=_metadata(scored, *pairs))
 
 
-def _metadata(scored: Scored, *pairs: _Pair) -> tei.Metadata:
+def _metadata(scored: RequestScores, *pairs: _Pair) -> tei.Metadata:
     took = scored.stages()
     return tei.Metadata(
         compute_chars=sum(len(query) + len(text) for query, text in pairs),
@@ -147,3 +153,45 @@ def _metadata(scored: Scored, *pairs: _Pair) -> tei.Metadata:
         queue_time_ns=round(took["queue"] * 1e9),
         inference_time_ns=round(took.get("forward", took["work"]) * 1e9),
     )
+
+
+async def _batches(stream: AsyncIterable[M], most_bytes: int) -> AsyncIterator[list[M]]:
+    """Batches of up to 256 messages and `most_bytes`, in order; none waits for messages that do not come."""
+    messages = aiter(stream)
+    coming = asyncio.ensure_future(anext(messages, None))
+    try:
+        while (first := await coming) is not None:
+            batch, size = [first], first.ByteSize()
+            coming = asyncio.ensure_future(anext(messages, None))
+            while len(batch) < _ROWS and size < most_bytes:
+                await asyncio.wait({coming}, timeout=_WAIT_SECONDS)
+                if not coming.done() or (message := coming.result()) is None:
+                    break
+                batch.append(message)
+                size += message.ByteSize()
+                coming = asyncio.ensure_future(anext(messages, None))
+            yield batch
+    finally:
+        coming.cancel()
+
+
+async def _gather(stream: AsyncIterable[M], most: int, most_bytes: int) -> list[M]:
+    """All messages of a stream.
+
+    Raises
+    ------
+    Refusal
+        They are more than `most`, or have more than `most_bytes`.
+    """
+    found: list[M] = []
+    size = 0
+    async for message in stream:
+        found.append(message)
+        size += message.ByteSize()
+        if len(found) > most:
+            raise Refusal("too_large", f"the stream has more than {most:,} texts, the most of one request")
+        if size > most_bytes:
+            raise Refusal(
+                "too_large", f"the stream is larger than {most_bytes >> 20} MiB, the most that is read"
+            )
+    return found

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter
+from fastapi import Depends, Path, Query
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response
 
+from rankmill.gateway.batches.records import BatchRecord
 from rankmill.gateway.batches.service import Batches, NewBatch
 from rankmill.gateway.batches.views import ENDED, file_view, page
-from rankmill.gateway.bodies import parse
-from rankmill.gateway.dialects.base import read_as
-from rankmill.gateway.dialects.shared import SHARED
-from rankmill.gateway.http.plain_routes import documented
-from rankmill.gateway.http.streams import Download
-from rankmill.gateway.http.uploads import uploaded
+from rankmill.gateway.bodies import uploaded
+from rankmill.gateway.dialects.routes import SHARED
+from rankmill.gateway.gateway import Gateway
+from rankmill.gateway.http.dependencies import Caller, TheGateway, from_json, new_router
+from rankmill.gateway.http.document import body, json_body
+from rankmill.gateway.http.responses import download, event, event_stream
 from rankmill.gateway.keys.admission import MOST_WAIT
 from rankmill.gateway.refusals import EXPECTED, Refusal, refusal_of
 from rankmill.jobs.contract.errors import RedisUnavailable
 from rankmill.jobs.runtime.patience import waiting
 
-if TYPE_CHECKING:
-    from rankmill.gateway.batches.records import BatchRecord
-    from rankmill.gateway.gateway import Gateway
-
 _LOOK_SECONDS = 0.5
-_ALIVE_SECONDS = 15
-"""How often a stream of events says that it is there, if nothing else does."""
 
 _FORM: dict[str, Any] = {
     "type": "object",
@@ -44,168 +37,132 @@ _FORM: dict[str, Any] = {
     },
 }
 
-_PAGE = [
-    {"name": name, "in": "query", "schema": {"type": kind}}
-    for name, kind in (("after", "string"), ("limit", "integer"), ("order", "string"), ("purpose", "string"))
-]
+router = new_router("batches", "/v1")
 
 
-class BatchRoutes:
-    """Answers requests for files and batches.
+async def _batches(gateway: TheGateway, key: Caller) -> Batches:
+    if gateway.batches is None:
+        raise Refusal("not_found", "this gateway keeps no files: it needs the setting gateway_files")
+    return gateway.batches
 
-    Parameters
-    ----------
-    gateway
-        The gateway's parts.
-    """
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+TheBatches = Annotated[Batches, Depends(_batches)]
+Id = Annotated[str, Path(alias="id")]
 
-    def router(self) -> APIRouter:
-        """The router of these paths."""
-        router = APIRouter()
-        add = documented(router, "batches")
-        form = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}}
-        batch = {"application/json": {"schema": NewBatch.model_json_schema()}}
-        add("/v1/files", "POST", "Upload the file of a batch", self.upload, **form)
-        add("/v1/files", "GET", "The files, the latest first", self.files, parameters=_PAGE)
-        add("/v1/files/{id}", "GET", "A file", self.file)
-        add("/v1/files/{id}", "DELETE", "Delete a file", self.delete)
-        add("/v1/files/{id}/content", "GET", "The bytes of a file", self.content,
-            media=("application/octet-stream",))  # fmt: skip
-        add("/v1/batches", "POST", "Submit a batch", self.create,
-            requestBody={"required": True, "content": batch})  # fmt: skip
-        add("/v1/batches", "GET", "The batches, the latest first", self.batches, parameters=_PAGE[:2])
-        add("/v1/batches/{id}", "GET", "A batch", self.batch)
-        add("/v1/batches/{id}/cancel", "POST", "Cancel a batch", self.cancel)
-        add("/v1/batches/{id}/events", "GET", "A batch's progress, as server-sent events", self.events,
-            media=("text/event-stream",))  # fmt: skip
-        return router
 
-    async def upload(self, request: Request) -> Response:
-        """Keep a file."""
-        key, known = await self._gateway.key(request), self._known
-        async with self._gateway.admission.admitted(key), uploaded(request, known.most_bytes) as file:
-            name, size = file.filename or "", file.size or 0
-            kept = await asyncio.to_thread(known.upload, key, name, file.file, size)
-        return JSONResponse(file_view(kept))
+@router.post("/files", summary="Upload the file of a batch", openapi_extra=body("multipart/form-data", _FORM))
+async def upload(request: Request, gateway: TheGateway, key: Caller, batches: TheBatches) -> dict[str, Any]:
+    """Keep a file."""
+    async with gateway.admission.admitted(key), uploaded(request, batches.most_bytes) as file:
+        name, size = file.filename or "", file.size or 0
+        return file_view(await asyncio.to_thread(batches.upload, key, name, file.file, size))
 
-    async def files(self, request: Request) -> Response:
-        """A page of the files."""
-        key = await self._gateway.key(request)
-        found = await asyncio.to_thread(self._known.files, key)
-        if purpose := request.query_params.get("purpose"):
-            found = [file for file in found if file.purpose == purpose]
-        oldest_first = request.query_params.get("order") == "asc"
-        return JSONResponse(page(found, file_view, *_asked_page(request, 10_000), oldest_first=oldest_first))
 
-    async def file(self, request: Request) -> Response:
-        """A file."""
-        key = await self._gateway.key(request)
-        found = await asyncio.to_thread(self._known.file, key, _id(request))
-        return JSONResponse(file_view(found))
+@router.get("/files", summary="The files, the latest first")
+def list_files(
+    key: Caller,
+    batches: TheBatches,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    order: str = "desc",
+    purpose: str | None = None,
+) -> dict[str, Any]:
+    """A page of the files."""
+    found = [file for file in batches.files(key) if not purpose or file.purpose == purpose]
+    return page(found, file_view, after, limit, oldest_first=order == "asc")
 
-    async def delete(self, request: Request) -> Response:
-        """Delete a file."""
-        key = await self._gateway.key(request)
-        await asyncio.to_thread(self._known.delete, key, _id(request))
-        return JSONResponse({"id": _id(request), "object": "file", "deleted": True})
 
-    async def content(self, request: Request) -> Response:
-        """The bytes of a file."""
-        key, known = await self._gateway.key(request), self._known
-        found = await asyncio.to_thread(known.file, key, _id(request))
-        headers = {
-            "Content-Length": str(found.bytes),
-            "Content-Disposition": f"attachment; filename*=UTF-8''{quote(found.name)}",
-            "X-Content-Type-Options": "nosniff",
-        }
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._gateway.admission.admitted(key))
-            blocks = await asyncio.to_thread(known.content, found)
-            return Download(blocks, stack.pop_all(), headers, "application/octet-stream")
+@router.get("/files/{id}", summary="A file")
+def find_file(key: Caller, batches: TheBatches, file_id: Id) -> dict[str, Any]:
+    """A file."""
+    return file_view(batches.file(key, file_id))
 
-    async def create(self, request: Request) -> Response:
-        """Submit a batch."""
-        key, known = await self._gateway.key(request), self._known
-        with self._gateway.bodies.hold() as held:
-            asked = read_as(NewBatch, parse(await held.read(request)))
-        scoring = self._gateway.scoring
-        if asked.model:
-            scoring.model(asked.model)
-        made = await asyncio.to_thread(known.create, key, asked, scoring.model)
-        return JSONResponse(made)
 
-    async def batches(self, request: Request) -> Response:
-        """A page of the batches."""
-        key, known = await self._gateway.key(request), self._known
-        found = await asyncio.to_thread(known.batches, key)
-        asked = _asked_page(request, 100, usual=20)
-        return JSONResponse(await asyncio.to_thread(lambda: page(found, known.view, *asked)))
+@router.delete("/files/{id}", summary="Delete a file")
+def delete_file(key: Caller, batches: TheBatches, file_id: Id) -> dict[str, Any]:
+    """Delete a file."""
+    batches.delete(key, file_id)
+    return {"id": file_id, "object": "file", "deleted": True}
 
-    async def batch(self, request: Request) -> Response:
-        """A batch."""
-        key, known = await self._gateway.key(request), self._known
-        found = await asyncio.to_thread(known.batch, key, _id(request))
-        return JSONResponse(await asyncio.to_thread(known.view, found))
 
-    async def cancel(self, request: Request) -> Response:
-        """Cancel a batch."""
-        key = await self._gateway.key(request)
-        return JSONResponse(await asyncio.to_thread(self._known.cancel, key, _id(request)))
+@router.get(
+    "/files/{id}/content", summary="The bytes of a file", response_class=Response,
+    responses={200: {"content": {"application/octet-stream": {}}}},
+)  # fmt: skip
+async def content(gateway: TheGateway, key: Caller, batches: TheBatches, file_id: Id) -> Response:
+    """The bytes of a file."""
+    found = await asyncio.to_thread(batches.file, key, file_id)
+    headers = {
+        "Content-Length": str(found.bytes),
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(found.name)}",
+        "X-Content-Type-Options": "nosniff",
+    }
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(gateway.admission.admitted(key))
+        blocks = await asyncio.to_thread(batches.content, found)
+        return download(blocks, stack.pop_all(), headers, "application/octet-stream")
 
-    async def events(self, request: Request) -> Response:
-        """The batch whenever it changes, until its end."""
-        key, known = await self._gateway.key(request), self._known
-        found = await asyncio.to_thread(known.batch, key, _id(request))
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        events = self._events(known, found)
-        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
-    async def _events(self, known: Batches, batch: BatchRecord) -> AsyncIterator[str]:
-        """Each state of a batch as an event ``batch``, and the last one as ``done``; or ``error``."""
-        last, told = "", time.monotonic()
-        while not self._gateway.is_stopping:  # the client asks another gateway, or this one again
-            try:
-                with waiting(most=MOST_WAIT):
-                    found = await asyncio.to_thread(known.view, batch)
-            except RedisUnavailable:  # the server is asked again
-                found = None
-            except EXPECTED as error:
-                refusal = refusal_of(error)
-                yield _event("error", json.dumps(SHARED.error(refusal, SHARED.status(refusal))))
+@router.post("/batches", summary="Submit a batch", openapi_extra=json_body(NewBatch))
+def create_batch(
+    gateway: TheGateway, key: Caller, batches: TheBatches, wanted: Annotated[NewBatch, from_json(NewBatch)]
+) -> dict[str, Any]:
+    """Submit a batch."""
+    if wanted.model:
+        gateway.served.resolve(wanted.model)
+    return batches.create(key, wanted, gateway.served.resolve)
+
+
+@router.get("/batches", summary="The batches, the latest first")
+def list_batches(
+    key: Caller,
+    batches: TheBatches,
+    after: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> dict[str, Any]:
+    """A page of the batches."""
+    return page(batches.batches(key), batches.view, after, limit)
+
+
+@router.get("/batches/{id}", summary="A batch")
+def find_batch(key: Caller, batches: TheBatches, batch_id: Id) -> dict[str, Any]:
+    """A batch."""
+    return batches.view(batches.batch(key, batch_id))
+
+
+@router.post("/batches/{id}/cancel", summary="Cancel a batch")
+def cancel_batch(key: Caller, batches: TheBatches, batch_id: Id) -> dict[str, Any]:
+    """Cancel a batch."""
+    return batches.cancel(key, batch_id)
+
+
+@router.get(
+    "/batches/{id}/events", summary="A batch's progress, as server-sent events", response_class=Response,
+    responses={200: {"content": {"text/event-stream": {}}}},
+)  # fmt: skip
+async def follow_batch(gateway: TheGateway, key: Caller, batches: TheBatches, batch_id: Id) -> Response:
+    """The batch whenever it changes, until its end."""
+    batch = await asyncio.to_thread(batches.batch, key, batch_id)
+    return event_stream(_events(gateway, batches, batch), AsyncExitStack())
+
+
+async def _events(gateway: Gateway, batches: Batches, batch: BatchRecord) -> AsyncGenerator[bytes]:
+    """Each state of a batch as an event ``batch``, and the last one as ``done``; or ``error``."""
+    last = None
+    while not gateway.is_stopping:  # the client asks another gateway, or this one again
+        try:
+            with waiting(most=MOST_WAIT):
+                found = await asyncio.to_thread(batches.view, batch)
+            if found != last and found["status"] in ENDED:
+                yield event("done", found)
                 return
-            text = json.dumps(found) if found else last
-            if text != last:
-                last, told = text, time.monotonic()
-                if found and found["status"] in ENDED:
-                    yield _event("done", text)
-                    return
-                yield _event("batch", text)
-            elif time.monotonic() - told >= _ALIVE_SECONDS:
-                told = time.monotonic()
-                yield ": still there\n\n"
-            await asyncio.sleep(_LOOK_SECONDS)
-
-    @property
-    def _known(self) -> Batches:
-        if self._gateway.batches is None:
-            raise Refusal("not_found", "this gateway keeps no files: it needs the setting gateway_files")
-        return self._gateway.batches
-
-
-def _event(name: str, text: str) -> str:
-    return f"event: {name}\ndata: {text}\n\n"
-
-
-def _id(request: Request) -> str:
-    return str(request.path_params["id"])
-
-
-def _asked_page(request: Request, most: int, usual: int | None = None) -> tuple[str | None, int]:
-    """What a page begins after, and how many it has; raises `Refusal` for a number that is none."""
-    given = request.query_params.get("limit") or str(usual or most)
-    if not given.isdecimal() or not 1 <= len(given) <= 9 or not 1 <= int(given) <= most:
-        raise Refusal("invalid", f"limit: a number from 1 to {most:,}", param="limit")
-    return request.query_params.get("after"), int(given)
+            if found != last:
+                yield event("batch", found)
+            last = found
+        except RedisUnavailable:  # the server is asked again
+            pass
+        except EXPECTED as error:
+            refusal = refusal_of(error)
+            yield event("error", SHARED.error(refusal, SHARED.status(refusal)))
+            return
+        await asyncio.sleep(_LOOK_SECONDS)

@@ -6,17 +6,15 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import redis
 
 from rankmill.gateway.keys.api_keys import ApiKey, KeyStore
-from rankmill.gateway.keys.refusals import NoKey, NotAllowed
+from rankmill.gateway.keys.limits import CountedRequest, Limits
+from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.producer.client.aio import bridge
-
-if TYPE_CHECKING:
-    from rankmill.gateway.keys.limits import CountedRequest
 
 KeysNeeded = Literal["always", "if there are any", "never"]
 
@@ -42,8 +40,6 @@ class Admission:
     """
 
     def __init__(self, client: redis.Redis, *, lease_seconds: int, needed: KeysNeeded) -> None:
-        from rankmill.gateway.keys.limits import Limits  # its package is a gateway's only, not a runner's
-
         self._keys = KeyStore(client)
         self._limits = Limits(client, lease_seconds)
         self._seconds = lease_seconds / 3
@@ -55,7 +51,7 @@ class Admission:
 
         Raises
         ------
-        NoKey
+        Refusal
             It is unknown, or not given, and requests need one.
         """
         return await bridge.run(self._identify, text)
@@ -68,10 +64,8 @@ class Admission:
 
         Raises
         ------
-        NotAllowed
-            The key may not use the model.
-        OverLimit, TooManyPairs
-            A limit of the key is reached.
+        Refusal
+            The key may not use the model, or a limit of the key is reached.
         """
         if key is None:
             yield
@@ -96,8 +90,8 @@ class Admission:
             if key or self._needed == "never" or (self._needed != "always" and not self._keys.any()):
                 return key
         if text:
-            raise NoKey("the API key is unknown, revoked or expired")
-        raise NoKey("give an API key: Authorization: Bearer KEY, or x-api-key: KEY")
+            raise Refusal("no_key", "the API key is unknown, revoked or expired")
+        raise Refusal("no_key", "give an API key: Authorization: Bearer KEY, or x-api-key: KEY")
 
     def _begin(self, key: ApiKey, pairs: int) -> CountedRequest | None:
         with redis_errors(), waiting(most=MOST_WAIT):
@@ -129,10 +123,13 @@ class Admission:
 
 
 def check_model(key: ApiKey | None, model: str) -> None:
-    """Raise `NotAllowed` if the key may not use the model."""
+    """Raise `Refusal` if the key may not use the model."""
     if key and not key.may_use(model):
         allowed = ", ".join(key.models or ())
-        raise NotAllowed(f"API key {key.name!r} may not use the model {model!r:.100}; it may use {allowed}")
+        raise Refusal(
+            "forbidden",
+            f"API key {key.name!r} may not use the model {model!r:.100}; it may use {allowed}",
+        )
 
 
 def key_text(headers: Mapping[str, str]) -> str | None:

@@ -14,7 +14,7 @@ from limits.strategies import SlidingWindowCounterRateLimiter
 from limits.typing import RedisClient
 
 from rankmill.gateway.keys.api_keys import ApiKey
-from rankmill.gateway.keys.refusals import OverLimit, TooManyPairs
+from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.contract import keys
 from rankmill.jobs.protocol.leases import Leases
 from rankmill.jobs.system import system
@@ -54,7 +54,7 @@ class Limits:
 
         Raises
         ------
-        OverLimit
+        Refusal
             Too many requests with keys of this name are in progress.
         """
         most = key.requests_at_once
@@ -62,7 +62,11 @@ class Limits:
             return None
         request = CountedRequest(key.name, system.unique_id())
         if not self._leases(key.name).take(request.id, most):
-            raise OverLimit(f"API key {key.name!r} may have {most:,} requests at once; try again later", 1)
+            raise Refusal(
+                "busy",
+                f"API key {key.name!r} may have {most:,} requests at once; try again later",
+                retry_after=1,
+            )
         self._counted.add(request)
         return request
 
@@ -88,25 +92,27 @@ class Limits:
 
         Raises
         ------
-        OverLimit
-            They are too many, after those of the last minute.
-        TooManyPairs
-            They are more than the key allows in a minute.
+        Refusal
+            ``busy``: they are too many, after those of the last minute. ``too_large``: they are more than the
+            key allows in a minute.
         """
         most = key.pairs_per_minute
         if most is None or not pairs:
             return
         if pairs > most:
-            raise TooManyPairs(
+            raise Refusal(
+                "too_large",
                 f"API key {key.name!r} may score {most:,} pairs a minute, and the request has {pairs:,}; "
-                "send it in parts, or as a batch"
+                "send it in parts, or as a batch",
             )
         item = RateLimitItemPerMinute(most)
         if not self._pairs.hit(item, key.name, cost=pairs):
             before, before_ends, now, now_ends = self._counts(item.key_for(key.name))
             seconds = seconds_until(most - pairs, before, before_ends, now, now_ends - _MINUTE)
-            raise OverLimit(
-                f"API key {key.name!r} may score {most:,} pairs a minute; try again in {seconds} s", seconds
+            raise Refusal(
+                "busy",
+                f"API key {key.name!r} may score {most:,} pairs a minute; try again in {seconds} s",
+                retry_after=seconds,
             )
 
     def _counts(self, name: str) -> tuple[int, float, int, float]:

@@ -209,6 +209,8 @@ def test_what_cannot_be_a_batch_is_refused(gateway: Running) -> None:
     ]
     for reply, status in refusals:
         assert reply.status == status, reply.body
+    limit = gateway.get("/v1/batches?limit=101").json["error"]
+    assert (limit["param"], limit["message"].startswith("limit: ")) == ("limit", True)
     line = http.client.HTTPConnection(urlsplit(gateway.url).netloc)
     with closing(line):  # nothing of a file that is too large is read, so nothing is sent
         kind = {"content-type": "multipart/form-data; boundary=x", "content-length": str(3 << 20)}

@@ -8,23 +8,23 @@ from typing import Any
 import pytest
 
 from rankmill.gateway.bodies import parse
-from rankmill.gateway.dialects.base import Body, Form, read_as
-from rankmill.gateway.dialects.routes import ROUTES
-from rankmill.gateway.refusals import STATUS, Refusal
-from rankmill.gateway.scoring import Asked, Scored
+from rankmill.gateway.dialects.base import Body, read_as
+from rankmill.gateway.dialects.routes import PATHS
+from rankmill.gateway.refusals import KINDS, Refusal
+from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
 TEXTS = ["a", "b", "c"]
-SCORED = Scored([0.25, 0.75, 0.5], "m", tokens=30, id="r1", created=1700000000)
+SCORED = RequestScores([0.25, 0.75, 0.5], "m", tokens=30, id="r1", created=1700000000)
 RANKED = [(1, 0.75), (2, 0.5), (0, 0.25)]
 
 
-def form_of(path: str, body: dict[str, Any]) -> Form:
-    (route,) = [route for route in ROUTES if route.path == path]
-    return route.form(body)
+def kind_of(path: str, body: dict[str, Any]) -> type[Body]:
+    (found,) = [each for each in PATHS if each.path == path]
+    return found.body(body)
 
 
 def read(path: str, **body: Any) -> Body:
-    return read_as(form_of(path, body).body, body)
+    return read_as(kind_of(path, body), body)
 
 
 def answer(path: str, **body: Any) -> Any:
@@ -34,30 +34,32 @@ def answer(path: str, **body: Any) -> Any:
 def test_tei_ranks_with_the_sigmoid_unless_raw_scores_are_wanted() -> None:
     body = {"query": "q", "texts": TEXTS}
     for path in ("/rerank", "/tei/rerank"):
-        assert read(path, **body).asked() == Asked("q", TEXTS, spec={"activation": "sigmoid"})
+        assert read(path, **body).score_request() == ScoreRequest("q", TEXTS, spec={"activation": "sigmoid"})
         assert answer(path, **body) == [{"index": place, "score": score} for place, score in RANKED]
-    assert read("/rerank", **body, raw_scores=True).asked().spec == {"activation": "identity"}
+    assert read("/rerank", **body, raw_scores=True).score_request().spec == {"activation": "identity"}
     assert answer("/rerank", **body, return_text=True)[0] == {"index": 1, "score": 0.75, "text": "b"}
     assert read("/rerank", **body, truncation_direction="right", truncate=True)
     with pytest.raises(Refusal, match="only Right"):
-        read("/rerank", **body, truncation_direction="Left").asked()
+        read("/rerank", **body, truncation_direction="Left").score_request()
 
 
 def test_tei_predicts_pairs() -> None:
     one = read("/predict", inputs=["a", "b"])
-    assert one.asked().pairs() == [("a", "b")]
+    assert one.score_request().pairs() == [("a", "b")]
     assert one.answer(SCORED) == [{"score": 0.25, "label": "LABEL_0"}]
     several = read("/predict", inputs=[["a", "b"], ["c", "d"], ["e", "f"]])
-    assert several.asked().pairs() == [("a", "b"), ("c", "d"), ("e", "f")]
+    assert several.score_request().pairs() == [("a", "b"), ("c", "d"), ("e", "f")]
     assert several.answer(SCORED) == [[{"score": score, "label": "LABEL_0"}] for score in SCORED.scores]
     for single in ("a", ["a"], [["a"], ["b"]]):
         with pytest.raises(Refusal, match="one text has none"):
-            read("/predict", inputs=single).asked()
+            read("/predict", inputs=single).score_request()
 
 
 def test_cohere_v2() -> None:
     body = {"model": "m", "query": "q", "documents": TEXTS}
-    assert read("/v2/rerank", **body).asked() == Asked("q", TEXTS, "m", {"activation": "sigmoid"})
+    assert read("/v2/rerank", **body).score_request() == ScoreRequest(
+        "q", TEXTS, "m", {"activation": "sigmoid"}
+    )
     assert answer("/v2/rerank", **body, top_n=2, max_tokens_per_doc=4096) == {
         "id": "r1",
         "results": [{"index": 1, "relevance_score": 0.75}, {"index": 2, "relevance_score": 0.5}],
@@ -72,7 +74,7 @@ def test_cohere_v2() -> None:
 def test_cohere_v1_takes_objects_and_their_fields() -> None:
     body = {"query": "q", "documents": ["a", {"text": "b", "title": "t"}, {"text": "c"}]}
     found = read("/cohere/v1/rerank", **body, return_documents=True)
-    assert found.asked().passages == TEXTS
+    assert found.score_request().passages == TEXTS
     shown: Any = found.answer(SCORED)
     assert [each["document"] for each in shown["results"]] == [
         {"text": "b", "title": "t"}, {"text": "c"}, {"text": "a"}
@@ -84,9 +86,9 @@ def test_cohere_v1_takes_objects_and_their_fields() -> None:
         "documents": [{"title": "t", "text": "b", "year": 1969}],
         "rank_fields": ["title", "year"],
     }
-    assert read("/v1/rerank", **fields).asked().passages == ["t\n1969"]
+    assert read("/v1/rerank", **fields).score_request().passages == ["t\n1969"]
     with pytest.raises(Refusal, match=r"documents\.0: has none of the fields text"):
-        read("/cohere/v1/rerank", query="q", documents=[{"title": "t"}]).asked()
+        read("/cohere/v1/rerank", query="q", documents=[{"title": "t"}]).score_request()
 
 
 def test_jina_returns_documents_unless_told_not_to() -> None:
@@ -108,10 +110,10 @@ def test_jina_returns_documents_unless_told_not_to() -> None:
 def test_vllm_scores_one_to_many_and_many_to_many(one: str, many: str) -> None:
     for path in ("/score", "/v1/score", "/vllm/score"):
         single = read(path, **{one: "q", many: TEXTS, "model": "m"})
-        assert single.asked().pairs() == [("q", text) for text in TEXTS]
+        assert single.score_request().pairs() == [("q", text) for text in TEXTS]
         both = read(path, **{one: ["x", "y", "z"], many: TEXTS})
-        assert both.asked().pairs() == [("x", "a"), ("y", "b"), ("z", "c")]
-        assert read(path, **{one: "q", many: "a"}).asked().pairs() == [("q", "a")]
+        assert both.score_request().pairs() == [("x", "a"), ("y", "b"), ("z", "c")]
+        assert read(path, **{one: "q", many: "a"}).score_request().pairs() == [("q", "a")]
     shown: Any = answer("/score", **{one: "q", many: TEXTS})
     assert shown == {
         "id": "score-r1",
@@ -124,9 +126,9 @@ def test_vllm_scores_one_to_many_and_many_to_many(one: str, many: str) -> None:
         "usage": {"prompt_tokens": 30, "total_tokens": 30},
     }
     with pytest.raises(Refusal, match="2 texts cannot be scored with 3"):
-        read("/score", **{one: ["x", "y"], many: TEXTS}).asked()
+        read("/score", **{one: ["x", "y"], many: TEXTS}).score_request()
     with pytest.raises(Refusal, match="the texts to score are missing"):
-        read("/score", **{one: "q"}).asked()
+        read("/score", **{one: "q"}).score_request()
 
 
 def test_vllm_options_are_fields_of_the_spec() -> None:
@@ -134,10 +136,10 @@ def test_vllm_options_are_fields_of_the_spec() -> None:
     given = {"use_activation": False, "truncate_prompt_tokens": 128, "instruction": "Find.", "user": "u"}
     expected = {"activation": "identity", "max_length": 128, "instruction": "Find."}
     for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/vllm/v1/rerank"):
-        assert read(path, **body, **given).asked().spec == expected
-    assert read("/vllm/rerank", **body, truncate_prompt_tokens=-1).asked().spec == {}
+        assert read(path, **body, **given).score_request().spec == expected
+    assert read("/vllm/rerank", **body, truncate_prompt_tokens=-1).score_request().spec == {}
     with pytest.raises(Refusal, match="at least 4 tokens"):
-        read("/vllm/rerank", **body, truncate_prompt_tokens=2).asked()
+        read("/vllm/rerank", **body, truncate_prompt_tokens=2).score_request()
     shown: Any = answer("/vllm/rerank", **body, top_n=0, request_id="mine")
     assert shown["id"] == "rerank-mine"
     assert shown["results"][0] == {"index": 1, "document": {"text": "b"}, "relevance_score": 0.75}
@@ -147,11 +149,11 @@ def test_vllm_options_are_fields_of_the_spec() -> None:
 def test_infinity() -> None:
     body = {"query": "q", "documents": TEXTS, "return_documents": True, "model": "default/not-specified"}
     for path in ("/rerank", "/infinity/rerank"):
-        assert read(path, **body).asked() == Asked("q", TEXTS, None, {"activation": "sigmoid"})
+        assert read(path, **body).score_request() == ScoreRequest("q", TEXTS, None, {"activation": "sigmoid"})
     shown: Any = answer("/rerank", **body)
     assert (shown["object"], shown["id"], shown["created"]) == ("rerank", "infinity-r1", 1700000000)
     assert shown["results"][0] == {"index": 1, "relevance_score": 0.75, "document": "b"}
-    assert read("/infinity/rerank", query="q", documents=["a"], raw_scores=True).asked().spec == {
+    assert read("/infinity/rerank", query="q", documents=["a"], raw_scores=True).score_request().spec == {
         "activation": "identity"
     }
 
@@ -177,7 +179,7 @@ def test_where_the_dialect_is_not_certain_the_answer_suits_cohere_jina_and_vllm(
 
 def test_equal_scores_keep_the_order_of_the_input() -> None:
     body = read("/rerank", query="q", texts=TEXTS)
-    tied: Any = body.answer(Scored([0.5, 0.5, 0.5], "m"))
+    tied: Any = body.answer(RequestScores([0.5, 0.5, 0.5], "m"))
     assert [each["index"] for each in tied] == [0, 1, 2]
 
 
@@ -192,11 +194,11 @@ WORDING: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", sorted(STATUS))
+@pytest.mark.parametrize("kind", sorted(KINDS))
 def test_every_dialect_words_every_refusal_in_its_form(kind: Any) -> None:
     refusal = Refusal(kind, "what is wrong", param="texts")
-    for route in ROUTES:
-        for dialect in [route.dialect, *(form.dialect for form in route.forms)]:
+    for path in PATHS:
+        for dialect in [path.dialect, *(body.dialect for body in path.bodies)]:
             status = dialect.status(refusal)
             assert 400 <= status < 600
             assert status != 500

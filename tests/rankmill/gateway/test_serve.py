@@ -18,7 +18,7 @@ import redis
 from fastapi import FastAPI
 
 from rankmill.cli.gateway import serve as command
-from rankmill.gateway.http import protocol
+from rankmill.gateway import serve as serving
 from rankmill.gateway.serve import serve
 from rankmill.jobs.contract.errors import EmbeddedError
 from rankmill.jobs.runtime.settings import load_settings
@@ -98,7 +98,7 @@ def test_a_signal_as_soon_as_the_address_is_known_ends_it_well() -> None:
 
 
 def test_a_connection_that_sends_no_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "_SECONDS", 0.05)
+    monkeypatch.setattr(serving, "_HEAD_SECONDS", 0.05)
     ended: list[bytes] = []
 
     def connect(at: str) -> None:

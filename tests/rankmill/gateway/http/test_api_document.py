@@ -33,7 +33,7 @@ def test_every_line_is_answered(gateway: Running) -> None:
         )
         for line in LINES
         if "cache" not in line  # test_http.py: each takes a worker's heartbeat
-        and "registry" not in line  # tests/rankmill/gateway/registry/test_routes.py
+        and "registry" not in line  # test_registry_routes.py
     )
     done = subprocess.run(
         ["bash", "-e", "-c", script], capture_output=True, text=True, check=False, timeout=200

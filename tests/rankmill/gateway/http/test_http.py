@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from rankmill import Client
-from rankmill.gateway.dialects.routes import ROUTES
+from rankmill.gateway.dialects.routes import PATHS as SCORE_PATHS
 from tests.harness.gateways import PAIR, Reply, Running
 from tests.harness.processes import wait_for
 from tests.harness.servers.valkey import Server, nothing_left
 
 QUERY, TEXTS = PAIR
-PATHS = sorted(route.path for route in ROUTES if "rerank" in route.path and "tei" not in route.path)
+PATHS = sorted(route.path for route in SCORE_PATHS if "rerank" in route.path and "tei" not in route.path)
 
 
 def best_of(reply: Reply) -> int:

@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,9 @@ from openai import OpenAI
 from starlette.requests import Request
 
 from rankmill.gateway import bodies as bodies_module
-from rankmill.gateway.bodies import Bodies
-from rankmill.gateway.capacity import Capacity, speed
+from rankmill.gateway.bodies import BodyMemory
 from rankmill.gateway.keys.api_keys import KeyStore
+from rankmill.gateway.load_shedding import LoadShedder, speed
 from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport, announce_worker
 from rankmill.jobs.runtime.settings import load_settings
@@ -81,22 +82,20 @@ def test_named_origins_and_hosts_may_use_it(narrow: Running) -> None:
 
 
 def test_all_bodies_together_are_bounded() -> None:
-    bodies = Bodies(100)
-    with bodies.hold() as first:
-        bodies.take(100, 0)
-        first.size += 100
+    memory = BodyMemory(100)
+    with memory.body() as first:
+        first.count(100)
         with pytest.raises(Refusal, match="larger than"):
-            bodies.take(1, 100)
-        others = [bodies.hold() for _ in range(7)]
-        for other in others:
-            other.__enter__().size += 100
-            bodies.take(100, 0)
-        with pytest.raises(Refusal) as refused:
-            bodies.take(1, 0)
+            first.count(1)
+        with ExitStack() as others:
+            for _ in range(7):
+                others.enter_context(memory.body()).count(100)
+            with memory.body() as last, pytest.raises(Refusal) as refused:
+                last.count(1)
         assert (refused.value.kind, refused.value.retry_after) == ("overloaded", 1)
-        for other in others:
-            other.__exit__(None, None, None)
-    bodies.take(100, 0)
+    with memory.body() as again:
+        again.count(100)
+    assert memory.taken == 0
 
 
 def test_a_body_that_does_not_come_gives_its_place_away(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,8 +104,8 @@ def test_a_body_that_does_not_come_gives_its_place_away(monkeypatch: pytest.Monk
     async def read() -> None:
         scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
         request = Request(scope, receive=asyncio.Event().wait)  # type: ignore[arg-type]
-        with Bodies(100).hold() as held, pytest.raises(Refusal) as refused:
-            await held.read(request)
+        with BodyMemory(100).body() as body, pytest.raises(Refusal) as refused:
+            await body.read(request)
         assert refused.value.kind == "slow"
 
     asyncio.run(read())
@@ -137,19 +136,19 @@ def test_requests_are_refused_while_too_many_seconds_of_requests_wait(server: Se
 
     async def look() -> None:
         client = LoopRedis(server.url, 10)
-        capacity = Capacity(settings, client)
-        await bridge.run(capacity.look)
-        assert capacity.backlog_seconds == pytest.approx(40)
+        load = LoadShedder(settings, client)
+        await bridge.run(load.look)
+        assert load.backlog_seconds == pytest.approx(40)
         with (
             pytest.raises(Refusal, match="need 40 s for the requests that wait") as refused,
-            capacity.request(),
+            load.request(),
         ):
             pass
         assert (refused.value.kind, refused.value.retry_after) == ("overloaded", 30)
         server.client.ltrim("rq:queue:rankmill", 390, -1)
-        await bridge.run(capacity.look)
-        assert capacity.backlog_seconds == pytest.approx(1)
-        with capacity.request():
+        await bridge.run(load.look)
+        assert load.backlog_seconds == pytest.approx(1)
+        with load.request():
             pass
         await client.loop_client.aclose()
 

@@ -38,7 +38,7 @@ _FORWARD = STAGES.index("forward")
 logger = logging.getLogger(__name__)
 
 
-class Capacity:
+class LoadShedder:
     """Lets requests begin while there is room for them; nothing is read of those that it refuses.
 
     Parameters
@@ -47,21 +47,23 @@ class Capacity:
         The limits and the queue.
     client
         A client whose commands wait in the event loop (`LoopRedis`).
+
+    Attributes
+    ----------
+    requests
+        Requests in progress.
+    backlog_seconds
+        Time that the workers need for the requests that wait in the queue.
     """
 
     def __init__(self, settings: Settings, client: redis.Redis) -> None:
         self._settings = settings
         self._redis: Any = client
-        self._requests = 0
+        self.requests = 0
         self._pairs_per_job = 1.0
         self._speed: float | None = None
         self._read = -math.inf
         self.backlog_seconds = 0.0
-
-    @property
-    def requests(self) -> int:
-        """Requests in progress."""
-        return self._requests
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -73,21 +75,21 @@ class Capacity:
             ``overloaded``: there are too many, or too many wait for the workers.
         """
         settings = self._settings
-        if self._requests >= settings.gateway_requests:
-            raise Refusal("overloaded", f"{self._requests:,} requests are in progress", retry_after=1)
+        if self.requests >= settings.gateway_requests:
+            raise Refusal("overloaded", f"{self.requests:,} requests are in progress", retry_after=1)
         late = self.backlog_seconds - settings.gateway_backlog_seconds
         if late > 0:
             reason = f"the workers need {self.backlog_seconds:,.0f} s for the requests that wait already"
             raise Refusal("overloaded", reason, retry_after=min(math.ceil(late), _MOST_RETRY))
-        self._requests += 1
-        metrics.in_progress.set(self._requests)
+        self.requests += 1
+        metrics.in_progress.set(self.requests)
         try:
             yield
         finally:
-            self._requests -= 1
-            metrics.in_progress.set(self._requests)
+            self.requests -= 1
+            metrics.in_progress.set(self.requests)
 
-    def saw(self, pairs: int, jobs: int) -> None:
+    def note(self, pairs: int, jobs: int) -> None:
         """Note how many pairs a request had, and in how many jobs."""
         self._pairs_per_job += 0.05 * (pairs / max(jobs, 1) - self._pairs_per_job)
 

@@ -1,4 +1,4 @@
-"""What is seen of every request, by HTTP or gRPC: its id in logs and traces, and its metrics."""
+"""What is observed of every request, by HTTP or gRPC: its id in logs and traces, and its metrics."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rankmill.jobs.runtime import tracing
 from rankmill.jobs.runtime.logs import about
 
 HEADER = "x-request-id"
-SEEN = "rankmill.seen"
-"""Where a request has its `Seen` in its scope."""
+SCOPE_KEY = "rankmill.observation"
+"""Where a request has its `Observation` in its scope."""
 
 _VALID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class Seen:
+class Observation:
     """What is known of a request, for metrics: each part writes what it learns.
 
     ``status`` is the HTTP status of the answer, or gRPC's name of it.
@@ -40,14 +40,14 @@ class Seen:
     began: float = 0.0
 
 
-def seen(scope: Scope) -> Seen:
+def observation(scope: Scope) -> Observation:
     """What is known of the request with this scope."""
-    found: Seen = scope[SEEN]
+    found: Observation = scope[SCOPE_KEY]
     return found
 
 
 @contextmanager
-def observing(given: str, status: int | str) -> Iterator[Seen]:
+def observing(given: str, status: int | str) -> Iterator[Observation]:
     """Observe a request within the ``with`` block, and count it at its end.
 
     Parameters
@@ -57,7 +57,8 @@ def observing(given: str, status: int | str) -> Iterator[Seen]:
     status
         Its status if the client goes before there is an answer.
     """
-    note = Seen(given if _VALID.fullmatch(given) else uuid.uuid4().hex, status, began=time.perf_counter())
+    request_id = given if _VALID.fullmatch(given) else uuid.uuid4().hex
+    note = Observation(request_id, status, began=time.perf_counter())
     protocol = "http" if isinstance(status, int) else "rpc"
     span = tracing.begin("request", request=note.id)
     try:

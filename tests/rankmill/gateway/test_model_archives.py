@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmill.gateway.registry.unpacking import unpack
-from rankmill.gateway.registry.workspace import workspace
+from rankmill.gateway.model_archives import unpack, workspace
 from rankmill.jobs.contract.errors import InputError
 from tests.harness.models.registries import entry
 

@@ -1,14 +1,19 @@
-"""Unpacks an uploaded model: a tar archive that anybody may have made becomes a folder, within limits."""
+"""Models as tar archives: uploads, which anybody may have made, are unpacked, and versions are packed."""
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, Self, cast
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.jobs.registry.documents import MAX_FILES, check_path
+from rankmill.jobs.registry.documents import MAX_FILES, Manifest, ModelFile, check_path
 from rankmill.jobs.registry.folder import PIECE
 from rankmill.registry.files import check_kind, is_left_out
 
@@ -25,15 +30,42 @@ _HEADERS = frozenset(
 
 _NO_ARCHIVE = "this is no tar archive, or a part of one: send the output of tar c -C MODEL_FOLDER ."
 
+_PREFIX = "rankmill-upload-"
+_NEW_SECONDS = 60
+"""A folder that is younger may not have its lock yet."""
 
-class Source(Protocol):
+
+@contextmanager
+def workspace() -> Iterator[Path]:
+    """A folder for a model on its way, removed at the end; those that killed processes have left go first."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        _remove_if_left(left)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    try:
+        with (folder / "lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_if_left(folder: Path) -> None:
+    with suppress(OSError):  # it is another user's, or in use, or gone meanwhile
+        if folder.stat().st_mtime > time.time() - _NEW_SECONDS:
+            return
+        with (folder / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+
+
+class Readable(Protocol):
     """What an archive is read from."""
 
     def read(self, size: int) -> bytes:
         """At most `size` bytes; none at the end."""
 
 
-def unpack(source: Source, folder: Path) -> Path:
+def unpack(source: Readable, folder: Path) -> Path:
     """Unpack the files of a model; returns the folder with its ``config.json``.
 
     That is `folder`, or the only folder in it. Hidden files are left out, as by ``rankmill models push``.
@@ -108,3 +140,51 @@ def _unpack_entry(archive: tarfile.TarFile, entry: tarfile.TarInfo, folder: Path
         raise InputError(f"{name} is twice in the archive, as a file or as a folder") from None
     if target.stat().st_size != entry.size:
         raise InputError(_NO_ARCHIVE)
+
+
+class ModelArchive:
+    """A tar archive of a version's files, made while it is read.
+
+    Parameters
+    ----------
+    manifest
+        The version.
+    folder
+        Has its files.
+    held
+        What the folder needs. It is closed with the last piece, or when nobody reads on.
+    """
+
+    def __init__(self, manifest: Manifest, folder: Path, held: ExitStack) -> None:
+        self._folder = folder
+        self._held = held
+        self._entries = [(file, _head(file, int(manifest.at))) for file in manifest.files]
+        self._end = bytes(2 * tarfile.BLOCKSIZE)
+
+    @property
+    def size(self) -> int:
+        """Length of the archive."""
+        entries = sum(len(head) + file.bytes + _gap(file.bytes) for file, head in self._entries)
+        return entries + len(self._end)
+
+    def pieces(self) -> Iterator[bytes]:
+        """The archive, piece by piece."""
+        with self._held:
+            for file, head in self._entries:
+                yield head
+                with (self._folder / file.path).open("rb") as source:
+                    while piece := source.read(PIECE):
+                        yield piece
+                yield bytes(_gap(file.bytes))
+            yield self._end
+
+
+def _head(file: ModelFile, at: int) -> bytes:
+    info = tarfile.TarInfo(file.path)
+    info.size, info.mtime = file.bytes, at
+    return info.tobuf(tarfile.PAX_FORMAT)
+
+
+def _gap(size: int) -> int:
+    """Bytes from the end of a file to the next block."""
+    return -size % tarfile.BLOCKSIZE

@@ -21,10 +21,10 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from rankmill.gateway import bodies
-from rankmill.gateway.http.uploads import uploaded
+from rankmill.gateway.bodies import UploadedBody, uploaded
+from rankmill.gateway.http.registry_routes import in_own_thread
 from rankmill.gateway.keys.api_keys import KeyStore
 from rankmill.gateway.refusals import Refusal
-from rankmill.gateway.registry.reading import UploadedBody, apart
 from rankmill.jobs.registry.registry import Registry
 from tests.harness.gateways import Reply, Running, running_gateway
 from tests.harness.models.registries import archive, entry, put_version
@@ -209,9 +209,9 @@ def test_a_stream_is_taken_no_further_than_allowed() -> None:
             return parts.pop()
 
         scope = {"type": "http", "headers": [], "method": "PUT", "path": "/"}
-        body = UploadedBody(Request(scope, receive), 2000)
+        body = UploadedBody(Request(scope, receive), 2000, "the model is larger than 2000 bytes")
         with pytest.raises(Refusal, match="larger than") as refused:
-            await apart(lambda: [body.read(100) for _ in range(30)])
+            await in_own_thread(lambda: [body.read(100) for _ in range(30)])
         return [refused.value.kind, str(len(parts))]
 
     assert asyncio.run(begin()) == ["too_large", "5"]
@@ -238,8 +238,8 @@ def test_an_upload_of_a_byte_now_and_then_ends(monkeypatch: pytest.MonkeyPatch, 
         request = Request({"type": "http", "headers": headers, "method": "PUT", "path": "/"}, receive)
         if kind == "file":
             await uploaded(request, 10**9).__aenter__()
-        body = UploadedBody(request, 10**9)
-        await apart(lambda: [body.read(1_000_000) for _ in range(10_000)])
+        body = UploadedBody(request, 10**9, "too large")
+        await in_own_thread(lambda: [body.read(1_000_000) for _ in range(10_000)])
 
     with pytest.raises(Refusal, match="the body does not come") as refused:
         asyncio.run(upload())

@@ -1,0 +1,53 @@
+"""What the OpenAPI document says beside what FastAPI finds: refusals, and bodies, which the gateway reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"description": "The request is refused; the body is in the form of the dialect's errors.",
+            "content": {"application/json": {}}},
+    "5XX": {"description": "No server or no worker can do it at the moment.",
+            "content": {"application/json": {}}},
+}  # fmt: skip
+"""What the document says of every path."""
+
+
+def operation_id(route: APIRoute) -> str:
+    """The name of an operation: its method and the words of its path."""
+    method = "".join(route.methods or ())  # each has one
+    return f"{method.lower()}{route.path_format.replace('{', '').replace('}', '').replace('/', '_')}"
+
+
+def json_body(*kinds: type[BaseModel], required: bool = True) -> dict[str, Any]:
+    """The description of a JSON body of one of `kinds`."""
+    schemas = [_without_references(kind.model_json_schema()) for kind in kinds]
+    return body(
+        "application/json", schemas[0] if len(schemas) == 1 else {"anyOf": schemas}, required=required
+    )
+
+
+def body(media_type: str, schema: dict[str, Any], *, required: bool = True) -> dict[str, Any]:
+    """The description of a body."""
+    return {"requestBody": {"required": required, "content": {media_type: {"schema": schema}}}}
+
+
+def _without_references(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema in which each reference is replaced by what it stands for."""
+    parts = schema.pop("$defs", {})
+
+    def put(found: Any) -> Any:
+        if isinstance(found, dict):
+            name = found.get("$ref")
+            return (
+                put(parts[name.rpartition("/")[2]])
+                if name
+                else {key: put(each) for key, each in found.items()}
+            )
+        return [put(each) for each in found] if isinstance(found, list) else found
+
+    flat: dict[str, Any] = put(schema)
+    return flat

@@ -1,0 +1,95 @@
+"""What every HTTP request passes before its path: it is observed, and may only use names of this host."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rankmill.gateway.dialects.routes import dialect_at
+from rankmill.gateway.observation import HEADER, SCOPE_KEY, observing
+from rankmill.gateway.refusals import Refusal
+from rankmill.jobs.runtime.http import host_of, is_address
+
+_GONE = 499
+"""The status that nginx gives a request whose client has gone before there was an answer."""
+
+logger = logging.getLogger(__name__)
+
+
+class Observed:
+    """Middleware around everything else: a request's id comes back in a header, and no traceback goes out.
+
+    Parameters
+    ----------
+    app
+        What answers.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        begun = False
+
+        async def answer(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                note.status = message["status"]
+                MutableHeaders(scope=message)[HEADER] = note.id
+            await send(message)
+
+        async def fail(refusal: Refusal, status: int) -> None:
+            found = dialect_at(scope["path"]).error(refusal, status)
+            await JSONResponse(found, status)(scope, receive, answer)
+
+        with observing(Headers(scope=scope).get(HEADER, ""), _GONE) as note:
+            scope[SCOPE_KEY] = note
+            if scope["method"] == "HEAD":  # as GET; the server leaves the body away
+                scope = {**scope, "method": "GET"}
+            try:
+                await self._app(scope, receive, answer)
+            except asyncio.CancelledError:  # it took longer than gateway_stop_seconds
+                if not begun:
+                    await fail(Refusal("unavailable", "the gateway stops: ask again"), 503)
+            except Exception:
+                logger.exception("the request for %s failed", scope["path"])
+                if begun:
+                    raise
+                text = f"the request failed; the gateway's log has the reason, with request={note.id}"
+                await fail(Refusal("backend", text), 500)
+
+
+class KnownHosts:
+    """Middleware that answers 403 to requests whose Host is neither an address nor one of `names`.
+
+    A web page elsewhere could otherwise read all answers through a browser on this host, by resolving its own
+    name to a loopback address (DNS rebinding).
+
+    Parameters
+    ----------
+    app, names
+        What answers the others; names of this host.
+    """
+
+    def __init__(self, app: ASGIApp, names: Collection[str]) -> None:
+        self._app = app
+        self._names = {"localhost", *(name.lower().rstrip(".") for name in names)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._knows(Headers(scope=scope).get("host")):
+            await self._app(scope, receive, send)
+            return
+        text = "use localhost, an IP address, or a host name from the settings (gateway_hosts) in the URL"
+        await JSONResponse({"error": text, "message": text, "detail": text}, 403)(scope, receive, send)
+
+    def _knows(self, given: str | None) -> bool:
+        return given is None or (host := host_of(given)) in self._names or is_address(host)
