@@ -8,7 +8,6 @@ import hmac
 import http.client
 import json
 import logging
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -23,12 +22,14 @@ from rankmill.jobs.protocol.submitted.store import FileRunStore
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.passwords import mask_passwords, secret_key
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system.backoff import Backoff
+from rankmill.jobs.system.periodic import Periodic
 
 _TIMEOUT = 10
 """Seconds without a byte from the receiver after which an attempt has failed."""
 
-_LONGEST_PAUSE = 3600
-"""Most seconds between two attempts; the first pauses are 2 s, 4 s, 8 s …"""
+_BACKOFF = Backoff(first=2.0, longest=3600.0)
+"""Pauses between attempts."""
 
 _LOOK_SECONDS = 1.0
 
@@ -53,41 +54,34 @@ class WebhookSender:
         self._secret = settings.webhook_secret
         self._hosts = settings.webhook_hosts
         self._seconds = settings.webhook_seconds
-        self._wake = threading.Event()
         self._stopped = False
-        self._thread = threading.Thread(target=self._run, name="webhooks", daemon=True)
+        self._periodic = Periodic("webhooks", self._send_due, _LOOK_SECONDS)
 
     def start(self) -> None:
         """Start the thread, if this runner can send webhooks."""
         if self._secret and self._hosts:
-            self._thread.start()
+            self._periodic.start()
 
     def stop(self) -> None:
         """Stop the thread; another runner takes what is left."""
         self._stopped = True
-        self._wake.set()
+        self._periodic.stop(seconds=0)
 
     def wake(self) -> None:
         """Look for webhooks now: a run has ended."""
-        self._wake.set()
+        self._periodic.wake()
 
-    def _run(self) -> None:
-        while not self._stopped:
-            try:
-                while not self._stopped and (run := take_webhook(self._store)):
-                    with about(submitted=run.id):
-                        self._deliver(run)
-            except Exception:
-                logger.exception("webhooks cannot be sent, trying again")
-            self._wake.wait(_LOOK_SECONDS)
-            self._wake.clear()
+    def _send_due(self) -> None:
+        while not self._stopped and (run := take_webhook(self._store)):
+            with about(submitted=run.id):
+                self._deliver(run)
 
     def _deliver(self, run: FileRun) -> None:
         """Send a webhook once, and write what became of it."""
         problem = self._problem(run)
         attempts = (run.notice.attempts if run.notice else 0) + 1
         waited = time.time() - (run.ended or 0)
-        pause = min(2.0 ** min(attempts, 30), _LONGEST_PAUSE)
+        pause = _BACKOFF.pause(attempts)
         if problem is None:
             logger.info("webhook delivered")
             notice, after = Notice(state="delivered", attempts=attempts), None
