@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import ExitStack
 from typing import Any
 
 import click
@@ -17,7 +18,7 @@ from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.client.client import Client
 from rankmill.producer.client.runs.detached import DetachedRun
 from rankmill.producer.client.submitted.file import SubmittedFile, find_submitted
-from rankmill.score.progress import ProgressView, progress_view
+from rankmill.score.progress import Show, progress_view
 
 _EPILOG = """\b
 Exit codes:
@@ -51,19 +52,16 @@ def wait(
         _wait_for_scores(detached, timeout, as_json)
         return
     submitted = submitted or SubmittedFile(client.files, run_id)
-    shown: list[ProgressView] = []
+    with ExitStack() as stack:
+        shown: list[Show] = []
 
-    def look(run: FileRun) -> None:
-        if run.rows is not None and not quiet:
-            if not shown:
-                shown.append(progress_view(run.rows, quiet=quiet).__enter__())
-            shown[0].update(run.progress, 0)
+        def look(run: FileRun) -> None:
+            if run.rows is not None and not quiet:
+                if not shown:
+                    shown.append(stack.enter_context(progress_view(run.rows)))
+                shown[0](run.progress, 0)
 
-    try:
         run = submitted.wait(timeout, on_look=look)
-    finally:
-        if shown:
-            shown[0].__exit__(None, None, None)
     click.echo(run.model_dump_json() if as_json else describe(run))
     sys.exit(ExitCode.ROW_ERRORS if run.outcome and run.outcome.row_errors else 0)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Annotated, Any, BinaryIO
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from rankmill.gateway.batches.folder import Folder
 from rankmill.gateway.batches.ids import errors_id, new_batch_id, new_file_id, output_id
@@ -34,21 +34,15 @@ _ENDINGS = (".parquet", ".csv", ".tsv", ".jsonl", ".csv.gz", ".csv.zst", ".tsv.g
 _CANCEL_SECONDS = 60
 
 
-class PairsOptions(BaseModel):
-    """How a file of pairs is scored: options of score-file by name."""
+_OF_PAIRS = (
+    "query_column", "passage_column", "score_column", "rank_column", "query_id_column", "passage_id_column",
+    "list_columns", "top_k", "limit", "output_format",
+)  # fmt: skip
 
-    model_config = ConfigDict(extra="forbid")
-
-    query_column: str = Field("query", min_length=1)
-    passage_column: str = Field("passage", min_length=1)
-    score_column: str = Field("score", min_length=1)
-    rank_column: str = Field("rank", min_length=1)
-    query_id_column: str | None = Field(None, min_length=1)
-    passage_id_column: str | None = Field(None, min_length=1)
-    list_columns: tuple[str, ...] = ()
-    top_k: int | None = Field(None, ge=1)
-    limit: int | None = Field(None, ge=1)
-    output_format: str | None = Field(None, pattern="^(parquet|csv|tsv|jsonl|trec)$")
+_fields: dict[str, Any] = {name: (FileRequest.model_fields[name].annotation, FileRequest.model_fields[name])
+                           for name in _OF_PAIRS}  # fmt: skip
+PairsOptions = create_model("PairsOptions", __config__=ConfigDict(extra="forbid"), **_fields)
+"""How a file of pairs is scored: options of score-file by name."""
 
 
 class NewBatch(BaseModel):
@@ -63,7 +57,7 @@ class NewBatch(BaseModel):
         Field(None, max_length=16)
     )
     model: str | None = Field(None, min_length=1, max_length=1000)
-    pairs: PairsOptions = Field(default_factory=lambda: PairsOptions.model_validate({}))
+    pairs: PairsOptions = Field(default_factory=PairsOptions)  # type: ignore[valid-type]
 
 
 class Batches:
@@ -234,18 +228,14 @@ class Batches:
 
         self._folder.sweep(is_known, self._store.ttl)
 
-    def _pairs(self, options: PairsOptions, batch_id: str, place: str) -> FileRequest:
+    def _pairs(self, options: BaseModel, batch_id: str, place: str) -> FileRequest:
         """The request for a file of pairs; its output has the same format, unless another is asked for."""
-        given = place.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
-        ending = options.output_format or given
-        try:
-            return FileRequest(
-                inputs=(str(self._folder.at(place)),),
-                output=str(self._folder.at(f"{batch_id}/output.{ending}")),
-                **options.model_dump(),
-            )
-        except ValidationError as error:
-            raise Refusal("invalid", f"pairs: {error.errors()[0]['msg']}", param="pairs") from None
+        given = options.model_dump()
+        ending = place.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
+        output = f"{batch_id}/output.{given['output_format'] or ending}"
+        return FileRequest(
+            inputs=(str(self._folder.at(place)),), output=str(self._folder.at(output)), **given
+        )
 
 
 def _owner(key: ApiKey | None) -> str:

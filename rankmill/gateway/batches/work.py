@@ -11,9 +11,8 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,8 +23,9 @@ from rankmill.gateway.batches.lines import Request, answer, failure, read_reques
 from rankmill.gateway.batches.records import BatchCounts, BatchStore, FileRecord
 from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.contract.errors import InputError, RunFailed
-from rankmill.jobs.protocol.submitted.record import FileRun
+from rankmill.jobs.protocol.submitted.record import FileRun, Outcome
 from rankmill.jobs.protocol.submitted.request import BatchOrder, FileRequest
+from rankmill.producer.files.sink import ScoredFile
 from rankmill.producer.files.stores.made import record_of
 from rankmill.producer.files.stores.paths import as_path
 from rankmill.producer.files.stores.reading import open_random
@@ -34,31 +34,17 @@ _ROWS = 16_384
 _PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])
 
 
-@dataclass(frozen=True)
-class Made:
-    """A complete file, before it is moved to its place."""
-
-    partial: Path
-    path: Path
+Score = Callable[[FileRequest, Callable[[ScoredFile | None, Outcome], None]], None]
+"""Scores files as score-file does; the function is called before the output is moved to its place."""
 
 
-@dataclass(frozen=True)
-class Tools:
-    """What a runner can do.
+class Keep(Protocol):
+    """Notes what was scored; a `file` is the run's output, which is complete and then moved to `path`.
 
-    Attributes
-    ----------
-    score
-        Scores files as score-file does. The function is called with the complete output, the list of rows
-        without a score if there are any, the number of rows and that of those without a score, before the
-        files are moved to their places.
-    note
-        Notes what has been scored; with a file, also that it is the run's output, which is complete. An
-        exception from it keeps the file from its place.
+    An exception from it keeps the file from its place.
     """
 
-    score: Callable[[FileRequest, Callable[[Made, Made | None, int, int], None]], None]
-    note: Callable[[Made | None], None]
+    def __call__(self, outcome: Outcome, file: Path | None = None, path: Path | None = None) -> None: ...
 
 
 class BatchWork:
@@ -70,19 +56,21 @@ class BatchWork:
         The run, whose order has a batch.
     store
         Where the records of its files go.
-    tools
-        What the runner can do.
+    score, keep
+        What its runner does with files.
     """
 
-    def __init__(self, run: FileRun, store: BatchStore, tools: Tools) -> None:
+    def __init__(self, run: FileRun, store: BatchStore, score: Score, keep: Keep) -> None:
         assert run.order.batch
         assert run.order.request.output
         self._run = run
         self._batch: BatchOrder = run.order.batch
         self._request = run.order.request
         self._output = as_path(run.order.request.output)
+        self._outcome: Outcome | None = run.outcome
         self._store = store
-        self._tools = tools
+        self._score = score
+        self._keep = keep
 
     def do(self) -> None:
         """Score the input, and make the files.
@@ -93,24 +81,31 @@ class BatchWork:
             A line is no request, or asks for another model than the first.
         """
         if self._batch.endpoint is None:
-            self._tools.score(self._request, self._keep_scored)
+            self._score(self._request, self._keep_scored)
             return
         pairs, scored = (self._output.with_name(f"{name}.parquet") for name in ("pairs", "scored"))
         if not (self._run.outcome and scored.exists()):
             self._write_pairs(pairs, self._batch.endpoint)
             asked = {"inputs": (str(pairs),), "output": str(scored), "force": True}
-            self._tools.score(self._request.model_copy(update=asked), lambda *_: self._tools.note(None))
+            self._score(self._request.model_copy(update=asked), self._note_scored)
         self._write_answers(scored, self._batch.endpoint)
         for left in (pairs, scored, _errors_of(scored), record_of(scored)):
             left.unlink(missing_ok=True)
 
-    def _keep_scored(self, made: Made, errors: Made | None, rows: int, failed: int) -> None:
+    def _keep_scored(self, output: ScoredFile | None, outcome: Outcome) -> None:
         """Note the files of a batch of pairs."""
+        assert output
+        rows, failed = outcome.rows, outcome.row_errors
         self._store.count(self._batch.id, BatchCounts(total=rows, completed=rows - failed, failed=failed))
-        self._keep(output_id(self._batch.id), made)
-        if errors:
-            self._keep(errors_id(self._batch.id), errors)
-        self._tools.note(made)
+        self._record(output_id(self._batch.id), output.partial, output.path)
+        if failed:
+            self._record(errors_id(self._batch.id), output.partial_errors, output.errors_path)
+        self._keep(outcome, output.partial, output.path)
+
+    def _note_scored(self, output: ScoredFile | None, outcome: Outcome) -> None:
+        """Note the scores of a batch of requests, whose answers are to be written."""
+        self._outcome = outcome
+        self._keep(outcome)
 
     def _write_pairs(self, target: Path, endpoint: str) -> None:
         """Write the pairs of all lines, unless a runner that has died has done so."""
@@ -158,17 +153,18 @@ class BatchWork:
                     model = self._batch.model or self._run.order.spec.model
                     line = answer(request, self._batch.id, model, scores, self._run.created)
                     answers.write(line.encode())
-        made, failed = Made(Path(answers.name), self._output), Made(Path(errors.name), errors_path)
         done = BatchCounts(total=sum(counts.values()), completed=counts[True], failed=counts[False])
         self._store.count(self._batch.id, done)
         if done.failed:
-            self._keep(errors_id(self._batch.id), failed)
-            publish(failed.partial, failed.path)
+            self._record(errors_id(self._batch.id), Path(errors.name), errors_path)
+            publish(Path(errors.name), errors_path)
         else:
-            failed.partial.unlink()
-        self._keep(output_id(self._batch.id), made)
-        self._tools.note(made)
-        publish(made.partial, made.path)
+            Path(errors.name).unlink()
+        self._record(output_id(self._batch.id), Path(answers.name), self._output)
+        assert self._outcome
+        outcome = self._outcome.model_copy(update={"output": str(self._output)})
+        self._keep(outcome, Path(answers.name), self._output)
+        publish(Path(answers.name), self._output)
 
     def _scored(self, scored: Path, endpoint: str) -> Iterator[tuple[Request, list[float]]]:
         """Each request with its scores; one that has a row without a score is refused."""
@@ -190,16 +186,16 @@ class BatchWork:
         if next(found, _END) is not _END:
             raise RunFailed("the file of the batch has changed since its pairs were taken")
 
-    def _keep(self, file_id: str, made: Made) -> None:
+    def _record(self, file_id: str, partial: Path, path: Path) -> None:
         """Write the record of a file."""
         now = self._run.started or self._run.created
         self._store.add_file(
             FileRecord(
                 id=file_id,
                 owner=self._batch.owner,
-                name=f"{self._batch.id}_{made.path.name}",
-                place=f"{self._batch.id}/{made.path.name}",
-                bytes=made.partial.stat().st_size,
+                name=f"{self._batch.id}_{path.name}",
+                place=f"{self._batch.id}/{path.name}",
+                bytes=partial.stat().st_size,
                 created=now,
                 expires=now + self._store.ttl,
                 purpose="batch_output",
