@@ -19,7 +19,7 @@ from rankmill.jobs.contract.errors import (
     RunnerError,
 )
 from rankmill.jobs.protocol.submitted.record import FileRun
-from rankmill.jobs.protocol.submitted.store import Claim, FileRunStore, names_of
+from rankmill.jobs.protocol.submitted.store import FileRunStore, RunLease, names_of
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.runtime.settings import Settings
@@ -88,7 +88,7 @@ class Runner:
             self._webhooks.stop()
             self._heartbeat.stop()
 
-    def _take(self, claim: Claim) -> None:
+    def _take(self, claim: RunLease) -> None:
         with about(submitted=claim.run.id):
             self._heartbeat.hold(replace(claim, run=self._begun(claim.run)))
             run = self._heartbeat.claim.run

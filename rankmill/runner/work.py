@@ -22,7 +22,7 @@ from rankmill.jobs.contract.errors import (
     StoreError,
 )
 from rankmill.jobs.contract.prompts import check_text
-from rankmill.jobs.protocol.submitted.record import FileRun, Outcome, Seal
+from rankmill.jobs.protocol.submitted.record import FileRun, RunOutcome, Seal
 from rankmill.jobs.protocol.submitted.request import FileOrder, FileRequest
 from rankmill.jobs.runtime.connection import client_for
 from rankmill.jobs.runtime.settings import Settings
@@ -65,13 +65,13 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
         note(rows=total, restarted=True, now=True)
         yield lambda progress, workers: note(progress=progress)
 
-    def score(request: FileRequest, confirm: Callable[[ScoredFile | None, Outcome], None]) -> None:
+    def score(request: FileRequest, confirm: Callable[[ScoredFile | None, RunOutcome], None]) -> None:
         def confirm_summary(output: ScoredFile | None, summary: Summary) -> None:
-            confirm(output, Outcome(**{name: getattr(summary, name) for name in Outcome.model_fields}))
+            confirm(output, RunOutcome(**{name: getattr(summary, name) for name in RunOutcome.model_fields}))
 
         score_file(request, options, view=view, confirm=confirm_summary)
 
-    def keep(outcome: Outcome, file: Path | None = None, path: Path | None = None) -> None:
+    def keep(outcome: RunOutcome, file: Path | None = None, path: Path | None = None) -> None:
         seal = Seal(path=str(path.resolve()), identity=_identity(file, path)) if file and path else None
         note(seal=seal, outcome=outcome, now=True)
 

@@ -252,8 +252,9 @@ class BatchOrder(WireModel):
 class FileOrder(WireModel):
     """All that a runner needs: the request, the model, the chunks' queue, and who is told of the end.
 
-    It is the one argument of the RQ job ``jobs.score_file``. ``chunk_size``, ``queue`` and ``webhook`` may be
-    left out: the runner's settings then say the first two. ``batch`` is there if the gateway has asked.
+    It is the one argument of the RQ job ``rankmill.score_file``. ``chunk_size``, ``queue`` and ``webhook``
+    may be left out: the runner's settings then say the first two. ``batch`` is there if the gateway has
+    asked.
     """
 
     added = frozenset({"queue", "chunk_size", "webhook", "batch"})

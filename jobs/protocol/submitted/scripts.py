@@ -100,11 +100,21 @@ return found
 
 ALIVE = """
 local now = redis.call('TIME')[1]
-redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, '(' .. now)
-if ARGV[1] ~= '' then
-  redis.call('ZADD', KEYS[1], now + ARGV[2], ARGV[1])
-  redis.call('EXPIRE', KEYS[1], ARGV[2])
+for _, key in ipairs(KEYS) do
+  redis.call('ZREMRANGEBYSCORE', key, 0, '(' .. now)
+  if ARGV[1] ~= '' then
+    redis.call('ZADD', key, now + ARGV[2], ARGV[1])
+    redis.call('EXPIRE', key, ARGV[2])
+  end
 end
 return redis.call('ZRANGE', KEYS[1], 0, -1)
 """
-"""KEYS: runners. ARGV: name or nothing, lease (s)."""
+"""KEYS: runners, those of them that take new names. ARGV: name or nothing, lease (s)."""
+
+TAKE_NEW_NAMES = """
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], redis.call('TIME')[1], '+inf')) do
+  if not redis.call('ZSCORE', KEYS[2], name) then return 0 end
+end
+return 1
+"""
+"""KEYS: runners, those of them that take new names."""

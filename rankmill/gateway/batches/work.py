@@ -23,7 +23,7 @@ from rankmill.gateway.batches.lines import Request, answer, failure, read_reques
 from rankmill.gateway.batches.records import BatchCounts, BatchStore, FileRecord
 from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.contract.errors import InputError, RunFailed
-from rankmill.jobs.protocol.submitted.record import FileRun, Outcome
+from rankmill.jobs.protocol.submitted.record import FileRun, RunOutcome
 from rankmill.jobs.protocol.submitted.request import BatchOrder, FileRequest
 from rankmill.producer.files.sink import ScoredFile
 from rankmill.producer.files.stores.made import record_of
@@ -34,7 +34,7 @@ _ROWS = 16_384
 _PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])
 
 
-Score = Callable[[FileRequest, Callable[[ScoredFile | None, Outcome], None]], None]
+Score = Callable[[FileRequest, Callable[[ScoredFile | None, RunOutcome], None]], None]
 """Scores files as score-file does; the function is called before the output is moved to its place."""
 
 
@@ -44,7 +44,7 @@ class Keep(Protocol):
     An exception from it keeps the file from its place.
     """
 
-    def __call__(self, outcome: Outcome, file: Path | None = None, path: Path | None = None) -> None: ...
+    def __call__(self, outcome: RunOutcome, file: Path | None = None, path: Path | None = None) -> None: ...
 
 
 class BatchWork:
@@ -67,7 +67,7 @@ class BatchWork:
         self._batch: BatchOrder = run.order.batch
         self._request = run.order.request
         self._output = as_path(run.order.request.output)
-        self._outcome: Outcome | None = run.outcome
+        self._outcome: RunOutcome | None = run.outcome
         self._store = store
         self._score = score
         self._keep = keep
@@ -92,7 +92,7 @@ class BatchWork:
         for left in (pairs, scored, _errors_of(scored), record_of(scored)):
             left.unlink(missing_ok=True)
 
-    def _keep_scored(self, output: ScoredFile | None, outcome: Outcome) -> None:
+    def _keep_scored(self, output: ScoredFile | None, outcome: RunOutcome) -> None:
         """Note the files of a batch of pairs."""
         assert output
         rows, failed = outcome.rows, outcome.row_errors
@@ -102,7 +102,7 @@ class BatchWork:
             self._record(errors_id(self._batch.id), output.partial_errors, output.errors_path)
         self._keep(outcome, output.partial, output.path)
 
-    def _note_scored(self, output: ScoredFile | None, outcome: Outcome) -> None:
+    def _note_scored(self, output: ScoredFile | None, outcome: RunOutcome) -> None:
         """Note the scores of a batch of requests, whose answers are to be written."""
         self._outcome = outcome
         self._keep(outcome)
