@@ -19,10 +19,8 @@ from rankmill.cluster.snapshot import read_cluster
 from rankmill.cluster.workers import WorkerState
 from rankmill.jobs.contract.errors import ExitCode, InputError
 from rankmill.jobs.protocol.orders import OrderName
-from rankmill.jobs.runtime.connection import connect
-from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.runtime.settings import Settings, load_settings
 
-_WAIT_SECONDS = 5
 _ORDER_SECONDS = 60
 
 Function = Callable[..., None]
@@ -42,7 +40,7 @@ class _Workers(click.Group):
 
 
 @options.group("workers", cls=_Workers)
-@options.settings("redis_url")
+@options.flags("redis_url")
 @watch.as_json
 @watch.watching
 @click.pass_context
@@ -59,7 +57,7 @@ def workers(context: click.Context, /, redis_url: str | None, config: str | None
     watch.View(
         lambda cluster: tables.live_table(cluster.workers),
         lambda cluster: json.dumps([worker.model_dump() for worker in cluster.workers]),
-    ).show(_client(redis_url, config), **how)
+    ).show(options.connection(load_settings({"redis_url": redis_url}, config)), **how)
 
 
 workers.add_command(score_workers, "start")
@@ -68,7 +66,8 @@ workers.add_command(score_workers, "start")
 def _reachable(context: click.Context) -> list[WorkerState]:
     """The workers that take orders, for a shell's completion; none if the server cannot be asked."""
     try:
-        client = _client(context.params.get("redis_url"), context.params.get("config"))
+        given = {"redis_url": context.params.get("redis_url")}
+        client = options.connection(load_settings(given, context.params.get("config")))
         return reachable(read_cluster(client, page_size=0).workers)
     except Exception:  # a shell that completes a word has no place for a message
         return []
@@ -103,18 +102,18 @@ _INTERRUPTED = "the order stays, and the worker carries it out"
 @options.settings("redis_url")
 @_wait
 @options.as_json
-def drain(names: tuple[str, ...], **flags: Any) -> None:
+def drain(names: tuple[str, ...], settings: Settings, **how: Any) -> None:
     """Let workers finish their chunks and take no more.
 
     NAME is a worker's name or the beginning of it. A drained worker stays alive, with its models loaded,
     until it is resumed or stopped. A worker that is started anew is not drained.
     """
-    client = _client(flags["redis_url"], flags["config"])
+    client = options.connection(settings)
     every = read_cluster(client, page_size=0).workers
     chosen = [find_worker(every, name) for name in dict.fromkeys(names)]
     for queue in queues_without(every, [worker.name for worker in chosen]):
         click.echo(f"warning: no other worker takes the chunks of queue {queue!r}; they will wait", err=True)
-    _order(client, chosen, "drain", **flags)
+    _order(client, chosen, "drain", **how)
 
 
 @options.command("resume", interrupted=_INTERRUPTED)
@@ -122,13 +121,13 @@ def drain(names: tuple[str, ...], **flags: Any) -> None:
 @options.settings("redis_url")
 @_wait
 @options.as_json
-def resume(names: tuple[str, ...], **flags: Any) -> None:
+def resume(names: tuple[str, ...], settings: Settings, **how: Any) -> None:
     """Let drained workers take chunks again.
 
     NAME is a worker's name or the beginning of it.
     """
-    client = _client(flags["redis_url"], flags["config"])
-    _order(client, _chosen(client, names), "resume", **flags)
+    client = options.connection(settings)
+    _order(client, _chosen(client, names), "resume", **how)
 
 
 @options.command("warm", interrupted=_INTERRUPTED)
@@ -137,15 +136,15 @@ def resume(names: tuple[str, ...], **flags: Any) -> None:
 @options.settings("redis_url")
 @_wait
 @options.as_json
-def warm(model: str, names: tuple[str, ...], **flags: Any) -> None:
+def warm(model: str, names: tuple[str, ...], settings: Settings, **how: Any) -> None:
     """Load a model before chunks need it.
 
     MODEL is a hub id, a directory on the workers' hosts, or 'demo'. It is loaded with the workers' own
     settings (precision, …), if need be in the place of the model that was not used for longest. NAME is a
     worker's name or the beginning of it; without NAME all workers load the model.
     """
-    client = _client(flags["redis_url"], flags["config"])
-    _order(client, _chosen(client, names), "warm", _model(model), **flags)
+    client = options.connection(settings)
+    _order(client, _chosen(client, names), "warm", _model(model), **how)
 
 
 @options.command("unload", interrupted=_INTERRUPTED)
@@ -154,23 +153,19 @@ def warm(model: str, names: tuple[str, ...], **flags: Any) -> None:
 @options.settings("redis_url")
 @_wait
 @options.as_json
-def unload(model: str, names: tuple[str, ...], **flags: Any) -> None:
+def unload(model: str, names: tuple[str, ...], settings: Settings, **how: Any) -> None:
     """Free the memory of a model.
 
     MODEL is the name that rankmill workers shows. A worker first scores the chunks that it has claimed. It
     loads the model again when another chunk needs it: drain the worker to prevent that. NAME is a worker's
     name or the beginning of it; without NAME all workers unload the model.
     """
-    client = _client(flags["redis_url"], flags["config"])
-    _order(client, _chosen(client, names), "unload", _model(model), **flags)
+    client = options.connection(settings)
+    _order(client, _chosen(client, names), "unload", _model(model), **how)
 
 
 for _command in (drain, resume, warm, unload):
     workers.add_command(_command)
-
-
-def _client(redis_url: str | None, config: str | None) -> redis.Redis:
-    return connect(options.server(load_settings({"redis_url": redis_url}, config)), _WAIT_SECONDS)
 
 
 def _chosen(client: redis.Redis, names: tuple[str, ...]) -> list[WorkerState]:
@@ -195,7 +190,6 @@ def _order(
     *,
     wait_seconds: float,
     as_json: bool,
-    **_: object,
 ) -> None:
     """Give the order, print what became of it, and exit with 1 unless all workers have done it."""
     found = order_workers(client, chosen, what, model, wait_seconds=wait_seconds)

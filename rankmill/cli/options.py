@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
 from rankmill.cli.exits import clean_exit
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.limits import cores
-from rankmill.jobs.runtime.settings import Settings, merge_settings
+from rankmill.jobs.runtime.logs import set_up
+from rankmill.jobs.runtime.settings import Settings, load_settings, merge_settings
 from rankmill.producer.files.stores.paths import as_path, is_url
+
+if TYPE_CHECKING:
+    import redis
+
+_WAIT_SECONDS = 5
 
 Function = Callable[..., None]
 Option = Callable[[Function], Function]
@@ -100,7 +107,39 @@ def group(name: str, cls: type[click.Group]) -> Callable[[Function], click.Group
     return wrap
 
 
-def settings(*names: str, **defaults: str) -> Option:
+def settings(*names: str, logs: bool = False, others: tuple[str, ...] = (), **defaults: str) -> Option:
+    """Give a command its ``settings``: those of the options that `flags` adds, and of what they override.
+
+    Parameters
+    ----------
+    names, defaults
+        As of `flags`.
+    logs
+        Whether the command logs; ``quiet`` and ``verbose`` say how much, if it has these options.
+    others
+        Settings that other options or arguments of the command have given.
+    """
+    taken = (*names, *defaults, *others)
+
+    def wrap(function: Function) -> Function:
+        @functools.wraps(function)
+        def run(*args: Any, config: str | None, **given: Any) -> None:
+            values = {name: given.pop(name) for name in taken}
+            if given.pop("verbose", False):
+                values["log_level"] = "debug"
+            if logs and given.get("quiet"):
+                values["log_level"] = "error"
+            found = load_settings(values, config)
+            if logs:
+                set_up(found.log_level, found.log_format)
+            function(*args, settings=found, **given)
+
+        return flags(*names, **defaults)(run)
+
+    return wrap
+
+
+def flags(*names: str, **defaults: str) -> Option:
     """``--config``, and flags that override the settings called `names`.
 
     The keys of `defaults` are flags as well; their values replace the default that --help shows.
@@ -147,6 +186,13 @@ def server(settings: Settings) -> str:
     if not settings.redis_url:
         raise ConfigError("no Redis server is named: give --redis or set REDIS_URL")
     return settings.redis_url
+
+
+def connection(settings: Settings) -> redis.Redis:
+    """A connection to the server for a command that looks once; it waits for some seconds at most."""
+    from rankmill.jobs.runtime.connection import connect
+
+    return connect(server(settings), min(settings.redis_wait_seconds, _WAIT_SECONDS))
 
 
 def columns(default: str | None = None) -> Option:

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rankmill.cli import options
-from rankmill.cli.files.request import SETTINGS, file_options, file_request
+from rankmill.cli.files.request import SETTINGS, file_options
 from rankmill.jobs.contract.arrow import leave_out_pandas
 from rankmill.jobs.contract.errors import ExitCode
+from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.settings import Settings, load_settings
 from rankmill.producer.local.embedded import EmbeddedCluster
 
 if TYPE_CHECKING:
-    from rankmill.jobs.protocol.submitted.request import FileRequest
     from rankmill.score.summary import Summary
 
 _WORTH_A_HINT = 1.3
@@ -49,12 +49,14 @@ overrides the environment, and the environment overrides the file."""
 
 @options.command("score-file", epilog=_EPILOG, interrupted="the output is not complete")
 @file_options
-@options.settings(*SETTINGS, "workers", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED)
+@options.flags(*SETTINGS, "workers", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED)
 @options.as_json
 @options.quiet
 @click.option("-v", "--verbose", is_flag=True, help="More messages: one for each chunk.")
 @options.version
-def score_file(config: str | None, as_json: bool, quiet: bool, verbose: bool, **given: Any) -> None:
+def score_file(
+    request: FileRequest, config: str | None, as_json: bool, quiet: bool, verbose: bool, **given: Any
+) -> None:
     """Score the pairs of INPUT files with a cross-encoder.
 
     INPUT is a Parquet, CSV, TSV or JSON file (text also gzipped or zstd-compressed), a directory, a glob,
@@ -65,7 +67,6 @@ def score_file(config: str | None, as_json: bool, quiet: bool, verbose: bool, **
     With --run, --queries and --corpus, the pairs are those of a run, and their texts are looked up by id in
     an index that is made once and kept beside the corpus.
     """
-    request = file_request(given)
     given["log_level"] = "error" if quiet else "debug" if verbose else None
     settings = load_settings(given, config)
     _refuse_unused(given, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import click
@@ -17,7 +18,22 @@ SETTINGS = (
 """Settings that say how files are scored, wherever that is."""
 
 
-def file_request(given: dict[str, Any]) -> FileRequest:
+def file_options(function: options.Function) -> options.Function:
+    """INPUT and the options of `FileRequest`: the command gets the ``request``, and the setting ``model``."""
+
+    @functools.wraps(function)
+    def run(**given: Any) -> None:
+        request = _take_request(given)
+        function(request=request, **given)
+
+    made: options.Function = run
+    for name, field in reversed(FileRequest.model_json_schema()["properties"].items()):
+        made = (_OWN.get(name) or _option(name, field))(made)
+        made = _DATASET(made) if name == "depth" else made
+    return made
+
+
+def _take_request(given: dict[str, Any]) -> FileRequest:
     """Take the request out of the options `given`; raises `UsageError` if its parts do not fit."""
     dataset = given.pop("dataset")
     if dataset:
@@ -34,14 +50,6 @@ def file_request(given: dict[str, Any]) -> FileRequest:
     except ValidationError as error:
         where = "".join(f"{part}: " for part in error.errors()[0]["loc"][:1])
         raise click.UsageError(f"{where}{_reason(error)}") from None
-
-
-def file_options(function: options.Function) -> options.Function:
-    """Add INPUT and the options of `FileRequest` to a command."""
-    for name, field in reversed(FileRequest.model_json_schema()["properties"].items()):
-        function = (_OWN.get(name) or _option(name, field))(function)
-        function = _DATASET(function) if name == "depth" else function
-    return function
 
 
 def _option(name: str, field: dict[str, Any]) -> options.Option:

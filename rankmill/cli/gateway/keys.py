@@ -12,10 +12,7 @@ from rankmill.cli import options
 from rankmill.cluster.tables import duration
 from rankmill.gateway.keys.api_keys import ApiKey, KeyStore
 from rankmill.jobs.contract.priority import Priority
-from rankmill.jobs.runtime.connection import connect
-from rankmill.jobs.runtime.settings import load_settings
-
-_WAIT_SECONDS = 5
+from rankmill.jobs.runtime.settings import Settings
 
 
 @click.group(context_settings=options.CONTEXT)
@@ -65,23 +62,23 @@ def keys() -> None:
 )
 @options.settings("redis_url")
 @options.as_json
-def create(name: str, redis_url: str | None, config: str | None, as_json: bool, **allowed: Any) -> None:
+def create(name: str, settings: Settings, as_json: bool, **allowed: Any) -> None:
     """Make a key and print it: it cannot be shown again.
 
     NAME says whose it is, in metrics and logs. Keys of one name share their limits, files and batches: to
     replace a key, make another of its name, and revoke the first by its id.
     """
     allowed["models"] = allowed["models"] or None
-    text, key = _store(redis_url, config).create(name, **allowed)
+    text, key = _store(settings).create(name, **allowed)
     click.echo(json.dumps({"key": text, **_shown(key)}) if as_json else text)
 
 
 @options.command("list")
 @options.settings("redis_url")
 @options.as_json
-def list_keys(redis_url: str | None, config: str | None, as_json: bool) -> None:
+def list_keys(settings: Settings, as_json: bool) -> None:
     """List the keys, without their texts."""
-    found = _store(redis_url, config).all()
+    found = _store(settings).all()
     if as_json:
         click.echo(json.dumps([_shown(key) for key in found]))
         return
@@ -92,12 +89,12 @@ def list_keys(redis_url: str | None, config: str | None, as_json: bool) -> None:
 @options.command("revoke")
 @click.argument("wanted", metavar="KEY...", nargs=-1, required=True)
 @options.settings("redis_url")
-def revoke(wanted: tuple[str, ...], redis_url: str | None, config: str | None) -> None:
+def revoke(wanted: tuple[str, ...], settings: Settings) -> None:
     """Delete keys, at once; requests and batches in progress are finished.
 
     KEY is the id of one key, or a name: of all keys of this name.
     """
-    for key_id in _store(redis_url, config).revoke(wanted):
+    for key_id in _store(settings).revoke(wanted):
         click.echo(f"{key_id} is revoked")
 
 
@@ -105,8 +102,8 @@ for _command in (create, list_keys, revoke):
     keys.add_command(_command)
 
 
-def _store(redis_url: str | None, config: str | None) -> KeyStore:
-    return KeyStore(connect(options.server(load_settings({"redis_url": redis_url}, config)), _WAIT_SECONDS))
+def _store(settings: Settings) -> KeyStore:
+    return KeyStore(options.connection(settings))
 
 
 def _shown(key: ApiKey) -> dict[str, object]:

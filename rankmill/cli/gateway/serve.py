@@ -35,7 +35,7 @@ _LOOK_SECONDS = 0.5
 @click.option(
     "--open", "is_open", is_flag=True, help="Serve everybody who reaches the address, without a key."
 )
-@options.settings(
+@options.flags(
     "gateway_address",
     "gateway_grpc_address",
     "redis_url",

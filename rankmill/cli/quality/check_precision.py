@@ -37,7 +37,7 @@ class PrecisionRefused(RankmillError):
 @click.option("--sample", type=click.IntRange(min=2), default=2000, show_default=True,
               help="Number of rows to score: random ones, up to 50 of each query first.")  # fmt: skip
 @options.columns()
-@options.settings(
+@options.flags(
     "model", "revision", "max_length", "queue", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED
 )
 @options.as_json
@@ -80,11 +80,9 @@ def _as_json(measured: Measured, threshold: float) -> dict[str, Any]:
 
 
 def _table(found: Sequence[Measured]) -> Table:
-    table = Table(box=SIMPLE_HEAD)
     spearman = f"Spearman with {REFERENCE} (95% interval)"
-    for heading in ("precision", "runs on", spearman, f"same top {TOP}", f"top {TOP} shared", "nDCG@10",
-                    "rows lost"):  # fmt: skip
-        table.add_column(heading)
+    headings = ("precision", "runs on", spearman, f"same top {TOP}", f"top {TOP} shared", "nDCG@10")
+    table = Table(*headings, "rows lost", box=SIMPLE_HEAD)
     for each in found:
         ranks = each.agreement
         quality = "" if each.ndcg is None else f"{each.ndcg:.4f}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -12,7 +11,7 @@ from rich.table import Table
 
 from rankmill.cli import options
 from rankmill.jobs.contract.spec import RECIPE
-from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.lab.quantization.calibration import require_packages
 from rankmill.lab.quantization.make import Quantized, check_output
 from rankmill.lab.quantization.make import quantize as make
@@ -37,11 +36,10 @@ from rankmill.producer.files.readers import TextColumns
 @click.option("--trials", type=click.IntRange(min=1), default=16, show_default=True,
               help="Models to measure, at most: each with other layers left out of 8 bits.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace DIR if quantize has made it.")
-@options.settings("registry", "revision", "max_length", "threads")
+@options.settings("registry", "revision", "max_length", "threads", others=("model",))
 @options.quiet
 @options.as_json
 def quantize(
-    model: str,
     output: Path,
     pairs: str | None,
     query_column: str,
@@ -51,10 +49,9 @@ def quantize(
     sample: int,
     trials: int,
     force: bool,
-    config: str | None,
+    settings: Settings,
     quiet: bool,
     as_json: bool,
-    **flags: Any,
 ) -> None:
     """Make a model directory for 8 bits.
 
@@ -63,7 +60,6 @@ def quantize(
     int8. Its other precisions are MODEL's. MODEL may be NAME@VERSION or NAME@ALIAS in the registry, and
     rankmill models push takes DIR.
     """
-    settings = load_settings({"model": model, **flags}, config)
     require_packages()
     check_output(output, force)
     read = read_pairs(pairs, TextColumns(query_column, passage_column), label_column, sample)
@@ -79,9 +75,8 @@ def quantize(
 
 
 def _table(made: Quantized) -> Table:
-    table = Table(box=SIMPLE_HEAD)
-    for heading in ("", f"Spearman with {REFERENCE} (95% interval)", f"top {TOP} shared", "nDCG@10"):
-        table.add_column(heading)
+    spearman = f"Spearman with {REFERENCE} (95% interval)"
+    table = Table("", spearman, f"top {TOP} shared", "nDCG@10", box=SIMPLE_HEAD)
     rows: dict[str, Measured] = {
         REFERENCE: made.reference, "int8 as it comes": made.plain, "int8 quantized": made.best.measured
     }  # fmt: skip

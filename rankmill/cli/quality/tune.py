@@ -67,7 +67,7 @@ def _seconds(context: click.Context, option: click.Parameter, text: str) -> floa
 @click.option(
     "--budget", default="2m", show_default=True, callback=_seconds, help="Most time to spend on measurements."
 )
-@options.settings("model")
+@options.flags("model")
 @click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("tuned.yaml"),
               show_default=True, help="Config file to write.")  # fmt: skip
 @options.columns()

@@ -15,7 +15,7 @@ from rich.table import Table
 from rankmill.cli import options
 from rankmill.cli.watch import console
 from rankmill.jobs.contract.errors import ConfigError
-from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.files.readers import TextColumns
 from rankmill.registry.compare import Comparison, Side, compare_models
 
@@ -45,9 +45,8 @@ def compare(
     report: Path | None,
     query_column: str,
     passage_column: str,
-    config: str | None,
+    settings: Settings,
     as_json: bool,
-    **flags: Any,
 ) -> None:
     """Compare two versions on FILE.
 
@@ -57,7 +56,6 @@ def compare(
     if report and find_spec("matplotlib") is None:
         raise ConfigError("plots need matplotlib: pip install 'rankmill[bench]'")
     columns = TextColumns(query_column, passage_column)
-    settings = load_settings(flags, config)
     found = compare_models((first, second), inputs, columns, label_column, sample, _SHOWN, settings)
     if as_json:
         click.echo(json.dumps(_as_json(found)))
@@ -84,10 +82,7 @@ def _as_json(found: Comparison) -> dict[str, Any]:
 
 
 def _table(found: Comparison) -> Table:
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("")
-    for side in found.sides:
-        table.add_column(side.model)
+    table = Table("", *(side.model for side in found.sides), box=SIMPLE_HEAD)
     for name, row in zip(_ROWS, zip(*map(_figures, found.sides), strict=True), strict=True):
         if any(row):
             table.add_row(name, *row)

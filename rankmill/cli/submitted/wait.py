@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import ExitStack
-from typing import Any
 
 import click
 
@@ -13,8 +12,7 @@ from rankmill.cli import options
 from rankmill.cli.submitted.lines import describe
 from rankmill.jobs.contract.errors import ExitCode
 from rankmill.jobs.protocol.submitted.record import FileRun
-from rankmill.jobs.runtime.logs import set_up
-from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.client import Client
 from rankmill.producer.client.runs.detached import DetachedRun
 from rankmill.producer.client.submitted.file import SubmittedFile, find_submitted
@@ -32,19 +30,15 @@ Exit codes:
 @options.command("wait", epilog=_EPILOG, interrupted="the run goes on")
 @click.argument("run_id", metavar="RUN")
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Longest time to wait.")
-@options.settings("redis_url", "file_queue")
+@options.settings("redis_url", "file_queue", logs=True)
 @options.as_json
 @options.quiet
-def wait(
-    run_id: str, timeout: float | None, config: str | None, as_json: bool, quiet: bool, **flags: Any
-) -> None:
+def wait(run_id: str, timeout: float | None, settings: Settings, as_json: bool, quiet: bool) -> None:
     """Wait for a submitted run, or for a detached one.
 
     RUN is the id that rankmill submit has printed, or that of Client.submit(pairs, detached=True);
     its scores must all be there.
     """
-    settings = load_settings({**flags, "log_level": "error" if quiet else None}, config)
-    set_up(settings.log_level, settings.log_format)
     options.server(settings)
     client = Client(settings=settings)
     submitted = find_submitted(client.files, run_id)
