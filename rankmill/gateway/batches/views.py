@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rankmill.gateway.batches.records import BatchCounts, BatchRecord, FileRecord
 from rankmill.gateway.refusals import Refusal
@@ -18,12 +18,7 @@ ENDED = frozenset({"completed", "failed", "cancelled", "expired"})
 """States after which nothing more happens to a batch."""
 
 
-class _Known(Protocol):
-    @property
-    def id(self) -> str: ...
-
-
-R = TypeVar("R", bound=_Known)
+R = TypeVar("R", FileRecord, BatchRecord)
 
 
 def file_view(file: FileRecord) -> dict[str, Any]:

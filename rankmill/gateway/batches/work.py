@@ -7,19 +7,16 @@ takes the steps that are left.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rankmill.gateway.batches.folder import beside, open_bytes, publish
+from rankmill.gateway.batches.folder import open_bytes
 from rankmill.gateway.batches.ids import errors_id, output_id
-from rankmill.gateway.batches.lines import Request, answer, failure, read_requests
+from rankmill.gateway.batches.lines import BatchRequest, answer, failure, read_requests
 from rankmill.gateway.batches.records import BatchCounts, BatchStore, FileRecord
 from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.contract.errors import InputError, RunFailed
@@ -29,6 +26,8 @@ from rankmill.producer.files.sink import ScoredFile
 from rankmill.producer.files.stores.made import record_of
 from rankmill.producer.files.stores.paths import as_path
 from rankmill.producer.files.stores.reading import open_random
+from rankmill.producer.files.stores.whole import whole_file
+from rankmill.producer.files.stores.writing import put, sync
 
 _ROWS = 16_384
 _PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])
@@ -112,20 +111,20 @@ class BatchWork:
         if target.exists():
             return
         lines = 0
-        with _partial(target) as file, pq.ParquetWriter(file, _PAIRS) as writer:
-            rows: list[tuple[int, str, str]] = []
-            for request in read_requests(self._input, endpoint):
-                self._check(request)
-                lines += 1
-                rows += [(request.number, query, passage) for query, passage in request.pairs]
-                if len(rows) >= _ROWS:
-                    writer.write_batch(_batch(rows))
-                    rows = []
-            writer.write_batch(_batch(rows))
-        self._store.count(self._batch.id, BatchCounts(total=lines))
-        publish(Path(file.name), target)
+        with whole_file(target) as partial:
+            with pq.ParquetWriter(partial, _PAIRS) as writer:
+                rows: list[tuple[int, str, str]] = []
+                for request in read_requests(self._input, endpoint):
+                    self._check(request)
+                    lines += 1
+                    rows += [(request.number, query, passage) for query, passage in request.pairs]
+                    if len(rows) >= _ROWS:
+                        writer.write_batch(_batch(rows))
+                        rows = []
+                writer.write_batch(_batch(rows))
+            self._store.count(self._batch.id, BatchCounts(total=lines))
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: BatchRequest) -> None:
         """Raise `InputError` if a request cannot be scored with the others."""
         if request.asked is None:
             return
@@ -143,30 +142,34 @@ class BatchWork:
     def _write_answers(self, scored: Path, endpoint: str) -> None:
         """Write the output, and the lines with errors if there are any."""
         errors_path = self._output.with_name("errors.jsonl")
-        counts = {True: 0, False: 0}
-        with _partial(self._output) as answers, _partial(errors_path) as errors:
-            for request, scores in self._scored(scored, endpoint):
-                counts[request.refusal is None] += 1
-                if request.refusal:
-                    errors.write(failure(request, self._batch.id).encode())
-                else:
-                    model = self._batch.model or self._run.order.spec.model
-                    line = answer(request, self._batch.id, model, scores, self._run.created)
-                    answers.write(line.encode())
-        done = BatchCounts(total=sum(counts.values()), completed=counts[True], failed=counts[False])
-        self._store.count(self._batch.id, done)
-        if done.failed:
-            self._record(errors_id(self._batch.id), Path(errors.name), errors_path)
-            publish(Path(errors.name), errors_path)
-        else:
-            Path(errors.name).unlink()
-        self._record(output_id(self._batch.id), Path(answers.name), self._output)
-        assert self._outcome
-        outcome = self._outcome.model_copy(update={"output": str(self._output)})
-        self._keep(outcome, Path(answers.name), self._output)
-        publish(Path(answers.name), self._output)
+        with whole_file(self._output) as partial:
+            partial_errors = partial.with_name(errors_path.name)
+            with partial.open("wb") as answers, partial_errors.open("wb") as errors:
+                done = self._write_lines(scored, endpoint, answers, errors)
+            self._store.count(self._batch.id, done)
+            if done.failed:
+                self._record(errors_id(self._batch.id), partial_errors, errors_path)
+                sync(partial_errors)
+                put(partial_errors, errors_path)
+            self._record(output_id(self._batch.id), partial, self._output)
+            assert self._outcome
+            outcome = self._outcome.model_copy(update={"output": str(self._output)})
+            self._keep(outcome, partial, self._output)
 
-    def _scored(self, scored: Path, endpoint: str) -> Iterator[tuple[Request, list[float]]]:
+    def _write_lines(self, scored: Path, endpoint: str, answers: IO[bytes], errors: IO[bytes]) -> BatchCounts:
+        """Write the line of each request; returns how many have an answer, and how many an error."""
+        completed = failed = 0
+        for request, scores in self._scored(scored, endpoint):
+            if request.refusal:
+                failed += 1
+                errors.write(failure(request, self._batch.id).encode())
+            else:
+                completed += 1
+                model = self._batch.model or self._run.order.spec.model
+                answers.write(answer(request, self._batch.id, model, scores, self._run.created).encode())
+        return BatchCounts(total=completed + failed, completed=completed, failed=failed)
+
+    def _scored(self, scored: Path, endpoint: str) -> Iterator[tuple[BatchRequest, list[float]]]:
         """Each request with its scores; one that has a row without a score is refused."""
         reasons = _reasons(_errors_of(scored))
         row, found = 0, _scores(scored)
@@ -235,15 +238,3 @@ def _batch(rows: list[tuple[int, str, str]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, _PAIRS, strict=True)], schema=_PAIRS
     )
-
-
-@contextmanager
-def _partial(target: Path) -> Iterator[IO[bytes]]:
-    """A file that is complete after the ``with`` block, and gone after an error in it."""
-    with tempfile.NamedTemporaryFile(dir=beside(target), prefix=".partial-", delete=False) as file:
-        try:
-            yield file
-            file.flush()
-        except BaseException:
-            os.unlink(file.name)  # noqa: PTH108
-            raise
