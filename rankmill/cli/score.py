@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from contextlib import nullcontext
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +79,7 @@ def score_file(
         view = partial(progress_view, quiet=quiet)
         summary = run_score_file(request, settings, cluster=cluster, view=view)
     if as_json:
-        click.echo(json.dumps(asdict(summary)))
+        click.echo(summary.model_dump_json())
     elif not quiet:
         click.echo(describe(summary, request))
     sys.exit(ExitCode.ROW_ERRORS if summary.row_errors else 0)

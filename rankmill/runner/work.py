@@ -26,14 +26,12 @@ from rankmill.jobs.protocol.submitted.record import FileRun, RunOutcome, Seal
 from rankmill.jobs.protocol.submitted.request import FileOrder, FileRequest
 from rankmill.jobs.runtime.connection import client_for
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.files.sink import ScoredFile
 from rankmill.producer.files.stores.paths import ObjectPath, as_path
 from rankmill.producer.files.stores.roots import confined
 from rankmill.producer.files.stores.writing import identity
 from rankmill.score.input import find_input
 from rankmill.score.progress import Show
-from rankmill.score.score_file import score_file
-from rankmill.score.summary import Summary
+from rankmill.score.score_file import Confirm, score_file
 
 Note = Callable[..., None]
 """Changes fields of the run's record; with ``now``, it is written before this returns, or an error raised."""
@@ -65,11 +63,8 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
         note(rows=total, restarted=True, now=True)
         yield lambda progress, workers: note(progress=progress)
 
-    def score(request: FileRequest, confirm: Callable[[ScoredFile | None, RunOutcome], None]) -> None:
-        def confirm_summary(output: ScoredFile | None, summary: Summary) -> None:
-            confirm(output, RunOutcome(**{name: getattr(summary, name) for name in RunOutcome.model_fields}))
-
-        score_file(request, options, view=view, confirm=confirm_summary)
+    def score(request: FileRequest, confirm: Confirm) -> None:
+        score_file(request, options, view=view, confirm=confirm)
 
     def keep(outcome: RunOutcome, file: Path | None = None, path: Path | None = None) -> None:
         seal = Seal(path=str(path.resolve()), identity=_identity(file, path)) if file and path else None

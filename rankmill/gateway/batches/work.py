@@ -28,13 +28,14 @@ from rankmill.producer.files.stores.paths import as_path
 from rankmill.producer.files.stores.reading import open_random
 from rankmill.producer.files.stores.whole import whole_file
 from rankmill.producer.files.stores.writing import put, sync
+from rankmill.score.score_file import Confirm
 
 _ROWS = 16_384
 _PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])
 
 
-Score = Callable[[FileRequest, Callable[[ScoredFile | None, RunOutcome], None]], None]
-"""Scores files as score-file does; the function is called before the output is moved to its place."""
+Score = Callable[[FileRequest, Confirm], None]
+"""Scores files as score-file does."""
 
 
 class Keep(Protocol):

@@ -16,10 +16,10 @@ from tests.workers.backends.test_backends import EXAMPLES
 
 
 def described(gain: float | None, query_column: str) -> str:
-    values: dict[str, Any] = dict.fromkeys(Summary.__dataclass_fields__, 1)
+    values: dict[str, Any] = dict.fromkeys(Summary.model_fields, 1)
     values |= {"model": "demo", "row_errors": 0, "resumed_rows": 0, "int8_gain": gain}
     request = FileRequest(inputs=("my pairs.csv",), query_column=query_column)
-    return describe(Summary(**values), request)
+    return describe(Summary.model_construct(**values), request)
 
 
 @pytest.mark.parametrize("gain", [None, 0.8, 1.29])
