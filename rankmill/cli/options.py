@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import click
 
 from rankmill.cli.exits import clean_exit
-from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.contract.errors import ConfigError, InputError
 from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.settings import Settings, load_settings, merge_settings
@@ -18,6 +19,8 @@ from rankmill.producer.files.stores.paths import as_path, is_url
 
 if TYPE_CHECKING:
     import redis
+
+    from rankmill.producer.files.outputs import OutputFormat
 
 _WAIT_SECONDS = 5
 
@@ -223,6 +226,47 @@ class _FileOrObject(click.Path):
 PATH = _FileOrObject(path_type=Path)
 """Type of an argument or option that names a file."""
 
+
+def new_table(output: Path, why: str, *, force: bool) -> OutputFormat:
+    """The form of a file of rows that is to be made at `output`.
+
+    Raises
+    ------
+    InputError
+        It cannot be written, or is a TREC run; `why` it cannot be one.
+    """
+    from rankmill.producer.files.outputs import OutputFormat, check_target  # pyarrow, which is slow to import
+
+    form = OutputFormat()
+    check_target(output, form)
+    if form.of(output) == "trec":
+        raise InputError(f"{output}: {why}; name a .parquet, .csv, .tsv or .jsonl file")
+    if output.exists() and not force:
+        raise InputError(f"{output} exists already; replace it with --force or name another with -o")
+    return form
+
+
+def require_plots() -> None:
+    """Raise `ConfigError` if there is no matplotlib."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError("plots need matplotlib: pip install 'rankmill[bench]'")
+
+
+def sampled(function: Function) -> Function:
+    """The column of the pairs' relevance, and how many of them to score."""
+    for option in (
+        click.option("--sample", type=click.IntRange(min=2), default=2000, show_default=True,
+                     help="Number of rows to score: random ones, up to 50 of each query first."),
+        click.option("--label-column", metavar="NAME",
+                     help="Column with the relevance as a number; also report nDCG@10."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+new_file = click.option("-o", "--output", required=True, type=PATH, metavar="FILE",
+                        help="File to write: .parquet, .csv, .tsv or .jsonl.")  # fmt: skip
+force = click.option("--force", is_flag=True, help="Replace an existing output.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 quiet = click.option("-q", "--quiet", is_flag=True, help="No progress display; no messages except errors.")
 version = click.version_option(package_name="rankmill")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from rankmill.cli import options
-from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.logs import set_up
 
 if TYPE_CHECKING:
@@ -53,8 +51,8 @@ def evaluate(
     from rankmill.producer.files.corpus.tables import read_qrels
 
     set_up("warning", "auto")
-    if picture and find_spec("matplotlib") is None:
-        raise ConfigError("plots need matplotlib: pip install 'rankmill[bench]'")
+    if picture:
+        options.require_plots()
     after, own = read_scored(scored, score_column)
     ranking = read_ranking(before) if before else own
     names = [name.strip() for name in measures.split(",") if name.strip()]

@@ -12,14 +12,12 @@ import pandas as pd
 from rankmill.cli import options
 from rankmill.jobs.contract.errors import InputError
 from rankmill.lab.mining.mine import FORMATS, Mined, Rules, mine, read_ids, training_rows, with_rows
-from rankmill.producer.files.outputs import OutputFormat, check_target
 from rankmill.producer.files.stores.whole import whole_file
 
 
 @options.command("mine")
 @click.argument("scored", type=options.PATH)
-@click.option("-o", "--output", required=True, type=options.PATH, metavar="FILE",
-              help="File to write: .parquet, .csv, .tsv or .jsonl.")  # fmt: skip
+@options.new_file
 @click.option("--format", "form", type=click.Choice(FORMATS), default="triplet", show_default=True,
               help="Rows to write.")  # fmt: skip
 @click.option("--min-relevance", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
@@ -40,7 +38,7 @@ from rankmill.producer.files.stores.whole import whole_file
               help="Take the hardest, or any.")  # fmt: skip
 @click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of random sampling.")
 @click.option("--with-scores", is_flag=True, help="Write scores, to distil from; they replace labels.")
-@click.option("--force", is_flag=True, help="Replace an existing output.")
+@options.force
 def mine_negatives(
     scored: Path, output: Path, form: str, with_scores: bool, force: bool, **rules: Any
 ) -> None:
@@ -50,14 +48,7 @@ def mine_negatives(
     score-file --run RUN --queries QUERIES --corpus CORPUS --qrels QRELS --with-texts. It is scored once,
     and can be mined with any options.
     """
-    target = OutputFormat()
-    check_target(output, target)
-    if target.of(output) == "trec":
-        raise InputError(
-            f"{output}: training data is no TREC run; name a .parquet, .csv, .tsv or .jsonl file"
-        )
-    if output.exists() and not force:
-        raise InputError(f"{output} exists already; replace it with --force or name another with -o")
+    target = options.new_table(output, "training data is no TREC run", force=force)
     chosen = Rules(**rules)
     ids = read_ids(scored)
     found = list(mine(ids, chosen))

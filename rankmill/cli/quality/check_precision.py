@@ -31,11 +31,7 @@ class PrecisionRefused(RankmillError):
 @click.option("--threshold", type=click.FloatRange(0, 1), default=0.999, show_default=True,
               help="Mean rank correlation with fp32 within a query that a precision must reach.")  # fmt: skip
 @click.option("--report-only", is_flag=True, help="Exit with 0 whatever the verdict.")
-@click.option(
-    "--label-column", metavar="NAME", help="Column with the relevance as a number; also report nDCG@10."
-)
-@click.option("--sample", type=click.IntRange(min=2), default=2000, show_default=True,
-              help="Number of rows to score: random ones, up to 50 of each query first.")  # fmt: skip
+@options.sampled
 @options.columns()
 @options.flags(
     "model", "revision", "max_length", "queue", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -75,8 +74,7 @@ def experiment(
     Measures the cells of each experiment FILE in turn, with fresh workers. FILE is a YAML file, or the name
     of an experiment that rankmill ships; default: all shipped experiments.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("plots need matplotlib: pip install 'rankmill[bench]'")
+    options.require_plots()
     experiments = [load_experiment(file) for file in files or shipped()]
     _check_names(experiments)
     given = {key: value for key, value in measure.items() if value is not None}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from rich.table import Table
 
 from rankmill.cli import options
 from rankmill.cli.watch import console
-from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.files.readers import TextColumns
 from rankmill.registry.compare import Comparison, Side, compare_models
@@ -26,11 +24,7 @@ _SHOWN = 10
 @click.argument("first", metavar="NAME@V1")
 @click.argument("second", metavar="NAME@V2")
 @click.argument("inputs", nargs=-1, required=True, metavar="FILE...")
-@click.option(
-    "--label-column", metavar="NAME", help="Column with the relevance as a number; also report nDCG@10."
-)
-@click.option("--sample", type=click.IntRange(min=2), default=2000, show_default=True,
-              help="Number of rows to score: random ones, up to 50 of each query first.")  # fmt: skip
+@options.sampled
 @click.option("--report", metavar="DIR", type=click.Path(path_type=Path),
               help="Folder for a report with plots; needs matplotlib.")  # fmt: skip
 @options.columns()
@@ -53,8 +47,8 @@ def compare(
     Scores a sample of FILE with both, and compares how they rank the passages of each query, their speed and,
     with labels, their nDCG. The report shows the queries that differ most.
     """
-    if report and find_spec("matplotlib") is None:
-        raise ConfigError("plots need matplotlib: pip install 'rankmill[bench]'")
+    if report:
+        options.require_plots()
     columns = TextColumns(query_column, passage_column)
     found = compare_models((first, second), inputs, columns, label_column, sample, _SHOWN, settings)
     if as_json:
