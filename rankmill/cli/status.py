@@ -7,7 +7,7 @@ import json
 import click
 
 from rankmill.cli import options, watch
-from rankmill.cli.submitted.lines import describe
+from rankmill.cli.submitted.wait import describe
 from rankmill.cli.watch import View, console
 from rankmill.cluster import tables
 from rankmill.cluster.snapshot import PAGE_RUNS, read_cluster

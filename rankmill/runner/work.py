@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from rankmill.gateway.batches.ids import new_batch_id
+from rankmill.gateway.batches.records import BatchStore, new_batch_id
 from rankmill.jobs.contract.errors import (
     ConnectionFailed,
     InputError,
@@ -75,7 +75,6 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
             asked = order.request.model_copy(update={"restart": order.request.restart and not run.restarted})
             score(asked, lambda output, made: keep(made, *((output.partial, output.path) if output else ())))
             return
-        from rankmill.gateway.batches.records import BatchStore
         from rankmill.gateway.batches.work import BatchWork
 
         with closing(client_for(settings.redis_url or "", settings.redis_wait_seconds)) as client:

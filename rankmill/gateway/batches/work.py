@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankmill.gateway.batches.folder import open_bytes
-from rankmill.gateway.batches.ids import errors_id, output_id
 from rankmill.gateway.batches.lines import BatchRequest, answer, failure, read_requests
-from rankmill.gateway.batches.records import BatchCounts, BatchStore, FileRecord
+from rankmill.gateway.batches.records import BatchCounts, BatchStore, FileRecord, errors_id, output_id
 from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.contract.errors import InputError, RunFailed
 from rankmill.jobs.protocol.submitted.record import FileRun, RunOutcome
@@ -193,7 +192,7 @@ class BatchWork:
     def _record(self, file_id: str, partial: Path, path: Path) -> None:
         """Write the record of a file."""
         now = self._run.started or self._run.created
-        self._store.add_file(
+        self._store.add(
             FileRecord(
                 id=file_id,
                 owner=self._batch.owner,

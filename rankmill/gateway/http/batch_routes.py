@@ -14,6 +14,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from rankmill.gateway.batches.records import BatchRecord, FileRecord
 from rankmill.gateway.batches.service import Batches, NewBatch
 from rankmill.gateway.batches.views import ENDED, file_view, page
 from rankmill.gateway.bodies import parse
@@ -28,7 +29,6 @@ from rankmill.jobs.contract.errors import RedisUnavailable
 from rankmill.jobs.runtime.patience import waiting
 
 if TYPE_CHECKING:
-    from rankmill.gateway.batches.records import BatchRecord
     from rankmill.gateway.gateway import Gateway
 
 _LOOK_SECONDS = 0.5
@@ -94,7 +94,7 @@ class BatchRoutes:
     async def files(self, request: Request) -> Response:
         """A page of the files."""
         key = await self._gateway.key(request)
-        found = await asyncio.to_thread(self._known.files, key)
+        found = await asyncio.to_thread(self._known.all, FileRecord, key)
         if purpose := request.query_params.get("purpose"):
             found = [file for file in found if file.purpose == purpose]
         oldest_first = request.query_params.get("order") == "asc"
@@ -103,7 +103,7 @@ class BatchRoutes:
     async def file(self, request: Request) -> Response:
         """A file."""
         key = await self._gateway.key(request)
-        found = await asyncio.to_thread(self._known.file, key, _id(request))
+        found = await asyncio.to_thread(self._known.find, FileRecord, key, _id(request))
         return JSONResponse(file_view(found))
 
     async def delete(self, request: Request) -> Response:
@@ -115,7 +115,7 @@ class BatchRoutes:
     async def content(self, request: Request) -> Response:
         """The bytes of a file."""
         key, known = await self._gateway.key(request), self._known
-        found = await asyncio.to_thread(known.file, key, _id(request))
+        found = await asyncio.to_thread(known.find, FileRecord, key, _id(request))
         headers = {
             "Content-Length": str(found.bytes),
             "Content-Disposition": f"attachment; filename*=UTF-8''{quote(found.name)}",
@@ -140,14 +140,14 @@ class BatchRoutes:
     async def batches(self, request: Request) -> Response:
         """A page of the batches."""
         key, known = await self._gateway.key(request), self._known
-        found = await asyncio.to_thread(known.batches, key)
+        found = await asyncio.to_thread(known.all, BatchRecord, key)
         asked = _asked_page(request, 100, usual=20)
         return JSONResponse(await asyncio.to_thread(lambda: page(found, known.view, *asked)))
 
     async def batch(self, request: Request) -> Response:
         """A batch."""
         key, known = await self._gateway.key(request), self._known
-        found = await asyncio.to_thread(known.batch, key, _id(request))
+        found = await asyncio.to_thread(known.find, BatchRecord, key, _id(request))
         return JSONResponse(await asyncio.to_thread(known.view, found))
 
     async def cancel(self, request: Request) -> Response:
@@ -158,7 +158,7 @@ class BatchRoutes:
     async def events(self, request: Request) -> Response:
         """The batch whenever it changes, until its end."""
         key, known = await self._gateway.key(request), self._known
-        found = await asyncio.to_thread(known.batch, key, _id(request))
+        found = await asyncio.to_thread(known.find, BatchRecord, key, _id(request))
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         events = self._events(known, found)
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
