@@ -59,7 +59,7 @@ File = Annotated[Name, Field(title="FILE")]
 Files = Annotated[tuple[File, ...], Field(title="FILE")]
 Column = Annotated[Name, Field(title="NAME")]
 Columns = Annotated[tuple[Column, ...], Field(title="NAME,...")]
-Positive = Annotated[int, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1, title="N")]
 Shard = Annotated[
     tuple[int, int], BeforeValidator(_read_shard), AfterValidator(_check_shard), Field(title="K/N")
 ]
@@ -117,7 +117,7 @@ class FileRequest(WireModel):
     """Lists, such as the passages of a query, to make a row of each item."""
     delimiter: Delimiter | None = None
     """Character between two fields of CSV or TSV.  [default: noticed]"""
-    max_field_mib: Annotated[int, Field(ge=1, le=1024)] | None = None
+    max_field_mib: Annotated[int, Field(ge=1, le=1024, title="N")] | None = None
     """Longest field of CSV or TSV, in MiB; a longer one is taken for an open quote.  [default: 16]"""
     limit: Positive | None = None
     """Score only the first N rows."""

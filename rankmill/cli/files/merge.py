@@ -15,14 +15,15 @@ from rankmill.producer.files.stores.paths import ObjectPath
 
 @options.command("merge")
 @click.argument("shards", nargs=-1, required=True, type=options.PATH, metavar="SHARD...")
-@options.new_file
+@options.of(options.NewTable)
 @options.force
-def merge_shards(shards: tuple[Path, ...], output: Path, force: bool) -> None:
+def merge_shards(shards: tuple[Path, ...], asked: options.NewTable, force: bool) -> None:
     """Merge the outputs of score-file --shard.
 
     SHARDS are the outputs of --shard 1/N to N/N; the rows of OUTPUT are in the input's order. The command
     checks that all shards are there, once, and were made from the same input with the same options.
     """
+    output = asked.output
     options.new_table(output, "shards are not ranked", force=force)
     paths = [path for shard in shards for path in _there(shard)]
     merged = merge(paths, output)

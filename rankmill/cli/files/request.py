@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import click
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from rankmill.cli import options
 from rankmill.jobs.protocol.submitted.request import DATASET, FileRequest
@@ -27,8 +27,8 @@ def file_options(function: options.Function) -> options.Function:
         function(request=request, **given)
 
     made: options.Function = run
-    for name, field in reversed(FileRequest.model_json_schema()["properties"].items()):
-        made = (_OWN.get(name) or _option(name, field))(made)
+    for name, option in reversed(options.made_of(FileRequest).items()):
+        made = _OWN.get(name, option)(made)
         made = _DATASET(made) if name == "depth" else made
     return made
 
@@ -49,53 +49,13 @@ def _take_request(given: dict[str, Any]) -> FileRequest:
         return FileRequest(**asked)
     except ValidationError as error:
         where = "".join(f"{part}: " for part in error.errors()[0]["loc"][:1])
-        raise click.UsageError(f"{where}{_reason(error)}") from None
-
-
-def _option(name: str, field: dict[str, Any]) -> options.Option:
-    """The option of a field with this JSON schema."""
-    kind = field.get("anyOf", [field])[0]  # of a field that may be None
-    text = " ".join(field["description"].split()).replace(" [default:", "  [default:")
-    own: dict[str, Any] = {"metavar": kind.get("title")}
-    default = field["default"]
-    if kind["type"] == "boolean":
-        own = {"is_flag": True}
-    elif kind["type"] == "integer":
-        own = {"metavar": "N", "type": click.IntRange(kind["minimum"], kind.get("maximum"))}
-    elif "enum" in kind:
-        own = {"type": click.Choice(kind["enum"])}
-    elif default == []:
-        own |= {"multiple": True, "callback": _split if own["metavar"].endswith(",...") else None}
-        default = None
-    else:
-        own["callback"] = _checked
-    flags = (*(["-o"] if name == "output" else []), f"--{name.replace('_', '-')}")
-    own |= {"default": default, "show_default": isinstance(default, str)}
-    return click.option(*flags, name, help=text, **own)
-
-
-def _split(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """The names in all uses of an option, each of which is a list separated by commas."""
-    return tuple(name for names in given for name in names.split(",") if name)
-
-
-def _checked(context: click.Context, option: click.Parameter, given: str | None) -> Any:
-    """The value of one field, which must be right."""
-    field = FileRequest.model_fields[str(option.name)]
-    try:
-        return TypeAdapter(field.rebuild_annotation()).validate_python(given)
-    except ValidationError as error:
-        raise click.BadParameter(_reason(error)) from None
+        raise click.UsageError(f"{where}{options.reason(error)}") from None
 
 
 def _dataset(context: click.Context, option: click.Parameter, given: str | None) -> str | None:
     if given is None or given.startswith(DATASET):
         return given
     raise click.BadParameter(f"{given!r} is no dataset of ir_datasets, such as irds:beir/scifact/test")
-
-
-def _reason(error: ValidationError) -> str:
-    return error.errors()[0]["msg"].removeprefix("Value error, ")
 
 
 _OWN: dict[str, options.Option] = {

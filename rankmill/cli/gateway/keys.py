@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, get_args
+from typing import Annotated
 
 import click
+from pydantic import Field
 
 from rankmill.cli import options
 from rankmill.cluster.tables import duration
@@ -20,55 +21,37 @@ def keys() -> None:
     """Make, list and revoke the API keys of the gateway."""
 
 
+class KeyOptions(options.Options):
+    """What a key allows."""
+
+    models: Annotated[tuple[str, ...], Field(title="NAME")] = Field((), alias="model")
+    """A model that it may use, with all its versions; repeat it for several.  [default: all]"""
+    pairs_per_minute: options.Number | None = None
+    """Most pairs in a minute, batches not counted.  [default: no limit]"""
+    requests_at_once: options.Number | None = None
+    """Most requests in progress.  [default: no limit]"""
+    priority: Priority | None = None
+    """Priority of its requests.  [default: request up to 256 pairs, else bulk]"""
+    days: Annotated[float, Field(gt=0, le=36500, title="N")] = 365
+    """Days until it expires."""
+    admin: bool = False
+    """It may load and unload models, and see everybody's files."""
+    manage_models: bool = False
+    """It may push models into the registry, set aliases and remove; with --model, those models only."""
+
+
 @options.command("create")
 @click.argument("name")
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    metavar="NAME",
-    help="A model that it may use, with all its versions; repeat it for several.  [default: all]",
-)
-@click.option(
-    "--pairs-per-minute",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Most pairs in a minute, batches not counted.  [default: no limit]",
-)
-@click.option(
-    "--requests-at-once",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Most requests in progress.  [default: no limit]",
-)
-@click.option(
-    "--priority",
-    type=click.Choice(get_args(Priority)),
-    help="Priority of its requests.  [default: request up to 256 pairs, else bulk]",
-)
-@click.option(
-    "--days",
-    type=click.FloatRange(min=0, min_open=True, max=36500),
-    default=365,
-    show_default=True,
-    metavar="N",
-    help="Days until it expires.",
-)
-@click.option("--admin", is_flag=True, help="It may load and unload models, and see everybody's files.")
-@click.option(
-    "--manage-models",
-    is_flag=True,
-    help="It may push models into the registry, set aliases and remove; with --model, those models only.",
-)
+@options.of(KeyOptions)
 @options.settings("redis_url")
 @options.as_json
-def create(name: str, settings: Settings, as_json: bool, **allowed: Any) -> None:
+def create(name: str, asked: KeyOptions, settings: Settings, as_json: bool) -> None:
     """Make a key and print it: it cannot be shown again.
 
     NAME says whose it is, in metrics and logs. Keys of one name share their limits, files and batches: to
     replace a key, make another of its name, and revoke the first by its id.
     """
-    allowed["models"] = allowed["models"] or None
+    allowed = {**asked.model_dump(), "models": asked.models or None}
     text, key = _store(settings).create(name, **allowed)
     click.echo(json.dumps({"key": text, **_shown(key)}) if as_json else text)
 

@@ -24,21 +24,17 @@ _SHOWN = 10
 @click.argument("first", metavar="NAME@V1")
 @click.argument("second", metavar="NAME@V2")
 @click.argument("inputs", nargs=-1, required=True, metavar="FILE...")
-@options.sampled
+@options.of(options.SampleOptions, "pairs")
 @click.option("--report", metavar="DIR", type=click.Path(path_type=Path),
               help="Folder for a report with plots; needs matplotlib.")  # fmt: skip
-@options.columns()
 @options.settings("registry", "precision", "queue", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED)
 @options.as_json
 def compare(
     first: str,
     second: str,
     inputs: tuple[str, ...],
-    label_column: str | None,
-    sample: int,
+    pairs: options.SampleOptions,
     report: Path | None,
-    query_column: str,
-    passage_column: str,
     settings: Settings,
     as_json: bool,
 ) -> None:
@@ -49,8 +45,9 @@ def compare(
     """
     if report:
         options.require_plots()
-    columns = TextColumns(query_column, passage_column)
-    found = compare_models((first, second), inputs, columns, label_column, sample, _SHOWN, settings)
+    columns = TextColumns(pairs.query_column, pairs.passage_column)
+    models = (first, second)
+    found = compare_models(models, inputs, columns, pairs.label_column, pairs.sample, _SHOWN, settings)
     if as_json:
         click.echo(json.dumps(_as_json(found)))
     else:
