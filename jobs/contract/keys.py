@@ -157,9 +157,9 @@ def runners(queue: str) -> str:
     return f"{PREFIX}:queue:{queue}:runners"
 
 
-def renamed_runners(queue: str) -> str:
+def new_name_runners(queue: str) -> str:
     """Sorted set: of a queue's live runners, those that take jobs by their names in `rankmill`."""
-    return f"{PREFIX}:queue:{queue}:renamed-runners"
+    return f"{PREFIX}:queue:{queue}:new-name-runners"
 
 
 def webhooks(queue: str) -> str:

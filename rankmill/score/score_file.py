@@ -83,6 +83,7 @@ def score_file(
     """
     started = time.monotonic()
     _use_system_memory()
+    # What is asked for: files that are there, and an output that can be made of them.
     found = find_input(request)
     target = find_target(request, found.files)
     target.check(found.files, settings)
@@ -92,12 +93,14 @@ def score_file(
         work = stack.enter_context(
             Workspace(target.place(), restart=request.restart, force=request.force, models=len(asked))
         )
+        # What the scores depend on: if that is as before, an interrupted run is continued.
         inputs, cache = found.identify(work.folder, stack), cache_folder(settings.cache_dir)
         target.refuse_unused(found.files)
         now = partial(manifest, inputs, asked, row_options(request, settings), cache)
         work.begin(made_from := now())
         models = _with_versions(asked, settings, work)
         settings = settings.model_copy(update={"model": models[0]})
+        # The pairs, and the columns that they get.
         session = stack.enter_context(Session(settings, cluster))
         source = found.open()
         logger.debug("%s rows in %d files", f"{source.rows:,}", len(found.files))
@@ -121,11 +124,13 @@ def score_file(
         )
         stack.enter_context(output)
         logger.debug("run on queue %r, %s", settings.queue, "embedded" if session.embedded else "of --redis")
+        # The scoring.
         startup = 0.0
         if source.rows:
             with view(source.rows) as show:
                 _score(session, request, source, output, work, show, tally, earlier, several)
             startup = session.watch.since(started)
+        # The output is complete: if all is still as it was, it is moved into place.
         output.finish(about())
         source.check_unchanged()
         _check_models(tally, made_from, now)

@@ -68,7 +68,7 @@ class FileRunStore:
         self.ttl = ttl
         self._leases = self.queue.started_job_registry.key
         self._pauses = self.queue.scheduled_job_registry.key
-        self._runners = (keys.runners(queue), keys.renamed_runners(queue))
+        self._runners = (keys.runners(queue), keys.new_name_runners(queue))
 
     def submit(self, order: FileOrder, run_id: str | None = None) -> FileRun:
         """Put a run into the queue; `run_id` is a new id, if the caller has made one."""

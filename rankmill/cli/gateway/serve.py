@@ -67,7 +67,7 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
     set_up(settings.log_level, settings.log_format)
     _require_packages()
     from rankmill.gateway.app import make_app
-    from rankmill.gateway.batches.folder import Folder
+    from rankmill.gateway.batches.folder import FilesFolder
     from rankmill.gateway.keys.api_keys import KeyStore
     from rankmill.gateway.serve import GRPC_PORT, is_loopback, keys_needed, listen_at
     from rankmill.gateway.serve import serve as run
@@ -84,7 +84,7 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
             url = cluster.url()
             failed = stack.enter_context(_watched(cluster))
             if settings.gateway_files:
-                files = quote(str(Folder(settings.gateway_files).path))
+                files = quote(str(FilesFolder(settings.gateway_files).path))
                 command = f"rankmill runner --redis {url} --read {files} --write {files}"
                 click.echo(f"batches wait for a runner: {command}", err=True)
         if not url:

@@ -19,7 +19,7 @@ from rankmill.producer.files.stores.whole import whole_file
 _BLOCK_BYTES = 1 << 20
 
 
-class Folder:
+class FilesFolder:
     """The setting ``gateway_files``.
 
     Parameters

@@ -12,7 +12,7 @@ from typing import Annotated, Any, BinaryIO
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from rankmill.gateway.batches.folder import Folder
+from rankmill.gateway.batches.folder import FilesFolder
 from rankmill.gateway.batches.lines import ENDPOINTS, first_request, holds_requests
 from rankmill.gateway.batches.records import (
     EVERYBODY,
@@ -86,7 +86,7 @@ class Batches:
     def __init__(self, settings: Settings, redis_url: str) -> None:
         assert settings.gateway_files
         self._settings = settings
-        self._folder = Folder(settings.gateway_files)
+        self._folder = FilesFolder(settings.gateway_files)
         client = client_for(redis_url, settings.redis_wait_seconds)
         self._store = BatchStore(client, settings.file_run_ttl)
         self._runs = FileRunStore(client, settings.file_queue, settings.file_run_ttl)
