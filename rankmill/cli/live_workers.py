@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -94,21 +95,34 @@ _wait = click.option(
     help=f"Longest wait for the workers to do it; 0: do not wait.  [default: {_ORDER_SECONDS}]",
 )  # fmt: skip
 
-_INTERRUPTED = "the order stays, and the worker carries it out"
+
+def _order_command(name: OrderName, *arguments: options.Option) -> Callable[[Function], click.Command]:
+    """A command of `workers` with these arguments; its function gets a connection to the server."""
+
+    def wrap(function: Function) -> click.Command:
+        @functools.wraps(function)
+        def run(settings: Settings, **given: Any) -> None:
+            function(options.connection(settings), **given)
+
+        made: Function = run
+        own: list[options.Option] = [*arguments, options.settings("redis_url"), _wait, options.as_json]
+        for option in reversed(own):
+            made = option(made)
+        interrupted = "the order stays, and the worker carries it out"
+        command = options.command(name, interrupted=interrupted)(made)
+        workers.add_command(command)
+        return command
+
+    return wrap
 
 
-@options.command("drain", interrupted=_INTERRUPTED)
-@_names(required=True)
-@options.settings("redis_url")
-@_wait
-@options.as_json
-def drain(names: tuple[str, ...], settings: Settings, **how: Any) -> None:
+@_order_command("drain", _names(required=True))
+def drain(client: redis.Redis, names: tuple[str, ...], **how: Any) -> None:
     """Let workers finish their chunks and take no more.
 
     NAME is a worker's name or the beginning of it. A drained worker stays alive, with its models loaded,
     until it is resumed or stopped. A worker that is started anew is not drained.
     """
-    client = options.connection(settings)
     every = read_cluster(client, page_size=0).workers
     chosen = [find_worker(every, name) for name in dict.fromkeys(names)]
     for queue in queues_without(every, [worker.name for worker in chosen]):
@@ -116,56 +130,35 @@ def drain(names: tuple[str, ...], settings: Settings, **how: Any) -> None:
     _order(client, chosen, "drain", **how)
 
 
-@options.command("resume", interrupted=_INTERRUPTED)
-@_names(required=True)
-@options.settings("redis_url")
-@_wait
-@options.as_json
-def resume(names: tuple[str, ...], settings: Settings, **how: Any) -> None:
+@_order_command("resume", _names(required=True))
+def resume(client: redis.Redis, names: tuple[str, ...], **how: Any) -> None:
     """Let drained workers take chunks again.
 
     NAME is a worker's name or the beginning of it.
     """
-    client = options.connection(settings)
     _order(client, _chosen(client, names), "resume", **how)
 
 
-@options.command("warm", interrupted=_INTERRUPTED)
-@click.argument("model")
-@_names(required=False)
-@options.settings("redis_url")
-@_wait
-@options.as_json
-def warm(model: str, names: tuple[str, ...], settings: Settings, **how: Any) -> None:
+@_order_command("warm", click.argument("model"), _names(required=False))
+def warm(client: redis.Redis, model: str, names: tuple[str, ...], **how: Any) -> None:
     """Load a model before chunks need it.
 
     MODEL is a hub id, a directory on the workers' hosts, or 'demo'. It is loaded with the workers' own
     settings (precision, …), if need be in the place of the model that was not used for longest. NAME is a
     worker's name or the beginning of it; without NAME all workers load the model.
     """
-    client = options.connection(settings)
     _order(client, _chosen(client, names), "warm", _model(model), **how)
 
 
-@options.command("unload", interrupted=_INTERRUPTED)
-@click.argument("model", shell_complete=_loaded_models)
-@_names(required=False)
-@options.settings("redis_url")
-@_wait
-@options.as_json
-def unload(model: str, names: tuple[str, ...], settings: Settings, **how: Any) -> None:
+@_order_command("unload", click.argument("model", shell_complete=_loaded_models), _names(required=False))
+def unload(client: redis.Redis, model: str, names: tuple[str, ...], **how: Any) -> None:
     """Free the memory of a model.
 
     MODEL is the name that rankmill workers shows. A worker first scores the chunks that it has claimed. It
     loads the model again when another chunk needs it: drain the worker to prevent that. NAME is a worker's
     name or the beginning of it; without NAME all workers unload the model.
     """
-    client = options.connection(settings)
     _order(client, _chosen(client, names), "unload", _model(model), **how)
-
-
-for _command in (drain, resume, warm, unload):
-    workers.add_command(_command)
 
 
 def _chosen(client: redis.Redis, names: tuple[str, ...]) -> list[WorkerState]:

@@ -1,4 +1,4 @@
-"""Options that several commands share, each declared once."""
+"""Options: those that commands share, each declared once, and those that are made of the fields of a model."""
 
 from __future__ import annotations
 
@@ -207,13 +207,13 @@ Number = Annotated[int, Field(ge=1, title="N")]
 """The title of a type is what stands for its values in ``--help``."""
 
 
-class Options(BaseModel):
+class CommandOptions(BaseModel):
     """Base of a command's own options: each field is one, and its text is the help."""
 
     model_config = ConfigDict(frozen=True, populate_by_name=True, use_attribute_docstrings=True)
 
 
-class SampleOptions(Options):
+class SampleOptions(CommandOptions):
     """A sample of pairs in files."""
 
     label_column: Column | None = None
@@ -226,14 +226,14 @@ class SampleOptions(Options):
     """Column with the passage."""
 
 
-class NewTable(Options):
+class NewTable(CommandOptions):
     """A file of rows to make."""
 
     output: StoredPath
     """File to write: .parquet, .csv, .tsv or .jsonl."""
 
 
-def of(model: type[Options], called: str = "asked") -> Option:
+def of(model: type[CommandOptions], called: str = "asked") -> Option:
     """Give a command a `model`, made of the options that its fields are, by the name `called`."""
     named = made_of(model)
 
@@ -282,7 +282,7 @@ def _option(name: str, schema: dict[str, Any], field: FieldInfo) -> Option:
         own["callback"] = _check(field)
     if "multiple" not in own and not field.is_required():
         own |= {"default": field.default, "show_default": kind_name != "boolean"}
-    text = " ".join(schema["description"].split()).replace(" [default:", "  [default:")
+    text = " ".join(schema.get("description", "").split()).replace(" [default:", "  [default:")
     flags = (*(["-o"] if name == "output" else []), f"--{(field.alias or name).replace('_', '-')}")
     return click.option(*flags, name, help=text, required=field.is_required(), **own)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rankmill.lab.evaluation.evaluate import Result
 
 
-class EvaluateOptions(options.Options):
+class EvaluateOptions(options.CommandOptions):
     """What a ranking is measured by, and what is shown."""
 
     qrels: options.File

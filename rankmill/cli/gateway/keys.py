@@ -21,7 +21,7 @@ def keys() -> None:
     """Make, list and revoke the API keys of the gateway."""
 
 
-class KeyOptions(options.Options):
+class KeyOptions(options.CommandOptions):
     """What a key allows."""
 
     models: Annotated[tuple[str, ...], Field(title="NAME")] = Field((), alias="model")

@@ -23,7 +23,7 @@ from rankmill.producer.local.embedded import EmbeddedCluster
 _LOOK_SECONDS = 0.5
 
 
-class ServeOptions(options.Options):
+class ServeOptions(options.CommandOptions):
     """What is served, and to whom."""
 
     embedded: bool = False

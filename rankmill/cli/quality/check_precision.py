@@ -25,7 +25,7 @@ class PrecisionRefused(RankmillError):
     """A precision ranks too differently from fp32, or loses rows."""
 
 
-class PrecisionOptions(options.Options):
+class PrecisionOptions(options.CommandOptions):
     """How precisions are compared."""
 
     precisions: Annotated[tuple[str, ...], Field(title="NAME")] = Field((), alias="precision")

@@ -34,7 +34,7 @@ Exit codes:
 The same command continues after an interruption."""
 
 
-class ExperimentOptions(options.Options):
+class ExperimentOptions(options.CommandOptions):
     """What is measured, with what, and where it is written."""
 
     output: Path = Path("experiments")

@@ -23,7 +23,7 @@ from rankmill.lab.tuning.precision_check import REFERENCE, Measured
 from rankmill.producer.files.readers import TextColumns
 
 
-class QuantizeOptions(options.Options):
+class QuantizeOptions(options.CommandOptions):
     """What is calibrated and measured with, and what is made."""
 
     output: Annotated[Path, Field(title="DIR")]

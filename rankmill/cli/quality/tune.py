@@ -54,7 +54,7 @@ def _check_duration(text: str) -> str:
     return text
 
 
-class TuneOptions(options.Options):
+class TuneOptions(options.CommandOptions):
     """What is tuned for, with what, and what is written."""
 
     objective: Objective = "throughput"
