@@ -1,4 +1,4 @@
-"""Options: those that commands share, each declared once, and those that are made of the fields of a model."""
+"""Options that commands share, each declared once; and options made of the fields of a model."""
 
 from __future__ import annotations
 

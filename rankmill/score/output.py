@@ -34,7 +34,7 @@ _OF_THE_PLACE = {
 
 
 @dataclass(frozen=True)
-class Target:
+class OutputTarget:
     """Where the output of a request is to be, a file or with ``rows_per_part`` a folder, and its form."""
 
     request: FileRequest
@@ -164,7 +164,7 @@ class Target:
         return plan_layout(source, self.file, self.form, columns, left_out, mean)
 
 
-def find_target(request: FileRequest, files: Sequence[InputFile]) -> Target:
+def find_target(request: FileRequest, files: Sequence[InputFile]) -> OutputTarget:
     """The requested output, else ``<input stem>.scored.parquet`` beside the input, or such a folder.
 
     Raises
@@ -174,7 +174,7 @@ def find_target(request: FileRequest, files: Sequence[InputFile]) -> Target:
     """
     if request.output:
         path = as_path(request.output)
-        return Target(request, resolved(path) if request.rows_per_part else path)
+        return OutputTarget(request, resolved(path) if request.rows_per_part else path)
     if any(is_url(name) for name in (*request.inputs, request.run or "")):
         raise InputError("the input is in an object store; name the output with -o")
     if request.run and request.run.startswith(DATASET):
@@ -184,7 +184,7 @@ def find_target(request: FileRequest, files: Sequence[InputFile]) -> Target:
     ending = "" if request.rows_per_part else default_ending(request.output_format)
     if request.run:
         path = resolved(Path(request.run))
-        return Target(request, path.with_name(f"{stem(path)}.scored{ending}"))
+        return OutputTarget(request, path.with_name(f"{stem(path)}.scored{ending}"))
     if request.reads_stdin:
         raise InputError("standard input (-) has no name; name the output with -o")
     whole = Path(request.inputs[0])
@@ -192,7 +192,7 @@ def find_target(request: FileRequest, files: Sequence[InputFile]) -> Target:
         raise InputError("several inputs make one output; name it with -o")
     name = resolved(whole).name if whole.is_dir() else stem(files[0].path)
     folder = resolved(whole if whole.is_dir() else files[0].path).parent
-    return Target(request, folder / f"{name}.scored{ending}")
+    return OutputTarget(request, folder / f"{name}.scored{ending}")
 
 
 def named_columns(request: FileRequest) -> dict[str, str]:
