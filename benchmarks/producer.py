@@ -26,6 +26,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -183,37 +184,27 @@ def measure(source: str, url: str, args: argparse.Namespace, profile: Path | Non
 
 def _score(out: Any, name: str, url: str, chunk_size: str, profile: Path | None) -> None:
     import rankmill.producer.files.corpus.joined  # noqa: F401 (pandas, which score_file imports where it is needed)
+    from rankmill.jobs.protocol.submitted.request import FileRequest
     from rankmill.jobs.runtime.settings import load_settings
-    from rankmill.producer.files.readers import TextColumns
     from rankmill.producer.files.stores.paths import as_path
-    from rankmill.score.request import Request, RunRequest
+    from rankmill.score.progress import progress_view
     from rankmill.score.score_file import score_file
 
     source = as_path(name)
     settings = load_settings({"redis_url": url, "model": "demo", "chunk_size": chunk_size})
-    run = None
+    inputs: dict[str, Any] = {"inputs": (str(source),)}
     if source.suffix == ".trec":
         queries, corpus = (str(source.with_name(name)) for name in ("queries.jsonl", "corpus.parquet"))
-        run = RunRequest(str(source), [queries], [corpus])
-    request = Request(
-        inputs=[] if run else [str(source)],
-        output=str(source.with_suffix(".scored.parquet")),
-        columns=TextColumns("query", "passage"),
-        score_column="score",
-        text_columns=(),
-        allow_nulls=True,
-        force=True,
-        restart=True,
-        quiet=True,
-        run=run,
-    )
+        inputs = {"run": str(source), "queries": (queries,), "corpus": (corpus,)}
+    output = str(source.with_suffix(".scored.parquet"))
+    request = FileRequest(**inputs, output=output, force=True, restart=True)
     watch = _Watch()
     recorder = cProfile.Profile(time.thread_time)
     watch.start()
     started, before = time.perf_counter(), os.times()
     if profile:
         recorder.enable()
-    score_file(request, settings)
+    score_file(request, settings, view=partial(progress_view, quiet=True))
     recorder.disable()
     seconds, after = time.perf_counter() - started, os.times()
     watch.end()

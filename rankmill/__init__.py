@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rankmill.jobs.contract.spec import ScoreSpec
     from rankmill.jobs.protocol.pairs_job import score_pairs
     from rankmill.jobs.protocol.recovery import score_chunk
-    from rankmill.jobs.protocol.submitted.job import score_file
+    from rankmill.jobs.protocol.submitted.store import score_file
     from rankmill.producer.client.aio.client import AsyncClient
     from rankmill.producer.client.aio.runs import AsyncDetachedRun, AsyncScoringRun, AsyncSubmittedFile
     from rankmill.producer.client.client import Client
@@ -64,7 +64,7 @@ _HOMES = {
     "ScoringWorker": "workers.worker",
     "SubmittedFile": "producer.client.submitted.file",
     "score_chunk": "jobs.protocol.recovery",
-    "score_file": "jobs.protocol.submitted.job",
+    "score_file": "jobs.protocol.submitted.store",
     "score_pairs": "jobs.protocol.pairs_job",
 }
 

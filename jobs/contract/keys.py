@@ -157,6 +157,11 @@ def runners(queue: str) -> str:
     return f"{PREFIX}:queue:{queue}:runners"
 
 
+def new_name_runners(queue: str) -> str:
+    """Sorted set: of a queue's live runners, those that take jobs by their names in `rankmill`."""
+    return f"{PREFIX}:queue:{queue}:new-name-runners"
+
+
 def webhooks(queue: str) -> str:
     """Sorted set: ended submitted runs whose webhook is not delivered, by the time of the next attempt."""
     return f"{PREFIX}:queue:{queue}:webhooks"

@@ -19,7 +19,7 @@ def config() -> None:
 
 
 @options.command("show")
-@options.settings()
+@options.flags()
 def show(config: str | None) -> None:
     """Print every setting as a command would use it, and its source.
 

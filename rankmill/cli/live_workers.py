@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -19,10 +20,8 @@ from rankmill.cluster.snapshot import read_cluster
 from rankmill.cluster.workers import WorkerState
 from rankmill.jobs.contract.errors import ExitCode, InputError
 from rankmill.jobs.protocol.orders import OrderName
-from rankmill.jobs.runtime.connection import connect
-from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.runtime.settings import Settings, load_settings
 
-_WAIT_SECONDS = 5
 _ORDER_SECONDS = 60
 
 Function = Callable[..., None]
@@ -42,7 +41,7 @@ class _Workers(click.Group):
 
 
 @options.group("workers", cls=_Workers)
-@options.settings("redis_url")
+@options.flags("redis_url")
 @watch.as_json
 @watch.watching
 @click.pass_context
@@ -59,7 +58,7 @@ def workers(context: click.Context, /, redis_url: str | None, config: str | None
     watch.View(
         lambda cluster: tables.live_table(cluster.workers),
         lambda cluster: json.dumps([worker.model_dump() for worker in cluster.workers]),
-    ).show(_client(redis_url, config), **how)
+    ).show(options.connection(load_settings({"redis_url": redis_url}, config)), **how)
 
 
 workers.add_command(score_workers, "start")
@@ -68,7 +67,8 @@ workers.add_command(score_workers, "start")
 def _reachable(context: click.Context) -> list[WorkerState]:
     """The workers that take orders, for a shell's completion; none if the server cannot be asked."""
     try:
-        client = _client(context.params.get("redis_url"), context.params.get("config"))
+        given = {"redis_url": context.params.get("redis_url")}
+        client = options.connection(load_settings(given, context.params.get("config")))
         return reachable(read_cluster(client, page_size=0).workers)
     except Exception:  # a shell that completes a word has no place for a message
         return []
@@ -95,82 +95,70 @@ _wait = click.option(
     help=f"Longest wait for the workers to do it; 0: do not wait.  [default: {_ORDER_SECONDS}]",
 )  # fmt: skip
 
-_INTERRUPTED = "the order stays, and the worker carries it out"
+
+def _order_command(name: OrderName, *arguments: options.Option) -> Callable[[Function], click.Command]:
+    """A command of `workers` with these arguments; its function gets a connection to the server."""
+
+    def wrap(function: Function) -> click.Command:
+        @functools.wraps(function)
+        def run(settings: Settings, **given: Any) -> None:
+            function(options.connection(settings), **given)
+
+        made: Function = run
+        own: list[options.Option] = [*arguments, options.settings("redis_url"), _wait, options.as_json]
+        for option in reversed(own):
+            made = option(made)
+        interrupted = "the order stays, and the worker carries it out"
+        command = options.command(name, interrupted=interrupted)(made)
+        workers.add_command(command)
+        return command
+
+    return wrap
 
 
-@options.command("drain", interrupted=_INTERRUPTED)
-@_names(required=True)
-@options.settings("redis_url")
-@_wait
-@options.as_json
-def drain(names: tuple[str, ...], **flags: Any) -> None:
+@_order_command("drain", _names(required=True))
+def drain(client: redis.Redis, names: tuple[str, ...], **how: Any) -> None:
     """Let workers finish their chunks and take no more.
 
     NAME is a worker's name or the beginning of it. A drained worker stays alive, with its models loaded,
     until it is resumed or stopped. A worker that is started anew is not drained.
     """
-    client = _client(flags["redis_url"], flags["config"])
     every = read_cluster(client, page_size=0).workers
     chosen = [find_worker(every, name) for name in dict.fromkeys(names)]
     for queue in queues_without(every, [worker.name for worker in chosen]):
         click.echo(f"warning: no other worker takes the chunks of queue {queue!r}; they will wait", err=True)
-    _order(client, chosen, "drain", **flags)
+    _order(client, chosen, "drain", **how)
 
 
-@options.command("resume", interrupted=_INTERRUPTED)
-@_names(required=True)
-@options.settings("redis_url")
-@_wait
-@options.as_json
-def resume(names: tuple[str, ...], **flags: Any) -> None:
+@_order_command("resume", _names(required=True))
+def resume(client: redis.Redis, names: tuple[str, ...], **how: Any) -> None:
     """Let drained workers take chunks again.
 
     NAME is a worker's name or the beginning of it.
     """
-    client = _client(flags["redis_url"], flags["config"])
-    _order(client, _chosen(client, names), "resume", **flags)
+    _order(client, _chosen(client, names), "resume", **how)
 
 
-@options.command("warm", interrupted=_INTERRUPTED)
-@click.argument("model")
-@_names(required=False)
-@options.settings("redis_url")
-@_wait
-@options.as_json
-def warm(model: str, names: tuple[str, ...], **flags: Any) -> None:
+@_order_command("warm", click.argument("model"), _names(required=False))
+def warm(client: redis.Redis, model: str, names: tuple[str, ...], **how: Any) -> None:
     """Load a model before chunks need it.
 
     MODEL is a hub id, a directory on the workers' hosts, or 'demo'. It is loaded with the workers' own
     settings (precision, …), if need be in the place of the model that was not used for longest. NAME is a
     worker's name or the beginning of it; without NAME all workers load the model.
     """
-    client = _client(flags["redis_url"], flags["config"])
-    _order(client, _chosen(client, names), "warm", _model(model), **flags)
+    _order(client, _chosen(client, names), "warm", _model(model), **how)
 
 
-@options.command("unload", interrupted=_INTERRUPTED)
-@click.argument("model", shell_complete=_loaded_models)
-@_names(required=False)
-@options.settings("redis_url")
-@_wait
-@options.as_json
-def unload(model: str, names: tuple[str, ...], **flags: Any) -> None:
+@_order_command("unload", click.argument("model", shell_complete=_loaded_models), _names(required=False))
+def unload(client: redis.Redis, model: str, names: tuple[str, ...], **how: Any) -> None:
     """Free the memory of a model.
 
     MODEL is the name that rankmill workers shows. A worker first scores the chunks that it has claimed. It
     loads the model again when another chunk needs it: drain the worker to prevent that. NAME is a worker's
     name or the beginning of it; without NAME all workers unload the model.
     """
-    client = _client(flags["redis_url"], flags["config"])
-    _order(client, _chosen(client, names), "unload", _model(model), **flags)
-
-
-for _command in (drain, resume, warm, unload):
-    workers.add_command(_command)
-
-
-def _client(redis_url: str | None, config: str | None) -> redis.Redis:
-    return connect(options.server(load_settings({"redis_url": redis_url}, config)), _WAIT_SECONDS)
+    _order(client, _chosen(client, names), "unload", _model(model), **how)
 
 
 def _chosen(client: redis.Redis, names: tuple[str, ...]) -> list[WorkerState]:
@@ -195,7 +183,6 @@ def _order(
     *,
     wait_seconds: float,
     as_json: bool,
-    **_: object,
 ) -> None:
     """Give the order, print what became of it, and exit with 1 unless all workers have done it."""
     found = order_workers(client, chosen, what, model, wait_seconds=wait_seconds)

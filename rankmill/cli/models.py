@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from rankmill.cli import options
 from rankmill.cli.registry import aliases, listing, transfer
 from rankmill.cli.registry.compare import compare
-from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.registry.model_report import ModelReport, model_report
 
 
@@ -21,16 +19,17 @@ def models() -> None:
 @options.command("describe")
 @click.argument("model")
 @options.settings(
-    "revision", "max_length", "activation", "instruction", "prompt_template", "label", "device", "registry"
-)
+    "revision", "max_length", "activation", "instruction", "prompt_template", "label", "device", "registry",
+    others=("model",),
+)  # fmt: skip
 @options.as_json
-def describe(model: str, config: str | None, as_json: bool, **flags: Any) -> None:
+def describe(settings: Settings, as_json: bool) -> None:
     """Show how MODEL is scored, and what can run it here.
 
     Its family, prompt, outputs, activation and length; for each backend the precisions that can run it on
     this host, or why they cannot. Reads the model's small files, not its weights.
     """
-    report = model_report(load_settings({"model": model, **flags}, config))
+    report = model_report(settings)
     click.echo(report.model_dump_json(indent=2) if as_json else "\n".join(_lines(report)))
 
 

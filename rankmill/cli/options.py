@@ -1,18 +1,38 @@
-"""Options that several commands share, each declared once."""
+"""Options that commands share, each declared once; and options made of the fields of a model."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import click
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+)
+from pydantic.fields import FieldInfo
 
 from rankmill.cli.exits import clean_exit
-from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.contract.errors import ConfigError, InputError
 from rankmill.jobs.runtime.limits import cores
-from rankmill.jobs.runtime.settings import Settings, merge_settings
+from rankmill.jobs.runtime.logs import set_up
+from rankmill.jobs.runtime.settings import Settings, load_settings, merge_settings
 from rankmill.producer.files.stores.paths import as_path, is_url
+
+if TYPE_CHECKING:
+    import redis
+
+    from rankmill.producer.files.outputs import OutputFormat
+
+_WAIT_SECONDS = 5
 
 Function = Callable[..., None]
 Option = Callable[[Function], Function]
@@ -100,7 +120,39 @@ def group(name: str, cls: type[click.Group]) -> Callable[[Function], click.Group
     return wrap
 
 
-def settings(*names: str, **defaults: str) -> Option:
+def settings(*names: str, logs: bool = False, others: tuple[str, ...] = (), **defaults: str) -> Option:
+    """Give a command its ``settings``: those of the options that `flags` adds, and of what they override.
+
+    Parameters
+    ----------
+    names, defaults
+        As of `flags`.
+    logs
+        Whether the command logs; ``quiet`` and ``verbose`` say how much, if it has these options.
+    others
+        Settings that other options or arguments of the command have given.
+    """
+    taken = (*names, *defaults, *others)
+
+    def wrap(function: Function) -> Function:
+        @functools.wraps(function)
+        def run(*args: Any, config: str | None, **given: Any) -> None:
+            values = {name: given.pop(name) for name in taken}
+            if given.pop("verbose", False):
+                values["log_level"] = "debug"
+            if logs and given.get("quiet"):
+                values["log_level"] = "error"
+            found = load_settings(values, config)
+            if logs:
+                set_up(found.log_level, found.log_format)
+            function(*args, settings=found, **given)
+
+        return flags(*names, **defaults)(run)
+
+    return wrap
+
+
+def flags(*names: str, **defaults: str) -> Option:
     """``--config``, and flags that override the settings called `names`.
 
     The keys of `defaults` are flags as well; their values replace the default that --help shows.
@@ -142,6 +194,121 @@ def _values(annotation: Any) -> tuple[list[str], bool]:
     return words, annotation is int or any(number for _, number in parts)
 
 
+Column = Annotated[str, Field(title="NAME")]
+File = Annotated[str, Field(title="FILE")]
+FilePath = Annotated[Path, Field(title="FILE")]
+StoredPath = Annotated[
+    Path,
+    PlainValidator(lambda path: path),
+    WithJsonSchema({"type": "string", "format": "stored-path", "title": "FILE"}),
+]
+"""A file, or an object in a store."""
+Number = Annotated[int, Field(ge=1, title="N")]
+"""The title of a type is what stands for its values in ``--help``."""
+
+
+class CommandOptions(BaseModel):
+    """Base of a command's own options: each field is one, and its text is the help."""
+
+    model_config = ConfigDict(frozen=True, populate_by_name=True, use_attribute_docstrings=True)
+
+
+class SampleOptions(CommandOptions):
+    """A sample of pairs in files."""
+
+    label_column: Column | None = None
+    """Column with the relevance as a number; also report nDCG@10."""
+    sample: Annotated[int, Field(ge=2)] = 2000
+    """Number of rows to score: random ones, up to 50 of each query first."""
+    query_column: Column = "query"
+    """Column with the query."""
+    passage_column: Column = "passage"
+    """Column with the passage."""
+
+
+class NewTable(CommandOptions):
+    """A file of rows to make."""
+
+    output: StoredPath
+    """File to write: .parquet, .csv, .tsv or .jsonl."""
+
+
+def of(model: type[CommandOptions], called: str = "asked") -> Option:
+    """Give a command a `model`, made of the options that its fields are, by the name `called`."""
+    named = made_of(model)
+
+    def wrap(function: Function) -> Function:
+        @functools.wraps(function)
+        def run(*args: Any, **given: Any) -> None:
+            asked = model(**{name: given.pop(name) for name in named})
+            function(*args, **{called: asked}, **given)
+
+        made: Function = run
+        for option in reversed(named.values()):
+            made = option(made)
+        return made
+
+    return wrap
+
+
+def made_of(model: type[BaseModel]) -> dict[str, Option]:
+    """The options that the fields of a model are, by name: a field's type, default and text say what it is.
+
+    The title of its type is what stands for its value in ``--help``.
+    """
+    schema = model.model_json_schema(by_alias=False)["properties"]
+    return {name: _option(name, schema[name], field) for name, field in model.model_fields.items()}
+
+
+def _option(name: str, schema: dict[str, Any], field: FieldInfo) -> Option:
+    kind = schema.get("anyOf", [schema])[0]  # of a field that may be None
+    title, kind_name = kind.get("title"), kind["type"]
+    own: dict[str, Any] = {"metavar": None if title == name.replace("_", " ").title() else title}
+    least, most = kind.get("minimum", kind.get("exclusiveMinimum")), kind.get("maximum")
+    if kind_name == "boolean":
+        own = {"is_flag": True}
+    elif "enum" in kind:
+        own = {"type": click.Choice(kind["enum"])}
+    elif kind_name == "integer":
+        own["type"] = click.INT if least is None else click.IntRange(least, most)
+    elif kind_name == "number":
+        is_open = "exclusiveMinimum" in kind
+        own["type"] = click.FLOAT if least is None else click.FloatRange(least, most, min_open=is_open)
+    elif "path" in kind.get("format", ""):
+        own["type"] = PATH if kind["format"] == "stored-path" else click.Path(path_type=Path)
+    elif field.default == ():
+        own |= {"multiple": True, "callback": _split if (title or "").endswith(",...") else None}
+    else:
+        own["callback"] = _check(field)
+    if "multiple" not in own and not field.is_required():
+        own |= {"default": field.default, "show_default": kind_name != "boolean"}
+    text = " ".join(schema.get("description", "").split()).replace(" [default:", "  [default:")
+    flags = (*(["-o"] if name == "output" else []), f"--{(field.alias or name).replace('_', '-')}")
+    return click.option(*flags, name, help=text, required=field.is_required(), **own)
+
+
+def _split(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """The names in all uses of an option, each of which is a list separated by commas."""
+    return tuple(name for names in given for name in names.split(",") if name)
+
+
+def _check(field: FieldInfo) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """A callback that reads the value of a field."""
+
+    def checked(context: click.Context, option: click.Parameter, given: str | None) -> Any:
+        try:
+            return TypeAdapter(field.rebuild_annotation()).validate_python(given)
+        except ValidationError as error:
+            raise click.BadParameter(reason(error)) from None
+
+    return checked
+
+
+def reason(error: ValidationError) -> str:
+    """Why options are not valid: the first reason."""
+    return error.errors()[0]["msg"].removeprefix("Value error, ")
+
+
 def server(settings: Settings) -> str:
     """The server's URL; raises `ConfigError` if the settings name none."""
     if not settings.redis_url:
@@ -149,20 +316,11 @@ def server(settings: Settings) -> str:
     return settings.redis_url
 
 
-def columns(default: str | None = None) -> Option:
-    """Flags for the names of the query and passage columns; `default` is the default that --help shows."""
+def connection(settings: Settings) -> redis.Redis:
+    """A connection to the server for a command that looks once; it waits for some seconds at most."""
+    from rankmill.jobs.runtime.connection import connect
 
-    def wrap(function: Function) -> Function:
-        for name in ("passage", "query"):
-            function = click.option(
-                f"--{name}-column",
-                default=None if default else name,
-                metavar="NAME",
-                help=f"Column with the {name}.  [default: {default or name}]",
-            )(function)
-        return function
-
-    return wrap
+    return connect(server(settings), min(settings.redis_wait_seconds, _WAIT_SECONDS))
 
 
 class _FileOrObject(click.Path):
@@ -177,6 +335,33 @@ class _FileOrObject(click.Path):
 PATH = _FileOrObject(path_type=Path)
 """Type of an argument or option that names a file."""
 
+
+def new_table(output: Path, why: str, *, force: bool) -> OutputFormat:
+    """The form of a file of rows that is to be made at `output`.
+
+    Raises
+    ------
+    InputError
+        It cannot be written, or is a TREC run; `why` it cannot be one.
+    """
+    from rankmill.producer.files.outputs import OutputFormat, check_target  # pyarrow, which is slow to import
+
+    form = OutputFormat()
+    check_target(output, form)
+    if form.of(output) == "trec":
+        raise InputError(f"{output}: {why}; name a .parquet, .csv, .tsv or .jsonl file")
+    if output.exists() and not force:
+        raise InputError(f"{output} exists already; replace it with --force or name another with -o")
+    return form
+
+
+def require_plots() -> None:
+    """Raise `ConfigError` if there is no matplotlib."""
+    if find_spec("matplotlib") is None:
+        raise ConfigError("plots need matplotlib: pip install 'rankmill[bench]'")
+
+
+force = click.option("--force", is_flag=True, help="Replace an existing output.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 quiet = click.option("-q", "--quiet", is_flag=True, help="No progress display; no messages except errors.")
 version = click.version_option(package_name="rankmill")

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from contextlib import nullcontext
-from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from rankmill.cli import options
-from rankmill.cli.files.request import SETTINGS, file_options, file_request
+from rankmill.cli.files.request import SETTINGS, file_options
 from rankmill.jobs.contract.arrow import leave_out_pandas
 from rankmill.jobs.contract.errors import ExitCode
+from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.settings import Settings, load_settings
 from rankmill.producer.local.embedded import EmbeddedCluster
 
 if TYPE_CHECKING:
-    from rankmill.score.request import Request
     from rankmill.score.summary import Summary
 
 _WORTH_A_HINT = 1.3
@@ -48,12 +47,14 @@ overrides the environment, and the environment overrides the file."""
 
 @options.command("score-file", epilog=_EPILOG, interrupted="the output is not complete")
 @file_options
-@options.settings(*SETTINGS, "workers", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED)
+@options.flags(*SETTINGS, "workers", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED)
 @options.as_json
 @options.quiet
 @click.option("-v", "--verbose", is_flag=True, help="More messages: one for each chunk.")
 @options.version
-def score_file(config: str | None, as_json: bool, quiet: bool, verbose: bool, **given: Any) -> None:
+def score_file(
+    request: FileRequest, config: str | None, as_json: bool, quiet: bool, verbose: bool, **given: Any
+) -> None:
     """Score the pairs of INPUT files with a cross-encoder.
 
     INPUT is a Parquet, CSV, TSV or JSON file (text also gzipped or zstd-compressed), a directory, a glob,
@@ -64,22 +65,21 @@ def score_file(config: str | None, as_json: bool, quiet: bool, verbose: bool, **
     With --run, --queries and --corpus, the pairs are those of a run, and their texts are looked up by id in
     an index that is made once and kept beside the corpus.
     """
-    asked = file_request(given)
     given["log_level"] = "error" if quiet else "debug" if verbose else None
     settings = load_settings(given, config)
     _refuse_unused(given, settings)
     set_up(settings.log_level, settings.log_format)
-    embedded = nullcontext() if settings.redis_url else EmbeddedCluster(settings, models=len(asked.models))
+    embedded = nullcontext() if settings.redis_url else EmbeddedCluster(settings, models=len(request.models))
     with embedded as cluster:
         # Imported only now: the server and the workers, which have just been started, start meanwhile.
-        from rankmill.score.request import Request
+        from rankmill.score.progress import progress_view
         from rankmill.score.score_file import score_file as run_score_file
 
         leave_out_pandas()
-        request = Request.of(asked, quiet=quiet)
-        summary = run_score_file(request, settings, cluster=cluster)
+        view = partial(progress_view, quiet=quiet)
+        summary = run_score_file(request, settings, cluster=cluster, view=view)
     if as_json:
-        click.echo(json.dumps(asdict(summary)))
+        click.echo(summary.model_dump_json())
     elif not quiet:
         click.echo(describe(summary, request))
     sys.exit(ExitCode.ROW_ERRORS if summary.row_errors else 0)
@@ -96,7 +96,7 @@ def _refuse_unused(given: dict[str, Any], settings: Settings) -> None:
         raise click.UsageError("--long-stride has no effect without --long split")
 
 
-def describe(summary: Summary, request: Request) -> str:
+def describe(summary: Summary, request: FileRequest) -> str:
     """The summary as text for a person."""
     if not summary.rows:
         return f"no rows in the input; an empty output is in {summary.output}"
@@ -133,10 +133,11 @@ def _how(summary: Summary) -> str:
     )
 
 
-def _check_int8(summary: Summary, request: Request) -> str:
+def _check_int8(summary: Summary, request: FileRequest) -> str:
     """The command that compares the rankings of int8 with those of fp32, on the same input."""
-    columns = request.columns
-    named = [] if columns.query == "query" else ["--query-column", columns.query]
-    named += [] if columns.passage == "passage" else ["--passage-column", columns.passage]
+    named: list[str] = []
+    for name in ("query_column", "passage_column"):
+        if request.is_given(name):
+            named += [f"--{name.replace('_', '-')}", getattr(request, name)]
     command = ["rankmill", "check-precision", *request.inputs, "--precision", "int8"]
     return shlex.join([*command, "--model", summary.model, *named])

@@ -7,7 +7,7 @@ import json
 import click
 
 from rankmill.cli import options, watch
-from rankmill.cli.submitted.lines import describe
+from rankmill.cli.submitted.wait import describe
 from rankmill.cli.watch import View, console
 from rankmill.cluster import tables
 from rankmill.cluster.snapshot import PAGE_RUNS, read_cluster
@@ -17,14 +17,11 @@ from rankmill.jobs.contract.run import MAX_ROW_ERRORS, Run
 from rankmill.jobs.protocol.detached import read_chunks
 from rankmill.jobs.protocol.row_errors import read_row_errors
 from rankmill.jobs.protocol.runs import RunStore
-from rankmill.jobs.protocol.submitted.store import FileRunStore
-from rankmill.jobs.runtime.connection import connect
-from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.runs.detached import DetachedRun
 from rankmill.producer.client.submitted.file import SubmittedFile, find_submitted, submitted_files
 
 _STATUS_RUNS = 10
-_WAIT_SECONDS = 5
 
 
 @options.command("status")
@@ -32,22 +29,20 @@ _WAIT_SECONDS = 5
 @options.settings("redis_url", "file_queue")
 @watch.as_json
 @watch.watching
-def status(
-    run_id: str | None, redis_url: str | None, file_queue: str | None, config: str | None, **how: bool
-) -> None:
+def status(run_id: str | None, settings: Settings, **how: bool) -> None:
     """Show queues, workers and runs; or a submitted run.
 
     RUN is the id of a submitted run, or the beginning of it.
     """
     if run_id:
-        files = _submitted(redis_url, file_queue, config)
+        files = submitted_files(options.connection(settings), settings)
         run = (find_submitted(files, run_id) or SubmittedFile(files, run_id)).status()
         click.echo(run.model_dump_json() if how["as_json"] else describe(run))
         return
     view = View(
         lambda cluster: tables.overview(cluster, _STATUS_RUNS), lambda cluster: cluster.model_dump_json()
     )
-    view.show(_store(redis_url, config).redis, **how)
+    view.show(options.connection(settings), **how)
 
 
 @options.command("runs")
@@ -56,14 +51,15 @@ def status(
     "--page", type=click.IntRange(min=1), default=1, help=f"Page number; a page has {PAGE_RUNS} runs."
 )
 @options.as_json
-def runs(redis_url: str | None, file_queue: str | None, config: str | None, page: int, as_json: bool) -> None:
+def runs(settings: Settings, page: int, as_json: bool) -> None:
     """List unfinished runs and submitted runs.
 
     The runs with the most recent activity come first. A submitted run is listed until it expires; while a
     runner works on it, its pairs are a run as well.
     """
-    cluster = read_cluster(_store(redis_url, config).redis, page=page - 1)
-    files = _submitted(redis_url, file_queue, config)
+    client = options.connection(settings)
+    cluster = read_cluster(client, page=page - 1)
+    files = submitted_files(client, settings)
     submitted = files.latest()
     if as_json:
         found = [run.model_dump() for run in cluster.runs]
@@ -84,15 +80,15 @@ def runs(redis_url: str | None, file_queue: str | None, config: str | None, page
 @options.command("cancel")
 @click.argument("run_id", metavar="RUN")
 @options.settings("redis_url", "file_queue")
-def cancel(run_id: str, redis_url: str | None, file_queue: str | None, config: str | None) -> None:
+def cancel(run_id: str, settings: Settings) -> None:
     """Cancel a run, or a submitted run.
 
     RUN is the run's id or the beginning of it. The run's waiting chunks leave the queue; its producer, and
     the workers' work on it, stop within seconds. score-file keeps the scores, and the same command continues;
     so does a file that is submitted again.
     """
-    store = _store(redis_url, config)
-    files = _submitted(redis_url, file_queue, config)
+    store = RunStore(options.connection(settings))
+    files = submitted_files(store.redis, settings)
     submitted = None if store.find(run_id) else find_submitted(files, run_id)
     if submitted:
         ended = submitted.cancel()
@@ -108,13 +104,13 @@ def cancel(run_id: str, redis_url: str | None, file_queue: str | None, config: s
 @click.argument("run_id", metavar="RUN")
 @options.settings("redis_url")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one line for each row.")
-def errors(run_id: str, redis_url: str | None, config: str | None, as_json: bool) -> None:
+def errors(run_id: str, settings: Settings, as_json: bool) -> None:
     """List the rows of a run without a score.
 
     Each row has its reason, the number of attempts, and the worker of the last attempt. RUN is the run's id
     or the beginning of it.
     """
-    store = _store(redis_url, config)
+    store = RunStore(options.connection(settings))
     run = _find(store, run_id)
     chunks = read_chunks(store.redis, run.id)
     if chunks is not None:
@@ -135,17 +131,6 @@ def errors(run_id: str, redis_url: str | None, config: str | None, as_json: bool
         click.echo(
             f"these are the first {len(found)}; OUTPUT.errors.jsonl will list all when the run is done"
         )
-
-
-def _store(redis_url: str | None, config: str | None) -> RunStore:
-    """The run store of the server that the options name."""
-    return RunStore(connect(options.server(load_settings({"redis_url": redis_url}, config)), _WAIT_SECONDS))
-
-
-def _submitted(redis_url: str | None, file_queue: str | None, config: str | None) -> FileRunStore:
-    """The submitted runs on the server that the options name."""
-    settings = load_settings({"redis_url": redis_url, "file_queue": file_queue}, config)
-    return submitted_files(connect(options.server(settings), _WAIT_SECONDS), settings)
 
 
 def _find(store: RunStore, prefix: str) -> Run:

@@ -6,15 +6,14 @@ import logging
 import signal
 import time
 from contextlib import suppress
-from typing import Any
 
 from rankmill.cli import options
 from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.runtime.connection import connect
 from rankmill.jobs.runtime.hosts import require_worker_packages
-from rankmill.jobs.runtime.logs import about, set_up
+from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors, waiting
-from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.local.embedded import worker_environs
 from rankmill.producer.local.processes import Worker, WorkerProcesses, WorkersFailed, worker_names
 
@@ -24,9 +23,11 @@ logger = logging.getLogger(__name__)
 
 
 @options.command("score-workers")
-@options.settings("redis_url", "queue", "workers", "threads", "device", "backend", "warm", "log_level")
+@options.settings(
+    "redis_url", "queue", "workers", "threads", "device", "backend", "warm", "log_level", logs=True
+)
 @options.version
-def score_workers(config: str | None, **flags: Any) -> None:
+def score_workers(settings: Settings) -> None:
     """Start this host's workers and keep them running.
 
     With several queues in --queue, separated by commas, they take jobs of the first one first.
@@ -38,10 +39,8 @@ def score_workers(config: str | None, **flags: Any) -> None:
     rest of their chunks to the queue; after a second signal they return all chunks at once.
     """
     require_worker_packages()
-    settings = load_settings(flags, config)
     server = options.server(settings)
     connect(server, settings.redis_wait_seconds).close()
-    set_up(settings.log_level, settings.log_format)
     environs = worker_environs(settings)
     processes = WorkerProcesses(
         [name.strip() for name in settings.queue.split(",") if name.strip()],

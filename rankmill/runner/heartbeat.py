@@ -10,7 +10,7 @@ from dataclasses import replace
 from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.protocol.leases import Renewals
 from rankmill.jobs.protocol.submitted.record import FileRun
-from rankmill.jobs.protocol.submitted.store import Claim, FileRunStore, Held
+from rankmill.jobs.protocol.submitted.store import FileRunStore, LeaseState, RunLease
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system.periodic import Periodic
@@ -36,12 +36,12 @@ class Heartbeat:
         self._name = name
         self._lease = settings.lease_seconds
         self._interrupt = interrupt
-        self._claim: Claim | None = None
+        self._claim: RunLease | None = None
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._renewals = Renewals(settings.heartbeat_seconds, settings.lease_seconds)
         self._periodic = Periodic("heartbeat", self._beat, settings.heartbeat_seconds)
-        self.held: Held = "held"
+        self.held: LeaseState = "held"
         """What the last heartbeat learned of the run."""
 
     def start(self) -> None:
@@ -55,7 +55,7 @@ class Heartbeat:
         with suppress(RankmillError), waiting(most=1):
             self._store.withdraw(self._name)
 
-    def hold(self, claim: Claim) -> None:
+    def hold(self, claim: RunLease) -> None:
         """Renew the lease of a run from now on."""
         with self._lock:
             self._claim, self.held = claim, "held"
@@ -66,7 +66,7 @@ class Heartbeat:
         return self._periodic.is_alive
 
     @property
-    def claim(self) -> Claim:
+    def claim(self) -> RunLease:
         """The run as it is now; there must be one."""
         assert self._claim is not None
         return self._claim
@@ -77,7 +77,7 @@ class Heartbeat:
             self._claim = replace(self.claim, run=self.claim.run.changed(**changes))
             return self._claim.run
 
-    def write(self) -> Held:
+    def write(self) -> LeaseState:
         """Write the run's record now, and return whether the runner still holds the run."""
         with self._writing:  # else an older record could be written after a newer one
             claim = self._claim
@@ -89,7 +89,7 @@ class Heartbeat:
                     self.held = "held" if held == "forgotten" else held
         return self.held
 
-    def release(self) -> Claim:
+    def release(self) -> RunLease:
         """Renew no lease any more; returns the run as it is."""
         with self._lock:
             claim, self._claim = self.claim, None

@@ -9,7 +9,11 @@ import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
+from http import HTTPStatus
+
+import redis
 
 from rankmill.jobs.contract.errors import (
     ConnectionFailed,
@@ -19,11 +23,12 @@ from rankmill.jobs.contract.errors import (
     RunnerError,
 )
 from rankmill.jobs.protocol.submitted.record import FileRun
-from rankmill.jobs.protocol.submitted.store import Claim, FileRunStore, names_of
+from rankmill.jobs.protocol.submitted.store import FileRunStore, RunLease, names_of
+from rankmill.jobs.runtime.connection import impatient, unreachable
+from rankmill.jobs.runtime.http import answer, paths, serve
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.runner.health import serve_health
 from rankmill.runner.heartbeat import Heartbeat
 from rankmill.runner.webhooks import WebhookSender
 from rankmill.runner.work import is_made, work_on
@@ -72,7 +77,7 @@ class Runner:
             signal.signal(number, self._on_signal)
         self._heartbeat.start()
         self._webhooks.start()
-        serve_health(self._settings.metrics_address, self._store.redis, self._heartbeat.is_alive)
+        _serve_health(self._settings.metrics_address, self._store.redis, self._heartbeat.is_alive)
         logger.info("runner %s takes runs of queue %r", self.name, self._store.queue.name)
         try:
             with waiting(look=self._check_stop):
@@ -88,7 +93,7 @@ class Runner:
             self._webhooks.stop()
             self._heartbeat.stop()
 
-    def _take(self, claim: Claim) -> None:
+    def _take(self, claim: RunLease) -> None:
         with about(submitted=claim.run.id):
             self._heartbeat.hold(replace(claim, run=self._begun(claim.run)))
             run = self._heartbeat.claim.run
@@ -223,3 +228,36 @@ class _Left(Exception):
 
 class _Stopped(Exception):
     """A signal arrived while the runner waited for Redis."""
+
+
+def _serve_health(address: str, client: redis.Redis, is_alive: Callable[[], bool]) -> None:
+    """Serve ``/healthz`` and ``/readyz`` until the process ends.
+
+    Parameters
+    ----------
+    address
+        ``metrics_address``: ``HOST:PORT`` or ``none``.
+    client
+        A client of the runner's Redis server.
+    is_alive
+        Whether the runner can go on.
+
+    Raises
+    ------
+    ConfigError
+        The process cannot listen at `address`.
+    """
+    if address == "none":
+        return
+    probe = impatient(client)
+
+    def alive() -> tuple[HTTPStatus, str]:
+        if is_alive():
+            return HTTPStatus.OK, "alive"
+        return HTTPStatus.SERVICE_UNAVAILABLE, "the heartbeat has ended"
+
+    def ready() -> tuple[HTTPStatus, str]:
+        reason = unreachable(probe)
+        return (HTTPStatus.OK, "ready") if reason is None else (HTTPStatus.SERVICE_UNAVAILABLE, reason)
+
+    serve(paths({"/healthz": answer(alive), "/readyz": answer(ready)}), "metrics_address", address)

@@ -16,7 +16,6 @@ from email.message import Message
 from typing import IO, Any
 from urllib.parse import urlsplit
 
-from rankmill.jobs.protocol.submitted.due_webhooks import note_webhook, take_webhook
 from rankmill.jobs.protocol.submitted.record import FileRun, Notice
 from rankmill.jobs.protocol.submitted.store import FileRunStore
 from rankmill.jobs.runtime.logs import about
@@ -72,7 +71,7 @@ class WebhookSender:
         self._periodic.wake()
 
     def _send_due(self) -> None:
-        while not self._stopped and (run := take_webhook(self._store)):
+        while not self._stopped and (run := self._store.take_webhook()):
             with about(submitted=run.id):
                 self._deliver(run)
 
@@ -91,7 +90,7 @@ class WebhookSender:
         else:
             logger.info("webhook not delivered, next attempt in %.0f s: %s", pause, problem)
             notice, after = Notice(state="due", attempts=attempts, reason=problem), pause
-        note_webhook(self._store, run.changed(notice=notice), after)
+        self._store.note_webhook(run.changed(notice=notice), after)
 
     def _problem(self, run: FileRun) -> str | None:
         """Send a webhook; returns why it was not delivered."""

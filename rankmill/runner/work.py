@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from types import TracebackType
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from rankmill.gateway.batches.ids import new_batch_id
+from rankmill.gateway.batches.records import BatchStore, new_batch_id
 from rankmill.jobs.contract.errors import (
     ConnectionFailed,
     InputError,
@@ -23,21 +22,18 @@ from rankmill.jobs.contract.errors import (
     StoreError,
 )
 from rankmill.jobs.contract.prompts import check_text
-from rankmill.jobs.contract.run import Progress
-from rankmill.jobs.protocol.submitted.record import FileRun, Outcome, Seal
+from rankmill.jobs.protocol.submitted.record import FileRun, RunOutcome, Seal
 from rankmill.jobs.protocol.submitted.request import FileOrder, FileRequest
 from rankmill.jobs.runtime.connection import client_for
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.files.sink import ScoredFile
 from rankmill.producer.files.stores.paths import ObjectPath, as_path
 from rankmill.producer.files.stores.roots import confined
 from rankmill.producer.files.stores.writing import identity
-from rankmill.score.opening import find_input
-from rankmill.score.request import Request
+from rankmill.score.input import find_input
+from rankmill.score.progress import Show
 from rankmill.score.score_file import Confirm, score_file
-from rankmill.score.summary import Summary
 
-Note = Callable[..., object]
+Note = Callable[..., None]
 """Changes fields of the run's record; with ``now``, it is written before this returns, or an error raised."""
 
 
@@ -58,62 +54,35 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
     order = run.order
     _check_order(run)
     _check_here(order, settings)
-    asked = order.request.model_copy(update={"restart": order.request.restart and not run.restarted})
     own = {"queue": order.queue, "chunk_size": order.chunk_size}
     given = {**order.spec.model_dump(), **{name: value for name, value in own.items() if value is not None}}
     options = settings.model_copy(update=given)
 
-    def view(total: int, *, quiet: bool) -> _View:
+    @contextmanager
+    def view(total: int) -> Iterator[Show]:
         note(rows=total, restarted=True, now=True)
-        return _View(note)
+        yield lambda progress, workers: note(progress=progress)
 
-    def score(request: FileRequest, confirm: Confirm) -> Summary:
-        return score_file(Request.of(request, quiet=True), options, view=view, confirm=confirm)
+    def score(request: FileRequest, confirm: Confirm) -> None:
+        score_file(request, options, view=view, confirm=confirm)
 
-    def confirm(output: ScoredFile | None, summary: Summary) -> None:
-        note(seal=output and _seal(output.partial, output.path), outcome=_outcome(summary), now=True)
+    def keep(outcome: RunOutcome, file: Path | None = None, path: Path | None = None) -> None:
+        seal = Seal(path=str(path.resolve()), identity=_identity(file, path)) if file and path else None
+        note(seal=seal, outcome=outcome, now=True)
 
     try:
-        if order.batch:
-            _work_on_batch(run, settings, score, note)
-        else:
-            score(asked, confirm)
+        if not order.batch:
+            asked = order.request.model_copy(update={"restart": order.request.restart and not run.restarted})
+            score(asked, lambda output, made: keep(made, *((output.partial, output.path) if output else ())))
+            return
+        from rankmill.gateway.batches.work import BatchWork
+
+        with closing(client_for(settings.redis_url or "", settings.redis_wait_seconds)) as client:
+            BatchWork(run, BatchStore(client, settings.file_run_ttl), score, keep).do()
     except (OutputBusy, RedisUnavailable, ConnectionFailed):
         raise
     except (OutputError, StoreError, OSError, MemoryError, pa.ArrowException) as error:
         raise RunnerError(" ".join(f"{type(error).__name__}: {error}".split())) from None
-
-
-def _work_on_batch(
-    run: FileRun, settings: Settings, score: Callable[[FileRequest, Confirm], Summary], note: Note
-) -> None:
-    """Work on a batch of the gateway."""
-    from rankmill.gateway.batches.records import BatchStore
-    from rankmill.gateway.batches.work import BatchWork, Made, Tools
-
-    summaries: list[Summary] = []
-
-    def score_and_tell(request: FileRequest, tell: Callable[[Made, Made | None, int, int], None]) -> None:
-        def confirm(output: ScoredFile | None, summary: Summary) -> None:
-            assert output
-            summaries.append(summary)
-            errors = Made(output.partial_errors, output.errors_path) if output.row_errors else None
-            tell(Made(output.partial, output.path), errors, summary.rows, summary.row_errors)
-
-        score(request, confirm)
-
-    def tell(made: Made | None) -> None:
-        outcome = _outcome(summaries[-1]) if summaries else run.outcome
-        assert outcome
-        if made is None:
-            note(outcome=outcome, now=True)
-        else:
-            outcome = outcome.model_copy(update={"output": str(made.path)})
-            note(seal=_seal(made.partial, made.path), outcome=outcome, now=True)
-
-    client = client_for(settings.redis_url or "", settings.redis_wait_seconds)
-    with closing(client):
-        BatchWork(run, BatchStore(client, settings.file_run_ttl), Tools(score_and_tell, tell)).do()
 
 
 def is_made(run: FileRun) -> bool:
@@ -127,24 +96,6 @@ def is_made(run: FileRun) -> bool:
         return output.exists() and _identity(output, output) == run.seal.identity
     except (RankmillError, OSError):
         return False
-
-
-class _View:
-    """Writes the progress into the record."""
-
-    def __init__(self, note: Note) -> None:
-        self._note = note
-
-    def __enter__(self) -> _View:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
-
-    def update(self, progress: Progress, workers: int) -> None:
-        self._note(progress=progress)
 
 
 def _check_order(run: FileRun) -> None:
@@ -168,10 +119,9 @@ def _check_order(run: FileRun) -> None:
     roots = confined()
     if roots is None:
         return
-    one = (request.run, request.qrels, request.reuse)
-    for name in (*request.inputs, *request.queries, *request.corpus, *filter(None, one)):
+    for name in request.read_names:
         roots.check_name(name, "read")
-    for model in request.models or [order.spec.model]:
+    for model in order.models:
         if Path(model).is_absolute() or ".." in Path(model).parts or Path(model).is_dir():
             roots.check(Path(model), "read")
     if request.output:
@@ -182,7 +132,7 @@ def _check_here(order: FileOrder, settings: Settings) -> None:
     """Raise `RunnerError` if this host lacks what the order names, or may not send its webhook."""
     request = order.request
     try:
-        found = find_input(Request.of(request.at_home(), quiet=True))
+        found = find_input(request.at_home())
         if roots := confined():
             for file in found.files:
                 roots.check(file.path, "read")
@@ -193,7 +143,7 @@ def _check_here(order: FileOrder, settings: Settings) -> None:
         pass  # score-file says what it can write to
     elif not folder.is_dir() or not os.access(folder, os.W_OK):
         raise RunnerError(f"{folder}: no directory that this runner can write the output to")
-    for model in request.models or [order.spec.model]:
+    for model in order.models:
         if Path(model).is_absolute() and not Path(model).is_dir():
             raise RunnerError(f"{model}: no such model directory on this runner's host")
     if not order.webhook:
@@ -203,15 +153,6 @@ def _check_here(order: FileOrder, settings: Settings) -> None:
         raise RunnerError(f"webhook: webhook_hosts of this runner does not list {host}")
     if not settings.webhook_secret:
         raise RunnerError("webhook: this runner has no webhook_secret to sign it with")
-
-
-def _seal(partial: Path, path: Path) -> Seal:
-    """What a complete file is known by when it is at `path`."""
-    return Seal(path=str(path.resolve()), identity=_identity(partial, path))
-
-
-def _outcome(summary: Summary) -> Outcome:
-    return Outcome(**{name: getattr(summary, name) for name in Outcome.model_fields})
 
 
 def _identity(path: Path, output: Path) -> str:

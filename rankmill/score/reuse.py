@@ -8,16 +8,18 @@ from pydantic import ValidationError
 
 from rankmill.jobs.cache.folder import cache_folder
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.collect.reuse.earlier import EarlierScores, check_same, open_earlier
 from rankmill.producer.files.manifest import content_here
 from rankmill.producer.files.stores.paths import as_path
 from rankmill.producer.files.stores.reading import open_random
-from rankmill.score.request import Request
+from rankmill.score.input import text_columns
+from rankmill.score.output import named_columns
 from rankmill.score.summary import Tally, metadata
 
 
-def earlier_scores(request: Request, settings: Settings) -> tuple[Settings, EarlierScores | None]:
+def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, EarlierScores | None]:
     """Read the earlier output that the request names; the run takes its revision and precision from it.
 
     Raises
@@ -35,7 +37,7 @@ def earlier_scores(request: Request, settings: Settings) -> tuple[Settings, Earl
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{path}: --reuse needs Parquet: {' '.join(str(error).split())}") from None
     found = {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in raw.items()}
-    wanted = metadata(settings, Tally()) | request.named_columns()
+    wanted = metadata(settings, Tally()) | named_columns(request)
     if content := content_here(settings.model, cache_folder(settings.cache_dir)):
         wanted["rankmill.revision"] = content
     if settings.precision == "auto":
@@ -46,4 +48,6 @@ def earlier_scores(request: Request, settings: Settings) -> tuple[Settings, Earl
         settings = Settings.model_validate({**settings.model_dump(), **taken})
     except ValidationError:
         raise InputError(f"{path}: its scores cannot be used, they are in {taken['precision']}") from None
-    return settings, open_earlier(open_random(path), str(path), request.texts.names, request.score_column)
+    return settings, open_earlier(
+        open_random(path), str(path), text_columns(request).names, request.score_column
+    )

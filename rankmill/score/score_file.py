@@ -19,6 +19,7 @@ from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.contract.run import Progress, Run
 from rankmill.jobs.contract.wire import decode_pairs
 from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.runs.scoring_run import ScoringRun
@@ -28,23 +29,19 @@ from rankmill.producer.collect.journal import OLD_CHUNK_SIZE, Journal
 from rankmill.producer.collect.pairs import RowsAt
 from rankmill.producer.collect.reuse.earlier import EarlierScores, no_earlier
 from rankmill.producer.collect.window import FIRST_PIECE
-from rankmill.producer.files.layout import plan_layout
 from rankmill.producer.files.manifest import differences, manifest
 from rankmill.producer.files.parts import ScoredParts
 from rankmill.producer.files.shards import shard_metadata
 from rankmill.producer.files.sink import ScoredFile
 from rankmill.producer.files.source import PairSource
-from rankmill.producer.files.stores.paths import resolved
 from rankmill.producer.files.workspace import Workspace
 from rankmill.producer.local.embedded import EmbeddedCluster
-from rankmill.score.columns import mean_column, score_columns
-from rankmill.score.opening import find_input
-from rankmill.score.progress import MakeView, ProgressView, progress_view
-from rankmill.score.request import TEXTS, Request
+from rankmill.score.input import find_input
+from rankmill.score.output import find_target, named_columns, row_options
+from rankmill.score.progress import MakeView, Show, progress_view
 from rankmill.score.reuse import earlier_scores
 from rankmill.score.session import Session
 from rankmill.score.summary import Summary, Tally, metadata, summarize
-from rankmill.score.unused import refuse_unused
 
 Confirm = Callable[[ScoredFile | None, Summary], None]
 
@@ -52,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 def score_file(
-    request: Request,
+    request: FileRequest,
     settings: Settings,
     *,
     cluster: EmbeddedCluster | None = None,
@@ -86,33 +83,30 @@ def score_file(
     """
     started = time.monotonic()
     _use_system_memory()
+    # What is asked for: files that are there, and an output that can be made of them.
     found = find_input(request)
-    target = request.target(found.files)
-    request.check(target)
-    request.check_scores(target, settings)
-    if resolved(target) in {resolved(file.path) for file in found.files}:
-        raise InputError(f"{target} is the input itself; name another output with -o")
+    target = find_target(request, found.files)
+    target.check(found.files, settings)
     settings, earlier = earlier_scores(request, settings)
     with ExitStack() as stack:
-        place = request.place(target)
         asked = request.models or [settings.model]
         work = stack.enter_context(
-            Workspace(place, restart=request.restart, force=request.force, models=len(asked))
+            Workspace(target.place(), restart=request.restart, force=request.force, models=len(asked))
         )
+        # What the scores depend on: if that is as before, an interrupted run is continued.
         inputs, cache = found.identify(work.folder, stack), cache_folder(settings.cache_dir)
-        refuse_unused(request, found.files, target)
-        now = partial(manifest, inputs, asked, request.options(settings), cache)
+        target.refuse_unused(found.files)
+        now = partial(manifest, inputs, asked, row_options(request, settings), cache)
         work.begin(made_from := now())
         models = _with_versions(asked, settings, work)
         settings = settings.model_copy(update={"model": models[0]})
+        # The pairs, and the columns that they get.
         session = stack.enter_context(Session(settings, cluster))
         source = found.open()
         logger.debug("%s rows in %d files", f"{source.rows:,}", len(found.files))
-        left_out = TEXTS if request.run and not request.run.with_texts else ()
-        file = request.file_at(target)
         revision = _revision(work.journal, settings)
-        columns = score_columns(request, settings, partial(session.labels, revision=revision))
-        layout = plan_layout(source, file, request.form, columns, left_out, mean_column(request))
+        columns = target.score_columns(settings, partial(session.labels, revision=revision))
+        layout = target.layout(source, columns)
         tally = Tally.read(work.journal.finished.tally)
         tally.each = [Tally() for _ in request.models]
         several = models if request.models else ()
@@ -120,21 +114,23 @@ def score_file(
         def about() -> dict[str, str]:
             part_of = request.shard or ((1, 1) if request.rows_per_part else None)
             made_with = {**made_from, "--model": ", ".join(models)}
-            about = metadata(settings, tally, several, columns) | request.named_columns()
+            about = metadata(settings, tally, several, columns) | named_columns(request)
             return about | (shard_metadata(part_of, made_with) if part_of else {})
 
         output: ScoredFile | ScoredParts = (
-            ScoredParts(target, work, layout, source.rows, request.rows_per_part, about, tally.written)
+            ScoredParts(target.path, work, layout, source.rows, request.rows_per_part, about, tally.written)
             if request.rows_per_part
-            else ScoredFile(target, work.folder, layout, made=work.made)
+            else ScoredFile(target.path, work.folder, layout, made=work.made)
         )
         stack.enter_context(output)
         logger.debug("run on queue %r, %s", settings.queue, "embedded" if session.embedded else "of --redis")
+        # The scoring.
         startup = 0.0
         if source.rows:
-            with view(source.rows, quiet=request.quiet) as shown:
-                _score(session, request, source, output, work, shown, tally, earlier, several)
+            with view(source.rows) as show:
+                _score(session, request, source, output, work, show, tally, earlier, several)
             startup = session.watch.since(started)
+        # The output is complete: if all is still as it was, it is moved into place.
         output.finish(about())
         source.check_unchanged()
         _check_models(tally, made_from, now)
@@ -169,11 +165,11 @@ def _with_versions(models: Sequence[str], settings: Settings, work: Workspace) -
 
 def _score(
     session: Session,
-    request: Request,
+    request: FileRequest,
     source: PairSource,
     output: ScoredFile | ScoredParts,
     work: Workspace,
-    view: ProgressView,
+    show: Show,
     tally: Tally,
     earlier: EarlierScores | None,
     models: Sequence[str],
@@ -192,7 +188,7 @@ def _score(
     begun: list[ScoringRun | SeveralRuns] = []
 
     def look() -> None:
-        view.update(begun[0].progress if begun else Progress(rows=tally.resumed_rows), watch.workers)
+        show(begun[0].progress if begun else Progress(rows=tally.resumed_rows), watch.workers)
 
     options: dict[str, Any] = {
         "rows": source.rows,

@@ -12,14 +12,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.spec import ADDED
+from rankmill.jobs.protocol.submitted.record import RunOutcome
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.collect.splitting import ScoredTable
 from rankmill.producer.files.parts import ScoredParts
 from rankmill.producer.files.sink import ScoredFile
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(RunOutcome):
     """Result of the command, as printed with ``--json``.
 
     ``resumed_rows`` of the ``rows`` were scored by earlier, interrupted runs of the command;
@@ -30,21 +30,11 @@ class Summary:
     too long have been cut into. ``reused_rows`` have their score from an earlier output.
     """
 
-    output: str
-    rows: int
-    resumed_rows: int
-    row_errors: int
-    errors_file: str | None
-    seconds: float
     startup_seconds: float
     pairs_per_second: float
     real_token_share: float
-    retries: int
-    model: str
-    revision: str | None
     backend: str
     device: str
-    precision: str
     int8_gain: float | None
     windows: int
     reused_rows: int
@@ -102,9 +92,10 @@ class Tally:
         if stats.int8_gain is not None:
             self.int8_gain = min(stats.int8_gain, self.int8_gain or math.inf)
 
-    def named(self, index: int) -> str:
-        """Backend (0), device (1) or precision (2); joined with commas where workers differ."""
-        return ", ".join(sorted({how[index] for how in self.how}))
+    def made_with(self) -> dict[str, str]:
+        """Backend, device and precision; joined with commas where workers differ."""
+        names = ("backend", "device", "precision")
+        return {name: ", ".join(sorted({how[at] for how in self.how})) for at, name in enumerate(names)}
 
     @property
     def revision(self) -> str | None:
@@ -123,32 +114,25 @@ def metadata(
     Of several `models`, ``rankmill.columns`` is a JSON object that says how each of the `columns` was made.
     """
     spec = settings.spec().written()
-    own = {}
+    made_with, own = tally.made_with(), {}
     if models:
-        how = [_how(model, own_tally) for model, own_tally in zip(models, tally.each, strict=True)]
+        how = [
+            {"model": model, "revision": each.revision or "", **each.made_with()}
+            for model, each in zip(models, tally.each, strict=True)
+        ]
         own["rankmill.columns"] = json.dumps(dict(zip(columns, how, strict=True)))
     return {
         "rankmill.version": version("rankmill"),
         "rankmill.model": ", ".join(models or [settings.model]),
         **own,
         "rankmill.revision": tally.revision or settings.revision or "",
-        "rankmill.precision": tally.named(2) or settings.precision,
-        "rankmill.backend": tally.named(0),
-        "rankmill.device": tally.named(1),
+        "rankmill.precision": made_with["precision"] or settings.precision,
+        "rankmill.backend": made_with["backend"],
+        "rankmill.device": made_with["device"],
         "rankmill.max_length": str(settings.max_length or ""),
         "rankmill.activation": settings.activation,
         **{f"rankmill.{name}": str(value) for name, value in spec.items() if name in ADDED},
         **({"rankmill.windows": str(tally.windows)} if settings.long == "split" else {}),
-    }
-
-
-def _how(model: str, tally: Tally) -> dict[str, str]:
-    names = ("backend", "device", "precision")
-    found = {name: tally.named(at) for at, name in enumerate(names)}
-    return {
-        "model": model,
-        "revision": tally.revision or "",
-        **found,
     }
 
 
@@ -170,9 +154,7 @@ def summarize(
         retries=tally.retries,
         model=", ".join(models),
         revision=tally.revision,
-        backend=tally.named(0),
-        device=tally.named(1),
-        precision=tally.named(2),
+        **tally.made_with(),
         int8_gain=None if tally.int8_gain is None else round(tally.int8_gain, 2),
         windows=tally.windows,
         reused_rows=tally.reused_rows,

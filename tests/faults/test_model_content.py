@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import shutil
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,9 @@ from rankmill import AsyncClient, Client
 from rankmill.jobs.cache.models import model_content
 from rankmill.jobs.contract.errors import InputChanged, RunFailed
 from rankmill.jobs.contract.run import Progress
+from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.producer.files.readers import TextColumns
-from rankmill.score.request import Request
+from rankmill.score.progress import Show
 from rankmill.score.score_file import score_file as score_here
 from tests.conftest import Server, StartWorker, score_file, start_command, wait_for
 from tests.faults.test_refusals import odd
@@ -161,29 +163,21 @@ class Replacing:
     def __init__(self, model: Path, new: Path) -> None:
         self._left = [(model, new)]
 
-    def __call__(self, total: int, *, quiet: bool) -> Replacing:
-        return self
+    @contextmanager
+    def __call__(self, total: int) -> Iterator[Show]:
+        yield self._show
 
-    def __enter__(self) -> Replacing:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, progress: Progress, workers: int) -> None:
+    def _show(self, progress: Progress, workers: int) -> None:
         if self._left and progress.rows:
             replace(*self._left.pop())
 
 
 @pytest.fixture
-def request_of_pairs(tmp_path: Path) -> Request:
+def request_of_pairs(tmp_path: Path) -> FileRequest:
     pairs = pa.table({"query": [query for query, _ in PAIRS], "passage": [passage for _, passage in PAIRS]})
     pq.write_table(pairs, tmp_path / "a.parquet")
-    return Request(
-        inputs=[str(tmp_path / "a.parquet")], output=str(tmp_path / "out.parquet"), score_column="score",
-        columns=TextColumns("query", "passage"), text_columns=[], allow_nulls=False, force=False,
-        restart=False, quiet=True,
-    )  # fmt: skip
+    output = str(tmp_path / "out.parquet")
+    return FileRequest(inputs=(str(tmp_path / "a.parquet"),), output=output, on_null="fail")
 
 
 @pytest.mark.parametrize("old_release", [False, True])
@@ -191,7 +185,7 @@ def test_the_output_says_which_content_it_is_of_or_is_not_there(
     server: Server,
     workers: StartWorker,
     models: tuple[Path, Path, Path],
-    request_of_pairs: Request,
+    request_of_pairs: FileRequest,
     tmp_path: Path,
     *,
     old_release: bool,

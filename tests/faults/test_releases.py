@@ -14,11 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from rq.job import Job
+from rq.serializers import JSONSerializer
 
 from rankmill import Client
 from rankmill.jobs.protocol.worker_report import queue_workers
-from tests.conftest import ENVIRON, Server, StartWorker, wait_for
+from tests.conftest import ENVIRON, QUICK_LEASE, Server, StartRunner, StartWorker, wait_for
 from tests.harness.models.tiny import cross_encoder
 from tests.harness.tools import tool
 
@@ -50,6 +54,22 @@ def old_worker(server: Server, before: Path, tmp_path: Path) -> Iterator[subproc
         process = subprocess.Popen(command, cwd=before, env=of_before(before), stdout=log, stderr=log)
     try:
         wait_for(lambda: "old" in queue_workers(server.client, "rankmill").scoring, process)
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def old_runner(server: Server, before: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A runner of the release before, ready to take submitted files."""
+    code = "from rankmill.cli.main import rankmill; rankmill()"
+    command = [sys.executable, "-c", code, "runner", "--redis", server.url]
+    environ = {**of_before(before), **QUICK_LEASE, "RANKMILL_METRICS_ADDRESS": "none"}
+    with (tmp_path / "old-runner.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=before, env=environ, stdout=log, stderr=log)
+    try:
+        wait_for(lambda: bool(Client(server.url).files.runners()), process)
         yield process
     finally:
         process.kill()
@@ -95,3 +115,63 @@ def test_upgraded_workers_serve_a_producer_of_the_release_before(
         command, cwd=before, env=of_before(before), capture_output=True, text=True, check=True
     )
     np.testing.assert_allclose(eval(done.stdout), expected, atol=1e-5)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    path = tmp_path / "a.parquet"
+    queries, passages = zip(*PAIRS, strict=True)
+    pq.write_table(pa.table({"query": queries, "passage": passages}), path)
+    return path
+
+
+def scores_of(output: Path) -> list[float]:
+    found: list[float] = pq.read_table(output)["score"].to_pylist()
+    return found
+
+
+def test_runners_of_both_releases_score_what_an_upgraded_producer_submits(
+    server: Server, workers: StartWorker, runners: StartRunner, old_runner: subprocess.Popen[bytes],
+    source: Path, tmp_path: Path, tiny_model: Path, expected: np.ndarray,
+) -> None:  # fmt: skip
+    client = Client(server.url, model=str(tiny_model), precision="fp32", chunk_size=4)
+
+    def submitted(output: str) -> str | None:
+        """The name of a job that is done, read before there is a worker for it."""
+        run = client.submit_file(str(source), str(tmp_path / output), force=True)
+        name = Job.fetch(run.id, client.store.redis, JSONSerializer).func_name
+        worker = workers()
+        run.wait(timeout=60)
+        worker.terminate()
+        worker.wait(timeout=60)
+        np.testing.assert_allclose(scores_of(tmp_path / output), expected, atol=1e-5)
+        return name
+
+    assert submitted("old.parquet") == "jobs.score_file"
+    runners(server)  # beside the old one, which may take the job
+    assert submitted("both.parquet") == "jobs.score_file"
+    old_runner.terminate()  # upgraded as well
+    assert old_runner.wait(timeout=60) == 0
+    assert submitted("new.parquet") == "rankmill.score_file"
+
+
+def test_an_upgraded_runner_scores_what_the_release_before_submits(
+    server: Server, workers: StartWorker, runners: StartRunner, before: Path, source: Path, tmp_path: Path,
+    tiny_model: Path, expected: np.ndarray,
+) -> None:  # fmt: skip
+    workers()
+    runners(server)
+    output = tmp_path / "out.parquet"
+    code = (
+        "from producer import Client; import rankmill\n"
+        f"assert rankmill.__file__.startswith({str(before)!r})\n"
+        f"client = Client({server.url!r}, model={str(tiny_model)!r}, precision='fp32', chunk_size=4)\n"
+        f"run = client.submit_file({str(source)!r}, {str(output)!r})\n"
+        "print(run.wait(timeout=60).state)"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=before, env=of_before(before), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "done"
+    np.testing.assert_allclose(scores_of(output), expected, atol=1e-5)

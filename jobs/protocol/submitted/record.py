@@ -22,7 +22,7 @@ _MARK = "s"
 MAX_REASON_CHARS = 2000
 
 
-class Outcome(WireModel):
+class RunOutcome(WireModel):
     """What a run has made: its output, rows, rows without a score, and the rest of score-file's summary."""
 
     output: str
@@ -91,7 +91,7 @@ class FileRun(WireModel):
     progress: Progress = Progress()
     seal: Seal | None = None
     restarted: bool = False
-    outcome: Outcome | None = None
+    outcome: RunOutcome | None = None
     notice: Notice | None = None
 
     @property

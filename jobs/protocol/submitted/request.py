@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_serializer, model_serializer, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_serializer,
+    model_serializer,
+    model_validator,
+)
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS, WireModel
@@ -17,53 +28,115 @@ STANDARD_INPUT = "-"
 DATASET = "irds:"
 """What names of ir_datasets' datasets begin with."""
 
-OUTPUT_FORMATS = ("parquet", "csv", "tsv", "jsonl", "trec")
+OutputKind = Literal["parquet", "csv", "tsv", "jsonl", "trec"]
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 """Delimiters that are noticed in CSV files, and the names by which people may call them."""
 
+
+def _read_shard(given: object) -> object:
+    """Read ``K/N``; anything else is left as it is."""
+    found = re.fullmatch(r"([0-9]{1,6})/([0-9]{1,6})", given) if isinstance(given, str) else None
+    if isinstance(given, str) and not found:
+        raise ValueError(f"{given!r} is no part of a whole, such as 3/8")
+    return found.groups() if found else given
+
+
+def _check_shard(shard: tuple[int, int]) -> tuple[int, int]:
+    if not 1 <= shard[0] <= shard[1]:
+        raise ValueError(f"'{shard[0]}/{shard[1]}' is no part of a whole, such as 3/8")
+    return shard
+
+
+def _check_delimiter(given: str) -> str:
+    if given not in DELIMITERS and (len(given) > 1 or not given.isascii() or given in '"\r\n'):
+        raise ValueError(f"{given!r} is not one character, or one of {', '.join(DELIMITERS)}")
+    return given
+
+
 Name = Annotated[str, Field(min_length=1)]
-Names = tuple[Name, ...]
-Positive = Annotated[int, Field(ge=1)]
-MaxFieldMib = Annotated[int, Field(ge=1, le=1024)]
+File = Annotated[Name, Field(title="FILE")]
+Files = Annotated[tuple[File, ...], Field(title="FILE")]
+Column = Annotated[Name, Field(title="NAME")]
+Columns = Annotated[tuple[Column, ...], Field(title="NAME,...")]
+Positive = Annotated[int, Field(ge=1, title="N")]
+Shard = Annotated[
+    tuple[int, int], BeforeValidator(_read_shard), AfterValidator(_check_shard), Field(title="K/N")
+]
+Delimiter = Annotated[Name, AfterValidator(_check_delimiter), Field(title="TEXT")]
+"""A title is what stands for the value where the options of a command are listed."""
 
 
 class FileRequest(WireModel):
-    """Files to score, and how; each field is the option of score-file with that name.
+    """Files to score, and how: the one description of what is asked for.
 
-    ``models`` are all models, if there are several.
+    Each field but the first is an option of ``score-file`` and ``rankmill submit``, in this order; its text
+    is the option's help. Some are options of the gateway's batches as well.
     """
 
-    inputs: Names = ()
-    output: Name | None = None
-    run: Name | None = None
-    queries: Names = ()
-    corpus: Names = ()
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    inputs: Files = ()
+    """Files of pairs, folders, patterns, or - for standard input."""
+    run: File | None = None
+    """Score a run: TREC, TSV, JSONL or Parquet with ids of queries and passages."""
+    queries: Files = ()
+    """Texts of the run's queries: TSV, JSONL or Parquet."""
+    corpus: Files = ()
+    """Texts of the run's passages: TSV, JSONL or Parquet."""
     depth: Positive | None = None
-    qrels: Name | None = None
+    """Score only the first N passages of each query of the run, by rank."""
+    qrels: File | None = None
+    """Judgements: add labels, and the relevant passages that the run lacks."""
     with_texts: bool = False
-    output_format: Name | None = None
+    """Include query and passage in the output of a run."""
+    output: File | None = None
+    """File to write: .parquet, .csv, .tsv, .jsonl, .trec; text also .gz or .zst.
+    [default: <input stem>.scored.parquet]"""
+    output_format: OutputKind | None = None
+    """Format of the output.  [default: as its name ends]"""
     top_k: Positive | None = None
-    tag: Name = "rankmill"
-    query_column: Name = "query"
-    passage_column: Name = "passage"
-    score_column: Name = "score"
-    rank_column: Name = "rank"
-    query_id_column: Name | None = None
-    passage_id_column: Name | None = None
-    text_columns: Names = ()
-    list_columns: Names = ()
-    delimiter: Name | None = None
-    max_field_mib: MaxFieldMib | None = None
+    """Keep the N best passages of each query, ranked.  [default: all]"""
+    tag: Column = "rankmill"
+    """Name of the run in TREC output."""
+    query_column: Column = "query"
+    """Column with the query."""
+    passage_column: Column = "passage"
+    """Column with the passage."""
+    score_column: Column = "score"
+    """Column to add; of several models NAME_MODEL, or NAME,NAME,..."""
+    rank_column: Column = "rank"
+    """Column to add for the rank (--top-k)."""
+    query_id_column: Column | None = None
+    """Column with the query's id (--top-k, TREC).  [default: query_id, qid, ...]"""
+    passage_id_column: Column | None = None
+    """Column with the passage's id (TREC).  [default: passage_id, doc_id, ...]"""
+    text_columns: Columns = ()
+    """Columns to read as text, even if their values look like numbers."""
+    list_columns: Columns = ()
+    """Lists, such as the passages of a query, to make a row of each item."""
+    delimiter: Delimiter | None = None
+    """Character between two fields of CSV or TSV.  [default: noticed]"""
+    max_field_mib: Annotated[int, Field(ge=1, le=1024, title="N")] | None = None
+    """Longest field of CSV or TSV, in MiB; a longer one is taken for an open quote.  [default: 16]"""
     limit: Positive | None = None
-    shard: tuple[Positive, Positive] | None = None
+    """Score only the first N rows."""
+    shard: Shard | None = None
+    """Score only the K-th of N equal parts; rankmill merge puts them together."""
     rows_per_part: Positive | None = None
-    reuse: Name | None = None
-    models: Names = ()
+    """Write a folder of files of N rows each, which appear whole, one by one."""
+    reuse: File | None = None
+    """Take scores from an earlier output of the same model; score only other pairs."""
+    models: tuple[Name, ...] = ()
+    """All models, if there are several: a column for each."""
     mean: Literal["ranks", "scores"] | None = None
+    """Of several models: add the mean of the ranks, or of the standardized scores, within a query."""
     on_null: Literal["error", "fail"] = "error"
+    """A null text: error gives that row an error, fail stops before any work."""
     force: bool = False
+    """Replace an existing output."""
     restart: bool = False
+    """Start over; drop the scores of an interrupted run."""
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
@@ -77,8 +150,6 @@ class FileRequest(WireModel):
             raise ValueError(f"--model names each of several models once, not {', '.join(self.models)}")
         if self.mean and not self.models:
             raise ValueError("--mean is that of several models: name each with --model")
-        if self.shard and self.shard[0] > self.shard[1]:
-            raise ValueError(f"shard: {self.shard[0]}/{self.shard[1]} is no part of a whole, such as 3/8")
         return self
 
     @model_serializer(mode="wrap")
@@ -88,12 +159,25 @@ class FileRequest(WireModel):
         added = {"models", "mean", "max_field_mib"}
         return {name: value for name, value in found.items() if value or name not in added}
 
+    def is_given(self, name: str) -> bool:
+        """Whether the option of this name is not as usual."""
+        return bool(getattr(self, name) != type(self).model_fields[name].default)
+
+    @property
+    def reads_stdin(self) -> bool:
+        """Whether an input is standard input."""
+        return STANDARD_INPUT in self.inputs
+
+    @property
+    def read_names(self) -> Iterator[str]:
+        """All that it names to be read, models left out."""
+        one = (self.run, self.qrels, self.reuse)
+        yield from (*self.inputs, *self.queries, *self.corpus, *filter(None, one))
+
     @property
     def relative_path(self) -> str | None:
         """A path that is not absolute, if there is one."""
-        given = [
-            *self.inputs, *self.queries, *self.corpus, self.run, self.qrels, self.reuse, self.output
-        ]  # fmt: skip
+        given = (*self.read_names, self.output)
         return next((path for path in given if path and not _is_absolute(path)), None)
 
     def at_home(self) -> FileRequest:
@@ -106,20 +190,21 @@ class FileRequest(WireModel):
         """
         if not self.output:
             raise InputError("name the output of a submitted run: with -o, or output=")
-        if STANDARD_INPUT in self.inputs:
+        if self.reads_stdin:
             raise InputError("standard input (-) cannot be submitted; give files that runners see as well")
         if bool(self.inputs) == bool(self.run):
             raise InputError(
                 "give either INPUT files of pairs, or --run with --queries and --corpus, or --dataset"
             )
-        changes: dict[str, object] = {"output": _absolute(self.output)}
-        for name in ("inputs", "queries", "corpus"):
-            changes[name] = tuple(_absolute(path) for path in getattr(self, name))
-        for name in ("run", "qrels", "reuse"):
-            given = getattr(self, name)
-            changes[name] = given and _absolute(given)
-        changes["models"] = tuple(_model_at_home(model) for model in self.models)
-        return self.model_copy(update=changes)
+        several = {
+            name: tuple(map(_absolute, getattr(self, name))) for name in ("inputs", "queries", "corpus")
+        }
+        one = {
+            name: _absolute(path)
+            for name in ("output", "run", "qrels", "reuse")
+            if (path := getattr(self, name))
+        }
+        return self.model_copy(update={**several, **one, "models": tuple(map(_model_at_home, self.models))})
 
 
 def _is_absolute(path: str) -> bool:
@@ -167,11 +252,12 @@ class BatchOrder(WireModel):
 class FileOrder(WireModel):
     """All that a runner needs: the request, the model, the chunks' queue, and who is told of the end.
 
-    It is the one argument of the RQ job ``jobs.score_file``. ``chunk_size``, ``queue`` and ``webhook`` may be
-    left out: the runner's settings then say the first two. ``batch`` is there if the gateway has asked.
+    It is the one argument of the RQ job ``rankmill.score_file``. ``chunk_size``, ``queue`` and ``webhook``
+    may be left out: the runner's settings then say the first two. ``batch`` is there if the gateway has
+    asked.
     """
 
-    added = frozenset({*FileRequest.model_fields, "queue", "chunk_size", "webhook", "batch"})
+    added = frozenset({"queue", "chunk_size", "webhook", "batch"})
     formats = frozenset({FORMAT, NEW_ORDER_FORMAT})
 
     request: FileRequest
@@ -184,6 +270,11 @@ class FileOrder(WireModel):
     @field_serializer("spec")
     def _spec_written(self, spec: ScoreSpec) -> dict[str, Any]:
         return spec.written()
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The models that score the files."""
+        return self.request.models or (self.spec.model,)
 
     @property
     def format(self) -> int:

@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, NoReturn, cast
 
 import redis
 from rq import Queue
@@ -15,19 +15,18 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.errors import FormatError, RunExpired, WireError
+from rankmill.jobs.contract.errors import FormatError, RunExpired, WireError, WrongWorkerError
 from rankmill.jobs.protocol.leases import Leases
 from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
 from rankmill.jobs.protocol.submitted import scripts
 from rankmill.jobs.protocol.submitted.record import FileRun, new_file_run
 from rankmill.jobs.protocol.submitted.request import FileOrder
 
-JOB_FUNCTION = "jobs.score_file"
-NEW_JOB_FUNCTION = "rankmill.score_file"
-"""Names of the job function. Runners take both; the release before takes the first alone, and says nothing of
-itself by which a producer could tell it."""
+JOB_FUNCTION = "rankmill.score_file"
+OLD_JOB_FUNCTION = "jobs.score_file"
+"""The job function's name, and its name in the release before: runners take both."""
 
-Held = Literal["held", "cancelled", "lost", "forgotten"]
+LeaseState = Literal["held", "cancelled", "lost", "forgotten"]
 """What a runner learns of its run: another one has it (``lost``), or the server lost its data
 (``forgotten``)."""
 
@@ -36,12 +35,15 @@ _LOOK_AT = 128
 
 _OTHER_RELEASE_SECONDS = 5
 
+_WEBHOOK_SECONDS = 120
+"""Seconds after which another runner takes a webhook from one that may have died."""
+
 MOST_LISTED = 100
 """Submitted runs that are listed, at most; the latest."""
 
 
 @dataclass(frozen=True)
-class Claim:
+class RunLease:
     """A run that a runner holds; `entry` is its lease."""
 
     run: FileRun
@@ -67,12 +69,13 @@ class FileRunStore:
         self.ttl = ttl
         self._leases = self.queue.started_job_registry.key
         self._pauses = self.queue.scheduled_job_registry.key
+        self._runners = (keys.runners(queue), keys.new_name_runners(queue))
 
     def submit(self, order: FileOrder, run_id: str | None = None) -> FileRun:
         """Put a run into the queue; `run_id` is a new id, if the caller has made one."""
         run = new_file_run(order, run_id)
         job = Queue.prepare_data(
-            JOB_FUNCTION,
+            JOB_FUNCTION if self._all_take_new_names() else OLD_JOB_FUNCTION,
             args=order.arguments(),
             job_id=run.id,
             timeout=-1,
@@ -138,10 +141,10 @@ class FileRunStore:
         if not taken:
             return self.load(run.id)
         ended = run.end("cancelled")
-        self.end(Claim(ended, f"{run.id}:{claim}"))
+        self.end(RunLease(ended, f"{run.id}:{claim}"))
         return ended
 
-    def claim(self, runner: str, lease_seconds: int, leave: Iterable[str] = ()) -> Claim | None:
+    def claim(self, runner: str, lease_seconds: int, leave: Iterable[str] = ()) -> RunLease | None:
         """Take the first run that waits, but for those in `leave`; ``None`` if there is none.
 
         The run is as its last runner left it. A job that cannot be read is set aside.
@@ -167,16 +170,16 @@ class FileRunStore:
                 set_aside(self.queue, raw, reason)
             return None
         self._list(self.redis, run_id)
-        return Claim(run, f"{run_id}:{token}")
+        return RunLease(run, f"{run_id}:{token}")
 
-    def renew(self, claim: Claim, lease_seconds: int) -> Held:
+    def renew(self, claim: RunLease, lease_seconds: int) -> LeaseState:
         """Renew the lease of a run, write its record, and see whether somebody has cancelled it."""
         run = claim.run
         places = [self._leases, keys.file_run(run.id), keys.file_run_cancelled(run.id), Job.key_for(run.id)]
         found = self.redis.eval(
             scripts.RENEW, 4, *places, claim.entry, lease_seconds, run.written(), self.ttl
         )
-        held = cast("Held", found.decode())
+        held = cast("LeaseState", found.decode())
         if held == "forgotten":  # the server has lost its data: this runner still has the run
             with self.redis.pipeline() as pipe:
                 pipe.set(keys.file_run(run.id), run.written(), ex=self.ttl)
@@ -185,7 +188,7 @@ class FileRunStore:
                 pipe.execute()
         return held
 
-    def end(self, claim: Claim) -> bool:
+    def end(self, claim: RunLease) -> bool:
         """Write the end of a run; returns whether it was still held."""
         run = claim.run
         places = [
@@ -197,7 +200,7 @@ class FileRunStore:
         self._list(self.redis, run.id)
         return ended
 
-    def hand_back(self, claim: Claim, *, first: bool = False, pause: float = 0) -> bool:
+    def hand_back(self, claim: RunLease, *, first: bool = False, pause: float = 0) -> bool:
         """Put a run back, before or behind those that wait, or after a pause (s)."""
         run = claim.run
         places = [self._leases, keys.file_run(run.id), self.queue.key, self._pauses]
@@ -219,14 +222,16 @@ class FileRunStore:
         if name:
             self.redis.zadd(keys.file_queues(), {self.queue.name: time.time()})
             self.redis.expire(keys.file_queues(), self.ttl)
-        live = Leases(self.redis, keys.runners(self.queue.name), lease_seconds)
+        live, new_names = (Leases(self.redis, key, lease_seconds) for key in self._runners)
         if name:
             live.take(name)
+            new_names.take(name)
         return live.holders()
 
     def withdraw(self, name: str) -> None:
         """Note that a runner has ended."""
-        self.redis.zrem(keys.runners(self.queue.name), name)
+        for key in self._runners:
+            self.redis.zrem(key, name)
 
     def refuse(self, run_id: str, runner: str, reason: str) -> dict[str, str]:
         """Record that a runner cannot score a run; returns the reasons of all live runners that cannot."""
@@ -240,11 +245,38 @@ class FileRunStore:
         found = {name.decode(errors="replace"): why.decode(errors="replace") for name, why in said.items()}
         return {name: why for name, why in found.items() if name in live}
 
+    def take_webhook(self) -> FileRun | None:
+        """An ended run whose webhook is due; no other process gets it for two minutes."""
+        key = keys.webhooks(self.queue.name)
+        raw = self.redis.eval(scripts.TAKE_WEBHOOK, 1, key, _WEBHOOK_SECONDS)
+        if raw is None:
+            return None
+        try:
+            return self.load(raw.decode(errors="replace"))
+        except (WireError, RunExpired):
+            self.redis.zrem(key, raw)
+            return None
+
+    def note_webhook(self, run: FileRun, after: float | None) -> None:
+        """Write what became of an attempt at a webhook; try again `after` so many seconds, if at all."""
+        key = keys.webhooks(self.queue.name)
+        with self.redis.pipeline() as pipe:
+            pipe.set(keys.file_run(run.id), run.written(), ex=self.ttl)
+            if after is None:
+                pipe.zrem(key, run.id)
+            else:
+                pipe.zadd(key, {run.id: time.time() + after})
+            pipe.execute()
+
     def has(self, run_id: str) -> bool:
         """Whether there is a submitted run with this id."""
         return bool(self.redis.exists(keys.file_run(run_id))) or bool(
             self.redis.hget(Job.key_for(run_id), "origin") == self.queue.name.encode()
         )
+
+    def _all_take_new_names(self) -> bool:
+        """Whether no live runner is of the release before, which takes jobs by their old name alone."""
+        return bool(self.redis.eval(scripts.TAKE_NEW_NAMES, 2, *self._runners))
 
     def _read(self, raw: bytes, run_id: str) -> FileRun | None:
         """The record of a run, or a new one for a job that somebody has enqueued by its name."""
@@ -254,9 +286,9 @@ class FileRunStore:
         job = read_job(self.queue, raw)
         if job is None:
             return None
-        named = job.func_name in {JOB_FUNCTION, NEW_JOB_FUNCTION}
+        named = job.func_name in {JOB_FUNCTION, OLD_JOB_FUNCTION}
         if not named or len(job.args) != 1 or job.kwargs:
-            raise WireError(f"job {run_id}: a runner runs nothing but {NEW_JOB_FUNCTION}, with one argument")
+            raise WireError(f"job {run_id}: a runner runs nothing but {JOB_FUNCTION}, with one argument")
         order = FileOrder.read_json(json.dumps(job.args[0]), f"job {run_id}")
         return new_file_run(order, run_id)
 
@@ -283,3 +315,16 @@ class FileRunStore:
 def names_of(refusals: dict[str, str]) -> str:
     """The reasons of all runners, in one line."""
     return "; ".join(f"{name}: {why}" for name, why in sorted(refusals.items()))
+
+
+def score_file(order: object) -> NoReturn:
+    """Always fail. RQ calls this function by its name in a worker that is no runner.
+
+    A runner reads the job and scores the files itself, so ``jobs`` does not depend on it.
+
+    Raises
+    ------
+    WrongWorkerError
+        Always.
+    """
+    raise WrongWorkerError("a plain RQ worker cannot score files; start a runner with: rankmill runner")

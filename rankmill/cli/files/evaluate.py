@@ -4,45 +4,41 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
+from pydantic import Field
 
 from rankmill.cli import options
-from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.logs import set_up
 
 if TYPE_CHECKING:
     from rankmill.lab.evaluation.evaluate import Result
 
 
+class EvaluateOptions(options.CommandOptions):
+    """What a ranking is measured by, and what is shown."""
+
+    qrels: options.File
+    """Judgements: TREC (query 0 document relevance), BEIR's TSV, or irds:NAME."""
+    run: options.StoredPath | None = None
+    """The ranking to compare with.  [default: the run that was scored]"""
+    measures: Annotated[str, Field(title="NAME,...")] = "nDCG@10,RR@10,R@100"
+    """Measures of ir-measures; RR is MRR, R is recall."""
+    score_column: options.Column = "score"
+    """Column with the scores."""
+    by_query: bool = False
+    """Print the values of every query."""
+    plot: options.FilePath | None = None
+    """Draw the changes into a file that ends in .svg, .png or .pdf."""
+
+
 @options.command("evaluate")
 @click.argument("scored", type=options.PATH)
-@click.option("--qrels", required=True, metavar="FILE",
-              help="Judgements: TREC (query 0 document relevance), BEIR's TSV, or irds:NAME.")  # fmt: skip
-@click.option("--run", "before", type=options.PATH, metavar="FILE",
-              help="The ranking to compare with.  [default: the run that was scored]")  # fmt: skip
-@click.option("--measures", default="nDCG@10,RR@10,R@100", show_default=True, metavar="NAME,...",
-              help="Measures of ir-measures; RR is MRR, R is recall.")  # fmt: skip
-@click.option(
-    "--score-column", default="score", show_default=True, metavar="NAME", help="Column with the scores."
-)
-@click.option("--by-query", is_flag=True, help="Print the values of every query.")
-@click.option("--plot", "picture", type=click.Path(path_type=Path), metavar="FILE",
-              help="Draw the changes into a file that ends in .svg, .png or .pdf.")  # fmt: skip
+@options.of(EvaluateOptions)
 @options.as_json
-def evaluate(
-    scored: Path,
-    qrels: str,
-    before: Path | None,
-    measures: str,
-    score_column: str,
-    by_query: bool,
-    picture: Path | None,
-    as_json: bool,
-) -> None:
+def evaluate(scored: Path, asked: EvaluateOptions, as_json: bool) -> None:
     """Measure a ranking before and after reranking.
 
     SCORED is an output of score-file or a TREC run. A judged query that it lacks counts as 0.
@@ -53,20 +49,20 @@ def evaluate(
     from rankmill.producer.files.corpus.tables import read_qrels
 
     set_up("warning", "auto")
-    if picture and find_spec("matplotlib") is None:
-        raise ConfigError("plots need matplotlib: pip install 'rankmill[bench]'")
-    after, own = read_scored(scored, score_column)
-    ranking = read_ranking(before) if before else own
-    names = [name.strip() for name in measures.split(",") if name.strip()]
-    results = evaluation.evaluate(after, ranking, read_qrels(source_path(qrels, "qrels")), names)
-    if picture:
-        evaluation.plot(results, picture)
+    if asked.plot:
+        options.require_plots()
+    after, own = read_scored(scored, asked.score_column)
+    ranking = read_ranking(asked.run) if asked.run else own
+    names = [name.strip() for name in asked.measures.split(",") if name.strip()]
+    results = evaluation.evaluate(after, ranking, read_qrels(source_path(asked.qrels, "qrels")), names)
+    if asked.plot:
+        evaluation.plot(results, asked.plot)
     if as_json:
         click.echo(json.dumps([asdict(result) for result in results]))
         return
     for line in _table(results):
         click.echo(line)
-    if by_query:
+    if asked.by_query:
         for line in _queries(results):
             click.echo(line)
 

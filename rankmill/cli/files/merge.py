@@ -9,27 +9,22 @@ import click
 
 from rankmill.cli import options
 from rankmill.jobs.contract.errors import ExitCode, InputError
-from rankmill.producer.files.outputs import OutputFormat, check_target
 from rankmill.producer.files.shards import merge
 from rankmill.producer.files.stores.paths import ObjectPath
 
 
 @options.command("merge")
 @click.argument("shards", nargs=-1, required=True, type=options.PATH, metavar="SHARD...")
-@click.option("-o", "--output", required=True, type=options.PATH, metavar="FILE",
-              help="File to write: .parquet, .csv, .tsv or .jsonl.")  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace an existing output.")
-def merge_shards(shards: tuple[Path, ...], output: Path, force: bool) -> None:
+@options.of(options.NewTable)
+@options.force
+def merge_shards(shards: tuple[Path, ...], asked: options.NewTable, force: bool) -> None:
     """Merge the outputs of score-file --shard.
 
     SHARDS are the outputs of --shard 1/N to N/N; the rows of OUTPUT are in the input's order. The command
     checks that all shards are there, once, and were made from the same input with the same options.
     """
-    check_target(output, OutputFormat())
-    if OutputFormat().of(output) == "trec":
-        raise InputError(f"{output}: shards are not ranked; name a .parquet, .csv, .tsv or .jsonl file")
-    if output.exists() and not force:
-        raise InputError(f"{output} exists already; replace it with --force or name another with -o")
+    output = asked.output
+    options.new_table(output, "shards are not ranked", force=force)
     paths = [path for shard in shards for path in _there(shard)]
     merged = merge(paths, output)
     click.echo(f"{merged.rows:,} rows of {len(paths)} shards are in {output}")

@@ -3,62 +3,64 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 import click
 import numpy as np
 import pandas as pd
+from pydantic import Field
 
 from rankmill.cli import options
 from rankmill.jobs.contract.errors import InputError
-from rankmill.lab.mining.mine import FORMATS, Mined, Rules, mine, read_ids, training_rows, with_rows
-from rankmill.producer.files.outputs import OutputFormat, check_target
+from rankmill.lab.mining.mine import Form, Mined, Rules, mine, read_ids, training_rows, with_rows
 from rankmill.producer.files.stores.whole import whole_file
+
+_Score = Annotated[float, Field(title="X")]
+
+
+class MineOptions(options.NewTable):
+    """Which negatives to take, by the names of `Rules`, and what is made of them."""
+
+    format: Form = "triplet"
+    """Rows to write."""
+    min_relevance: options.Number = 1
+    """Lowest grade of a relevant passage; one of a lower grade is left out."""
+    num_negatives: options.Number = 3
+    """Negatives of each query."""
+    range_min: Annotated[int, Field(ge=0, title="N")] = 0
+    """Skip the N hardest."""
+    range_max: options.Number | None = None
+    """Take only the run's first N passages of each query.  [default: all]"""
+    max_score: _Score | None = None
+    """Highest score of a negative."""
+    min_score: _Score | None = None
+    """Lowest score of a negative."""
+    absolute_margin: _Score | None = None
+    """A negative scores at least X less than every relevant passage."""
+    relative_margin: _Score | None = None
+    """The same, X times the relevant passage's score; 0.05 is 5%."""
+    sampling_strategy: Literal["top", "random"] = "top"
+    """Take the hardest, or any."""
+    seed: Annotated[int, Field(title="N")] = 0
+    """Seed of random sampling."""
+    with_scores: bool = False
+    """Write scores, to distil from; they replace labels."""
 
 
 @options.command("mine")
 @click.argument("scored", type=options.PATH)
-@click.option("-o", "--output", required=True, type=options.PATH, metavar="FILE",
-              help="File to write: .parquet, .csv, .tsv or .jsonl.")  # fmt: skip
-@click.option("--format", "form", type=click.Choice(FORMATS), default="triplet", show_default=True,
-              help="Rows to write.")  # fmt: skip
-@click.option("--min-relevance", type=click.IntRange(min=1), default=1, show_default=True, metavar="N",
-              help="Lowest grade of a relevant passage; one of a lower grade is left out.")  # fmt: skip
-@click.option("--num-negatives", type=click.IntRange(min=1), default=3, show_default=True, metavar="N",
-              help="Negatives of each query.")  # fmt: skip
-@click.option("--range-min", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
-              help="Skip the N hardest.")  # fmt: skip
-@click.option("--range-max", type=click.IntRange(min=1), metavar="N",
-              help="Take only the run's first N passages of each query.  [default: all]")  # fmt: skip
-@click.option("--max-score", type=float, metavar="X", help="Highest score of a negative.")
-@click.option("--min-score", type=float, metavar="X", help="Lowest score of a negative.")
-@click.option("--absolute-margin", type=float, metavar="X",
-              help="A negative scores at least X less than every relevant passage.")  # fmt: skip
-@click.option("--relative-margin", type=float, metavar="X",
-              help="The same, X times the relevant passage's score; 0.05 is 5%.")  # fmt: skip
-@click.option("--sampling-strategy", type=click.Choice(["top", "random"]), default="top", show_default=True,
-              help="Take the hardest, or any.")  # fmt: skip
-@click.option("--seed", type=int, default=0, show_default=True, metavar="N", help="Seed of random sampling.")
-@click.option("--with-scores", is_flag=True, help="Write scores, to distil from; they replace labels.")
-@click.option("--force", is_flag=True, help="Replace an existing output.")
-def mine_negatives(
-    scored: Path, output: Path, form: str, with_scores: bool, force: bool, **rules: Any
-) -> None:
+@options.of(MineOptions)
+@options.force
+def mine_negatives(scored: Path, asked: MineOptions, force: bool) -> None:
     """Choose hard negatives from a scored run.
 
     The rules are those of sentence-transformers' mine_hard_negatives. SCORED is a Parquet output of
     score-file --run RUN --queries QUERIES --corpus CORPUS --qrels QRELS --with-texts. It is scored once,
     and can be mined with any options.
     """
-    target = OutputFormat()
-    check_target(output, target)
-    if target.of(output) == "trec":
-        raise InputError(
-            f"{output}: training data is no TREC run; name a .parquet, .csv, .tsv or .jsonl file"
-        )
-    if output.exists() and not force:
-        raise InputError(f"{output} exists already; replace it with --force or name another with -o")
-    chosen = Rules(**rules)
+    output, form, with_scores = asked.output, asked.format, asked.with_scores
+    target = options.new_table(output, "training data is no TREC run", force=force)
+    chosen = Rules(**asked.model_dump(exclude={"output", "format", "with_scores"}))
     ids = read_ids(scored)
     found = list(mine(ids, chosen))
     used = with_rows(found, form, chosen)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, get_args
+from typing import Annotated
 
 import click
+from pydantic import Field
 
 from rankmill.cli import options
 from rankmill.cluster.tables import duration
 from rankmill.gateway.keys.api_keys import ApiKey, KeyStore
 from rankmill.jobs.contract.priority import Priority
-from rankmill.jobs.runtime.connection import connect
-from rankmill.jobs.runtime.settings import load_settings
-
-_WAIT_SECONDS = 5
+from rankmill.jobs.runtime.settings import Settings
 
 
 @click.group(context_settings=options.CONTEXT)
@@ -23,65 +21,47 @@ def keys() -> None:
     """Make, list and revoke the API keys of the gateway."""
 
 
+class KeyOptions(options.CommandOptions):
+    """What a key allows."""
+
+    models: Annotated[tuple[str, ...], Field(title="NAME")] = Field((), alias="model")
+    """A model that it may use, with all its versions; repeat it for several.  [default: all]"""
+    pairs_per_minute: options.Number | None = None
+    """Most pairs in a minute, batches not counted.  [default: no limit]"""
+    requests_at_once: options.Number | None = None
+    """Most requests in progress.  [default: no limit]"""
+    priority: Priority | None = None
+    """Priority of its requests.  [default: request up to 256 pairs, else bulk]"""
+    days: Annotated[float, Field(gt=0, le=36500, title="N")] = 365
+    """Days until it expires."""
+    admin: bool = False
+    """It may load and unload models, and see everybody's files."""
+    manage_models: bool = False
+    """It may push models into the registry, set aliases and remove; with --model, those models only."""
+
+
 @options.command("create")
 @click.argument("name")
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    metavar="NAME",
-    help="A model that it may use, with all its versions; repeat it for several.  [default: all]",
-)
-@click.option(
-    "--pairs-per-minute",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Most pairs in a minute, batches not counted.  [default: no limit]",
-)
-@click.option(
-    "--requests-at-once",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Most requests in progress.  [default: no limit]",
-)
-@click.option(
-    "--priority",
-    type=click.Choice(get_args(Priority)),
-    help="Priority of its requests.  [default: request up to 256 pairs, else bulk]",
-)
-@click.option(
-    "--days",
-    type=click.FloatRange(min=0, min_open=True, max=36500),
-    default=365,
-    show_default=True,
-    metavar="N",
-    help="Days until it expires.",
-)
-@click.option("--admin", is_flag=True, help="It may load and unload models, and see everybody's files.")
-@click.option(
-    "--manage-models",
-    is_flag=True,
-    help="It may push models into the registry, set aliases and remove; with --model, those models only.",
-)
+@options.of(KeyOptions)
 @options.settings("redis_url")
 @options.as_json
-def create(name: str, redis_url: str | None, config: str | None, as_json: bool, **allowed: Any) -> None:
+def create(name: str, asked: KeyOptions, settings: Settings, as_json: bool) -> None:
     """Make a key and print it: it cannot be shown again.
 
     NAME says whose it is, in metrics and logs. Keys of one name share their limits, files and batches: to
     replace a key, make another of its name, and revoke the first by its id.
     """
-    allowed["models"] = allowed["models"] or None
-    text, key = _store(redis_url, config).create(name, **allowed)
+    allowed = {**asked.model_dump(), "models": asked.models or None}
+    text, key = _store(settings).create(name, **allowed)
     click.echo(json.dumps({"key": text, **_shown(key)}) if as_json else text)
 
 
 @options.command("list")
 @options.settings("redis_url")
 @options.as_json
-def list_keys(redis_url: str | None, config: str | None, as_json: bool) -> None:
+def list_keys(settings: Settings, as_json: bool) -> None:
     """List the keys, without their texts."""
-    found = _store(redis_url, config).all()
+    found = _store(settings).all()
     if as_json:
         click.echo(json.dumps([_shown(key) for key in found]))
         return
@@ -92,12 +72,12 @@ def list_keys(redis_url: str | None, config: str | None, as_json: bool) -> None:
 @options.command("revoke")
 @click.argument("wanted", metavar="KEY...", nargs=-1, required=True)
 @options.settings("redis_url")
-def revoke(wanted: tuple[str, ...], redis_url: str | None, config: str | None) -> None:
+def revoke(wanted: tuple[str, ...], settings: Settings) -> None:
     """Delete keys, at once; requests and batches in progress are finished.
 
     KEY is the id of one key, or a name: of all keys of this name.
     """
-    for key_id in _store(redis_url, config).revoke(wanted):
+    for key_id in _store(settings).revoke(wanted):
         click.echo(f"{key_id} is revoked")
 
 
@@ -105,8 +85,8 @@ for _command in (create, list_keys, revoke):
     keys.add_command(_command)
 
 
-def _store(redis_url: str | None, config: str | None) -> KeyStore:
-    return KeyStore(connect(options.server(load_settings({"redis_url": redis_url}, config)), _WAIT_SECONDS))
+def _store(settings: Settings) -> KeyStore:
+    return KeyStore(options.connection(settings))
 
 
 def _shown(key: ApiKey) -> dict[str, object]:

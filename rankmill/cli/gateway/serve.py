@@ -8,9 +8,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from shlex import quote
-from typing import Any
+from typing import Annotated, Any
 
 import click
+from pydantic import Field
 
 from rankmill.cli import options
 from rankmill.jobs.contract.errors import ConfigError, EmbeddedError
@@ -23,20 +24,22 @@ from rankmill.producer.local.embedded import EmbeddedCluster
 _LOOK_SECONDS = 0.5
 
 
+class ServeOptions(options.CommandOptions):
+    """What is served, and to whom."""
+
+    embedded: bool = False
+    """Start a server and workers on this host, too."""
+    models: Annotated[tuple[str, ...], Field(title="TEXT")] = Field((), alias="model")
+    """Model to serve; several: the first is that of requests that name none.  [default: the setting]"""
+    port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    """Port to listen on; 0: any free one."""
+    is_open: bool = Field(False, alias="open")
+    """Serve everybody who reaches the address, without a key."""
+
+
 @options.command("serve")
-@click.option("--embedded", is_flag=True, help="Start a server and workers on this host, too.")
-@click.option(
-    "--model",
-    "models",
-    multiple=True,
-    metavar="TEXT",
-    help="Model to serve; several: the first is that of requests that name none.  [default: the setting]",
-)
-@click.option("--port", type=click.IntRange(0, 65535), help="Port to listen on; 0: any free one.")
-@click.option(
-    "--open", "is_open", is_flag=True, help="Serve everybody who reaches the address, without a key."
-)
-@options.settings(
+@options.of(ServeOptions)
+@options.flags(
     "gateway_address",
     "gateway_grpc_address",
     "redis_url",
@@ -48,9 +51,7 @@ _LOOK_SECONDS = 0.5
     "precision",
     "log_level",
 )
-def serve(
-    config: str | None, embedded: bool, models: tuple[str, ...], port: int | None, is_open: bool, **flags: Any
-) -> None:
+def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
     """Serve scores over HTTP and gRPC, as rerank servers do.
 
     POST /rerank, /score and the paths of TEI, Cohere, Jina, vLLM, infinity and Voyage; /docs lists them.
@@ -59,32 +60,33 @@ def serve(
 
     It listens on loopback. Where other hosts reach it, it needs keys (rankmill keys create) or --open.
     """
-    flags["gateway_open"] = is_open or None
+    models = asked.models
+    flags["gateway_open"] = asked.is_open or None
     if models:
         flags |= {"model": models[0], "gateway_models": ",".join(models)}
     settings = load_settings(flags, config)
     set_up(settings.log_level, settings.log_format)
     _require_packages()
     from rankmill.gateway.app import make_app
-    from rankmill.gateway.batches.folder import Folder
+    from rankmill.gateway.batches.folder import FilesFolder
     from rankmill.gateway.keys.api_keys import KeyStore
     from rankmill.gateway.serve import GRPC_PORT, PORT, keys_needed
     from rankmill.gateway.serve import serve as run
 
     host, usual = split_address("gateway_address", settings.gateway_address, PORT)
-    at = (host, usual if port is None else port)
+    at = (host, usual if asked.port is None else asked.port)
     grpc_at = None
     if (wanted := settings.gateway_grpc_address) != "none":
         grpc_at = split_address("gateway_grpc_address", wanted, GRPC_PORT)
     with ExitStack() as stack:
         url = settings.redis_url
         failed: list[EmbeddedError] = []
-        if embedded:
+        if asked.embedded:
             cluster = stack.enter_context(EmbeddedCluster(settings))
             url = cluster.url()
             failed = stack.enter_context(_watched(cluster))
             if settings.gateway_files:
-                files = quote(str(Folder(settings.gateway_files).path))
+                files = quote(str(FilesFolder(settings.gateway_files).path))
                 command = f"rankmill runner --redis {url} --read {files} --write {files}"
                 click.echo(f"batches wait for a runner: {command}", err=True)
         if not url:

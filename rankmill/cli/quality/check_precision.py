@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
 import click
+from pydantic import Field
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -24,32 +25,29 @@ class PrecisionRefused(RankmillError):
     """A precision ranks too differently from fp32, or loses rows."""
 
 
+class PrecisionOptions(options.CommandOptions):
+    """How precisions are compared."""
+
+    precisions: Annotated[tuple[str, ...], Field(title="NAME")] = Field((), alias="precision")
+    """Precision to check; may be given several times.  [default: the settings']"""
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.999
+    """Mean rank correlation with fp32 within a query that a precision must reach."""
+    report_only: bool = False
+    """Exit with 0 whatever the verdict."""
+
+
 @options.command("check-precision")
 @click.argument("inputs", nargs=-1, required=True, metavar="FILE...")
-@click.option("--precision", "precisions", multiple=True, metavar="NAME",
-              help="Precision to check; may be given several times.  [default: the settings']")  # fmt: skip
-@click.option("--threshold", type=click.FloatRange(0, 1), default=0.999, show_default=True,
-              help="Mean rank correlation with fp32 within a query that a precision must reach.")  # fmt: skip
-@click.option("--report-only", is_flag=True, help="Exit with 0 whatever the verdict.")
-@click.option(
-    "--label-column", metavar="NAME", help="Column with the relevance as a number; also report nDCG@10."
-)
-@click.option("--sample", type=click.IntRange(min=2), default=2000, show_default=True,
-              help="Number of rows to score: random ones, up to 50 of each query first.")  # fmt: skip
-@options.columns()
-@options.settings(
+@options.of(PrecisionOptions)
+@options.of(options.SampleOptions, "pairs")
+@options.flags(
     "model", "revision", "max_length", "queue", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED
 )
 @options.as_json
 def check_precision(
     inputs: tuple[str, ...],
-    precisions: tuple[str, ...],
-    threshold: float,
-    report_only: bool,
-    label_column: str | None,
-    sample: int,
-    query_column: str,
-    passage_column: str,
+    asked: PrecisionOptions,
+    pairs: options.SampleOptions,
     config: str | None,
     as_json: bool,
     **flags: Any,
@@ -60,17 +58,18 @@ def check_precision(
     query. The exit code is 1 if a precision is below the threshold, may be below it, or loses rows; 2 if
     nothing could be compared.
     """
-    columns = TextColumns(query_column, passage_column)
+    columns = TextColumns(pairs.query_column, pairs.passage_column)
     settings = load_settings(flags, config)
-    asked = [load_settings({**flags, "precision": each}, config).precision for each in precisions]
-    found = check_precisions(inputs, columns, label_column, sample, asked or [settings.precision], settings)
+    precisions = [load_settings({**flags, "precision": each}, config).precision for each in asked.precisions]
+    wanted = precisions or [settings.precision]
+    found = check_precisions(inputs, columns, pairs.label_column, pairs.sample, wanted, settings)
     if as_json:
-        click.echo(json.dumps([_as_json(each, threshold) for each in found]))
+        click.echo(json.dumps([_as_json(each, asked.threshold) for each in found]))
     else:
         Console().print(_table(found))
-    bad = [each for each in found[1:] if each.agreement.verdict(threshold) != "kept" or each.lost]
-    if bad and not report_only:
-        raise PrecisionRefused(_refusal(bad, threshold))
+    bad = [each for each in found[1:] if each.agreement.verdict(asked.threshold) != "kept" or each.lost]
+    if bad and not asked.report_only:
+        raise PrecisionRefused(_refusal(bad, asked.threshold))
 
 
 def _as_json(measured: Measured, threshold: float) -> dict[str, Any]:
@@ -80,11 +79,9 @@ def _as_json(measured: Measured, threshold: float) -> dict[str, Any]:
 
 
 def _table(found: Sequence[Measured]) -> Table:
-    table = Table(box=SIMPLE_HEAD)
     spearman = f"Spearman with {REFERENCE} (95% interval)"
-    for heading in ("precision", "runs on", spearman, f"same top {TOP}", f"top {TOP} shared", "nDCG@10",
-                    "rows lost"):  # fmt: skip
-        table.add_column(heading)
+    headings = ("precision", "runs on", spearman, f"same top {TOP}", f"top {TOP} shared", "nDCG@10")
+    table = Table(*headings, "rows lost", box=SIMPLE_HEAD)
     for each in found:
         ranks = each.agreement
         quality = "" if each.ndcg is None else f"{each.ndcg:.4f}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import click
+from pydantic import Field
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -34,57 +34,49 @@ Exit codes:
 The same command continues after an interruption."""
 
 
+class ExperimentOptions(options.CommandOptions):
+    """What is measured, with what, and where it is written."""
+
+    output: Path = Path("experiments")
+    """Folder for report, plots and measurements."""
+    pairs: options.File | None = None
+    """File of pairs, or 'varied' or 'example' (shipped pairs).  [default: the experiment's]"""
+    query_column: options.Column | None = None
+    """Column with the query.  [default: the experiment's]"""
+    passage_column: options.Column | None = None
+    """Column with the passage.  [default: the experiment's]"""
+    model: Annotated[str, Field(title="TEXT")] | None = None
+    """Hub id, local directory, or 'demo'.  [default: the experiment's]"""
+    scale: Annotated[float, Field(gt=0)] = 1.0
+    """Factor for the numbers of rows and requests in the files."""
+    repeats: int | None = None
+    """Measurements of each cell with the same workers.  [default: the experiment's]"""
+    rounds: int | None = None
+    """Passes over the grid; each cell gets fresh workers.  [default: the experiment's]"""
+    restart: bool = False
+    """Measure again the cells that the folder has already."""
+
+
 @options.command("experiment", epilog=_EPILOG, interrupted=MEASURED)
 @click.argument("files", nargs=-1, metavar="[FILE]...")
-@click.option("-o", "--output", "folder", type=click.Path(path_type=Path), default=Path("experiments"),
-              show_default=True, help="Folder for report, plots and measurements.")  # fmt: skip
-@click.option(
-    "--pairs",
-    metavar="FILE",
-    help="File of pairs, or 'varied' or 'example' (shipped pairs).  [default: the experiment's]",
-)
-@options.columns("the experiment's")
-@click.option(
-    "--model", metavar="TEXT", help="Hub id, local directory, or 'demo'.  [default: the experiment's]"
-)
-@click.option("--scale", type=click.FloatRange(0, min_open=True), default=1.0, show_default=True,
-              help="Factor for the numbers of rows and requests in the files.")  # fmt: skip
-@click.option(
-    "--repeats",
-    type=int,
-    help="Measurements of each cell with the same workers.  [default: the experiment's]",
-)
-@click.option(
-    "--rounds",
-    type=int,
-    help="Passes over the grid; each cell gets fresh workers.  [default: the experiment's]",
-)
-@click.option("--restart", is_flag=True, help="Measure again the cells that the folder has already.")
+@options.of(ExperimentOptions)
 @options.quiet
-def experiment(
-    files: tuple[str, ...],
-    folder: Path,
-    model: str | None,
-    scale: float,
-    restart: bool,
-    quiet: bool,
-    **measure: Any,
-) -> None:
+def experiment(files: tuple[str, ...], asked: ExperimentOptions, quiet: bool) -> None:
     """Measure grids of settings, and write a report.
 
     Measures the cells of each experiment FILE in turn, with fresh workers. FILE is a YAML file, or the name
     of an experiment that rankmill ships; default: all shipped experiments.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("plots need matplotlib: pip install 'rankmill[bench]'")
+    options.require_plots()
     experiments = [load_experiment(file) for file in files or shipped()]
     _check_names(experiments)
-    given = {key: value for key, value in measure.items() if value is not None}
-    plans = plan(experiments, {"model": model} if model else {}, given, scale)
-    if restart:
-        (folder / RECORDS).unlink(missing_ok=True)
-    results = _run(plans, folder, quiet)
-    _report(folder, experiments, results)
+    measure = {"pairs", "query_column", "passage_column", "repeats", "rounds"}
+    given = asked.model_dump(include=measure, exclude_none=True)
+    plans = plan(experiments, {"model": asked.model} if asked.model else {}, given, asked.scale)
+    if asked.restart:
+        (asked.output / RECORDS).unlink(missing_ok=True)
+    results = _run(plans, asked.output, quiet)
+    _report(asked.output, experiments, results)
 
 
 def _run(plans: Sequence[Plan], folder: Path, quiet: bool) -> list[CellResult]:

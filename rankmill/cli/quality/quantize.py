@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import click
+from pydantic import Field
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from rankmill.cli import options
 from rankmill.jobs.contract.spec import RECIPE
-from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.lab.quantization.calibration import require_packages
 from rankmill.lab.quantization.make import Quantized, check_output
 from rankmill.lab.quantization.make import quantize as make
@@ -22,40 +23,37 @@ from rankmill.lab.tuning.precision_check import REFERENCE, Measured
 from rankmill.producer.files.readers import TextColumns
 
 
+class QuantizeOptions(options.CommandOptions):
+    """What is calibrated and measured with, and what is made."""
+
+    output: Annotated[Path, Field(title="DIR")]
+    """Directory to make; it appears whole."""
+    pairs: options.File | None = None
+    """Pairs like those to be scored, of many queries, as score-file takes them.
+    [default: some that rankmill ships]"""
+    query_column: options.Column = "query"
+    """Column with the query."""
+    passage_column: options.Column = "passage"
+    """Column with the passage."""
+    label_column: options.Column | None = None
+    """Relevance as a number; also report nDCG@10."""
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.999
+    """Mean rank correlation with fp32 within a query that is to be kept."""
+    sample: Annotated[int, Field(ge=2)] = 2000
+    """Pairs to measure with, at most."""
+    trials: Annotated[int, Field(ge=1)] = 16
+    """Models to measure, at most: each with other layers left out of 8 bits."""
+    force: bool = False
+    """Replace DIR if quantize has made it."""
+
+
 @options.command("quantize", interrupted="nothing is left of it")
 @click.argument("model")
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR",
-              help="Directory to make; it appears whole.")  # fmt: skip
-@click.option("--pairs", metavar="FILE", help="Pairs like those to be scored, of many queries, as score-file "
-              "takes them.  [default: some that rankmill ships]")  # fmt: skip
-@options.columns()
-@click.option("--label-column", metavar="NAME", help="Relevance as a number; also report nDCG@10.")
-@click.option("--threshold", type=click.FloatRange(0, 1), default=0.999, show_default=True,
-              help="Mean rank correlation with fp32 within a query that is to be kept.")  # fmt: skip
-@click.option("--sample", type=click.IntRange(min=2), default=2000, show_default=True,
-              help="Pairs to measure with, at most.")  # fmt: skip
-@click.option("--trials", type=click.IntRange(min=1), default=16, show_default=True,
-              help="Models to measure, at most: each with other layers left out of 8 bits.")  # fmt: skip
-@click.option("--force", is_flag=True, help="Replace DIR if quantize has made it.")
-@options.settings("registry", "revision", "max_length", "threads")
+@options.of(QuantizeOptions)
+@options.settings("registry", "revision", "max_length", "threads", others=("model",))
 @options.quiet
 @options.as_json
-def quantize(
-    model: str,
-    output: Path,
-    pairs: str | None,
-    query_column: str,
-    passage_column: str,
-    label_column: str | None,
-    threshold: float,
-    sample: int,
-    trials: int,
-    force: bool,
-    config: str | None,
-    quiet: bool,
-    as_json: bool,
-    **flags: Any,
-) -> None:
+def quantize(asked: QuantizeOptions, settings: Settings, quiet: bool, as_json: bool) -> None:
     """Make a model directory for 8 bits.
 
     Calibrates MODEL on some of the pairs, measures on others how int8 ranks beside fp32, and leaves layers
@@ -63,25 +61,24 @@ def quantize(
     int8. Its other precisions are MODEL's. MODEL may be NAME@VERSION or NAME@ALIAS in the registry, and
     rankmill models push takes DIR.
     """
-    settings = load_settings({"model": model, **flags}, config)
     require_packages()
-    check_output(output, force)
-    read = read_pairs(pairs, TextColumns(query_column, passage_column), label_column, sample)
+    check_output(asked.output, asked.force)
+    columns = TextColumns(asked.query_column, asked.passage_column)
+    read = read_pairs(asked.pairs, columns, asked.label_column, asked.sample)
     made = make(
-        settings, read, output, threshold=threshold, trials=trials, force=force,
+        settings, read, asked.output, threshold=asked.threshold, trials=asked.trials, force=asked.force,
         say=lambda line: None if quiet else click.echo(line, err=True),
     )  # fmt: skip
     if as_json:
-        click.echo((output / RECIPE).read_text(encoding="utf-8"), nl=False)
+        click.echo((asked.output / RECIPE).read_text(encoding="utf-8"), nl=False)
     else:
         Console().print(_table(made))
-        click.echo(_verdict(made, output, threshold))
+        click.echo(_verdict(made, asked.output, asked.threshold))
 
 
 def _table(made: Quantized) -> Table:
-    table = Table(box=SIMPLE_HEAD)
-    for heading in ("", f"Spearman with {REFERENCE} (95% interval)", f"top {TOP} shared", "nDCG@10"):
-        table.add_column(heading)
+    spearman = f"Spearman with {REFERENCE} (95% interval)"
+    table = Table("", spearman, f"top {TOP} shared", "nDCG@10", box=SIMPLE_HEAD)
     rows: dict[str, Measured] = {
         REFERENCE: made.reference, "int8 as it comes": made.plain, "int8 quantized": made.best.measured
     }  # fmt: skip

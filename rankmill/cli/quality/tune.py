@@ -10,10 +10,11 @@ import re
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Annotated, Any
 
 import click
 import yaml
+from pydantic import AfterValidator, Field
 
 from rankmill.cli import options
 from rankmill.cli.exits import MEASURED
@@ -48,75 +49,67 @@ def parse_seconds(text: str) -> float:
     return float(found[1]) * _UNITS[found[2] or "s"]
 
 
-def _seconds(context: click.Context, option: click.Parameter, text: str) -> float:
-    try:
-        return parse_seconds(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+def _check_duration(text: str) -> str:
+    parse_seconds(text)
+    return text
+
+
+class TuneOptions(options.CommandOptions):
+    """What is tuned for, with what, and what is written."""
+
+    objective: Objective = "throughput"
+    """Pairs a second in bulk, p95 latency of single requests of 20 pairs, or the workers' peak memory."""
+    budget: Annotated[str, AfterValidator(_check_duration)] = "2m"
+    """Most time to spend on measurements."""
+    output: Path = Path("tuned.yaml")
+    """Config file to write."""
+    query_column: options.Column = "query"
+    """Column with the query."""
+    passage_column: options.Column = "passage"
+    """Column with the passage."""
+    min_spearman: Annotated[float, Field(ge=-1, le=1)] = 0.999
+    """Mean rank correlation with fp32 within a query that a precision must reach."""
+    restart: bool = False
+    """Ignore the measurements of an interrupted tuning."""
 
 
 @options.command("tune", epilog=_EPILOG, interrupted=MEASURED)
 @click.argument("file", default="varied")
-@click.option(
-    "--objective",
-    type=click.Choice(get_args(Objective)),
-    default="throughput",
-    show_default=True,
-    help="Pairs a second in bulk, p95 latency of single requests of 20 pairs, or the workers' peak memory.",
-)
-@click.option(
-    "--budget", default="2m", show_default=True, callback=_seconds, help="Most time to spend on measurements."
-)
-@options.settings("model")
-@click.option("-o", "--output", type=click.Path(path_type=Path), default=Path("tuned.yaml"),
-              show_default=True, help="Config file to write.")  # fmt: skip
-@options.columns()
-@click.option("--min-spearman", type=click.FloatRange(-1, 1), default=0.999, show_default=True,
-              help="Mean rank correlation with fp32 within a query that a precision must reach.")  # fmt: skip
-@click.option("--restart", is_flag=True, help="Ignore the measurements of an interrupted tuning.")
+@options.of(TuneOptions)
+@options.flags("model")
 @options.quiet
-def tune(
-    file: str,
-    objective: str,
-    budget: float,
-    model: str | None,
-    config: str | None,
-    output: Path,
-    query_column: str,
-    passage_column: str,
-    min_spearman: float,
-    restart: bool,
-    quiet: bool,
-) -> None:
+def tune(file: str, asked: TuneOptions, model: str | None, config: str | None, quiet: bool) -> None:
     """Find the best settings for this machine.
 
     Tries backends, precisions, token budgets, workers and threads with a sample of FILE, and writes the best
     settings to a config file. FILE has pairs in any format that score-file reads; default: shipped pairs of
     many lengths. Settings that --config fixes do not change.
     """
-    _check_output(output)
+    _check_output(asked.output)
     settings = load_settings({"model": model}, config)
-    pairs = sample(file, MAX_ROWS, (query_column, passage_column))
-    asked = [version("rankmill"), settings.model_dump(), objective, min_spearman, fingerprint(pairs)]
-    asked += [platform.node(), os.cpu_count()]
-    records_file = output.with_name(output.name + ".tuning.jsonl")
-    if restart:
+    pairs = sample(file, MAX_ROWS, (asked.query_column, asked.passage_column))
+    fixed = [version("rankmill"), settings.model_dump(), asked.objective, asked.min_spearman]
+    fixed += [fingerprint(pairs), platform.node(), os.cpu_count()]
+    records_file = asked.output.with_name(asked.output.name + ".tuning.jsonl")
+    if asked.restart:
         records_file.unlink(missing_ok=True)
-    records = Records(records_file, hashlib.sha256(json.dumps(asked).encode()).hexdigest())
-    with Trials(settings, pairs, cast("Objective", objective), budget + _GRACE) as trials:
+    records = Records(records_file, hashlib.sha256(json.dumps(fixed).encode()).hexdigest())
+    budget = parse_seconds(asked.budget)
+    with Trials(settings, pairs, asked.objective, budget + _GRACE) as trials:
         tuner = Tuner(
             settings,
             trials,
-            cast("Objective", objective),
+            asked.objective,
             records,
             budget=budget,
-            min_spearman=min_spearman,
+            min_spearman=asked.min_spearman,
             say=lambda line: None if quiet else click.echo(mask_passwords(line), err=True),
         )
         tuned = tuner.tune()
-    output.write_text(_config(tuned, settings, objective, file, config, output), encoding="utf-8")
+    text = _config(tuned, settings, asked.objective, file, config, asked.output)
+    asked.output.write_text(text, encoding="utf-8")
     records_file.unlink(missing_ok=True)
-    click.echo(f"the best settings are in {output}; use them: score-file INPUT --config {output}")
+    click.echo(f"the best settings are in {asked.output}; use them: score-file INPUT --config {asked.output}")
 
 
 def _check_output(output: Path) -> None:

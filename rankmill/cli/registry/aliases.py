@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
-import redis
 
 from rankmill.cli import options
 from rankmill.cluster.orders import Outcome
 from rankmill.jobs.registry.names import Reference, check_name
 from rankmill.jobs.registry.opening import one_version, open_registry, reference, who
-from rankmill.jobs.runtime.connection import connect
-from rankmill.jobs.runtime.settings import Settings, load_settings
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.registry.changes import remove_version, roll_back, set_alias, target
 from rankmill.registry.promote import promote as promote_version
 
-_WAIT_SECONDS = 5
 _WARM_SECONDS = 600
 
 
@@ -53,15 +48,14 @@ def alias(
     alias: str,
     others: dict[str, float],
     shadow: str | None,
-    config: str | None,
-    **flags: Any,
+    settings: Settings,
 ) -> None:
     """Let ALIAS stand for a version, from the next run on.
 
     With --split it stands for several: which one scores a query follows from the query's text, so that it
     is always the same.
     """
-    registry = open_registry(load_settings(flags, config))
+    registry = open_registry(settings)
     version = one_version(registry, reference(model))
     called = Reference(version.name, check_name(alias, "an alias"))
     found = set_alias(registry, called, target(registry, version, others, shadow, by=who()))
@@ -82,14 +76,12 @@ def promote(
     others: dict[str, float],
     shadow: str | None,
     wait_seconds: float,
-    config: str | None,
-    **flags: Any,
+    settings: Settings,
 ) -> None:
     """Load a version on all live workers, then let ALIAS stand for it.
 
     If a worker cannot load it, ALIAS stays as it is. Runs that have begun keep their version.
     """
-    settings = load_settings(flags, config)
     registry = open_registry(settings)
     version = one_version(registry, reference(model))
     called = Reference(version.name, check_name(alias, "an alias"))
@@ -98,7 +90,7 @@ def promote(
     def said(outcome: Outcome) -> None:
         click.echo(f"{outcome.worker}: {outcome.text}", err=outcome.state != "done")
 
-    client = _client(settings, options.server(settings))
+    client = options.connection(settings)
     found = promote_version(registry, called, wanted, client, wait_seconds=wait_seconds, on_outcome=said)
     click.echo(f"{called} stands for {found.now}")
 
@@ -106,9 +98,9 @@ def promote(
 @options.command("rollback")
 @click.argument("alias", metavar="NAME@ALIAS")
 @options.settings("registry")
-def rollback(alias: str, config: str | None, **flags: Any) -> None:
+def rollback(alias: str, settings: Settings) -> None:
     """Let an alias stand for what it stood for before."""
-    registry = open_registry(load_settings(flags, config))
+    registry = open_registry(settings)
     called = reference(alias, "ALIAS")
     click.echo(f"{called} stands for {roll_back(registry, called, by=who()).now}")
 
@@ -116,25 +108,20 @@ def rollback(alias: str, config: str | None, **flags: Any) -> None:
 @options.command("remove")
 @click.argument("model", metavar="NAME@VERSION")
 @options.settings("registry", "redis_url")
-def remove(model: str, config: str | None, **flags: Any) -> None:
+def remove(model: str, settings: Settings) -> None:
     """Remove a version, or an alias.
 
     A version is not removed while an alias stands for it or a run of the server uses it. Its name is not
     used again.
     """
-    settings = load_settings(flags, config)
     registry = open_registry(settings)
     named = reference(model)
     if registry.find_alias(named) is not None:
         registry.remove_alias(named)
         click.echo(f"removed alias {named}")
         return
-    client = _client(settings, settings.redis_url) if settings.redis_url else None
+    client = options.connection(settings) if settings.redis_url else None
     removed = remove_version(registry, named, client, by=who())
     click.echo(f"removed {removed}")
     if client is None:
         click.echo("warning: without --redis or REDIS_URL, runs that use it were not looked for", err=True)
-
-
-def _client(settings: Settings, url: str) -> redis.Redis:
-    return connect(url, min(settings.redis_wait_seconds, _WAIT_SECONDS))

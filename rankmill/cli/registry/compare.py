@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ from rich.table import Table
 
 from rankmill.cli import options
 from rankmill.cli.watch import console
-from rankmill.jobs.contract.errors import ConfigError
-from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.files.readers import TextColumns
 from rankmill.registry.compare import Comparison, Side, compare_models
 
@@ -26,39 +24,30 @@ _SHOWN = 10
 @click.argument("first", metavar="NAME@V1")
 @click.argument("second", metavar="NAME@V2")
 @click.argument("inputs", nargs=-1, required=True, metavar="FILE...")
-@click.option(
-    "--label-column", metavar="NAME", help="Column with the relevance as a number; also report nDCG@10."
-)
-@click.option("--sample", type=click.IntRange(min=2), default=2000, show_default=True,
-              help="Number of rows to score: random ones, up to 50 of each query first.")  # fmt: skip
+@options.of(options.SampleOptions, "pairs")
 @click.option("--report", metavar="DIR", type=click.Path(path_type=Path),
               help="Folder for a report with plots; needs matplotlib.")  # fmt: skip
-@options.columns()
 @options.settings("registry", "precision", "queue", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED)
 @options.as_json
 def compare(
     first: str,
     second: str,
     inputs: tuple[str, ...],
-    label_column: str | None,
-    sample: int,
+    pairs: options.SampleOptions,
     report: Path | None,
-    query_column: str,
-    passage_column: str,
-    config: str | None,
+    settings: Settings,
     as_json: bool,
-    **flags: Any,
 ) -> None:
     """Compare two versions on FILE.
 
     Scores a sample of FILE with both, and compares how they rank the passages of each query, their speed and,
     with labels, their nDCG. The report shows the queries that differ most.
     """
-    if report and find_spec("matplotlib") is None:
-        raise ConfigError("plots need matplotlib: pip install 'rankmill[bench]'")
-    columns = TextColumns(query_column, passage_column)
-    settings = load_settings(flags, config)
-    found = compare_models((first, second), inputs, columns, label_column, sample, _SHOWN, settings)
+    if report:
+        options.require_plots()
+    columns = TextColumns(pairs.query_column, pairs.passage_column)
+    models = (first, second)
+    found = compare_models(models, inputs, columns, pairs.label_column, pairs.sample, _SHOWN, settings)
     if as_json:
         click.echo(json.dumps(_as_json(found)))
     else:
@@ -84,10 +73,7 @@ def _as_json(found: Comparison) -> dict[str, Any]:
 
 
 def _table(found: Comparison) -> Table:
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column("")
-    for side in found.sides:
-        table.add_column(side.model)
+    table = Table("", *(side.model for side in found.sides), box=SIMPLE_HEAD)
     for name, row in zip(_ROWS, zip(*map(_figures, found.sides), strict=True), strict=True):
         if any(row):
             table.add_row(name, *row)

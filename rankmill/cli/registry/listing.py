@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -15,7 +14,7 @@ from rankmill.cli.watch import console
 from rankmill.jobs.registry.documents import Alias, Manifest
 from rankmill.jobs.registry.names import Reference
 from rankmill.jobs.registry.opening import one_version, open_registry, reference
-from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.registry.views import called, manifests, version_view
 
 
@@ -23,17 +22,15 @@ from rankmill.registry.views import called, manifests, version_view
 @click.argument("names", metavar="[NAME]...", nargs=-1)
 @options.settings("registry")
 @options.as_json
-def list_models(names: tuple[str, ...], config: str | None, as_json: bool, **flags: Any) -> None:
+def list_models(names: tuple[str, ...], settings: Settings, as_json: bool) -> None:
     """List the models of the registry, their versions and aliases."""
-    registry = open_registry(load_settings(flags, config))
+    registry = open_registry(settings)
     found = {name: manifests(registry, name) for name in names or registry.models()}
     aliases = {name: registry.aliases(name) for name in found}
     if as_json:
         click.echo(json.dumps([version_view(each, aliases[name]) for name in found for each in found[name]]))
         return
-    table = Table(box=SIMPLE_HEAD)
-    for heading in ("version", "aliases", "family", "size", "pushed", "by", "notes"):
-        table.add_column(heading)
+    table = Table("version", "aliases", "family", "size", "pushed", "by", "notes", box=SIMPLE_HEAD)
     for name, versions in found.items():
         for each in versions:
             notes = each.notes.partition("\n")[0]
@@ -46,9 +43,9 @@ def list_models(names: tuple[str, ...], config: str | None, as_json: bool, **fla
 @click.argument("model", metavar="NAME@VERSION")
 @options.settings("registry")
 @options.as_json
-def show(model: str, config: str | None, as_json: bool, **flags: Any) -> None:
+def show(model: str, settings: Settings, as_json: bool) -> None:
     """Show a version, or an alias: files, by whom and when."""
-    registry = open_registry(load_settings(flags, config))
+    registry = open_registry(settings)
     asked = reference(model)
     alias = registry.find_alias(asked)
     manifest = registry.manifest(

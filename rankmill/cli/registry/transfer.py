@@ -12,7 +12,7 @@ import click
 from rankmill.cli import options
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.registry.opening import one_version, open_registry, reference, who
-from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.registry.pull import pull as pull_version
 from rankmill.registry.push import push as push_version
 from rankmill.registry.steps import Steps
@@ -36,10 +36,9 @@ def push(
     name: str,
     notes: str,
     precision_report: Path | None,
-    config: str | None,
+    settings: Settings,
     as_json: bool,
     quiet: bool,
-    **flags: Any,
 ) -> None:
     """Put the model in DIR into the registry.
 
@@ -47,7 +46,6 @@ def push(
     must hold no code. Without VERSION, it gets the next number: v1, v2, ... A version never changes. It
     becomes visible when all of its files are there; an interrupted push continues with the same command.
     """
-    settings = load_settings(flags, config)
     registry = open_registry(settings)
     model, _, version = name.partition("@")
     if "@" in name and not version:
@@ -90,13 +88,13 @@ def _precision(path: Path | None) -> list[dict[str, Any]] | None:
 @click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
 @options.settings("registry")
 @options.quiet
-def pull(model: str, folder: Path | None, config: str | None, quiet: bool, **flags: Any) -> None:
+def pull(model: str, folder: Path | None, settings: Settings, quiet: bool) -> None:
     """Make a folder of a version, or of what an alias stands for.
 
     DIR must not exist yet; the default is NAME-VERSION here. Each file is verified. DIR appears when it is
     complete; an interrupted pull continues with the same command.
     """
-    registry = open_registry(load_settings(flags, config))
+    registry = open_registry(settings)
     version = one_version(registry, reference(model))
     target = folder or Path(f"{version.name}-{version.tag}")
     pull_version(registry, registry.manifest(version), target, Steps(quiet=quiet))

@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import click
 
 from rankmill.cli import options
-from rankmill.cli.files.request import SETTINGS, file_options, file_request
-from rankmill.jobs.runtime.logs import set_up
-from rankmill.jobs.runtime.settings import load_settings
+from rankmill.cli.files.request import SETTINGS, file_options
+from rankmill.jobs.protocol.submitted.request import FileRequest
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.client import Client
 
 
 @options.command("submit")
 @file_options
-@options.settings(*SETTINGS, "redis_url", "file_queue")
+@options.settings(*SETTINGS, "redis_url", "file_queue", others=("model",), logs=True)
 @click.option("--webhook", metavar="URL", help="http or https URL that a runner calls at the end.")
 @options.as_json
 @options.quiet
-def submit(config: str | None, webhook: str | None, as_json: bool, quiet: bool, **given: Any) -> None:
+def submit(request: FileRequest, settings: Settings, webhook: str | None, as_json: bool, quiet: bool) -> None:
     """Hand INPUT files to runners, which score their pairs.
 
     The options are those of rankmill score. A runner on any host that sees the same files scores them with
     live workers, whatever becomes of this process. The command prints the run's id, for rankmill wait,
     status and cancel.
     """
-    request = file_request(given)
-    given["log_level"] = "error" if quiet else None
-    settings = load_settings(given, config)
-    set_up(settings.log_level, settings.log_format)
     options.server(settings)
     client = Client(settings=settings)
     run = client.submit_request(request, webhook=webhook)

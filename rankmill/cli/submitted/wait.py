@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+import time
+from contextlib import ExitStack
 
 import click
 
 from rankmill.cli import options
-from rankmill.cli.submitted.lines import describe
+from rankmill.cluster.tables import duration, plain
 from rankmill.jobs.contract.errors import ExitCode
 from rankmill.jobs.protocol.submitted.record import FileRun
-from rankmill.jobs.runtime.logs import set_up
-from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.client import Client
 from rankmill.producer.client.runs.detached import DetachedRun
 from rankmill.producer.client.submitted.file import SubmittedFile, find_submitted
-from rankmill.score.progress import ProgressView, progress_view
+from rankmill.score.progress import Show, progress_view
 
 _EPILOG = """\b
 Exit codes:
@@ -31,19 +31,15 @@ Exit codes:
 @options.command("wait", epilog=_EPILOG, interrupted="the run goes on")
 @click.argument("run_id", metavar="RUN")
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="Longest time to wait.")
-@options.settings("redis_url", "file_queue")
+@options.settings("redis_url", "file_queue", logs=True)
 @options.as_json
 @options.quiet
-def wait(
-    run_id: str, timeout: float | None, config: str | None, as_json: bool, quiet: bool, **flags: Any
-) -> None:
+def wait(run_id: str, timeout: float | None, settings: Settings, as_json: bool, quiet: bool) -> None:
     """Wait for a submitted run, or for a detached one.
 
     RUN is the id that rankmill submit has printed, or that of Client.submit(pairs, detached=True);
     its scores must all be there.
     """
-    settings = load_settings({**flags, "log_level": "error" if quiet else None}, config)
-    set_up(settings.log_level, settings.log_format)
     options.server(settings)
     client = Client(settings=settings)
     submitted = find_submitted(client.files, run_id)
@@ -51,19 +47,16 @@ def wait(
         _wait_for_scores(detached, timeout, as_json)
         return
     submitted = submitted or SubmittedFile(client.files, run_id)
-    shown: list[ProgressView] = []
+    with ExitStack() as stack:
+        shown: list[Show] = []
 
-    def look(run: FileRun) -> None:
-        if run.rows is not None and not quiet:
-            if not shown:
-                shown.append(progress_view(run.rows, quiet=quiet).__enter__())
-            shown[0].update(run.progress, 0)
+        def look(run: FileRun) -> None:
+            if run.rows is not None and not quiet:
+                if not shown:
+                    shown.append(stack.enter_context(progress_view(run.rows)))
+                shown[0](run.progress, 0)
 
-    try:
         run = submitted.wait(timeout, on_look=look)
-    finally:
-        if shown:
-            shown[0].__exit__(None, None, None)
     click.echo(run.model_dump_json() if as_json else describe(run))
     sys.exit(ExitCode.ROW_ERRORS if run.outcome and run.outcome.row_errors else 0)
 
@@ -74,3 +67,33 @@ def _wait_for_scores(run: DetachedRun, timeout: float | None, as_json: bool) -> 
     line = f"run {run.id}: {len(scores):,} rows are scored, {len(scores.errors):,} of them have an error"
     click.echo(json.dumps(counts) if as_json else line)
     sys.exit(ExitCode.ROW_ERRORS if scores.errors else 0)
+
+
+def describe(run: FileRun) -> str:
+    """The run's state, and what there is to know in it."""
+    request, done = run.order.request, run.outcome
+    source = request.run or ", ".join(request.inputs)
+    lines = [
+        f"submitted run {run.id} is {run.state}{f': {plain(run.reason)}' if run.reason else ''}",
+        f"model {plain(run.order.spec.model)}: {plain(source)} to {plain(request.output or '')}",
+    ]
+    if run.state == "done" and done:
+        lines.append(
+            f"{done.rows - done.row_errors:,} of {done.rows:,} rows scored; scores are in {done.output}"
+        )
+        if done.row_errors:
+            lines.append(f"{done.row_errors:,} rows have no score; {done.errors_file} says which and why")
+    elif run.rows is not None:
+        speed = run.progress.rows_per_second()
+        left = duration(run.progress.seconds_left(run.rows))
+        lines.append(
+            f"{run.progress.rows:,} of {run.rows:,} rows are done"
+            + (f", {speed:,.0f} pairs/s, time left: {left}" if speed and not run.is_ended else "")
+        )
+    if run.runner:
+        lines.append(f"runner {plain(run.runner)}")
+    if run.notice:
+        why = f" ({plain(run.notice.reason)})" if run.notice.reason else ""
+        lines.append(f"webhook {run.notice.state} after {run.notice.attempts} attempts{why}")
+    lines.append(f"submitted {duration(time.time() - run.created)} ago")
+    return "\n".join(lines)

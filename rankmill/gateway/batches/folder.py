@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,12 +14,12 @@ from rankmill.jobs.contract.errors import ConfigError, OutputError
 from rankmill.producer.files.stores.made import record_of
 from rankmill.producer.files.stores.paths import ObjectPath, as_path
 from rankmill.producer.files.stores.reading import ObjectReader, admitted
-from rankmill.producer.files.stores.writing import put, sync
+from rankmill.producer.files.stores.whole import whole_file
 
 _BLOCK_BYTES = 1 << 20
 
 
-class Folder:
+class FilesFolder:
     """The setting ``gateway_files``.
 
     Parameters
@@ -62,11 +61,11 @@ class Folder:
         target = self.at(place)
         self.make(place.partition("/")[0])
         try:
-            with tempfile.NamedTemporaryFile(dir=beside(target), delete=False) as file:
+            with whole_file(target) as partial, partial.open("wb") as file:
                 shutil.copyfileobj(source, file, _BLOCK_BYTES)
-        except OSError as error:
-            raise OutputError(f"the file cannot be kept: {error.strerror}") from None
-        publish(Path(file.name), target)
+        except OutputError as error:
+            why = getattr(error.__context__, "strerror", None) or error
+            raise OutputError(f"the file cannot be kept: {why}") from None
 
     def read(self, place: str) -> Iterator[bytes]:
         """The bytes at a place, in blocks; raises `FileNotFoundError` if there are none."""
@@ -96,22 +95,6 @@ def _blocks(file: BinaryIO) -> Iterator[bytes]:
     with file:
         while block := file.read(_BLOCK_BYTES):
             yield block
-
-
-def beside(target: Path) -> Path | None:
-    """The folder for a temporary file that becomes `target`; ``None``: the system's, for an object."""
-    return None if isinstance(target, ObjectPath) else target.parent
-
-
-def publish(file: Path, target: Path) -> None:
-    """Move a complete temporary file to its place."""
-    try:
-        sync(file)
-        put(file, target)
-    except OSError as error:
-        raise OutputError(f"{target} cannot be written: {error.strerror or error}") from None
-    finally:
-        file.unlink(missing_ok=True)
 
 
 def open_bytes(path: Path) -> BinaryIO:

@@ -26,7 +26,7 @@ ENDPOINTS = tuple(_PATHS)
 """Paths of the requests that a batch may have."""
 
 
-class Line(BaseModel):
+class RequestLine(BaseModel):
     """A line of the input; fields that are not here are ignored."""
 
     model_config = ConfigDict(frozen=True)
@@ -38,11 +38,11 @@ class Line(BaseModel):
 
 
 @dataclass(frozen=True)
-class Request:
+class BatchRequest:
     """A line that was read: what it asks for, or why it is refused."""
 
     number: int
-    line: Line
+    line: RequestLine
     form: type[Body]
     body: Body | None
     asked: ScoreRequest | None
@@ -53,12 +53,12 @@ class Request:
         """The pairs to score; none if it is refused."""
         return self.asked.pairs() if self.asked else []
 
-    def refused(self, refusal: Refusal) -> Request:
+    def refused(self, refusal: Refusal) -> BatchRequest:
         """The request, refused after all."""
         return replace(self, refusal=refusal)
 
 
-def read_requests(path: Path, endpoint: str) -> Iterator[Request]:
+def read_requests(path: Path, endpoint: str) -> Iterator[BatchRequest]:
     """The requests of a file, line by line.
 
     Raises
@@ -80,7 +80,7 @@ def read_requests(path: Path, endpoint: str) -> Iterator[Request]:
         yield _request(number, line, _PATHS[endpoint])
 
 
-def first_request(path: Path, endpoint: str) -> Request:
+def first_request(path: Path, endpoint: str) -> BatchRequest:
     """The first request of a file; raises as `read_requests`, and if there is none."""
     for request in read_requests(path, endpoint):
         return request
@@ -98,7 +98,7 @@ def holds_requests(path: Path) -> bool:
     return False
 
 
-def answer(request: Request, batch: str, model: str, scores: list[float], created: float) -> str:
+def answer(request: BatchRequest, batch: str, model: str, scores: list[float], created: float) -> str:
     """The line of the output for a request with scores."""
     scored = RequestScores(scores, model, id=_id(batch, request), created=int(created))
     assert request.body
@@ -108,7 +108,7 @@ def answer(request: Request, batch: str, model: str, scores: list[float], create
     return _answered(request, batch, 200, body)
 
 
-def failure(request: Request, batch: str) -> str:
+def failure(request: BatchRequest, batch: str) -> str:
     """The line of the errors for a request that is refused."""
     assert request.refusal
     dialect = request.form.dialect
@@ -116,14 +116,14 @@ def failure(request: Request, batch: str) -> str:
     return _answered(request, batch, status, dialect.error(request.refusal, status))
 
 
-def _answered(request: Request, batch: str, status: int, body: object) -> str:
+def _answered(request: BatchRequest, batch: str, status: int, body: object) -> str:
     request_id = _id(batch, request)
     response = {"status_code": status, "request_id": request_id, "body": body}
     found = {"id": request_id, "custom_id": request.line.custom_id, "response": response, "error": None}
     return json.dumps(found, ensure_ascii=False) + "\n"
 
 
-def _id(batch: str, request: Request) -> str:
+def _id(batch: str, request: BatchRequest) -> str:
     return f"{batch.replace('batch_', 'batch_req_')}_{request.number}"
 
 
@@ -139,9 +139,9 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, raw
 
 
-def _line(number: int, raw: bytes) -> Line:
+def _line(number: int, raw: bytes) -> RequestLine:
     try:
-        return Line.model_validate_json(raw)
+        return RequestLine.model_validate_json(raw)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "it"
@@ -150,7 +150,7 @@ def _line(number: int, raw: bytes) -> Line:
         ) from None
 
 
-def _request(number: int, line: Line, path: ScorePath) -> Request:
+def _request(number: int, line: RequestLine, path: ScorePath) -> BatchRequest:
     form = path.bodies[0]
     try:
         form = path.body(line.body)
@@ -160,5 +160,5 @@ def _request(number: int, line: Line, path: ScorePath) -> Request:
             raise Refusal("empty", "there is nothing to score: the list of texts is empty")
         asked.pairs()
     except Refusal as refusal:
-        return Request(number, line, form, None, None, refusal)
-    return Request(number, line, form, body, asked)
+        return BatchRequest(number, line, form, None, None, refusal)
+    return BatchRequest(number, line, form, body, asked)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
-from typing import Any, Literal, TypeVar
+import uuid
+from typing import Any, ClassVar, Literal, TypeVar
 
 import redis
 from pydantic import Field
 
-from rankmill.gateway.batches.ids import can_be_id
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.schema import FORMAT, Count, Seconds, WireModel
@@ -19,40 +20,73 @@ EVERYBODY = "*"
 _MOST = 10_000
 """Records of an owner that are read, at most; the latest."""
 
+_FILE = "file-"
+_BATCH = "batch_"
 
-class FileRecord(WireModel):
+_ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
+"""What a file or batch may be called; a colon would lead to other keys."""
+
+
+def new_file_id() -> str:
+    """A new id of a file that is uploaded."""
+    return _FILE + uuid.uuid4().hex
+
+
+def new_batch_id(run: str) -> str:
+    """The id of the batch that is scored by a run."""
+    return _BATCH + run
+
+
+def output_id(batch: str) -> str:
+    """The id of a batch's output."""
+    return f"{_FILE}{batch.removeprefix(_BATCH)}-output"
+
+
+def errors_id(batch: str) -> str:
+    """The id of the list of a batch's errors."""
+    return f"{_FILE}{batch.removeprefix(_BATCH)}-errors"
+
+
+class _Owned(WireModel):
+    """A record of an owner: the name of the API keys whose it is; empty without keys."""
+
+    noun: ClassVar[str]
+    """What people call it. A subclass also has the key of a record by its id, and of an owner's index."""
+
+    id: str
+    owner: str
+    created: Seconds
+
+
+class FileRecord(_Owned):
     """A file: one that was uploaded, or what a batch has made.
 
     Attributes
     ----------
-    owner
-        Name of the API keys whose file it is; empty without keys.
     name
         Its name, as its uploader said.
     place
         Where its bytes lie, below the gateway's folder.
     """
 
-    id: str
-    owner: str
+    noun, key, index = "file", staticmethod(keys.gateway_file), staticmethod(keys.gateway_files)
+
     name: str
     place: str = Field(pattern=r"^[A-Za-z0-9_-]+/[A-Za-z0-9_-][A-Za-z0-9_.-]*$")
     bytes: Count
-    created: Seconds
     expires: Seconds
     purpose: Literal["batch", "batch_output"]
 
 
-class BatchRecord(WireModel):
+class BatchRecord(_Owned):
     """A batch as it was submitted; what has become of it is in the record of its run."""
 
-    id: str
-    owner: str
+    noun, key, index = "batch", staticmethod(keys.batch), staticmethod(keys.batches)
+
     run: str
     file: str
     endpoint: str
     model: str
-    created: Seconds
     metadata: dict[str, str] = Field(default_factory=dict)
 
 
@@ -83,37 +117,43 @@ class BatchStore:
         self.redis: Any = client
         self.ttl = ttl
 
-    def add_file(self, file: FileRecord) -> None:
-        """Write the record of a file."""
-        ttl = max(int(file.expires - time.time()), 1)
-        self._add(keys.gateway_file(file.id), keys.gateway_files, file, ttl)
+    def add(self, record: FileRecord | BatchRecord) -> None:
+        """Write a record."""
+        ttl = self.ttl
+        if isinstance(record, FileRecord):
+            ttl = max(int(record.expires - time.time()), 1)
+        with self.redis.pipeline() as pipe:
+            pipe.set(record.key(record.id), _written(record), ex=ttl)
+            for owner in (record.owner, EVERYBODY):
+                pipe.zadd(record.index(owner), {record.id: record.created})
+                pipe.expire(record.index(owner), max(ttl, self.ttl))
+            pipe.execute()
 
-    def add_batch(self, batch: BatchRecord) -> None:
-        """Write the record of a batch."""
-        self._add(keys.batch(batch.id), keys.batches, batch, self.ttl)
+    def find(self, kind: type[R], record_id: str) -> R | None:
+        """The record of a file or batch, if there is one."""
+        return self._read(kind.key(record_id), kind) if _ID.fullmatch(record_id) else None
 
-    def file(self, file_id: str) -> FileRecord | None:
-        """The record of a file, if there is one."""
-        return self._read(keys.gateway_file(file_id), FileRecord) if can_be_id(file_id) else None
+    def all(self, kind: type[R], owner: str) -> list[R]:
+        """An owner's files or batches, the latest first; those that cannot be read are left out."""
+        index = kind.index(owner)
+        ids = [each.decode(errors="replace") for each in self.redis.zrange(index, 0, _MOST - 1, desc=True)]
+        texts = self.redis.mget([kind.key(each) for each in ids]) if ids else []
+        found: list[R] = []
+        for record_id, raw in zip(ids, texts, strict=True):
+            try:
+                found += [kind.read_json(raw, record_id)] if raw else []
+            except WireError:
+                continue
+        if gone := [record_id for record_id, raw in zip(ids, texts, strict=True) if not raw]:
+            self.redis.zrem(index, *gone)
+        return found
 
-    def batch(self, batch_id: str) -> BatchRecord | None:
-        """The record of a batch, if there is one."""
-        return self._read(keys.batch(batch_id), BatchRecord) if can_be_id(batch_id) else None
-
-    def files(self, owner: str) -> list[FileRecord]:
-        """An owner's files, the latest first; those that cannot be read are left out."""
-        return self._all(keys.gateway_files(owner), keys.gateway_file, FileRecord)
-
-    def batches(self, owner: str) -> list[BatchRecord]:
-        """An owner's batches, the latest first; those that cannot be read are left out."""
-        return self._all(keys.batches(owner), keys.batch, BatchRecord)
-
-    def delete_file(self, file: FileRecord) -> None:
+    def delete(self, record: FileRecord) -> None:
         """Forget a file."""
         with self.redis.pipeline() as pipe:
-            pipe.delete(keys.gateway_file(file.id))
-            for owner in (file.owner, EVERYBODY):
-                pipe.zrem(keys.gateway_files(owner), file.id)
+            pipe.delete(record.key(record.id))
+            for owner in (record.owner, EVERYBODY):
+                pipe.zrem(record.index(owner), record.id)
             pipe.execute()
 
     def count(self, batch_id: str, counts: BatchCounts) -> None:
@@ -127,33 +167,9 @@ class BatchStore:
         """How far a batch is; ``None`` until that is known."""
         return self._read(keys.batch_counts(batch_id), BatchCounts)
 
-    def _add(self, key: str, index: Any, record: FileRecord | BatchRecord, ttl: int) -> None:
-        with self.redis.pipeline() as pipe:
-            pipe.set(key, _written(record), ex=ttl)
-            for owner in (record.owner, EVERYBODY):
-                pipe.zadd(index(owner), {record.id: record.created})
-                pipe.expire(index(owner), max(ttl, self.ttl))
-            pipe.execute()
-
     def _read(self, key: str, kind: type[T]) -> T | None:
         raw = self.redis.get(key)
         return kind.read_json(raw, key) if raw else None
-
-    def _all(self, index: str, key: Any, kind: type[R]) -> list[R]:
-        ids = [each.decode(errors="replace") for each in self.redis.zrange(index, 0, _MOST - 1, desc=True)]
-        found: list[R] = []
-        gone: list[str] = []
-        for record_id, raw in zip(
-            ids, self.redis.mget([key(each) for each in ids]) if ids else [], strict=True
-        ):
-            try:
-                found += [kind.read_json(raw, record_id)] if raw else []
-                gone += [] if raw else [record_id]
-            except WireError:
-                continue
-        if gone:
-            self.redis.zrem(index, *gone)
-        return found
 
 
 def _written(record: WireModel) -> str:

@@ -10,12 +10,21 @@ from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Annotated, Any, BinaryIO
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from rankmill.gateway.batches.folder import Folder
-from rankmill.gateway.batches.ids import errors_id, new_batch_id, new_file_id, output_id
+from rankmill.gateway.batches.folder import FilesFolder
 from rankmill.gateway.batches.lines import ENDPOINTS, first_request, holds_requests
-from rankmill.gateway.batches.records import EVERYBODY, BatchRecord, BatchStore, FileRecord
+from rankmill.gateway.batches.records import (
+    EVERYBODY,
+    BatchRecord,
+    BatchStore,
+    FileRecord,
+    R,
+    errors_id,
+    new_batch_id,
+    new_file_id,
+    output_id,
+)
 from rankmill.gateway.batches.views import batch_view
 from rankmill.gateway.keys.admission import check_model
 from rankmill.gateway.keys.api_keys import ApiKey
@@ -34,21 +43,15 @@ _ENDINGS = (".parquet", ".csv", ".tsv", ".jsonl", ".csv.gz", ".csv.zst", ".tsv.g
 _CANCEL_SECONDS = 60
 
 
-class PairsOptions(BaseModel):
-    """How a file of pairs is scored: options of score-file by name."""
+_OF_PAIRS = (
+    "query_column", "passage_column", "score_column", "rank_column", "query_id_column", "passage_id_column",
+    "list_columns", "top_k", "limit", "output_format",
+)  # fmt: skip
 
-    model_config = ConfigDict(extra="forbid")
-
-    query_column: str = Field("query", min_length=1)
-    passage_column: str = Field("passage", min_length=1)
-    score_column: str = Field("score", min_length=1)
-    rank_column: str = Field("rank", min_length=1)
-    query_id_column: str | None = Field(None, min_length=1)
-    passage_id_column: str | None = Field(None, min_length=1)
-    list_columns: tuple[str, ...] = ()
-    top_k: int | None = Field(None, ge=1)
-    limit: int | None = Field(None, ge=1)
-    output_format: str | None = Field(None, pattern="^(parquet|csv|tsv|jsonl|trec)$")
+_fields: dict[str, Any] = {name: (FileRequest.model_fields[name].annotation, FileRequest.model_fields[name])
+                           for name in _OF_PAIRS}  # fmt: skip
+PairsOptions = create_model("PairsOptions", __config__=ConfigDict(extra="forbid"), **_fields)
+"""How a file of pairs is scored: options of score-file by name."""
 
 
 class NewBatch(BaseModel):
@@ -63,7 +66,7 @@ class NewBatch(BaseModel):
         Field(None, max_length=16)
     )
     model: str | None = Field(None, min_length=1, max_length=1000)
-    pairs: PairsOptions = Field(default_factory=lambda: PairsOptions.model_validate({}))
+    pairs: PairsOptions = Field(default_factory=PairsOptions)  # type: ignore[valid-type]
 
 
 class Batches:
@@ -83,7 +86,7 @@ class Batches:
     def __init__(self, settings: Settings, redis_url: str) -> None:
         assert settings.gateway_files
         self._settings = settings
-        self._folder = Folder(settings.gateway_files)
+        self._folder = FilesFolder(settings.gateway_files)
         client = client_for(redis_url, settings.redis_wait_seconds)
         self._store = BatchStore(client, settings.file_run_ttl)
         self._runs = FileRunStore(client, settings.file_queue, settings.file_run_ttl)
@@ -109,7 +112,7 @@ class Batches:
                 param="file",
             )
         owner, most = _owner(key), self._settings.gateway_files_gib * 2**30
-        if sum(file.bytes for file in self._store.files(owner)) + size > most:
+        if sum(file.bytes for file in self._store.all(FileRecord, owner)) + size > most:
             raise Refusal(
                 "too_large", f"your files would have more than {most / 2**30:,.0f} GiB: delete some"
             )
@@ -121,19 +124,20 @@ class Batches:
             id=file_id, owner=owner, name=shown, place=place, bytes=size, created=now,
             expires=now + self._store.ttl, purpose="batch",
         )  # fmt: skip
-        self._store.add_file(file)
+        self._store.add(file)
         return file
 
-    def file(self, key: ApiKey | None, file_id: str) -> FileRecord:
-        """A file that the caller may see; raises `Refusal` if there is none."""
-        found = self._store.file(file_id)
-        if found is None or not _may_see(key, found.owner):
-            raise Refusal("not_found", f"there is no file {file_id!r:.100}: it has expired, or never was")
+    def find(self, kind: type[R], key: ApiKey | None, record_id: str) -> R:
+        """A file or batch that the caller may see; raises `Refusal` if there is none."""
+        found = self._store.find(kind, record_id)
+        if found is None or not (found.owner == _owner(key) or (key and key.admin)):
+            why = f"there is no {kind.noun} {record_id!r:.100}: it has expired, or never was"
+            raise Refusal("not_found", why)
         return found
 
-    def files(self, key: ApiKey | None) -> list[FileRecord]:
-        """The files that the caller may see, the latest first."""
-        return self._store.files(_listed(key))
+    def all(self, kind: type[R], key: ApiKey | None) -> list[R]:
+        """The files or batches that the caller may see, the latest first."""
+        return self._store.all(kind, EVERYBODY if key and key.admin else _owner(key))
 
     def content(self, file: FileRecord) -> Iterator[bytes]:
         """The bytes of a file; raises `Refusal` if they are gone."""
@@ -144,8 +148,8 @@ class Batches:
 
     def delete(self, key: ApiKey | None, file_id: str) -> None:
         """Delete a file."""
-        file = self.file(key, file_id)
-        self._store.delete_file(file)
+        file = self.find(FileRecord, key, file_id)
+        self._store.delete(file)
         self._folder.delete(file.place)
 
     def create(
@@ -160,7 +164,7 @@ class Batches:
         """
         if asked.endpoint not in ENDPOINTS:
             raise Refusal("invalid", f"endpoint: one of {', '.join(ENDPOINTS)}", param="endpoint")
-        file = self.file(key, asked.input_file_id)
+        file = self.find(FileRecord, key, asked.input_file_id)
         run_id = new_file_run_id()
         batch_id = new_batch_id(run_id)
         source = self._folder.at(file.place)
@@ -186,25 +190,14 @@ class Batches:
             created=time.time(), metadata=asked.metadata or {},
         )  # fmt: skip
         self._folder.make(batch_id)
-        self._store.add_batch(batch)
+        self._store.add(batch)
         own: dict[str, Any] = {"queue": self._settings.queue, "chunk_size": self._settings.chunk_size}
         self._runs.submit(FileOrder(request=request, spec=pinned, batch=order, **own), run_id)
         return self.view(batch)
 
-    def batch(self, key: ApiKey | None, batch_id: str) -> BatchRecord:
-        """A batch that the caller may see; raises `Refusal` if there is none."""
-        found = self._store.batch(batch_id)
-        if found is None or not _may_see(key, found.owner):
-            raise Refusal("not_found", f"there is no batch {batch_id!r:.100}: it has expired, or never was")
-        return found
-
-    def batches(self, key: ApiKey | None) -> list[BatchRecord]:
-        """The batches that the caller may see, the latest first."""
-        return self._store.batches(_listed(key))
-
     def cancel(self, key: ApiKey | None, batch_id: str) -> dict[str, Any]:
         """Cancel a batch; its runner ends within its heartbeat."""
-        batch = self.batch(key, batch_id)
+        batch = self.find(BatchRecord, key, batch_id)
         try:
             run = self._runs.load(batch.run)
             if not run.is_ended:
@@ -220,7 +213,7 @@ class Batches:
         except RunExpired:
             return batch_view(batch, None, self._store.counts(batch.id))
         files = (output_id(batch.id), errors_id(batch.id)) if run.state == "done" else ()
-        known = [file_id if self._store.file(file_id) else None for file_id in files]
+        known = [file_id if self._store.find(FileRecord, file_id) else None for file_id in files]
         return batch_view(
             batch, run, self._store.counts(batch.id), (known[0], known[1]) if known else (None, None),
             cancelling=not run.is_ended and self._runs.was_cancelled(run.id),
@@ -230,31 +223,19 @@ class Batches:
         """Delete the bytes of files and batches that have expired."""
 
         def is_known(name: str) -> bool:
-            return bool(self._store.file(name) or self._store.batch(name))
+            return bool(self._store.find(FileRecord, name) or self._store.find(BatchRecord, name))
 
         self._folder.sweep(is_known, self._store.ttl)
 
-    def _pairs(self, options: PairsOptions, batch_id: str, place: str) -> FileRequest:
+    def _pairs(self, options: BaseModel, batch_id: str, place: str) -> FileRequest:
         """The request for a file of pairs; its output has the same format, unless another is asked for."""
-        given = place.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
-        ending = options.output_format or given
-        try:
-            return FileRequest(
-                inputs=(str(self._folder.at(place)),),
-                output=str(self._folder.at(f"{batch_id}/output.{ending}")),
-                **options.model_dump(),
-            )
-        except ValidationError as error:
-            raise Refusal("invalid", f"pairs: {error.errors()[0]['msg']}", param="pairs") from None
+        given = options.model_dump()
+        ending = place.removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
+        output = f"{batch_id}/output.{given['output_format'] or ending}"
+        return FileRequest(
+            inputs=(str(self._folder.at(place)),), output=str(self._folder.at(output)), **given
+        )
 
 
 def _owner(key: ApiKey | None) -> str:
     return key.name if key else ""
-
-
-def _listed(key: ApiKey | None) -> str:
-    return EVERYBODY if key and key.admin else _owner(key)
-
-
-def _may_see(key: ApiKey | None, owner: str) -> bool:
-    return owner == _owner(key) or bool(key and key.admin)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-from rankmill.gateway.batches.records import BatchCounts, BatchRecord, FileRecord
+from rankmill.gateway.batches.records import BatchCounts, BatchRecord, FileRecord, R
 from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.protocol.submitted.record import FileRun
 
@@ -16,14 +16,6 @@ _LINE = re.compile(r"line (\d+): ")
 
 ENDED = frozenset({"completed", "failed", "cancelled", "expired"})
 """States after which nothing more happens to a batch."""
-
-
-class _Known(Protocol):
-    @property
-    def id(self) -> str: ...
-
-
-R = TypeVar("R", bound=_Known)
 
 
 def file_view(file: FileRecord) -> dict[str, Any]:

@@ -7,58 +7,43 @@ takes the steps that are left.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rankmill.gateway.batches.folder import beside, open_bytes, publish
-from rankmill.gateway.batches.ids import errors_id, output_id
-from rankmill.gateway.batches.lines import Request, answer, failure, read_requests
-from rankmill.gateway.batches.records import BatchCounts, BatchStore, FileRecord
+from rankmill.gateway.batches.folder import open_bytes
+from rankmill.gateway.batches.lines import BatchRequest, answer, failure, read_requests
+from rankmill.gateway.batches.records import BatchCounts, BatchStore, FileRecord, errors_id, output_id
 from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.contract.errors import InputError, RunFailed
-from rankmill.jobs.protocol.submitted.record import FileRun
+from rankmill.jobs.protocol.submitted.record import FileRun, RunOutcome
 from rankmill.jobs.protocol.submitted.request import BatchOrder, FileRequest
+from rankmill.producer.files.sink import ScoredFile
 from rankmill.producer.files.stores.made import record_of
 from rankmill.producer.files.stores.paths import as_path
 from rankmill.producer.files.stores.reading import open_random
+from rankmill.producer.files.stores.whole import whole_file
+from rankmill.producer.files.stores.writing import put, sync
+from rankmill.score.score_file import Confirm
 
 _ROWS = 16_384
 _PAIRS = pa.schema([("line", pa.int64()), ("query", pa.string()), ("passage", pa.string())])
 
 
-@dataclass(frozen=True)
-class Made:
-    """A complete file, before it is moved to its place."""
-
-    partial: Path
-    path: Path
+Score = Callable[[FileRequest, Confirm], None]
+"""Scores files as score-file does."""
 
 
-@dataclass(frozen=True)
-class Tools:
-    """What a runner can do.
+class Keep(Protocol):
+    """Notes what was scored; a `file` is the run's output, which is complete and then moved to `path`.
 
-    Attributes
-    ----------
-    score
-        Scores files as score-file does. The function is called with the complete output, the list of rows
-        without a score if there are any, the number of rows and that of those without a score, before the
-        files are moved to their places.
-    note
-        Notes what has been scored; with a file, also that it is the run's output, which is complete. An
-        exception from it keeps the file from its place.
+    An exception from it keeps the file from its place.
     """
 
-    score: Callable[[FileRequest, Callable[[Made, Made | None, int, int], None]], None]
-    note: Callable[[Made | None], None]
+    def __call__(self, outcome: RunOutcome, file: Path | None = None, path: Path | None = None) -> None: ...
 
 
 class BatchWork:
@@ -70,19 +55,21 @@ class BatchWork:
         The run, whose order has a batch.
     store
         Where the records of its files go.
-    tools
-        What the runner can do.
+    score, keep
+        What its runner does with files.
     """
 
-    def __init__(self, run: FileRun, store: BatchStore, tools: Tools) -> None:
+    def __init__(self, run: FileRun, store: BatchStore, score: Score, keep: Keep) -> None:
         assert run.order.batch
         assert run.order.request.output
         self._run = run
         self._batch: BatchOrder = run.order.batch
         self._request = run.order.request
         self._output = as_path(run.order.request.output)
+        self._outcome: RunOutcome | None = run.outcome
         self._store = store
-        self._tools = tools
+        self._score = score
+        self._keep = keep
 
     def do(self) -> None:
         """Score the input, and make the files.
@@ -93,44 +80,51 @@ class BatchWork:
             A line is no request, or asks for another model than the first.
         """
         if self._batch.endpoint is None:
-            self._tools.score(self._request, self._keep_scored)
+            self._score(self._request, self._keep_scored)
             return
         pairs, scored = (self._output.with_name(f"{name}.parquet") for name in ("pairs", "scored"))
         if not (self._run.outcome and scored.exists()):
             self._write_pairs(pairs, self._batch.endpoint)
             asked = {"inputs": (str(pairs),), "output": str(scored), "force": True}
-            self._tools.score(self._request.model_copy(update=asked), lambda *_: self._tools.note(None))
+            self._score(self._request.model_copy(update=asked), self._note_scored)
         self._write_answers(scored, self._batch.endpoint)
         for left in (pairs, scored, _errors_of(scored), record_of(scored)):
             left.unlink(missing_ok=True)
 
-    def _keep_scored(self, made: Made, errors: Made | None, rows: int, failed: int) -> None:
+    def _keep_scored(self, output: ScoredFile | None, outcome: RunOutcome) -> None:
         """Note the files of a batch of pairs."""
+        assert output
+        rows, failed = outcome.rows, outcome.row_errors
         self._store.count(self._batch.id, BatchCounts(total=rows, completed=rows - failed, failed=failed))
-        self._keep(output_id(self._batch.id), made)
-        if errors:
-            self._keep(errors_id(self._batch.id), errors)
-        self._tools.note(made)
+        self._record(output_id(self._batch.id), output.partial, output.path)
+        if failed:
+            self._record(errors_id(self._batch.id), output.partial_errors, output.errors_path)
+        self._keep(outcome, output.partial, output.path)
+
+    def _note_scored(self, output: ScoredFile | None, outcome: RunOutcome) -> None:
+        """Note the scores of a batch of requests, whose answers are to be written."""
+        self._outcome = outcome
+        self._keep(outcome)
 
     def _write_pairs(self, target: Path, endpoint: str) -> None:
         """Write the pairs of all lines, unless a runner that has died has done so."""
         if target.exists():
             return
         lines = 0
-        with _partial(target) as file, pq.ParquetWriter(file, _PAIRS) as writer:
-            rows: list[tuple[int, str, str]] = []
-            for request in read_requests(self._input, endpoint):
-                self._check(request)
-                lines += 1
-                rows += [(request.number, query, passage) for query, passage in request.pairs]
-                if len(rows) >= _ROWS:
-                    writer.write_batch(_batch(rows))
-                    rows = []
-            writer.write_batch(_batch(rows))
-        self._store.count(self._batch.id, BatchCounts(total=lines))
-        publish(Path(file.name), target)
+        with whole_file(target) as partial:
+            with pq.ParquetWriter(partial, _PAIRS) as writer:
+                rows: list[tuple[int, str, str]] = []
+                for request in read_requests(self._input, endpoint):
+                    self._check(request)
+                    lines += 1
+                    rows += [(request.number, query, passage) for query, passage in request.pairs]
+                    if len(rows) >= _ROWS:
+                        writer.write_batch(_batch(rows))
+                        rows = []
+                writer.write_batch(_batch(rows))
+            self._store.count(self._batch.id, BatchCounts(total=lines))
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: BatchRequest) -> None:
         """Raise `InputError` if a request cannot be scored with the others."""
         if request.asked is None:
             return
@@ -148,29 +142,34 @@ class BatchWork:
     def _write_answers(self, scored: Path, endpoint: str) -> None:
         """Write the output, and the lines with errors if there are any."""
         errors_path = self._output.with_name("errors.jsonl")
-        counts = {True: 0, False: 0}
-        with _partial(self._output) as answers, _partial(errors_path) as errors:
-            for request, scores in self._scored(scored, endpoint):
-                counts[request.refusal is None] += 1
-                if request.refusal:
-                    errors.write(failure(request, self._batch.id).encode())
-                else:
-                    model = self._batch.model or self._run.order.spec.model
-                    line = answer(request, self._batch.id, model, scores, self._run.created)
-                    answers.write(line.encode())
-        made, failed = Made(Path(answers.name), self._output), Made(Path(errors.name), errors_path)
-        done = BatchCounts(total=sum(counts.values()), completed=counts[True], failed=counts[False])
-        self._store.count(self._batch.id, done)
-        if done.failed:
-            self._keep(errors_id(self._batch.id), failed)
-            publish(failed.partial, failed.path)
-        else:
-            failed.partial.unlink()
-        self._keep(output_id(self._batch.id), made)
-        self._tools.note(made)
-        publish(made.partial, made.path)
+        with whole_file(self._output) as partial:
+            partial_errors = partial.with_name(errors_path.name)
+            with partial.open("wb") as answers, partial_errors.open("wb") as errors:
+                done = self._write_lines(scored, endpoint, answers, errors)
+            self._store.count(self._batch.id, done)
+            if done.failed:
+                self._record(errors_id(self._batch.id), partial_errors, errors_path)
+                sync(partial_errors)
+                put(partial_errors, errors_path)
+            self._record(output_id(self._batch.id), partial, self._output)
+            assert self._outcome
+            outcome = self._outcome.model_copy(update={"output": str(self._output)})
+            self._keep(outcome, partial, self._output)
 
-    def _scored(self, scored: Path, endpoint: str) -> Iterator[tuple[Request, list[float]]]:
+    def _write_lines(self, scored: Path, endpoint: str, answers: IO[bytes], errors: IO[bytes]) -> BatchCounts:
+        """Write the line of each request; returns how many have an answer, and how many an error."""
+        completed = failed = 0
+        for request, scores in self._scored(scored, endpoint):
+            if request.refusal:
+                failed += 1
+                errors.write(failure(request, self._batch.id).encode())
+            else:
+                completed += 1
+                model = self._batch.model or self._run.order.spec.model
+                answers.write(answer(request, self._batch.id, model, scores, self._run.created).encode())
+        return BatchCounts(total=completed + failed, completed=completed, failed=failed)
+
+    def _scored(self, scored: Path, endpoint: str) -> Iterator[tuple[BatchRequest, list[float]]]:
         """Each request with its scores; one that has a row without a score is refused."""
         reasons = _reasons(_errors_of(scored))
         row, found = 0, _scores(scored)
@@ -190,16 +189,16 @@ class BatchWork:
         if next(found, _END) is not _END:
             raise RunFailed("the file of the batch has changed since its pairs were taken")
 
-    def _keep(self, file_id: str, made: Made) -> None:
+    def _record(self, file_id: str, partial: Path, path: Path) -> None:
         """Write the record of a file."""
         now = self._run.started or self._run.created
-        self._store.add_file(
+        self._store.add(
             FileRecord(
                 id=file_id,
                 owner=self._batch.owner,
-                name=f"{self._batch.id}_{made.path.name}",
-                place=f"{self._batch.id}/{made.path.name}",
-                bytes=made.partial.stat().st_size,
+                name=f"{self._batch.id}_{path.name}",
+                place=f"{self._batch.id}/{path.name}",
+                bytes=partial.stat().st_size,
                 created=now,
                 expires=now + self._store.ttl,
                 purpose="batch_output",
@@ -239,15 +238,3 @@ def _batch(rows: list[tuple[int, str, str]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [pa.array(column, field.type) for column, field in zip(columns, _PAIRS, strict=True)], schema=_PAIRS
     )
-
-
-@contextmanager
-def _partial(target: Path) -> Iterator[IO[bytes]]:
-    """A file that is complete after the ``with`` block, and gone after an error in it."""
-    with tempfile.NamedTemporaryFile(dir=beside(target), prefix=".partial-", delete=False) as file:
-        try:
-            yield file
-            file.flush()
-        except BaseException:
-            os.unlink(file.name)  # noqa: PTH108
-            raise

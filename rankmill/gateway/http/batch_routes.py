@@ -12,7 +12,7 @@ from fastapi import Depends, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rankmill.gateway.batches.records import BatchRecord
+from rankmill.gateway.batches.records import BatchRecord, FileRecord
 from rankmill.gateway.batches.service import Batches, NewBatch
 from rankmill.gateway.batches.views import ENDED, file_view, page
 from rankmill.gateway.bodies import uploaded
@@ -68,14 +68,14 @@ def list_files(
     purpose: str | None = None,
 ) -> dict[str, Any]:
     """A page of the files."""
-    found = [file for file in batches.files(key) if not purpose or file.purpose == purpose]
+    found = [file for file in batches.all(FileRecord, key) if not purpose or file.purpose == purpose]
     return page(found, file_view, after, limit, oldest_first=order == "asc")
 
 
 @router.get("/files/{id}", summary="A file")
 def find_file(key: Caller, batches: TheBatches, file_id: Id) -> dict[str, Any]:
     """A file."""
-    return file_view(batches.file(key, file_id))
+    return file_view(batches.find(FileRecord, key, file_id))
 
 
 @router.delete("/files/{id}", summary="Delete a file")
@@ -91,7 +91,7 @@ def delete_file(key: Caller, batches: TheBatches, file_id: Id) -> dict[str, Any]
 )  # fmt: skip
 async def content(gateway: TheGateway, key: Caller, batches: TheBatches, file_id: Id) -> Response:
     """The bytes of a file."""
-    found = await asyncio.to_thread(batches.file, key, file_id)
+    found = await asyncio.to_thread(batches.find, FileRecord, key, file_id)
     headers = {
         "Content-Length": str(found.bytes),
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(found.name)}",
@@ -121,13 +121,13 @@ def list_batches(
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> dict[str, Any]:
     """A page of the batches."""
-    return page(batches.batches(key), batches.view, after, limit)
+    return page(batches.all(BatchRecord, key), batches.view, after, limit)
 
 
 @router.get("/batches/{id}", summary="A batch")
 def find_batch(key: Caller, batches: TheBatches, batch_id: Id) -> dict[str, Any]:
     """A batch."""
-    return batches.view(batches.batch(key, batch_id))
+    return batches.view(batches.find(BatchRecord, key, batch_id))
 
 
 @router.post("/batches/{id}/cancel", summary="Cancel a batch")
@@ -142,7 +142,7 @@ def cancel_batch(key: Caller, batches: TheBatches, batch_id: Id) -> dict[str, An
 )  # fmt: skip
 async def follow_batch(gateway: TheGateway, key: Caller, batches: TheBatches, batch_id: Id) -> Response:
     """The batch whenever it changes, until its end."""
-    batch = await asyncio.to_thread(batches.batch, key, batch_id)
+    batch = await asyncio.to_thread(batches.find, BatchRecord, key, batch_id)
     return event_stream(_events(gateway, batches, batch), AsyncExitStack())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.corpus.tables import check_once
 from rankmill.producer.files.stores.reading import open_random
 
-FORMATS = ("triplet", "n-tuple", "labeled-pair", "labeled-list")
+Form = Literal["triplet", "n-tuple", "labeled-pair", "labeled-list"]
 
 _NEEDED = ("query_id", "doc_id", "score", "relevance", "in_run", "query", "passage")
 

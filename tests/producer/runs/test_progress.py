@@ -138,9 +138,9 @@ def test_a_log_has_no_time_left_that_is_not_known(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(views, "_LOG_SECONDS", 0)
-    with caplog.at_level(logging.INFO), progress_view(200, quiet=True) as view:
-        view.update(Progress(rows=100), 2)
-        view.update(Progress(rows=150, since_rows=100, since=10.0, at=20.0), 2)
+    with caplog.at_level(logging.INFO), progress_view(200, quiet=True) as show:
+        show(Progress(rows=100), 2)
+        show(Progress(rows=150, since_rows=100, since=10.0, at=20.0), 2)
     assert [record.getMessage() for record in caplog.records] == [
         "100 of 200 rows (50%), ? pairs/s, time left: ?, workers: 2",
         "150 of 200 rows (75%), 5 pairs/s, time left: 0:00:10, workers: 2",
@@ -153,8 +153,8 @@ def test_a_terminal_shows_done_speed_and_time_left(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(
         views, "Console", lambda stderr: Console(file=out, force_terminal=True, color_system=None)
     )
-    with progress_view(200, quiet=False) as view:
-        view.update(Progress(rows=150, since_rows=100, since=10.0, at=20.0), 2)
+    with progress_view(200, quiet=False) as show:
+        show(Progress(rows=150, since_rows=100, since=10.0, at=20.0), 2)
     assert "150/200 rows, 5 pairs/s, left 0:00:10 workers: 2" in out.getvalue()
 
 

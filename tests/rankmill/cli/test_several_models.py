@@ -19,7 +19,6 @@ from rankmill.jobs.contract.errors import ConfigError, InputError, OutputError
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.files.means import Mean, Means
-from rankmill.score.request import Request
 from rankmill.score.score_file import score_file as score_file_here
 from tests.conftest import Server, score_file
 from tests.harness.models.tiny import make_bert
@@ -127,9 +126,8 @@ def test_what_several_models_cannot_be_asked_is_one_line(
 def test_what_is_scored_is_not_scored_again(
     source: Path, shared_queue: Server, models: list[str], alone: list[Any]
 ) -> None:
-    def request(named: list[str]) -> Request:
-        asked = FileRequest(inputs=(str(source),), output=f"{source}.out.parquet", models=tuple(named))
-        return Request.of(asked, quiet=True)
+    def request(named: list[str]) -> FileRequest:
+        return FileRequest(inputs=(str(source),), output=f"{source}.out.parquet", models=tuple(named))
 
     settings = load_settings(
         {"model": models[0], "redis_url": shared_queue.url, "precision": "fp32", "chunk_size": 16}

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import OpenAI
 
-from rankmill.gateway.batches.folder import Folder
+from rankmill.gateway.batches.folder import FilesFolder
 from rankmill.gateway.batches.lines import read_requests
 from rankmill.gateway.batches.service import Batches
 from rankmill.gateway.keys.api_keys import KeyStore
@@ -304,7 +304,7 @@ def test_only_what_is_old_and_forgotten_is_swept_away(tmp_path: Path) -> None:
         (tmp_path / name / "content.csv").write_text("a,b\n")
         if "new" not in name:
             os.utime(tmp_path / name, (0, 0))
-    Folder(str(tmp_path)).sweep(lambda name: name == "file-known", seconds=3600)
+    FilesFolder(str(tmp_path)).sweep(lambda name: name == "file-known", seconds=3600)
     assert {path.name for path in tmp_path.iterdir()} == {"file-known", "file-new", "somebody-else's"}
 
 

@@ -8,28 +8,27 @@ from typing import Any
 import pytest
 
 from rankmill.cli.score import describe
-from rankmill.producer.files.readers import TextColumns
-from rankmill.score.request import Request
+from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.score.summary import Summary
 from tests.conftest import Server, score_file
 from tests.harness.tools import needs_package
 from tests.workers.backends.test_backends import EXAMPLES
 
 
-def described(gain: float | None, columns: TextColumns) -> str:
-    values: dict[str, Any] = dict.fromkeys(Summary.__dataclass_fields__, 1)
+def described(gain: float | None, query_column: str) -> str:
+    values: dict[str, Any] = dict.fromkeys(Summary.model_fields, 1)
     values |= {"model": "demo", "row_errors": 0, "resumed_rows": 0, "int8_gain": gain}
-    request = Request(("my pairs.csv",), None, columns, "score", (), True, False, False, False)
-    return describe(Summary(**values), request)
+    request = FileRequest(inputs=("my pairs.csv",), query_column=query_column)
+    return describe(Summary.model_construct(**values), request)
 
 
 @pytest.mark.parametrize("gain", [None, 0.8, 1.29])
 def test_a_gain_that_is_too_small_is_not_mentioned(gain: float | None) -> None:
-    assert "int8" not in described(gain, TextColumns("query", "passage"))
+    assert "int8" not in described(gain, "query")
 
 
 def test_the_hint_is_one_line_with_the_command() -> None:
-    (line,) = (each for each in described(1.62, TextColumns("q", "passage")).splitlines() if "int8" in each)
+    (line,) = (each for each in described(1.62, "q").splitlines() if "int8" in each)
     assert line.startswith("int8 would be about 1.6 times as fast here; ")
     command = "rankmill check-precision 'my pairs.csv' --precision int8 --model demo --query-column q"
     assert line.endswith(command)

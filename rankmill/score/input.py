@@ -1,4 +1,4 @@
-"""Opening the input of score-file: files of pairs, standard input, or a run with its queries and corpus."""
+"""The input of score-file: files of pairs, standard input, or a run with its queries and corpus."""
 
 from __future__ import annotations
 
@@ -8,22 +8,32 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.producer.files import standard_input
+from rankmill.producer.files.corpus.irds import DatasetPart, source_path
 from rankmill.producer.files.corpus.run_files import RunFiles
 from rankmill.producer.files.inputs import InputFile, find_files
 from rankmill.producer.files.manifest import fingerprint, named
+from rankmill.producer.files.readers import TextColumns
 from rankmill.producer.files.readers.choice import Options
 from rankmill.producer.files.source import PairSource, open_source
-from rankmill.score.request import Request
+
+RUN_TEXTS = TextColumns("query", "passage")
+"""Columns of a run with its queries and corpus that are in the output only if they are asked for."""
+
+
+def text_columns(request: FileRequest) -> TextColumns:
+    """The columns with the texts, of a run or of files of pairs."""
+    return RUN_TEXTS if request.run else TextColumns(request.query_column, request.passage_column)
 
 
 @dataclass
-class Found:
+class FoundInput:
     """The files of an input, found but not yet looked at."""
 
-    request: Request
+    request: FileRequest
     files: tuple[InputFile, ...]
-    run: RunFiles | None
+    run: RunFiles | None = None
     fingerprints: Sequence[str] = ()
 
     def identify(self, folder: Path, stack: ExitStack) -> dict[str, str]:
@@ -45,21 +55,21 @@ class Found:
         InputError
             They cannot.
         """
-        request = self.request
+        request, allow_nulls = self.request, self.request.on_null == "error"
         if self.run:
             from rankmill.producer.files.corpus.joined import JoinedSource  # pandas, which is slow to import
 
             return JoinedSource(
                 self.run,
                 self.fingerprints,
-                allow_missing=request.allow_nulls,
+                allow_missing=allow_nulls,
                 limit=request.limit,
                 shard=request.shard,
             )
         return open_source(
             self.files,
-            request.columns,
-            allow_nulls=request.allow_nulls,
+            text_columns(request),
+            allow_nulls=allow_nulls,
             as_text=request.text_columns,
             fingerprints=self.fingerprints,
             options=Options(request.delimiter, request.list_columns, request.max_field_mib),
@@ -68,7 +78,7 @@ class Found:
         )
 
 
-def find_input(request: Request) -> Found:
+def find_input(request: FileRequest) -> FoundInput:
     """Find the files of the request's input; standard input has none yet.
 
     Raises
@@ -81,9 +91,23 @@ def find_input(request: Request) -> Found:
             raise InputError(
                 "give either INPUT files of pairs or --run with --queries and --corpus, or --dataset"
             )
-        run = request.run.files()
-        return Found(request, run.all, run)
+        run = RunFiles(
+            _one_file("--run", request.run, "scoreddocs"),
+            find_files([str(source_path(name, "queries")) for name in request.queries]),
+            find_files([str(source_path(name, "docs")) for name in request.corpus]),
+            request.depth,
+            _one_file("--qrels", request.qrels, "qrels") if request.qrels else None,
+        )
+        return FoundInput(request, run.all, run)
     if not request.inputs:
         raise InputError("no INPUT: give files of pairs, or --run with --queries and --corpus")
-    files = () if request.reads_stdin else find_files(request.inputs, request.output)
-    return Found(request, files, None)
+    if request.reads_stdin and len(request.inputs) > 1:
+        raise InputError("standard input (-) must be the only input")
+    return FoundInput(request, () if request.reads_stdin else find_files(request.inputs, request.output))
+
+
+def _one_file(option: str, name: str, part: DatasetPart) -> InputFile:
+    path = source_path(name, part)
+    if not path.is_file():
+        raise InputError(f"{name}: no such file ({option})")
+    return InputFile(path)

@@ -1,0 +1,237 @@
+"""The output of score-file: its place and form, its columns, and the options that make no sense for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.protocol.submitted.request import DATASET, FileRequest
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.files.inputs import InputFile, stem
+from rankmill.producer.files.layout import Layout, MeanColumn, plan_layout
+from rankmill.producer.files.manifest import fingerprint
+from rankmill.producer.files.outputs import OutputFormat, check_target, default_ending
+from rankmill.producer.files.part_names import Part, check_folder, part_name
+from rankmill.producer.files.parts import PartsFolder
+from rankmill.producer.files.shards import check_shard
+from rankmill.producer.files.source import PairSource
+from rankmill.producer.files.stores.paths import as_path, is_url, resolved
+from rankmill.producer.files.workspace import Output, OutputFile
+from rankmill.score.input import RUN_TEXTS, text_columns
+
+_DELIMITED = {".csv", ".tsv"}
+
+_ALWAYS = ("query_column", "passage_column", "score_column", "on_null")
+"""Options that a manifest names also where they are as usual."""
+
+_OF_THE_PLACE = {
+    "inputs", "run", "queries", "corpus", "qrels", "output", "max_field_mib", "models", "force", "restart",
+}  # fmt: skip
+"""Options that change no row of an output, or that a manifest names in another way."""
+
+
+@dataclass(frozen=True)
+class OutputTarget:
+    """Where the output of a request is to be, a file or with ``rows_per_part`` a folder, and its form."""
+
+    request: FileRequest
+    path: Path
+
+    @property
+    def form(self) -> OutputFormat:
+        """What the output looks like."""
+        asked = self.request
+        return OutputFormat(
+            asked.output_format,
+            asked.top_k,
+            asked.rank_column,
+            asked.query_id_column,
+            asked.passage_id_column,
+            asked.tag,
+        )
+
+    @property
+    def file(self) -> Path:
+        """The output's file, or that of its only part: its name says the format."""
+        if not self.request.rows_per_part:
+            return self.path
+        return self.path / part_name(Part(1, 1), default_ending(self.request.output_format))
+
+    @property
+    def is_ranked(self) -> bool:
+        """Whether the rows are ranked by score within their query."""
+        return self.form.ranks(self.file)
+
+    def place(self) -> Output:
+        """What is at the place of the output."""
+        return PartsFolder(self.path) if self.request.rows_per_part else OutputFile(self.path)
+
+    def check(self, files: Sequence[InputFile], settings: Settings) -> None:
+        """Check that the output of `files` can be written; raises `InputError` if not."""
+        request = self.request
+        if request.rows_per_part:
+            check_folder(self.path)
+            if self.is_ranked:
+                raise InputError(
+                    "--rows-per-part keeps the rows in the input's order; leave it out, or the ranking"
+                )
+        else:
+            check_target(self.path, self.form)
+        if request.shard:
+            check_shard(self.file, self.form)
+        if request.qrels and self.is_ranked:
+            raise InputError(
+                f"{self.path}: --qrels adds passages that are not in the run, so its output is not ranked; "
+                "leave out --qrels, or the ranking"
+            )
+        if settings.all_labels or request.models:
+            self._check_several_scores(all_labels=settings.all_labels)
+        if resolved(self.path) in {resolved(file.path) for file in files}:
+            raise InputError(f"{self.path} is the input itself; name another output with -o")
+
+    def _check_several_scores(self, *, all_labels: bool) -> None:
+        """Check that rows have one score where one is needed."""
+        request = self.request
+        if request.models and all_labels:
+            raise InputError("--all-labels is for one model; of several, each has one score")
+        if all_labels and self.is_ranked:
+            raise InputError("--all-labels makes several scores, and rows are ranked by one: use --label")
+        if request.models and self.is_ranked and request.mean != "scores":
+            raise InputError(
+                "several models (--model) make several scores, and rows are ranked by one: --mean scores"
+            )
+        if request.reuse:
+            raise InputError("--reuse takes one score of a row: leave it out, or name one model and label")
+        if request.models and request.rows_per_part:
+            raise InputError("--rows-per-part is for one model: leave it out, or score with each alone")
+        if request.mean and request.shard:
+            raise InputError("--mean is over all passages of a query, and a shard may have some of them")
+
+    def refuse_unused(self, files: Sequence[InputFile]) -> None:
+        """Raise `InputError` if an option of the request has no effect on what is made of `files`."""
+        for name, why in [*self._unused_by_input(files), *self._unused_by_output()]:
+            if self.request.is_given(name):
+                raise InputError(f"--{name.replace('_', '-')} has no effect here: {why}; leave it out")
+
+    def _unused_by_input(self, files: Sequence[InputFile]) -> Iterator[tuple[str, str]]:
+        """Options that do nothing with this input, and why."""
+        columns = ("query_column", "passage_column", "text_columns", "list_columns")
+        delimited = ("delimiter", "max_field_mib")
+        if self.request.run:
+            yield from ((name, "it is for files of pairs, not for a run") for name in (*columns, *delimited))
+        elif not _DELIMITED & {file.kind for file in files}:
+            yield from ((name, "no file of the input is CSV or TSV") for name in delimited)
+
+    def _unused_by_output(self) -> Iterator[tuple[str, str]]:
+        """Options that say nothing of this output, and why."""
+        request, is_trec = self.request, self.form.of(self.file) == "trec"
+        if is_trec:
+            if not request.reuse:
+                yield "score_column", "a TREC run has no names of columns"
+            yield "with_texts", "a TREC run has no texts"
+        else:
+            yield "tag", "only a TREC run has a name"
+            yield "passage_id_column", "only a TREC run needs ids of passages"
+        if not self.is_ranked and not request.mean:
+            yield "query_id_column", "it is for --top-k, --mean and TREC runs"
+        if (is_trec or not self.is_ranked) and request.mean != "ranks":
+            yield "rank_column", "the output has no column of ranks"
+
+    def score_columns(self, settings: Settings, ask: Callable[[], Sequence[str]]) -> list[str]:
+        """Names of the columns of scores; `ask` returns the labels of the model, if it has several.
+
+        Raises
+        ------
+        InputError
+            Two models would have the same column, or the names are not as many as the models.
+        """
+        if self.request.models:
+            return _columns_of_models(self.request.score_column, self.request.models)
+        column, labels = self.request.score_column, ask() if settings.all_labels else ()
+        return [f"{column}_{label}" for label in labels] or [column]
+
+    def layout(self, source: PairSource, columns: Sequence[str]) -> Layout:
+        """The output's columns, those of scores called `columns`, and the order of its rows."""
+        request, mean = self.request, None
+        if request.mean:
+            of_ranks = request.mean == "ranks"
+            name = request.rank_column if of_ranks else request.score_column.partition(",")[0]
+            mean = MeanColumn(f"{name}_mean", request.mean)
+        left_out = RUN_TEXTS.names if request.run and not request.with_texts else ()
+        return plan_layout(source, self.file, self.form, columns, left_out, mean)
+
+
+def find_target(request: FileRequest, files: Sequence[InputFile]) -> OutputTarget:
+    """The requested output, else ``<input stem>.scored.parquet`` beside the input, or such a folder.
+
+    Raises
+    ------
+    InputError
+        The output must be named.
+    """
+    if request.output:
+        path = as_path(request.output)
+        return OutputTarget(request, resolved(path) if request.rows_per_part else path)
+    if any(is_url(name) for name in (*request.inputs, request.run or "")):
+        raise InputError("the input is in an object store; name the output with -o")
+    if request.run and request.run.startswith(DATASET):
+        raise InputError("the run is a dataset's; name the output with -o")
+    if request.shard:
+        raise InputError("--shard makes one output of several; name it with -o")
+    ending = "" if request.rows_per_part else default_ending(request.output_format)
+    if request.run:
+        path = resolved(Path(request.run))
+        return OutputTarget(request, path.with_name(f"{stem(path)}.scored{ending}"))
+    if request.reads_stdin:
+        raise InputError("standard input (-) has no name; name the output with -o")
+    whole = Path(request.inputs[0])
+    if len(request.inputs) > 1 or (len(files) > 1 and not whole.is_dir()):
+        raise InputError("several inputs make one output; name it with -o")
+    name = resolved(whole).name if whole.is_dir() else stem(files[0].path)
+    folder = resolved(whole if whole.is_dir() else files[0].path).parent
+    return OutputTarget(request, folder / f"{name}.scored{ending}")
+
+
+def named_columns(request: FileRequest) -> dict[str, str]:
+    """Metadata of the output that says which texts were scored, and where the scores are."""
+    texts = text_columns(request)
+    names = {"query": texts.query, "passage": texts.passage, "score": request.score_column}
+    return {f"rankmill.{what}_column": name for what, name in names.items()}
+
+
+def row_options(request: FileRequest, settings: Settings) -> dict[str, object]:
+    """Options that change the rows of the output, by their names on the command line."""
+    named = [name for name in FileRequest.model_fields if name not in _OF_THE_PLACE]
+    given = {name: getattr(request, name) for name in named if name in _ALWAYS or request.is_given(name)}
+    own = {name: _WRITTEN[name](value) if name in _WRITTEN else value for name, value in given.items()}
+    return {**settings.spec().written(), "model": ", ".join(request.models or [settings.model]), **own}
+
+
+def _file_state(name: str) -> str:
+    """A file, and a text that changes when it does."""
+    path = as_path(name)
+    return f"{resolved(path)}, {fingerprint(path)}"
+
+
+def _columns_of_models(asked: str, models: Sequence[str]) -> list[str]:
+    names = asked.split(",")
+    if len(names) == 1:
+        names = [f"{asked}_{model.rstrip('/').rpartition('/')[2]}" for model in models]
+    if len(names) != len(models) or not all(names):
+        raise InputError(f"--score-column {asked} names {len(names)} columns for {len(models)} models")
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"two models would be in column {name}; name each: --score-column NAME,NAME")
+    return names
+
+
+_WRITTEN: dict[str, Callable[[Any], str]] = {
+    "text_columns": lambda names: ", ".join(sorted(names)),
+    "list_columns": ",".join,
+    "shard": lambda shard: "{}/{}".format(*shard),
+    "reuse": _file_state,
+}
+"""How a manifest names the values of options that are no plain text or number."""
