@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from rankmill.jobs.contract.spec import RECIPE, ScoreSpec
-from rankmill.jobs.registry.names import Reference
+from rankmill.jobs.registry.documents import Reference
 from rankmill.jobs.registry.registry import Registry
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.lab.quantization.calibration import Layer, calibrate

@@ -12,7 +12,7 @@ from rankmill.jobs.cache.models import model_content, model_facts
 from rankmill.jobs.contract.errors import InputError, SpecError, WorkerError
 from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import CONTENT, ScoreSpec
-from rankmill.jobs.registry.names import Reference, parse_reference
+from rankmill.jobs.registry.documents import Reference, parse_reference
 from rankmill.workers.host.model_file import commit_of
 from rankmill.workers.models.headers import check_headers
 from rankmill.workers.models.versions.store import VersionStore

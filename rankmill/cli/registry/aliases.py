@@ -9,12 +9,12 @@ import redis
 
 from rankmill.cli import options
 from rankmill.cluster.orders import Outcome
-from rankmill.jobs.registry.names import Reference, check_name
-from rankmill.jobs.registry.opening import one_version, open_registry, reference, who
+from rankmill.jobs.registry.documents import Reference, check_name
 from rankmill.jobs.runtime.connection import connect
 from rankmill.jobs.runtime.settings import Settings, load_settings
-from rankmill.registry.changes import remove_version, roll_back, set_alias, target
-from rankmill.registry.promote import promote as promote_version
+from rankmill.registry.aliases import promote as promote_version
+from rankmill.registry.aliases import remove_version, roll_back, set_alias, target
+from rankmill.registry.store import RegistryStore, reference, who
 
 _WAIT_SECONDS = 5
 _WARM_SECONDS = 600
@@ -61,8 +61,8 @@ def alias(
     With --split it stands for several: which one scores a query follows from the query's text, so that it
     is always the same.
     """
-    registry = open_registry(load_settings(flags, config))
-    version = one_version(registry, reference(model))
+    registry = RegistryStore.of(load_settings(flags, config))
+    version = registry.version(reference(model))
     called = Reference(version.name, check_name(alias, "an alias"))
     found = set_alias(registry, called, target(registry, version, others, shadow, by=who()))
     click.echo(f"{called} stands for {found.now}")
@@ -90,8 +90,8 @@ def promote(
     If a worker cannot load it, ALIAS stays as it is. Runs that have begun keep their version.
     """
     settings = load_settings(flags, config)
-    registry = open_registry(settings)
-    version = one_version(registry, reference(model))
+    registry = RegistryStore.of(settings)
+    version = registry.version(reference(model))
     called = Reference(version.name, check_name(alias, "an alias"))
     wanted = target(registry, version, others, shadow, by=who())
 
@@ -108,7 +108,7 @@ def promote(
 @options.settings("registry")
 def rollback(alias: str, config: str | None, **flags: Any) -> None:
     """Let an alias stand for what it stood for before."""
-    registry = open_registry(load_settings(flags, config))
+    registry = RegistryStore.of(load_settings(flags, config))
     called = reference(alias, "ALIAS")
     click.echo(f"{called} stands for {roll_back(registry, called, by=who()).now}")
 
@@ -123,7 +123,7 @@ def remove(model: str, config: str | None, **flags: Any) -> None:
     used again.
     """
     settings = load_settings(flags, config)
-    registry = open_registry(settings)
+    registry = RegistryStore.of(settings)
     named = reference(model)
     if registry.find_alias(named) is not None:
         registry.remove_alias(named)

@@ -22,18 +22,23 @@ from rankmill.gateway.registry.packing import Packed
 from rankmill.gateway.registry.unpacking import Source, unpack
 from rankmill.gateway.registry.workspace import workspace
 from rankmill.jobs.contract.errors import ConfigError, InputError
-from rankmill.jobs.registry.documents import Alias, Manifest, Target
-from rankmill.jobs.registry.names import Reference, check_name
-from rankmill.jobs.registry.registry import Registry
+from rankmill.jobs.registry.documents import Alias, Manifest, Reference, Target, check_name
 from rankmill.jobs.runtime.hosts import require_worker_packages
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.registry.changes import remove_version, roll_back, set_alias, target
-from rankmill.registry.promote import NotWarm, promote
-from rankmill.registry.pull import pull
-from rankmill.registry.push import Pushed, push
-from rankmill.registry.steps import Steps
-from rankmill.registry.trial import TrialFailed, try_model
-from rankmill.registry.views import manifests, version_view
+from rankmill.lab.offline import ProcessFailed
+from rankmill.registry.aliases import (
+    NotWarm,
+    manifests,
+    promote,
+    remove_version,
+    roll_back,
+    set_alias,
+    target,
+    version_view,
+)
+from rankmill.registry.push import Pushed, Steps, pull, push
+from rankmill.registry.store import RegistryStore
+from rankmill.registry.trial import try_model
 
 _TRIAL_SECONDS = 900.0
 
@@ -70,7 +75,7 @@ class Models:
     def __init__(self, settings: Settings, client: redis.Redis) -> None:
         assert settings.registry
         self._settings = settings
-        self._registry = Registry(settings.registry)
+        self._registry = RegistryStore(settings.registry)
         self._redis = client
         self._pushing = threading.Lock()
 
@@ -189,7 +194,7 @@ class Models:
                 return push(
                     self._registry, model, name, version, trial, Steps(quiet=True), by=by, notes=notes
                 )
-            except (InputError, TrialFailed) as error:  # the folder means nothing to who has sent the files
+            except (InputError, ProcessFailed) as error:  # the folder means nothing to who has sent the files
                 text = str(error).replace(f"{model}/", "").replace(str(model), "the model")
                 raise Refusal(refusal_of(error).kind, text) from None
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rankmill.jobs.registry.documents import Manifest, ModelFile
-from rankmill.jobs.registry.folder import PIECE
+from rankmill.jobs.registry.registry import PIECE
 
 
 class Packed:

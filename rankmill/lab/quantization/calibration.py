@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict
 
-from rankmill.jobs.contract.errors import ConfigError, InputError, RankmillError
+from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.hosts import require_worker_packages, thread_environ
 from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.settings import Settings
-
-
-class CalibrationFailed(RankmillError):
-    """The calibration process ended without an answer."""
+from rankmill.lab.offline import ask
 
 
 class Layer(BaseModel):
@@ -62,7 +56,7 @@ def calibrate(settings: Settings, pairs: pa.Table, columns: tuple[str, str], fol
     ------
     InputError
         The model cannot be loaded, or is of a family that cannot be quantized.
-    CalibrationFailed
+    ProcessFailed
         The process was killed.
     """
     threads = settings.threads if isinstance(settings.threads, int) else cores()
@@ -74,17 +68,5 @@ def calibrate(settings: Settings, pairs: pa.Table, columns: tuple[str, str], fol
         "cache_dir": settings.cache_dir,
         "folder": str(folder),
     }
-    command = [sys.executable, "-P", "-m", "rankmill.workers.offline.quantization.calibrate"]
     environ = {**os.environ, **thread_environ(threads)}
-    done = subprocess.run(
-        command, input=json.dumps(request), capture_output=True, text=True, check=False, env=environ
-    )
-    if not done.stdout:
-        last = done.stderr.strip().rpartition("\n")[2]
-        raise CalibrationFailed(
-            f"calibration ended with status {done.returncode}: {last or 'no reason given'}"
-        )
-    answer = json.loads(done.stdout)
-    if "error" in answer:
-        raise InputError(answer["error"])
-    return Calibrated.model_validate(answer)
+    return Calibrated.model_validate(ask("calibrate", request, "calibration", environ=environ))

@@ -14,10 +14,8 @@ from typing import Any
 
 from rankmill.jobs.contract.errors import OutputError
 from rankmill.jobs.contract.spec import RECIPE, RECIPE_FORMAT
-from rankmill.jobs.registry.documents import Manifest
-from rankmill.jobs.registry.fetch import fetch_files
-from rankmill.jobs.registry.names import parse_reference
-from rankmill.jobs.registry.opening import one_version, open_registry
+from rankmill.jobs.registry.documents import Manifest, parse_reference
+from rankmill.jobs.registry.registry import Registry, fetch_files
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.lab.quantization.calibration import Calibrated, calibrate
 from rankmill.lab.quantization.pairs import Pairs
@@ -109,8 +107,8 @@ def _fetched(
     reference = parse_reference(settings.model)
     if reference is None:
         return settings, None
-    registry = open_registry(settings)
-    manifest = registry.manifest(one_version(registry, reference))
+    registry = Registry.of(settings)
+    manifest = registry.manifest(registry.version(reference))
     say(f"fetching {manifest}")
     fetch_files(registry, manifest, scratch / "model", scratch / "parts")
     return settings.model_copy(update={"model": str(scratch / "model")}), manifest

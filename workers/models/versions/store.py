@@ -17,10 +17,8 @@ from rankmill.jobs.cache.digests import file_digest
 from rankmill.jobs.cache.folder import make_folder, strangers
 from rankmill.jobs.cache.models import model_files
 from rankmill.jobs.contract.errors import InputError, RegistryAway, RegistryError, WorkerError
-from rankmill.jobs.registry.documents import Manifest
-from rankmill.jobs.registry.fetch import fetch_files
-from rankmill.jobs.registry.names import Reference
-from rankmill.jobs.registry.registry import Registry
+from rankmill.jobs.registry.documents import Manifest, Reference
+from rankmill.jobs.registry.registry import Registry, fetch_files
 from rankmill.workers.host.disk_cache import Locked, lock
 from rankmill.workers.models.versions.room import make_room, version_folder, version_lock
 

@@ -1,23 +1,52 @@
-"""Changes to what a registry shows: aliases are set and rolled back, versions are removed."""
+"""What a registry shows: aliases are set, promoted and rolled back, versions are listed and removed."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import redis
 
+from rankmill.cluster.orders import TAKE_CHUNKS, Outcome, order_workers, reachable
 from rankmill.cluster.snapshot import read_cluster
-from rankmill.jobs.contract.errors import InputError, NotInRegistry, RegistryConflict
-from rankmill.jobs.registry.documents import Alias, Manifest, Target, target_of
-from rankmill.jobs.registry.names import Reference, check_name
-from rankmill.jobs.registry.registry import Registry
+from rankmill.jobs.contract.errors import (
+    InputError,
+    NotInRegistry,
+    NoWorkers,
+    RankmillError,
+    RegistryConflict,
+)
+from rankmill.jobs.registry.documents import Alias, Manifest, Reference, Target, check_name, target_of
 from rankmill.jobs.registry.resolver import is_numbered
+from rankmill.registry.store import RegistryStore
+
+
+def manifests(registry: RegistryStore, name: str) -> list[Manifest]:
+    """The manifests of all versions of a model."""
+    return [registry.manifest(Reference(name, version)) for version in registry.versions(name)]
+
+
+def called(manifest: Manifest, aliases: Mapping[str, Alias]) -> list[str]:
+    """The aliases that name a version, with its share."""
+    found = []
+    for name, alias in aliases.items():
+        share = alias.now.versions.get(manifest.version)
+        if share is not None:
+            found.append(name if share == 1 else f"{name} {share:.0%}")
+        elif manifest.version == alias.now.shadow:
+            found.append(f"{name} (shadow)")
+    return found
+
+
+def version_view(manifest: Manifest, aliases: Mapping[str, Alias]) -> dict[str, Any]:
+    """A version: its manifest, its size, and the aliases that name it."""
+    return {**manifest.model_dump(), "bytes": manifest.bytes, "aliases": called(manifest, aliases)}
 
 
 def target(
-    registry: Registry, version: Reference, others: Mapping[str, float], shadow: str | None, *, by: str
+    registry: RegistryStore, version: Reference, others: Mapping[str, float], shadow: str | None, *, by: str
 ) -> Target:
     """What `by` lets an alias stand for: `version` with the share that `others` leave, and a shadow.
 
@@ -39,7 +68,7 @@ def target(
     return target_of(shares, shadow=shadow, by=by, at=time.time())
 
 
-def set_alias(registry: Registry, reference: Reference, wanted: Target) -> Alias:
+def set_alias(registry: RegistryStore, reference: Reference, wanted: Target) -> Alias:
     """Let an alias stand for `wanted` from now on.
 
     Raises
@@ -55,7 +84,7 @@ def set_alias(registry: Registry, reference: Reference, wanted: Target) -> Alias
     return alias
 
 
-def roll_back(registry: Registry, reference: Reference, *, by: str) -> Alias:
+def roll_back(registry: RegistryStore, reference: Reference, *, by: str) -> Alias:
     """Let an alias stand for what it stood for before; once more goes one further back. `by`: who does it.
 
     Raises
@@ -83,7 +112,7 @@ def roll_back(registry: Registry, reference: Reference, *, by: str) -> Alias:
 
 
 def remove_version(
-    registry: Registry, reference: Reference, client: redis.Redis | None, *, by: str
+    registry: RegistryStore, reference: Reference, client: redis.Redis | None, *, by: str
 ) -> Manifest:
     """Remove a version.
 
@@ -132,3 +161,58 @@ def _live_runs(client: redis.Redis, model: str) -> Sequence[str]:
 
 
 _PAGE = 500
+
+
+class NotWarm(RankmillError):
+    """A worker has not loaded the version, so the alias stands for what it stood for."""
+
+
+def promote(
+    registry: RegistryStore,
+    alias: Reference,
+    wanted: Target,
+    client: redis.Redis,
+    *,
+    wait_seconds: float,
+    on_outcome: Callable[[Outcome], None],
+) -> Alias:
+    """Let all live workers load the versions, then let the alias stand for them.
+
+    Parameters
+    ----------
+    registry, alias, wanted
+        The alias, and what it is to stand for.
+    client
+        The server whose workers load the versions.
+    wait_seconds
+        Longest wait for each version.
+    on_outcome
+        Told what each worker did.
+
+    Raises
+    ------
+    NoWorkers
+        There is no live worker.
+    RegistryConflict
+        The alias has the name of a version.
+    NotWarm
+        A worker did not load a version in time.
+    """
+    cluster = read_cluster(client, page_size=0)
+    workers = [worker for worker in reachable(cluster.workers) if worker.state in TAKE_CHUNKS]
+    if not workers:
+        raise NoWorkers(
+            f"there is no live worker to load {alias.name}", "rankmill models alias switches without that"
+        )
+    for version in wanted.named:
+        model = f"{alias.name}@{version}"
+        found = order_workers(client, workers, "warm", model, wait_seconds=wait_seconds)
+        for outcome in found:
+            on_outcome(outcome)
+        late = [outcome for outcome in found if outcome.state in {"failed", "waiting"}]
+        if late:
+            raise NotWarm(
+                f"{alias} stands for what it stood for: {len(late)} of {len(found)} workers have not loaded "
+                f"{model} ({late[0].worker}: {late[0].text})"
+            )
+    return set_alias(registry, alias, wanted)

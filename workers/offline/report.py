@@ -1,20 +1,12 @@
-"""What a worker of this host would make of a model, by its small files alone: no weights are read.
-
-``python -m rankmill.workers.models.report`` reads ``{"spec": {...}, "device": ..., "cache_dir": ...,
-"registry": ..., "cache_bytes": ...}`` as JSON on standard input, and prints the report as JSON, or
-``{"error": "..."}``, and then ends with 1.
-"""
+"""What a worker of this host would make of a model, by its small files alone: no weights are read."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping
-from contextlib import redirect_stdout
 from typing import Any
 
 from rankmill.jobs.cache.folder import cache_folder
-from rankmill.jobs.contract.errors import RankmillError, SpecError
+from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.registry import BACKENDS, choose_device
 from rankmill.workers.models.activation import choose_output
@@ -28,7 +20,9 @@ _SAMPLE = "QUERY", "PASSAGE"
 
 
 def report(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe the model of a request.
+    """Describe the model of a request; the answer has the fields of `rankmill.registry.trial.ModelReport`.
+
+    The request is ``{"spec": {...}, "device": ..., "cache_dir": ..., "registry": ..., "cache_bytes": ...}``.
 
     Raises
     ------
@@ -114,19 +108,3 @@ def _backends(about: Description, device: str) -> dict[str, dict[str, str | None
             each: kind.obstacle(about.config, device, each, plain=about.plain) for each in precisions
         }
     return found
-
-
-def main() -> int:
-    """Read a request, answer it; the exit status."""
-    request = json.load(sys.stdin)
-    try:
-        with redirect_stdout(sys.stderr):  # what libraries print is no part of the answer
-            answer, status = report(request), 0
-    except RankmillError as error:
-        answer, status = {"error": str(error)}, 1
-    print(json.dumps(answer), flush=True)
-    return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,20 +1,9 @@
-"""Calibration: watch the inputs of a model's linear layers, and write a directory with smoothing factors.
-
-``python -m rankmill.workers.offline.quantization.calibrate`` reads a request as JSON on standard input:
-``{"spec": {...}, "queries": [...], "passages": [...], "cache_dir": "auto", "folder": "..."}``.
-The folder must exist. The answer on standard output is
-``{"revision": ..., "digest": ..., "layers": [{"name": ..., "share": ...}]}``, where ``share`` is the layer's
-share of the matrix products; or ``{"error": "..."}``, with exit status 1.
-"""
+"""Calibration: watch the inputs of a model's linear layers, and write a directory with smoothing factors."""
 
 from __future__ import annotations
 
-import json
 import shutil
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +92,11 @@ def watch(classifier: Any, tokens: Tokens) -> dict[str, Watched]:
 
 
 def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Calibrate the model of a request; returns the answer.
+    """Calibrate the model of a request, and write it with smoothing factors into a folder, which must exist.
+
+    The request is ``{"spec": {...}, "queries": [...], "passages": [...], "cache_dir": "auto",
+    "folder": "..."}``, the answer ``{"revision": ..., "digest": ..., "layers": [{"name": ..., "share":
+    ...}]}``, where ``share`` is the layer's share of the matrix products.
 
     Raises
     ------
@@ -142,29 +135,3 @@ def _copy(source: str | Path, revision: str | None, folder: Path) -> None:
         for path in source.glob(kind):
             if not path.name.startswith("rankmill_"):
                 shutil.copyfile(path, folder / path.name)
-
-
-@contextmanager
-def _answers_alone() -> Iterator[Any]:
-    """A function that prints the answer; all that libraries print goes to standard error."""
-    answers, sys.stdout = sys.stdout, sys.stderr
-    try:
-        yield partial(print, file=answers, flush=True)
-    finally:
-        sys.stdout = answers
-
-
-def main() -> int:
-    """Read a request and answer it; returns the exit status."""
-    with _answers_alone() as answer:
-        request = json.load(sys.stdin)
-        try:
-            answer(json.dumps(calibrate(request)))
-        except (SpecError, OSError, MemoryError) as error:
-            answer(json.dumps({"error": " ".join(str(error).split()) or type(error).__name__}))
-            return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
