@@ -16,8 +16,7 @@ from rankmill.jobs.contract.errors import WorkerError
 from rankmill.jobs.registry.documents import Reference
 from rankmill.jobs.registry.registry import Registry, fetch_files, files_folder
 from rankmill.registry.store import RegistryStore
-from rankmill.workers.models.versions.room import make_room
-from rankmill.workers.models.versions.store import VersionStore
+from rankmill.workers.models.versions import VersionStore, make_room
 from tests.harness.environ import ENVIRON
 from tests.harness.models.registries import put_version
 from tests.harness.preloaded import PreloadedProcess
@@ -202,7 +201,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_there(registry: Path, t
 
 def test_killed_while_it_fetches_the_next_goes_on(registry: Path, cache: Path) -> None:
     setup = (
-        "from rankmill.workers.models.versions.store import VersionStore\n"
+        "from rankmill.workers.models.versions import VersionStore\n"
         "from rankmill.jobs.registry.documents import Reference"
     )
     work = (

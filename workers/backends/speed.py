@@ -19,8 +19,7 @@ from typing import Any
 
 from rankmill.jobs.cache.folder import read_json, write_json
 from rankmill.jobs.runtime.hosts import cpu_flags, cpu_name
-from rankmill.workers.backends.base import BackendKind
-from rankmill.workers.backends.layer import LayerShape
+from rankmill.workers.backends.base import BackendKind, LayerShape
 from rankmill.workers.host.device import threads
 from rankmill.workers.host.disk_cache import version
 

@@ -14,7 +14,7 @@ from rankmill.workers.models.description import Description, describe
 from rankmill.workers.models.loading import find_max_length, one_line
 from rankmill.workers.models.prompts import answers, prompt_template, tokenizer_for
 from rankmill.workers.models.sources import find_source
-from rankmill.workers.models.versions.store import VersionStore
+from rankmill.workers.models.versions import VersionStore
 
 _SAMPLE = "QUERY", "PASSAGE"
 

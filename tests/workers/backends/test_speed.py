@@ -16,8 +16,7 @@ from transformers import AutoConfig
 
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends import openvino, registry, speed, torch
-from rankmill.workers.backends.base import ModelFiles
-from rankmill.workers.backends.layer import LayerShape
+from rankmill.workers.backends.base import LayerShape, ModelFiles
 from rankmill.workers.backends.registry import BACKENDS, Choice, choose_backend
 from rankmill.workers.backends.speed import Speeds, cpu_speeds, measure
 from rankmill.workers.host.device import threads, use_threads

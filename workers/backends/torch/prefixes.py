@@ -1,4 +1,4 @@
-"""Which rows of a batch begin alike, so that their beginning has to be computed only once."""
+"""Which rows of a batch begin alike, so that their prefix has to be computed only once."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _GAIN = 1.2
 
 
 @dataclass(frozen=True)
-class Beginnings:
-    """A batch in two parts: the beginnings, and for each row what follows its own.
+class SharedPrefixes:
+    """A batch in two parts: the prefixes, and for each row what follows its own.
 
     Attributes
     ----------
     ids, mask
-        The beginnings, ``[beginnings, tokens]``, padded on the right.
+        The prefixes, ``[prefixes, tokens]``, padded on the right.
     of
-        For each row, which beginning it has.
+        For each row, which prefix it has.
     rest, rest_mask
         What follows, ``[rows, tokens]``, padded on the right; one token at least.
     places
@@ -36,11 +36,11 @@ class Beginnings:
     places: Ids
 
 
-def find_beginnings(batch: Batch, skipped: int | None) -> Beginnings | None:
-    """The shared beginnings of a batch; ``None`` if they would not save enough.
+def find_shared_prefixes(batch: Batch, skipped: int | None) -> SharedPrefixes | None:
+    """The shared prefixes of a batch; ``None`` if they would not save enough.
 
     Rows of equal `Batch.groups` may begin alike; how far they do is seen in their tokens. The last token
-    of a row that is not `skipped`, which the score reads, is never in a beginning.
+    of a row that is not `skipped`, which the score reads, is never in a prefix.
     """
     if batch.groups is None or len(batch.ids) < 2:
         return None
@@ -65,6 +65,6 @@ def find_beginnings(batch: Batch, skipped: int | None) -> Beginnings | None:
     inside = np.minimum(places, batch.ids.shape[1] - 1)
     rest = np.where(rest_mask, np.take_along_axis(batch.ids, inside, axis=1), batch.ids[0, 0])
     ids = np.where(mask, batch.ids[first, :width], batch.ids[0, 0])
-    return Beginnings(
+    return SharedPrefixes(
         ids, mask.astype(np.int64), of.astype(np.int64), rest, rest_mask.astype(np.int64), places
     )

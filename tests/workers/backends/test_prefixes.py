@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.workers.backends.networks.beginnings import find_beginnings
+from rankmill.workers.backends.torch.prefixes import find_shared_prefixes
 from rankmill.workers.batches.planner import plan_batches
 from rankmill.workers.batches.tokens import Batch, joined, pad
 from rankmill.workers.engine.engine import Engine
@@ -31,7 +31,7 @@ def test_a_beginning_and_the_rest_are_the_row(
     rows = [BEGINNINGS[group] + rest for group, rest in drawn]
     tokens = joined(rows, [str(group) for group, _ in drawn])
     batch = pad([(tokens, np.arange(len(rows)))], 9)
-    found = find_beginnings(batch, skipped)
+    found = find_shared_prefixes(batch, skipped)
     if found is None:
         return
     assert found.ids.size + found.rest.size < batch.ids.size
@@ -48,10 +48,10 @@ def test_a_beginning_and_the_rest_are_the_row(
 def test_rows_of_one_query_are_found() -> None:
     rows = [BEGINNINGS[group] + [4, row] for group in (0, 1) for row in range(6)]
     batch = pad([(joined(rows, [str(row // 6) for row in range(12)]), np.arange(12))], 9)
-    found = find_beginnings(batch, None)
+    found = find_shared_prefixes(batch, None)
     assert found is not None
     assert found.mask.sum(axis=1).tolist() in ([9, 6], [6, 9])
-    assert find_beginnings(Batch(batch.ids, None, batch.mask), None) is None
+    assert find_shared_prefixes(Batch(batch.ids, None, batch.mask), None) is None
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 3)), max_size=60), st.integers(1, 200))
@@ -78,7 +78,7 @@ def test_scores_are_those_of_whole_rows(
     passages = [f"a moon {'and tea ' * (row % 7)}{row}" for row in range(30)]
     calls: list[int] = []
     backend: Any = loaded.backend
-    if backend.shares_beginnings:
+    if backend.shares_prefixes:
         whole = backend._network.continued
 
         def watched(*arrays: Any) -> Any:
@@ -86,10 +86,10 @@ def test_scores_are_those_of_whole_rows(
             return whole(*arrays)
 
         monkeypatch.setattr(backend._network, "continued", watched)
-    assert backend.shares_beginnings == (kind in {"qwen3", "qwen2", "llama"})
+    assert backend.shares_prefixes == (kind in {"qwen3", "qwen2", "llama"})
     shared = Engine(loaded, 400).score(queries, passages)
-    assert (sum(calls) >= 20) == backend.shares_beginnings
-    monkeypatch.setattr(backend, "shares_beginnings", False)
+    assert (sum(calls) >= 20) == backend.shares_prefixes
+    monkeypatch.setattr(backend, "shares_prefixes", False)
     alone = Engine(loaded, 400).score(queries, passages)
     assert shared.errors == alone.errors == {}
     assert alone.scores.std() > 0.05

@@ -1,4 +1,4 @@
-"""A model as backends run it: token ids to logits, whatever it is made of."""
+"""A model as PyTorch runs it: token ids to logits, whatever it is made of."""
 
 from __future__ import annotations
 
@@ -14,8 +14,35 @@ from rankmill.jobs.contract.errors import SpecError
 from rankmill.workers.backends.classifier import load_config, load_pretrained
 from rankmill.workers.backends.first_token import read_first_token_only
 from rankmill.workers.backends.head import heads_of
-from rankmill.workers.backends.networks.answers import Answers
-from rankmill.workers.backends.networks.chain import Chain, load_chain
+from rankmill.workers.backends.torch.chain import Chain, load_chain
+
+
+class Answers(nn.Module):
+    """Rows of a language model's last projection, in float32 whatever the rest of the model is.
+
+    The numbers are kept as their bits, as a module's integers are never cast.
+
+    Parameters
+    ----------
+    whole
+        The projection to the whole vocabulary.
+    tokens
+        Ids of the tokens for yes and, if the score is the log-odds, for no.
+    """
+
+    def __init__(self, whole: Any, tokens: tuple[int, int | None]) -> None:
+        super().__init__()
+        rows = [token for token in tokens if token is not None]
+        bias = getattr(whole, "bias", None)
+        added = torch.zeros(len(rows)) if bias is None else bias.detach()[rows].float()
+        self._weight = nn.Buffer(whole.weight.detach()[rows].float().contiguous().view(torch.int32))
+        self._bias = nn.Buffer(added.view(torch.int32))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[..., width]``, of any dtype, to ``[..., answers]``."""
+        weight, bias = self._weight.view(torch.float32), self._bias.view(torch.float32)
+        return nn.functional.linear(hidden.float(), weight, bias)
+
 
 if TYPE_CHECKING:
     from rankmill.workers.backends.base import ModelFiles
@@ -63,7 +90,7 @@ class Network(nn.Module):
         super().__init__()
         self.model = model
 
-    shares_beginnings = False
+    shares_prefixes = False
     """Whether it has a method ``continued``, for rows that begin alike."""
 
     sees_only_before = False
@@ -114,7 +141,7 @@ class LanguageModel(Network):
         config = model.config
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         window = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
-        self.shares_beginnings = config.model_type in _SHARING and kinds == {"full_attention"} and not window
+        self.shares_prefixes = config.model_type in _SHARING and kinds == {"full_attention"} and not window
 
     def forward(
         self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None
@@ -132,7 +159,7 @@ class LanguageModel(Network):
         rest_mask: torch.Tensor,
         places: torch.Tensor,
     ) -> torch.Tensor:
-        """Logits ``[rows, outputs]`` of rows that begin alike; the parameters are those of `Beginnings`."""
+        """Logits ``[rows, outputs]`` of rows that begin alike; the parameters are as of `SharedPrefixes`."""
         cache = DynamicCache(config=self.model.config)
         self._run(input_ids=ids, attention_mask=mask, past_key_values=cache, use_cache=True)
         cache.batch_select_indices(of)
@@ -161,7 +188,7 @@ class LanguageModel(Network):
 
 
 _SHARING = frozenset({"gemma", "llama", "mistral", "qwen2", "qwen3"})
-"""Model types whose beginnings can be shared, as the tests show."""
+"""Model types whose prefixes can be shared, as the tests show."""
 
 
 class LastTokenClassifier(LanguageModel):

@@ -1,9 +1,9 @@
-"""What a language model gains when passages of one query share the beginning of their prompts.
+"""What a language model gains when passages of one query share the prefix of their prompts.
 
 At the widths of Qwen3-Reranker-0.6B, with fewer layers and random weights: 100 passages of a query, with
 and without sharing, in turn, medians of the rounds.
 
-    python -m benchmarks.engine.beginnings
+    python -m benchmarks.engine.prefixes
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0] if __doc__ else None)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--passages", type=int, default=100)
-    parser.add_argument("--beginning", type=int, default=300, help="Tokens before the passage.")
+    parser.add_argument("--prefix", type=int, default=300, help="Tokens before the passage.")
     parser.add_argument("--words", type=int, default=100, help="Mean tokens of a passage.")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
@@ -71,7 +71,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         model_folder = make_model(Path(folder), args.layers)
-        instruction = text(args.beginning - 20)
+        instruction = text(args.prefix - 20)
         spec = ScoreSpec(
             model=str(model_folder), precision="fp32", instruction=instruction, prompt_template=_TEMPLATE
         )
@@ -83,12 +83,12 @@ def main() -> None:
         scores: dict[bool, np.ndarray] = {}
         for _ in range(args.rounds):
             for sharing, taken in times.items():
-                model.backend.shares_beginnings = sharing
+                model.backend.shares_prefixes = sharing
                 spent, scores[sharing] = seconds(model, budget, queries, passages)
                 taken.append(spent)
         shared, alone = (statistics.median(times[sharing]) for sharing in (True, False))
         worst = float(np.abs(scores[True] - scores[False]).max())
-        print(f"{args.passages} passages, {args.beginning} tokens before each, {args.words} in it on average")
+        print(f"{args.passages} passages, {args.prefix} tokens before each, {args.words} in it on average")
         print(f"without sharing {alone:.2f} s, with {shared:.2f} s: {alone / shared:.2f} times as fast")
         print(f"largest difference of a score: {worst:.1e}")
 

@@ -1,4 +1,7 @@
-"""Versions of a registry's models, fetched into this host's cache once, however many workers want them."""
+"""Versions of a registry's models in this host's cache.
+
+They are fetched once, however many workers want them, verified, and removed when there is no room.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,109 @@ import os
 import shutil
 import socket
 import time
+import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from rankmill.jobs.cache.digests import file_digest
 from rankmill.jobs.cache.folder import make_folder, strangers
 from rankmill.jobs.cache.models import model_files
-from rankmill.jobs.contract.errors import InputError, RegistryAway, RegistryError, WorkerError
+from rankmill.jobs.contract.errors import InputError, RankmillError, RegistryAway, RegistryError, WorkerError
+from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.registry.documents import Manifest, Reference
 from rankmill.jobs.registry.registry import Registry, fetch_files
+from rankmill.jobs.registry.resolver import Resolver
 from rankmill.workers.host.disk_cache import Locked, lock
-from rankmill.workers.models.versions.room import make_room, version_folder, version_lock
+
+REGISTRY = "registry"
+_LOCKS = ".locks"
+_CONVERSIONS = ("openvino", "onnx")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A version or a conversion: its folder, its bytes, the time of its last use, and its lock, if any."""
+
+    folder: Path
+    bytes: int
+    used: float
+    lock: Path | None
+
+
+def version_folder(cache: Path, name: str, version: str) -> Path:
+    """The folder of a version in the cache."""
+    return cache / REGISTRY / name / version
+
+
+def version_lock(cache: Path, name: str, version: str) -> Path:
+    """A file that is locked by all that use a version; it stays when the version is removed."""
+    return cache / REGISTRY / _LOCKS / f"{name}@{version}"
+
+
+def make_room(cache: Path, limit: int | None, *, needed: int = 0, keep: Path | None = None) -> int:
+    """Remove what was not used for longest until `needed` more bytes fit; returns by how many they do not.
+
+    Versions that a process uses stay, and so does the folder `keep`.
+    """
+    if limit is None:
+        return 0
+    entries = sorted(_entries(cache), key=lambda entry: entry.used)
+    excess = sum(entry.bytes for entry in entries if entry.folder != keep) + needed - limit
+    for entry in entries:
+        if excess <= 0:
+            break
+        if entry.folder != keep and _remove(entry):
+            excess -= entry.bytes
+            logger.info("removed %s from the cache, which is full", entry.folder)
+    return max(excess, 0)
+
+
+def _entries(cache: Path) -> Iterator[_Entry]:
+    for folder in (cache / REGISTRY).glob("*/*"):
+        if folder.is_dir() and folder.parent.name != _LOCKS:
+            held = version_lock(cache, folder.parent.name, folder.name)
+            yield from _entry(folder, held)
+    for kind in _CONVERSIONS:
+        for folder in (cache / kind).glob("*"):
+            yield from _entry(folder, None)
+
+
+def _entry(folder: Path, held: Path | None) -> Iterator[_Entry]:
+    with suppress(FileNotFoundError):  # another process may remove it
+        size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        yield _Entry(folder, size, folder.stat().st_mtime, held)
+
+
+def _remove(entry: _Entry) -> bool:
+    """Remove an entry; whether it could be."""
+    held: Locked | None = None
+    try:
+        if entry.lock is not None:
+            held = lock(entry.lock, wait=False)
+            if held is None:
+                return False
+        gone = entry.folder.with_name(f".removed-{uuid.uuid4().hex}")
+        entry.folder.rename(gone)  # at once: nobody finds half of it
+        shutil.rmtree(gone)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        logger.warning("cannot remove %s from the cache: %s", entry.folder, error)
+        return False
+    finally:
+        if held:
+            held.close()
+    return True
+
 
 _MANIFEST = "manifest.json"
 _MODEL = "model"
 _FETCHING = ".fetching"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -183,3 +269,23 @@ def _write(path: Path, value: bytes) -> None:
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
+
+
+class Aliases:
+    """Finds the versions that aliases of a registry (its URL, or ``None``) stand for."""
+
+    def __init__(self, registry: str | None) -> None:
+        self._resolver = Resolver(registry)
+
+    def pinned(self, spec: ScoreSpec) -> ScoreSpec:
+        """`spec` with the version that its model stands for now.
+
+        Raises
+        ------
+        WorkerError
+            This worker cannot find out: its registry is away, or has no such alias.
+        """
+        try:
+            return self._resolver.pinned(spec)
+        except RankmillError as error:
+            raise WorkerError(str(error)) from error
