@@ -9,7 +9,7 @@ from typing import Literal
 import redis
 from pydantic import BaseModel, ConfigDict
 
-from rankmill.cluster.workers import WorkerState
+from rankmill.cluster.snapshot import WorkerState
 from rankmill.jobs.contract.errors import InputError, RankmillError
 from rankmill.jobs.contract.spec import nearest
 from rankmill.jobs.protocol.orders import OrderName, give_order

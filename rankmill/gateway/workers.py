@@ -8,8 +8,7 @@ from typing import Any
 import redis
 
 from rankmill.cluster.orders import Outcome, order_workers, reachable
-from rankmill.cluster.snapshot import read_cluster
-from rankmill.cluster.workers import WorkerState
+from rankmill.cluster.snapshot import WorkerState, read_cluster
 from rankmill.jobs.contract.errors import NoWorkers
 
 _WAIT_SECONDS = 60.0
