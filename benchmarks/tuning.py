@@ -36,12 +36,11 @@ from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.contract.spec import Precision
 from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.settings import BackendName, Settings, load_settings
-from rankmill.lab.tuning.grid import label
-from rankmill.lab.tuning.machine import markdown_table
-from rankmill.lab.tuning.pairs import fingerprint, sample
-from rankmill.lab.tuning.records import Records
-from rankmill.lab.tuning.trials import MAX_ROWS, Changes, Reference, Trials, rank_agreement
-from rankmill.lab.tuning.tune import Tuner
+from rankmill.lab.bench import Records
+from rankmill.lab.grid import label
+from rankmill.lab.machine import markdown_table
+from rankmill.lab.pairs import fingerprint, sample
+from rankmill.lab.tune import MAX_ROWS, Changes, Reference, Trials, Tuner, rank_agreement
 
 MIN_SPEARMAN = 0.999
 NEAR, SHARE = 0.97, 0.1

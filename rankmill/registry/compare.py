@@ -13,8 +13,8 @@ import pyarrow as pa
 from rankmill.jobs.contract.errors import InputError, RunFailed
 from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.lab.tuning.pairs import file_sample
-from rankmill.lab.tuning.precision_check import Measured, compare
+from rankmill.lab.pairs import file_sample
+from rankmill.lab.precision import Measured, compare
 from rankmill.producer.files.readers import TextColumns
 from rankmill.score.session import RunScores, Session
 
@@ -69,7 +69,7 @@ def compare_models(
     models
         Names of the models; the second is compared with the first.
     inputs, columns, label_column, sample
-        As of `rankmill.lab.tuning.precision_check.check_precisions`.
+        As of `rankmill.lab.precision.check_precisions`.
     shown
         Most queries in ``differences``.
     settings

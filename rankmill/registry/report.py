@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from rankmill.lab.tuning.agreement import TOP
-from rankmill.lab.tuning.reports.plots import save_chart
+from rankmill.lab.agreement import TOP
+from rankmill.lab.report import save_chart
 from rankmill.registry.compare import Comparison, Side
 
 _COLOURS = ("#0f766e", "#c2410c")

@@ -15,7 +15,7 @@ from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.logs import set_up
 
 if TYPE_CHECKING:
-    from rankmill.lab.evaluation.evaluate import Result
+    from rankmill.lab.evaluate import Result
 
 
 @options.command("evaluate")
@@ -47,16 +47,15 @@ def evaluate(
 
     SCORED is an output of score-file or a TREC run. A judged query that it lacks counts as 0.
     """
-    from rankmill.lab.evaluation import evaluate as evaluation
-    from rankmill.lab.evaluation.rankings import read_ranking, read_scored
+    from rankmill.lab import evaluate as evaluation
     from rankmill.producer.files.corpus.irds import source_path
     from rankmill.producer.files.corpus.tables import read_qrels
 
     set_up("warning", "auto")
     if picture and find_spec("matplotlib") is None:
         raise ConfigError("plots need matplotlib: pip install 'rankmill[bench]'")
-    after, own = read_scored(scored, score_column)
-    ranking = read_ranking(before) if before else own
+    after, own = evaluation.read_scored(scored, score_column)
+    ranking = evaluation.read_ranking(before) if before else own
     names = [name.strip() for name in measures.split(",") if name.strip()]
     results = evaluation.evaluate(after, ranking, read_qrels(source_path(qrels, "qrels")), names)
     if picture:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from rankmill.cli import options
 from rankmill.jobs.contract.errors import InputError
-from rankmill.lab.mining.mine import FORMATS, Mined, Rules, mine, read_ids, training_rows, with_rows
+from rankmill.lab.mine import FORMATS, Mined, Rules, mine, read_ids, training_rows, with_rows
 from rankmill.producer.files.outputs import OutputFormat, check_target
 from rankmill.producer.files.stores.whole import whole_file
 

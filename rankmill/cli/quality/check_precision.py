@@ -15,8 +15,8 @@ from rich.table import Table
 from rankmill.cli import options
 from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.lab.tuning.agreement import TOP
-from rankmill.lab.tuning.precision_check import REFERENCE, Measured, check_precisions
+from rankmill.lab.agreement import TOP
+from rankmill.lab.precision import REFERENCE, Measured, check_precisions
 from rankmill.producer.files.readers import TextColumns
 
 

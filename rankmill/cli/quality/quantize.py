@@ -13,12 +13,11 @@ from rich.table import Table
 from rankmill.cli import options
 from rankmill.jobs.contract.spec import RECIPE
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.lab.quantization.calibration import require_packages
-from rankmill.lab.quantization.make import Quantized, check_output
-from rankmill.lab.quantization.make import quantize as make
-from rankmill.lab.quantization.pairs import read_pairs
-from rankmill.lab.tuning.agreement import TOP
-from rankmill.lab.tuning.precision_check import REFERENCE, Measured
+from rankmill.lab.agreement import TOP
+from rankmill.lab.pairs import read_pairs
+from rankmill.lab.precision import REFERENCE, Measured
+from rankmill.lab.quantize import Quantized, check_output, require_packages
+from rankmill.lab.quantize import quantize as make
 from rankmill.producer.files.readers import TextColumns
 
 

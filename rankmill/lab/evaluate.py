@@ -9,8 +9,73 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 
 from rankmill.jobs.contract.errors import ConfigError, InputError
+from rankmill.producer.files.corpus.run_file import read_run
+from rankmill.producer.files.corpus.tables import check_once, column_of, frame_of, read_table
+from rankmill.producer.files.inputs import KINDS, InputFile
+from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS
+from rankmill.producer.files.readers.delimited import DelimitedReader
+
+
+def read_scored(path: Path, score: str) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    """Read an output of score-file: its ranking, and the ranking of the run that was scored, if it has it.
+
+    Both have columns ``query_id``, ``doc_id`` and ``score``. Rows without a score are left out of the first.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, lacks ids or scores, or a query has a passage twice.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    file = InputFile(path)
+    is_text = file.kind not in KINDS
+    if is_text or (file.kind == ".tsv" and score not in DelimitedReader("\t", has_quotes=False).header(path)):
+        return read_ranking(path), None
+    table = read_table(file)
+    names = [column_of(path, table, usual) for usual in (QUERY_IDS, PASSAGE_IDS)]
+    if score not in table.column_names:
+        raise InputError(f"{path}: no column {score!r}; name it with --score-column")
+    if "in_run" in table.column_names:  # judged passages that were added for mining
+        table = table.filter(table["in_run"].cast(pa.bool_()))
+    after = frame_of(table, [*names, score], path)
+    check_once(after, path)
+    before = None
+    if "run_rank" in table.column_names and table["run_rank"].null_count == 0:
+        before = frame_of(table, [*names, "run_rank"], path)
+        before["score"] = -before["score"]
+    elif "run_score" in table.column_names and table["run_score"].null_count == 0:
+        before = frame_of(table, [*names, "run_score"], path)
+    return after, before
+
+
+def read_ranking(path: Path) -> pd.DataFrame:
+    """Read a run as its ranking: by score, else by rank, else as the passages come.
+
+    Raises
+    ------
+    InputError
+        The file is no run, or a query has a passage twice.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    batches = list(read_run(InputFile(path)))
+    if not batches:
+        raise InputError(f"{path}: the run is empty")
+    found = pa.Table.from_batches(batches)
+    frame: pd.DataFrame = found.to_pandas()
+    if found["run_score"].null_count == 0:
+        frame["score"] = frame["run_score"]
+    elif found["run_rank"].null_count == 0:
+        frame["score"] = -frame["run_rank"].astype(float)
+    else:
+        frame["score"] = -frame.index.to_series().astype(float)
+    check_once(frame, path)
+    return frame[["query_id", "doc_id", "score"]]
+
 
 MEASURES = ("nDCG@10", "RR@10", "R@100")
 

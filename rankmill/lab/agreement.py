@@ -1,9 +1,9 @@
-"""Rank agreement of two sets of scores within each query, with a confidence interval."""
+"""How two sets of scores rank the same rows: agreement within each query, and nDCG by labels."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -126,3 +126,31 @@ def _correlation(pairs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         both = (centred[..., 0] * centred[..., 1]).sum(axis=-1)
         found: npt.NDArray[np.float64] = both / np.sqrt((centred**2).sum(axis=-2).prod(axis=-1))
     return found
+
+
+Qrels = Mapping[str, Mapping[str, float]]
+"""Grades by query id and document id."""
+
+
+def ndcg(
+    queries: Sequence[str], documents: Sequence[str], scores: Scores, qrels: Qrels, k: int = 10
+) -> float:
+    """trec_eval's ``ndcg_cut_k``, the mean over the queries that have judgments.
+
+    The gain is the grade. The ideal ranking contains all judged documents, even those without a score here.
+    Among equal scores the document with the larger id comes first.
+    """
+    run = pd.DataFrame({"query": queries, "document": documents, "score": scores})
+    values = []
+    for query, found in run.groupby("query"):
+        grades = qrels.get(str(query))
+        if grades is None:
+            continue
+        ranked = found.sort_values(["score", "document"], ascending=False)["document"]
+        ideal = _dcg(sorted(grades.values(), reverse=True), k)
+        values.append(_dcg([grades.get(name, 0) for name in ranked], k) / ideal if ideal else 0.0)
+    return float(np.mean(values))
+
+
+def _dcg(grades: Sequence[float], k: int) -> float:
+    return sum(max(grade, 0) / math.log2(place + 2) for place, grade in enumerate(grades[:k]))

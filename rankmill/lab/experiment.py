@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.settings import BASE, Settings, merge_settings, validate
 from rankmill.jobs.runtime.yaml_files import read_yaml
-from rankmill.lab.tuning.pairs import BUILT_IN
+from rankmill.lab.pairs import BUILT_IN
 
 SHIPPED = BASE.with_name("experiments")
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmill.lab.tuning.agreement import agreement
-from rankmill.lab.tuning.pairs import draw
+from rankmill.lab.agreement import agreement
+from rankmill.lab.pairs import draw
 
 
 def test_spearman_is_the_mean_over_queries() -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from rankmill.lab.tuning.cell import CellResult, Repeat
-from rankmill.lab.tuning.experiment import Experiment, Finding, Value
-from rankmill.lab.tuning.grid import label
+from rankmill.lab.experiment import Experiment, Finding, Value
+from rankmill.lab.grid import CellResult, Repeat, label
 
 BUSY_STAGES = ("fetch", "tokenize", "forward", "write")
 """Stages in which a worker is busy; the report leaves out wait, which depends on the requests."""

@@ -11,9 +11,8 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError, RunFailed
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.lab.tuning.agreement import Agreement, agreement
-from rankmill.lab.tuning.pairs import file_sample
-from rankmill.lab.tuning.quality import Qrels, ndcg
+from rankmill.lab.agreement import Agreement, Qrels, agreement, ndcg
+from rankmill.lab.pairs import file_sample
 from rankmill.producer.files.readers import TextColumns
 from rankmill.score.session import RunScores, Session
 
@@ -65,7 +64,7 @@ def check_precisions(
     label_column
         Column with the relevance as a number; without it there is no nDCG.
     sample
-        Most rows to score; `rankmill.lab.tuning.pairs.draw` chooses them.
+        Most rows to score; `rankmill.lab.pairs.draw` chooses them.
     precisions
         Precisions to compare with fp32.
     settings

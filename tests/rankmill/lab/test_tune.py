@@ -14,11 +14,20 @@ from click.testing import CliRunner
 
 from rankmill.cli.quality.tune import tune
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.lab.tuning.agreement import Agreement
-from rankmill.lab.tuning.pairs import sample
-from rankmill.lab.tuning.records import Records
-from rankmill.lab.tuning.trials import Changes, Comparison, Probe, Probes, Reference, Trials, rank_agreement
-from rankmill.lab.tuning.tune import NothingWorks, Tuner
+from rankmill.lab.agreement import Agreement
+from rankmill.lab.bench import Records
+from rankmill.lab.pairs import sample
+from rankmill.lab.tune import (
+    Changes,
+    Comparison,
+    NothingWorks,
+    Probe,
+    Probes,
+    Reference,
+    Trials,
+    Tuner,
+    rank_agreement,
+)
 from tests.conftest import ENVIRON, start_command, wait_for
 
 

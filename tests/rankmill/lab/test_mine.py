@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sentence_transformers.util import mine_hard_negatives
 
 from rankmill.cli.main import rankmill
-from rankmill.lab.mining.mine import Rules, mine
+from rankmill.lab.mine import Rules, mine
 from tests.harness.models.embeddings import bags
 
 QUERIES = [f"how far is {n}" for n in range(6)]

@@ -22,11 +22,10 @@ from click.testing import CliRunner, Result
 
 from rankmill.cli.quality.experiment import experiment
 from rankmill.jobs.contract.errors import InputError
-from rankmill.lab.tuning.bench import _PeakMemory
-from rankmill.lab.tuning.experiment import Finding, load_experiment, shipped
-from rankmill.lab.tuning.pairs import sample
-from rankmill.lab.tuning.records import Records
-from rankmill.lab.tuning.reports.statistics import measured_value, pareto
+from rankmill.lab.bench import Records, _PeakMemory
+from rankmill.lab.experiment import Finding, load_experiment, shipped
+from rankmill.lab.pairs import sample
+from rankmill.lab.statistics import measured_value, pareto
 from tests.conftest import start_command, wait_for
 from tests.harness.preloaded import EXECUTED
 

@@ -20,12 +20,10 @@ from rankmill.jobs.contract.spec import RECIPE, ScoreSpec
 from rankmill.jobs.registry.documents import Reference
 from rankmill.jobs.registry.registry import Registry
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.lab.quantization.calibration import Layer, calibrate
-from rankmill.lab.quantization.pairs import read_pairs
-from rankmill.lab.quantization.search import Search, groups
-from rankmill.lab.tuning.agreement import Agreement
-from rankmill.lab.tuning.pairs import fingerprint
-from rankmill.lab.tuning.precision_check import Measured
+from rankmill.lab.agreement import Agreement
+from rankmill.lab.pairs import fingerprint, read_pairs
+from rankmill.lab.precision import Measured
+from rankmill.lab.quantize import Layer, Search, calibrate, groups
 from rankmill.producer.files.readers import TextColumns
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models.loading import load_model
