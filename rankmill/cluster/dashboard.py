@@ -12,9 +12,11 @@ from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 from urllib.parse import parse_qs
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
+import numpy as np
 import redis
 from pydantic import BaseModel, ConfigDict
 
@@ -121,37 +123,26 @@ def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
         return Rates()
     speeds = {name: (new.pairs - old.pairs) / (new.beat - old.beat) for name, (old, new) in pairs.items()}
     both = list(pairs.values())
-    padded = sum(new.padded_tokens - old.padded_tokens for old, new in both)
-    real = sum(new.tokens - old.tokens for old, new in both)
-    seconds = _sums([new.stage_seconds for _, new in both], [old.stage_seconds for old, _ in both])
-    counts = _sums([new.latency_counts for _, new in both], [old.latency_counts for old, _ in both])
-    found = [quantile([int(count) for count in counts], share) for share in (0.5, 0.95, 0.99)]
+
+    def growth(field: str) -> Any:
+        """How much a counter, or each of several, has grown, of all workers together."""
+        return np.sum(
+            [np.subtract(getattr(new, field), getattr(old, field)) for old, new in both], 0
+        ).tolist()
+
+    real, padded, seconds = growth("tokens"), growth("padded_tokens"), growth("stage_seconds")
+    p50, p95, p99 = (quantile(growth("latency_counts"), share) for share in (0.5, 0.95, 0.99))
+    busy = sum(seconds)
     return Rates(
         pairs_per_second=sum(speeds.values()),
-        row_errors=sum(new.row_errors - old.row_errors for old, new in both),
-        retried_chunks=sum(new.retried_chunks - old.retried_chunks for old, new in both),
+        row_errors=growth("row_errors"),
+        retried_chunks=growth("retried_chunks"),
         padding=1 - real / padded if padded else None,
-        stages=_shares(seconds),
-        latency=None if None in found else (found[0] or 0.0, found[1] or 0.0, found[2] or 0.0),
+        stages={name: part / busy for name, part in zip(STAGES, seconds, strict=True)} if busy > 0 else None,
+        latency=None if p50 is None or p95 is None or p99 is None else (p50, p95, p99),
         speeds=speeds,
     )
 
-
-def _shares(seconds: Sequence[float]) -> dict[str, float] | None:
-    total = sum(seconds)
-    return {name: part / total for name, part in zip(STAGES, seconds, strict=True)} if total > 0 else None
-
-
-def _sums(new: Iterable[Sequence[float]], old: Iterable[Sequence[float]]) -> list[float]:
-    """Sums of the differences, element by element."""
-    return [
-        sum(after) - sum(before)
-        for after, before in zip(zip(*new, strict=True), zip(*old, strict=True), strict=True)
-    ]
-
-
-if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 from urllib.parse import urlsplit
+from wsgiref.types import WSGIApplication
 
 import redis
 from prometheus_client import CollectorRegistry, Info, ProcessCollector, make_wsgi_app
@@ -25,9 +26,6 @@ from rankmill.cluster.snapshot import Snapshot, WorkerStateName, read_cluster
 from rankmill.jobs.protocol.worker_report import WorkerReport
 from rankmill.jobs.runtime.http import answer, paths
 from rankmill.jobs.runtime.passwords import mask_passwords
-
-if TYPE_CHECKING:
-    from wsgiref.types import WSGIApplication
 
 _CACHE_SECONDS = 1
 """Requests within this time get the same snapshot, so that they put no load on Redis."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import redis
 
-from rankmill.cluster.orders import Outcome, order_workers, reachable
+from rankmill.cluster.orders import OrderOutcome, order_workers, reachable
 from rankmill.cluster.snapshot import WorkerState, read_cluster
 from rankmill.jobs.contract.errors import NoWorkers
 
@@ -54,7 +54,7 @@ def clear_models(client: redis.Redis, queue: str, model: str | None) -> dict[str
     workers = reachable(_workers(client, queue))
     loaded = {name for worker in workers if worker.report for name in worker.report.models}
 
-    def unload(name: str) -> list[Outcome]:
+    def unload(name: str) -> list[OrderOutcome]:
         having = [worker for worker in workers if worker.report and name in worker.report.models]
         return order_workers(client, having, "unload", name, wait_seconds=_WAIT_SECONDS)
 

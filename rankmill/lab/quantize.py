@@ -7,7 +7,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from rankmill.jobs.contract.errors import ConfigError, OutputError
 from rankmill.jobs.contract.spec import RECIPE, RECIPE_FORMAT
@@ -30,21 +30,15 @@ from rankmill.lab.precision import REFERENCE, Measured, compare, score_in
 from rankmill.score.session import RunScores, Session
 
 
-class Layer(BaseModel):
-    """A linear layer that can be in 8 bits: its name, and its share of the model's matrix products."""
-
-    model_config = ConfigDict(frozen=True)
-
-    name: str
-    share: float
-
-
 class Calibrated(BaseModel):
-    """Result of a calibration: the commit and the digest of the model, and its layers."""
+    """Result of a calibration: the commit and the digest of the model, and its layers that can be in 8 bits.
+
+    ``layers`` has each layer's share of the model's matrix products, by name.
+    """
 
     revision: str | None
     digest: str
-    layers: tuple[Layer, ...]
+    layers: dict[str, float]
 
 
 def require_packages() -> None:
@@ -94,7 +88,7 @@ _FREE = 0.02
 
 
 @dataclass(frozen=True)
-class Trial:
+class QuantizedTrial:
     """A measured model with some layers left out of 8 bits.
 
     Attributes
@@ -120,74 +114,61 @@ class Trial:
         return self.measured.agreement.spearman
 
 
-class Search:
-    """The search for the fewest products to leave out: none, then one group of layers, then several groups.
+def search(
+    layers: Mapping[str, float],
+    measure: Callable[[tuple[str, ...]], Measured],
+    threshold: float,
+    most: int,
+) -> tuple[QuantizedTrial, list[QuantizedTrial]]:
+    """Search for the fewest products to leave out: none, then one group of layers, then several groups.
 
     Parameters
     ----------
     layers
-        Layers that can be in 8 bits, in the model's order.
+        Shares of the layers that can be in 8 bits, by name, in the model's order.
     measure
         Scores the pairs with the named layers left out.
     threshold
         Spearman's rank correlation to reach.
-    trials
+    most
         Most models to measure. It is not a time limit, with which the result would depend on the machine.
 
-    Attributes
-    ----------
-    trials
-        The measured models, in order; the first leaves nothing out.
+    Returns
+    -------
+    tuple
+        The model with the fewest products left out that keeps the threshold, and all measured models; the
+        first leaves nothing out. If none keeps it, the best of those that leave out next to nothing:
+        leaving out more would cost speed without reaching the threshold.
     """
+    trials: list[QuantizedTrial] = []
 
-    def __init__(
-        self,
-        layers: Sequence[Layer],
-        measure: Callable[[tuple[str, ...]], Measured],
-        threshold: float,
-        trials: int,
-    ) -> None:
-        self._shares = {layer.name: layer.share for layer in layers}
-        self._measure, self._threshold, self._most = measure, threshold, trials
-        self.trials: list[Trial] = []
+    def share(names: Iterable[str]) -> float:
+        return sum(part for name, part in layers.items() if name in names)
 
-    def run(self) -> Trial:
-        """The model with the fewest products left out that keeps the threshold.
+    def attempt(names: frozenset[str]) -> QuantizedTrial:
+        left_out = tuple(name for name in layers if name in names)
+        measured = measure(left_out)
+        kept = measured.agreement.verdict(threshold) == "kept" and not measured.lost
+        trials.append(QuantizedTrial(left_out, share(names), measured, kept))
+        return trials[-1]
 
-        If none does, the best of the models that leave out next to nothing: leaving out more would cost speed
-        without reaching the threshold.
-        """
-        plain = self._try(frozenset())
-        singles: list[Trial] = []
-        for group in sorted(groups(list(self._shares)), key=self._share):
-            if self._done:
-                break
-            singles.append(self._try(group))
-        helpful = [each for each in singles if each.spearman > plain.spearman]
-        together: frozenset[str] = frozenset()
-        for each in sorted(helpful, key=lambda one: (plain.spearman - one.spearman) / one.share):
-            before, together = together, together | set(each.left_out)
-            if self._done or self._share(together) > _MOST:
-                break
-            if before and together != before:  # a single group has been measured already
-                self._try(together)
-        kept = [each for each in self.trials if each.kept]
-        free = [each for each in self.trials if each.share <= _FREE]
-        return min(kept, key=lambda one: one.share) if kept else max(free, key=lambda one: one.spearman)
+    def done() -> bool:
+        return trials[-1].kept or len(trials) >= most
 
-    @property
-    def _done(self) -> bool:
-        return self.trials[-1].kept or len(self.trials) >= self._most
-
-    def _share(self, names: frozenset[str]) -> float:
-        return sum(share for name, share in self._shares.items() if name in names)
-
-    def _try(self, names: frozenset[str]) -> Trial:
-        left_out = tuple(name for name in self._shares if name in names)
-        measured = self._measure(left_out)
-        kept = measured.agreement.verdict(self._threshold) == "kept" and not measured.lost
-        self.trials.append(Trial(left_out, self._share(names), measured, kept))
-        return self.trials[-1]
+    plain = attempt(frozenset())
+    singles = [attempt(group) for group in sorted(groups(list(layers)), key=share) if not done()]
+    helpful = [each for each in singles if each.spearman > plain.spearman]
+    together: frozenset[str] = frozenset()
+    for each in sorted(helpful, key=lambda one: (plain.spearman - one.spearman) / one.share):
+        before, together = together, together | set(each.left_out)
+        if done() or share(together) > _MOST:
+            break
+        if before and together != before:  # a single group has been measured already
+            attempt(together)
+    kept = [each for each in trials if each.kept]
+    free = [each for each in trials if each.share <= _FREE]
+    best = min(kept, key=lambda one: one.share) if kept else max(free, key=lambda one: one.spearman)
+    return best, trials
 
 
 def groups(names: Sequence[str]) -> list[frozenset[str]]:
@@ -223,8 +204,8 @@ class Quantized:
 
     reference: Measured
     plain: Measured
-    best: Trial
-    trials: list[Trial]
+    best: QuantizedTrial
+    trials: list[QuantizedTrial]
 
 
 def quantize(
@@ -248,7 +229,7 @@ def quantize(
     output
         The directory to make; it appears when it is complete.
     threshold, trials
-        As in `Search`.
+        As ``threshold`` and ``most`` of `search`.
     force
         Whether to replace a directory that quantize has made.
     say
@@ -322,16 +303,15 @@ def _measure(
 
     def with_left_out(left_out: tuple[str, ...]) -> Measured:
         _write_recipe(whole, left_out, {})
-        share = sum(layer.share for layer in found.layers if layer.name in left_out)
+        share = sum(found.layers[name] for name in left_out)
         scored = score_in(session, table, columns, "int8", model=str(whole), revision=None)
         return beside(scored, f"quantized, {1 - share:.1%} of the products in 8 bits")
 
     say(f"measuring on {len(table):,} pairs")
     reference = score_in(session, table, columns, REFERENCE, revision=found.revision)
     plain = beside(score_in(session, table, columns, "int8", revision=found.revision), "8 bits as they come")
-    search = Search(found.layers, with_left_out, threshold, trials)
-    best = search.run()
-    return Quantized(compare(reference, reference, queries, labels), plain, best, search.trials)
+    best, tried = search(found.layers, with_left_out, threshold, trials)
+    return Quantized(compare(reference, reference, queries, labels), plain, best, tried)
 
 
 def _write_recipe(whole: Path, left_out: tuple[str, ...], report: dict[str, Any]) -> None:
@@ -363,7 +343,7 @@ def _report(settings: Settings, pairs: Pairs, threshold: float, quantized: Quant
     }
 
 
-def _trial(trial: Trial) -> dict[str, Any]:
+def _trial(trial: QuantizedTrial) -> dict[str, Any]:
     share = round(1 - trial.share, 6)
     return {"left_out": trial.left_out, "share_in_8_bits": share, **_figures(trial.measured)}
 

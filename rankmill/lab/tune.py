@@ -49,14 +49,14 @@ _WARM_UP = 16
 _REQUEST_SIZE = 20
 
 
-class Reference(BaseModel):
+class ReferenceScores(BaseModel):
     """Scores of the sample with the `REFERENCE` settings; the time allowed limits their number."""
 
     scores: list[float]
     device: str
 
 
-class Probe(BaseModel):
+class PrecisionProbe(BaseModel):
     """A backend and precision: seconds for the sample, and rank agreement with the reference.
 
     ``reason`` says why it cannot run here.
@@ -69,13 +69,13 @@ class Probe(BaseModel):
     agreement: Agreement | None = None
 
 
-class Probes(BaseModel):
+class PrecisionProbes(BaseModel):
     """The probes of a backend."""
 
-    probes: list[Probe]
+    probes: list[PrecisionProbe]
 
 
-class Comparison(BaseModel):
+class PairedCosts(BaseModel):
     """Two settings measured in turn: the costs of each (less is better); ``reason`` if one of them failed."""
 
     first: list[float] = []
@@ -120,7 +120,7 @@ class Trials:
     ) -> None:
         self.end_others(None)
 
-    def reference(self, seconds: float) -> Reference:
+    def reference(self, seconds: float) -> ReferenceScores:
         """Score with the `REFERENCE` settings as many rows of the sample as take about `seconds`."""
         with self._bench(REFERENCE) as bench:
             few = self.pairs.slice(0, 2 * _WARM_UP)
@@ -128,13 +128,13 @@ class Trials:
             bench.bulk(few)  # the first forward of each shape is slow
             rows = max(_MIN_ROWS, int(seconds * len(few) / bench.bulk(few).seconds))
             scored = bench.bulk(self.pairs.slice(0, rows))
-        return Reference(scores=scored.scores.tolist(), device=scored.stats[0].device)
+        return ReferenceScores(scores=scored.scores.tolist(), device=scored.stats[0].device)
 
-    def use(self, reference: Reference) -> None:
+    def use(self, reference: ReferenceScores) -> None:
         """Shorten the sample to the rows that the reference has scored."""
         self.pairs = self.pairs.slice(0, len(reference.scores))
 
-    def probe(self, backend: str, precisions: Iterable[str], reference: Reference) -> Probes:
+    def probe(self, backend: str, precisions: Iterable[str], reference: ReferenceScores) -> PrecisionProbes:
         """Measure each precision of a backend once; workers that die are replaced for the next precision."""
         left, probes = list(precisions), []
         while left:
@@ -144,12 +144,12 @@ class Trials:
                         probes.append(self._probe(bench, backend, left[0], reference))
                         left.pop(0)
             except (BenchFailed, EmbeddedError) as error:
-                probes.append(Probe(backend=backend, precision=left.pop(0), reason=str(error)))
-        return Probes(probes=probes)
+                probes.append(PrecisionProbe(backend=backend, precision=left.pop(0), reason=str(error)))
+        return PrecisionProbes(probes=probes)
 
-    def compare(self, first: Changes, second: Changes) -> Comparison:
+    def compare(self, first: Changes, second: Changes) -> PairedCosts:
         """Measure two settings in turn, so that other load on the machine affects both."""
-        found = Comparison()
+        found = PairedCosts()
         try:
             one, other = self.warm(first), self.warm(second)
             for number in range(_ROUNDS):
@@ -159,7 +159,7 @@ class Trials:
                 if self._objective == "memory" or not 1 / _CLEAR < found.gain < _CLEAR:
                     break
         except (BenchFailed, RunFailed, EmbeddedError) as error:
-            return Comparison(reason=str(error))
+            return PairedCosts(reason=str(error))
         return found
 
     def warm(self, changes: Changes) -> Bench:
@@ -200,15 +200,17 @@ class Trials:
             settings = settings.model_copy(update=share)
         return Bench(settings, self._timeout)
 
-    def _probe(self, bench: Bench, backend: str, precision: str, reference: Reference) -> Probe:
+    def _probe(
+        self, bench: Bench, backend: str, precision: str, reference: ReferenceScores
+    ) -> PrecisionProbe:
         known: dict[str, Any] = {"backend": backend, "precision": precision}
         try:
             bench.warm_up(self.pairs.slice(0, _WARM_UP), precision=precision)
             scored = self.bulk(bench, precision=precision)
         except RunFailed as error:
-            return Probe(**known, reason=str(error))
+            return PrecisionProbe(**known, reason=str(error))
         found = rank_agreement(self.pairs, scored.scores, reference.scores)
-        return Probe(**known, seconds=scored.seconds, agreement=found)
+        return PrecisionProbe(**known, seconds=scored.seconds, agreement=found)
 
     def _cost(self, bench: Bench) -> float:
         if self._objective == "latency":
@@ -314,7 +316,7 @@ class Tuner:
         RunFailed
             The reference cannot score it, for example because the model cannot be loaded.
         """
-        reference = self._once("reference", Reference, self._reference)
+        reference = self._once("reference", ReferenceScores, self._reference)
         self._trials.use(reference)
         step = "backend and precision"
         try:
@@ -333,13 +335,13 @@ class Tuner:
             self._best = {}
         return Tuned(self._best, gain, self._story)
 
-    def _reference(self) -> Reference:
+    def _reference(self) -> ReferenceScores:
         return self._trials.reference(self._budget * _SAMPLE_SHARE)
 
-    def _choose_backend(self, reference: Reference) -> None:
+    def _choose_backend(self, reference: ReferenceScores) -> None:
         """Measure each backend and precision once; then compare the fastest acceptable ones in turn."""
         self._tell(f"sample of {len(reference.scores)} pairs; ranks are compared with {label(REFERENCE)}")
-        found: list[Probe] = []
+        found: list[PrecisionProbe] = []
         out_of_time = None
         backends = self._open("backend", get_args(BackendName))
         for backend in backends:
@@ -347,7 +349,7 @@ class Tuner:
                 continue
             try:
                 found += self._once(
-                    f"probe {backend}", Probes, partial(self._probe, backend, reference)
+                    f"probe {backend}", PrecisionProbes, partial(self._probe, backend, reference)
                 ).probes
             except _OutOfTime as error:
                 out_of_time = error
@@ -364,10 +366,10 @@ class Tuner:
             if self._objective == "memory" or probe.seconds < _CHANCE * good[0].seconds:
                 self._try({"backend": probe.backend, "precision": probe.precision})
 
-    def _probe(self, backend: str, reference: Reference) -> Probes:
+    def _probe(self, backend: str, reference: ReferenceScores) -> PrecisionProbes:
         return self._trials.probe(backend, self._open("precision", get_args(Precision)), reference)
 
-    def _good(self, found: list[Probe]) -> list[Probe]:
+    def _good(self, found: list[PrecisionProbe]) -> list[PrecisionProbe]:
         """The probes that run here and keep the ranks, fastest first; reports why the others do not."""
         good = []
         for probe in found:
@@ -431,9 +433,9 @@ class Tuner:
         self._trials.end_others(self._best)
         return won
 
-    def _compare(self, first: Changes, second: Changes, *, always: bool = False) -> Comparison:
+    def _compare(self, first: Changes, second: Changes, *, always: bool = False) -> PairedCosts:
         name = f"{label(first)} against {label(second)}"
-        return self._once(name, Comparison, lambda: self._trials.compare(first, second), always)
+        return self._once(name, PairedCosts, lambda: self._trials.compare(first, second), always)
 
     def _open(self, setting: str, values: tuple[str, ...]) -> list[str]:
         """Values to try: all, or only the one that the settings fix."""

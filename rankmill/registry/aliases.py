@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from rankmill.cluster.orders import TAKE_CHUNKS, Outcome, order_workers, reachable
+from rankmill.cluster.orders import TAKE_CHUNKS, OrderOutcome, order_workers, reachable
 from rankmill.cluster.snapshot import read_cluster
 from rankmill.jobs.contract.errors import (
     InputError,
@@ -174,7 +174,7 @@ def promote(
     client: redis.Redis,
     *,
     wait_seconds: float,
-    on_outcome: Callable[[Outcome], None],
+    on_outcome: Callable[[OrderOutcome], None],
 ) -> Alias:
     """Let all live workers load the versions, then let the alias stand for them.
 

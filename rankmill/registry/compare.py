@@ -42,7 +42,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """Both models, the first as the reference, and the queries that differ most, the worst first.
 
     ``spearman`` has the rank correlation of each query with at least two different scores.
@@ -61,7 +61,7 @@ def compare_models(
     sample: int,
     shown: int,
     settings: Settings,
-) -> Comparison:
+) -> ModelComparison:
     """Score a sample of the input with two models.
 
     Parameters
@@ -92,7 +92,9 @@ def compare_models(
         for model, each in zip((first, second), found, strict=True)
     )
     by_query = _by_query(queries, table[columns.passage].to_pylist(), one.scores, two.scores)
-    return Comparison((one, two), tuple(by_query[:shown]), np.array([each.spearman for each in by_query]))
+    return ModelComparison(
+        (one, two), tuple(by_query[:shown]), np.array([each.spearman for each in by_query])
+    )
 
 
 def _score(session: Session, table: pa.Table, columns: TextColumns, model: str) -> RunScores:

@@ -9,13 +9,13 @@ from matplotlib.figure import Figure
 
 from rankmill.lab.agreement import TOP
 from rankmill.lab.report import save_chart
-from rankmill.registry.compare import Comparison, Side
+from rankmill.registry.compare import ModelComparison, Side
 
 _COLOURS = ("#0f766e", "#c2410c")
 _LONGEST = 120
 
 
-def write_report(found: Comparison, folder: Path) -> Path:
+def write_report(found: ModelComparison, folder: Path) -> Path:
     """Write ``report.md`` and ``scores.svg`` into a folder; returns the report's path. Raises `OSError`."""
     folder.mkdir(parents=True, exist_ok=True)
     save_chart(_figure(found), folder / "scores.svg")
@@ -63,7 +63,7 @@ def cells(side: Side) -> list[str]:
     ]
 
 
-def _figure(found: Comparison) -> Figure:
+def _figure(found: ModelComparison) -> Figure:
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     spread, both, queries = figure.subplots(1, 3)
     finite = [side.scores[np.isfinite(side.scores)] for side in found.sides]

@@ -17,16 +17,17 @@ from typing import Any
 import numpy as np
 
 from rankmill.jobs.cache.folder import cache_folder, strangers
+from rankmill.jobs.cache.models import model_folder
 from rankmill.jobs.contract.errors import RankmillError, SpecError, WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Backend, DeviceLost, Logits, ModelFiles, OutOfMemory
 from rankmill.workers.backends.families import first_position
-from rankmill.workers.backends.registry import BACKENDS, Choice, choose_backend
+from rankmill.workers.backends.registry import BACKENDS, BackendChoice, choose_backend
 from rankmill.workers.batches.tokens import Tokens, pad
 from rankmill.workers.models.activation import Activation, activation, choose_output
 from rankmill.workers.models.description import Description, describe
 from rankmill.workers.models.prompts import answers, tokenizer_for
-from rankmill.workers.models.sources import find_source, is_folder, is_path
+from rankmill.workers.models.sources import find_source, is_path
 from rankmill.workers.models.tokenizer import Tokenize, Windows, tokenize_pairs
 from rankmill.workers.models.versions import VersionStore
 
@@ -39,7 +40,7 @@ _TENSOR_CORES = 200
 
 
 @dataclass(frozen=True)
-class Probe:
+class PaddingProbe:
     """Three pairs, of which two are padded where they are together.
 
     ``name`` is that of the model, ``outputs`` how many logits it has for a pair.
@@ -51,7 +52,7 @@ class Probe:
     outputs: int
 
     @classmethod
-    def of(cls, name: str, about: Description, max_length: int) -> Probe:
+    def of(cls, name: str, about: Description, max_length: int) -> PaddingProbe:
         """A probe for a model of at most `max_length` tokens; raises what its tokenizer raises."""
         tokenizer, longest = about.tokenizer, min(max_length, _exact_up_to(about.config) + 8)
         lengths = (min(longest, 8), max(longest - 16, min(longest, 8)), longest)
@@ -205,7 +206,7 @@ def load(
         tokenizer_for(spec, about, find_max_length(spec, about))
         asked = answers(spec, about) if about.layout.task == "causal" else None
         longest = find_max_length(spec.model_copy(update={"max_length": None}), about)
-        probe = Probe.of(spec.model, about, longest)
+        probe = PaddingProbe.of(spec.model, about, longest)
         files = ModelFiles(
             source, revision, about.config, cache, about.layout, asked, probe.check, found.check_unchanged
         )
@@ -233,7 +234,7 @@ def _windows(spec: ScoreSpec, about: Description, tokenizer: Tokenize) -> Window
     return Windows(about.tokenizer, tokenizer, spec.long_stride)
 
 
-def _load_backend(choice: Choice, files: ModelFiles, device: str) -> Backend:
+def _load_backend(choice: BackendChoice, files: ModelFiles, device: str) -> Backend:
     try:
         return BACKENDS[choice.backend].load(files, device, choice.precision)
     except ImportError as error:
@@ -262,7 +263,7 @@ def one_line(spec: ScoreSpec) -> Iterator[None]:
 def _cannot_load(spec: ScoreSpec, error: BaseException) -> str:
     text = " ".join(str(error).split())[:_LONGEST] or "no reason given"
     reason = text if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {text}"
-    if spec.model == "demo" or is_path(spec.model) or is_folder(spec.model):
+    if spec.model == "demo" or is_path(spec.model) or model_folder(spec.model):
         return f"cannot load the model in {spec.model}: {reason}"
     if isinstance(error, OSError):
         return (

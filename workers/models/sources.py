@@ -83,7 +83,7 @@ DEMO_MODEL = shipped("examples", "demo-model")
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """The files of a model.
 
     Attributes
@@ -111,7 +111,7 @@ class Source:
 
 def find_source(
     spec: ScoreSpec, versions: VersionStore | None, cache: Path | None, *, ask_hub: bool = True
-) -> Source:
+) -> ModelSource:
     """Find the files of a model; a version of a registry is fetched if it is not on this host.
 
     Parameters
@@ -134,16 +134,16 @@ def find_source(
     if reference is None:
         files = locate(spec.model)
         if isinstance(files, str):
-            return Source(files, commit_of(files, spec.revision) if ask_hub else spec.revision)
+            return ModelSource(files, commit_of(files, spec.revision) if ask_hub else spec.revision)
         facts = model_facts(files)
-        return Source(files, None if cache is None else _content(files, spec, cache), facts=facts)
+        return ModelSource(files, None if cache is None else _content(files, spec, cache), facts=facts)
     if versions is None:
         raise SpecError(
             f"{reference} is in a registry; rankmill models pull {reference} DIR makes a folder of it"
         )
     version = versions.get(reference, spec.revision)
     folder = _checked(version.folder, spec.model)
-    return Source(folder, version.content, version.held, model_facts(folder))
+    return ModelSource(folder, version.content, version.held, model_facts(folder))
 
 
 def directory_content(spec: ScoreSpec, cache: Path) -> str | None:
@@ -208,14 +208,6 @@ def _checked(path: Path, name: str) -> Path:
         raise SpecError(f"{name} has no *.safetensors: save the model with safe_serialization=True")
     check_headers(path, name)
     return path
-
-
-def is_folder(name: str) -> bool:
-    """Whether a model's name is that of a directory of this host that can be looked at."""
-    try:
-        return Path(name).expanduser().is_dir()
-    except (OSError, RuntimeError):
-        return False
 
 
 def is_path(name: str) -> bool:

@@ -121,7 +121,7 @@ def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
     _copy(source, model.revision, folder)
     (folder / FACTORS).write_bytes(save({name: each.factors() for name, each in watched.items()}))
     whole = sum(each.products for each in watched.values())
-    layers = [{"name": name, "share": each.products / whole} for name, each in watched.items()]
+    layers = {name: each.products / whole for name, each in watched.items()}
     return {"revision": model.revision, "digest": cache_name(source, model.revision), "layers": layers}
 
 

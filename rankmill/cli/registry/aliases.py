@@ -8,7 +8,7 @@ import click
 import redis
 
 from rankmill.cli import options
-from rankmill.cluster.orders import Outcome
+from rankmill.cluster.orders import OrderOutcome
 from rankmill.jobs.registry.documents import Reference, check_name
 from rankmill.jobs.runtime.connection import connect
 from rankmill.jobs.runtime.settings import Settings, load_settings
@@ -95,7 +95,7 @@ def promote(
     called = Reference(version.name, check_name(alias, "an alias"))
     wanted = target(registry, version, others, shadow, by=who())
 
-    def said(outcome: Outcome) -> None:
+    def said(outcome: OrderOutcome) -> None:
         click.echo(f"{outcome.worker}: {outcome.text}", err=outcome.state != "done")
 
     client = _client(settings, options.server(settings))

@@ -17,7 +17,7 @@ from rankmill.cli.watch import console
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.files.readers import TextColumns
-from rankmill.registry.compare import Comparison, Side, compare_models
+from rankmill.registry.compare import ModelComparison, Side, compare_models
 
 _SHOWN = 10
 
@@ -70,7 +70,7 @@ def compare(
         click.echo(f"the report is in {path}", err=as_json)
 
 
-def _as_json(found: Comparison) -> dict[str, Any]:
+def _as_json(found: ModelComparison) -> dict[str, Any]:
     sides = [
         {
             "model": side.model,
@@ -83,7 +83,7 @@ def _as_json(found: Comparison) -> dict[str, Any]:
     return {"models": sides, "differences": [asdict(each) for each in found.differences]}
 
 
-def _table(found: Comparison) -> Table:
+def _table(found: ModelComparison) -> Table:
     table = Table(box=SIMPLE_HEAD)
     table.add_column("")
     for side in found.sides:

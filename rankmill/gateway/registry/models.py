@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import redis
 from pydantic import BaseModel, ConfigDict, Field
 
-from rankmill.cluster.orders import Outcome
+from rankmill.cluster.orders import OrderOutcome
 from rankmill.gateway.keys.admission import check_model
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.refusals import Refusal, refusal_of
@@ -156,7 +156,7 @@ class Models:
     def promote(self, key: ApiKey | None, name: str, alias: str, asked: Promotion) -> dict[str, Any]:
         """The same, after all live workers have loaded it; with what became of it in each worker."""
         called, wanted = self._wanted(key, name, alias, asked)
-        outcomes: list[Outcome] = []
+        outcomes: list[OrderOutcome] = []
         try:
             found = promote(
                 self._registry, called, wanted, self._redis, wait_seconds=asked.wait_seconds,

@@ -23,7 +23,8 @@ from rankmill.jobs.runtime.settings import load_settings
 from rankmill.lab.agreement import Agreement
 from rankmill.lab.pairs import fingerprint, read_pairs
 from rankmill.lab.precision import Measured
-from rankmill.lab.quantize import Layer, Search, calibrate, groups
+from rankmill.lab.quantize import QuantizedTrial, calibrate, groups
+from rankmill.lab.quantize import search as search_layers
 from rankmill.producer.files.readers import TextColumns
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models.loading import load_model
@@ -214,13 +215,15 @@ def test_what_is_ended_half_way_leaves_nothing_to_be_seen(
 
 
 SHARES = {"up": 0.2, "down": 0.13}
-LAYERS = [
-    *(Layer(name=f"b.layer.{n}.{kind}", share=SHARES[kind]) for n in range(3) for kind in SHARES),
-    Layer(name="b.pooler", share=0.01),
-]
+LAYERS = {
+    **{f"b.layer.{n}.{kind}": SHARES[kind] for n in range(3) for kind in SHARES},
+    "b.pooler": 0.01,
+}
 
 
-def search(spearman: dict[str, float], threshold: float, trials: int = 16) -> tuple[Search, tuple[str, ...]]:
+def search(
+    spearman: dict[str, float], threshold: float, trials: int = 16
+) -> tuple[list[QuantizedTrial], tuple[str, ...]]:
     """With layers that cost ranks, each so much."""
 
     def measure(left_out: tuple[str, ...]) -> Measured:
@@ -228,8 +231,8 @@ def search(spearman: dict[str, float], threshold: float, trials: int = 16) -> tu
         found = Agreement(ranks, ranks, ranks, queries=9, rows=90, same_top=None, top_overlap=None)
         return Measured("int8 weights", "openvino", "cpu", found, None, 0)
 
-    made = Search(LAYERS, measure, threshold, trials)
-    return made, made.run().left_out
+    best, tried = search_layers(LAYERS, measure, threshold, trials)
+    return tried, best.left_out
 
 
 def test_layers_that_cost_ranks_are_left_out_the_fewest_first() -> None:
@@ -237,15 +240,15 @@ def test_layers_that_cost_ranks_are_left_out_the_fewest_first() -> None:
     first, last = ("b.layer.0.up", "b.layer.0.down"), ("b.layer.2.up", "b.layer.2.down")
     assert search({"b.layer.0.up": 0.01, "b.layer.0.down": 0.01}, 0.999)[1] == first
     assert search({"b.pooler": 0.01, "b.layer.2.down": 0.01}, 0.999)[1] == (*last, "b.pooler")
-    everywhere = dict.fromkeys((layer.name for layer in LAYERS), 0.01)
+    everywhere = dict.fromkeys(LAYERS, 0.01)
     found, left_out = search(everywhere, 0.999)
     assert left_out == ("b.pooler",)  # which costs no speed; half of the rest would not do
-    assert all(trial.share <= 0.5 or len(trial.left_out) == 3 for trial in found.trials)
-    assert len(search(everywhere, 0.999, trials=2)[0].trials) == 2
+    assert all(trial.share <= 0.5 or len(trial.left_out) == 3 for trial in found)
+    assert len(search(everywhere, 0.999, trials=2)[0]) == 2
 
 
 def test_groups_are_kinds_and_ends() -> None:
-    found = [sorted(group) for group in groups([layer.name for layer in LAYERS])]
+    found = [sorted(group) for group in groups(list(LAYERS))]
     assert ["b.pooler"] in found
     assert ["b.layer.0.down", "b.layer.1.down", "b.layer.2.down"] in found
     assert ["b.layer.2.down", "b.layer.2.up"] in found

@@ -19,11 +19,11 @@ from rankmill.lab.bench import Records
 from rankmill.lab.pairs import sample
 from rankmill.lab.tune import (
     Changes,
-    Comparison,
     NothingWorks,
-    Probe,
-    Probes,
-    Reference,
+    PairedCosts,
+    PrecisionProbe,
+    PrecisionProbes,
+    ReferenceScores,
     Trials,
     Tuner,
     rank_agreement,
@@ -96,17 +96,17 @@ def test_every_worker_has_the_sample_to_score_however_small_it_is(tiny_model: Pa
 SAME = Agreement(1.0, 1.0, 1.0, queries=2, rows=4, same_top=None, top_overlap=None)
 
 
-class Asked(Trials):
+class RecordedTrials(Trials):
     """Trials of a CPU that cannot do anything, and note what they are asked for."""
 
     backends: tuple[str, ...] = ()
 
-    def reference(self, seconds: float) -> Reference:
-        return Reference(scores=[1.0, 2.0], device="cpu")
+    def reference(self, seconds: float) -> ReferenceScores:
+        return ReferenceScores(scores=[1.0, 2.0], device="cpu")
 
-    def probe(self, backend: str, precisions: Iterable[str], reference: Reference) -> Probes:
+    def probe(self, backend: str, precisions: Iterable[str], reference: ReferenceScores) -> PrecisionProbes:
         self.backends += (backend,)
-        return Probes(probes=[Probe(backend=backend, precision="fp32", reason="not here")])
+        return PrecisionProbes(probes=[PrecisionProbe(backend=backend, precision="fp32", reason="not here")])
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_mlx_takes_no_time_on_a_cpu_if_nobody_asks_for_it(
     tmp_path: Path, fixed: dict[str, str], tried: list[str]
 ) -> None:
     settings = load_settings({"model": "demo", **fixed}, environ={})
-    trials = Asked(settings, sample("example", 2), "throughput", 300)
+    trials = RecordedTrials(settings, sample("example", 2), "throughput", 300)
     records = Records(tmp_path / "records.jsonl")
     tuner = Tuner(settings, trials, "throughput", records, budget=60, min_spearman=0, say=lambda _: None)
     with pytest.raises(NothingWorks):
@@ -129,15 +129,19 @@ def test_what_is_no_better_in_the_end_does_not_win(tmp_path: Path, seconds: floa
     """A probe that was lucky, and then no time for more than the last meeting."""
 
     class Lucky(Trials):
-        def reference(self, seconds: float) -> Reference:
-            return Reference(scores=[0.0] * 2, device="cpu")
+        def reference(self, seconds: float) -> ReferenceScores:
+            return ReferenceScores(scores=[0.0] * 2, device="cpu")
 
-        def probe(self, backend: str, precisions: Iterable[str], reference: Reference) -> Probes:
+        def probe(
+            self, backend: str, precisions: Iterable[str], reference: ReferenceScores
+        ) -> PrecisionProbes:
             time.sleep(0.2)
-            return Probes(probes=[Probe(backend=backend, precision="fp32", seconds=0.1, agreement=SAME)])
+            return PrecisionProbes(
+                probes=[PrecisionProbe(backend=backend, precision="fp32", seconds=0.1, agreement=SAME)]
+            )
 
-        def compare(self, first: Changes, second: Changes) -> Comparison:
-            return Comparison(first=[1.0], second=[seconds])
+        def compare(self, first: Changes, second: Changes) -> PairedCosts:
+            return PairedCosts(first=[1.0], second=[seconds])
 
     settings = load_settings({"model": "demo", "backend": "torch"}, environ={})
     trials = Lucky(settings, sample("example", 2), "throughput", 300)

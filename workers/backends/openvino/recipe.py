@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 from safetensors.torch import load_file
 from torch import nn
 
-from rankmill.jobs.contract.spec import RECIPE, RECIPE_FORMAT
+from rankmill.jobs.contract.spec import RECIPE, RECIPE_FORMAT, complaint
 from rankmill.workers.host.model_file import model_file
 
 FACTORS = "rankmill_smoothing.safetensors"
@@ -106,8 +106,7 @@ def apply_recipe(classifier: Any, source: str | Path, revision: str | None) -> N
     try:
         recipe = _Recipe.model_validate_json(file.read_text(encoding="utf-8"))
     except ValidationError as error:
-        first = error.errors()[0]
-        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        reason = complaint(error, ())
         raise ValueError(f"{RECIPE} cannot be read ({reason}); quantize the model again") from None
     if factors is None:
         raise ValueError(f"it has a {RECIPE}, but no {FACTORS}: quantize the model again")

@@ -17,7 +17,7 @@ from rankmill.workers.backends.head import heads_of
 from rankmill.workers.backends.torch.chain import Chain, load_chain
 
 
-class Answers(nn.Module):
+class AnswerProjection(nn.Module):
     """Rows of a language model's last projection, in float32 whatever the rest of the model is.
 
     The numbers are kept as their bits, as a module's integers are never cast.
@@ -218,10 +218,10 @@ class CausalNetwork(LanguageModel):
 
     def __init__(self, model: Any, answers: tuple[int, int | None]) -> None:
         super().__init__(model)
-        model.set_output_embeddings(Answers(model.get_output_embeddings(), answers))
+        model.set_output_embeddings(AnswerProjection(model.get_output_embeddings(), answers))
 
     def heads(self) -> list[str]:
-        return []  # `Answers` is exact by itself
+        return []  # `AnswerProjection` is exact by itself
 
     def _run(self, **inputs: Any) -> torch.Tensor:
         logits: torch.Tensor = self.model(**inputs).logits
