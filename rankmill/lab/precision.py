@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError, RunFailed
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.lab.agreement import Agreement, Qrels, agreement, ndcg
+from rankmill.lab.agreement import TOP, Agreement, Qrels, agreement, ndcg
 from rankmill.lab.pairs import file_sample
 from rankmill.producer.files.readers import TextColumns
 from rankmill.score.session import RunScores, Session
@@ -43,6 +43,18 @@ class Measured:
     agreement: Agreement
     ndcg: float | None
     lost: int
+
+    @property
+    def figures(self) -> dict[str, str]:
+        """The figures as text, by what they are; empty where there is none."""
+        ranks = self.agreement
+        shares = {f"same top {TOP}": ranks.same_top, f"top {TOP} shared": ranks.top_overlap}
+        return {
+            "Spearman": str(ranks),
+            **{name: "" if share is None else f"{share:.1%}" for name, share in shares.items()},
+            "nDCG@10": "" if self.ndcg is None else f"{self.ndcg:.4f}",
+            "rows lost": f"{self.lost:,}",
+        }
 
 
 def check_precisions(
@@ -78,7 +90,7 @@ def check_precisions(
     with Session(settings) as session:  # workers start while the files are read
         table = file_sample(inputs, sample, columns, label_column)
         scored = [
-            score_in(session, table, columns, precision)
+            score_sample(session, table, columns, f"in {precision}", precision=precision)
             for precision in dict.fromkeys([REFERENCE, *precisions])
         ]
     queries = table[columns.query].to_pylist()
@@ -86,10 +98,10 @@ def check_precisions(
     return [compare(each, scored[0], queries, labels) for each in scored]
 
 
-def score_in(
-    session: Session, table: pa.Table, columns: TextColumns, precision: str, **options: Any
+def score_sample(
+    session: Session, table: pa.Table, columns: TextColumns, what: str, **options: Any
 ) -> RunScores:
-    """Score a table in a precision, with `options` as of `Session.score`.
+    """Score a table with `options` as of `Session.score`; `what` says in a message what they are.
 
     Raises
     ------
@@ -97,11 +109,11 @@ def score_in(
         No worker can, or no row has a score.
     """
     try:
-        scored = session.score(table, columns.names, precision=precision, **options)
+        scored = session.score(table, columns.names, **options)
     except RunFailed as error:
         raise InputError(str(error)) from None
     if not scored.stats:
-        raise InputError(f"no row has a score in {precision}")
+        raise InputError(f"no row has a score {what}")
     return scored
 
 

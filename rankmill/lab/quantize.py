@@ -26,7 +26,7 @@ from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.lab.offline import ask
 from rankmill.lab.pairs import Pairs, fingerprint
-from rankmill.lab.precision import REFERENCE, Measured, compare, score_in
+from rankmill.lab.precision import REFERENCE, Measured, compare, score_sample
 from rankmill.score.session import RunScores, Session
 
 
@@ -296,6 +296,10 @@ def _measure(
     queries = table[columns.query].to_pylist()
     labels = None if pairs.label is None else table[pairs.label].to_pylist()
 
+    def in_precision(precision: str) -> RunScores:
+        options = {"precision": precision, "revision": found.revision}
+        return score_sample(session, table, columns, f"in {precision}", **options)
+
     def beside(scored: RunScores, what: str) -> Measured:
         measured = compare(scored, reference, queries, labels)
         say(f"{what}: Spearman {measured.agreement}")
@@ -304,12 +308,14 @@ def _measure(
     def with_left_out(left_out: tuple[str, ...]) -> Measured:
         _write_recipe(whole, left_out, {})
         share = sum(found.layers[name] for name in left_out)
-        scored = score_in(session, table, columns, "int8", model=str(whole), revision=None)
+        scored = score_sample(
+            session, table, columns, "in int8", precision="int8", model=str(whole), revision=None
+        )
         return beside(scored, f"quantized, {1 - share:.1%} of the products in 8 bits")
 
     say(f"measuring on {len(table):,} pairs")
-    reference = score_in(session, table, columns, REFERENCE, revision=found.revision)
-    plain = beside(score_in(session, table, columns, "int8", revision=found.revision), "8 bits as they come")
+    reference = in_precision(REFERENCE)
+    plain = beside(in_precision("int8"), "8 bits as they come")
     best, tried = search(found.layers, with_left_out, threshold, trials)
     return Quantized(compare(reference, reference, queries, labels), plain, best, tried)
 

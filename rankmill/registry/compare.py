@@ -8,15 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import pyarrow as pa
 
-from rankmill.jobs.contract.errors import InputError, RunFailed
 from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.lab.pairs import file_sample
-from rankmill.lab.precision import Measured, compare
+from rankmill.lab.precision import Measured, compare, score_sample
 from rankmill.producer.files.readers import TextColumns
-from rankmill.score.session import RunScores, Session
+from rankmill.score.session import Session
 
 _WARM_ROWS = 64
 
@@ -29,6 +27,13 @@ class Side:
     measured: Measured
     pairs_per_second: float
     scores: npt.NDArray[np.float32]
+
+    @property
+    def figures(self) -> dict[str, str]:
+        """The figures as text, by what they are."""
+        measured = self.measured
+        where = f"{measured.backend}, {measured.device}, {measured.precision}"
+        return {"runs on": where, "pairs/s": f"{self.pairs_per_second:,.0f}", **measured.figures}
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,12 @@ def compare_models(
     first, second = (resolver.pin(each) for each in models)
     with Session(settings.model_copy(update={"model": first})) as session:
         table = file_sample(inputs, sample, columns, label_column)
-        found = [_score(session, table, columns, model) for model in (first, second)]
+        found = []
+        for model in (first, second):
+            few = table.slice(0, _WARM_ROWS)  # for which the model is loaded
+            for rows in (few, table):
+                scored = score_sample(session, rows, columns, f"with {model}", model=model)
+            found.append(scored)
     queries = table[columns.query].to_pylist()
     labels = None if label_column is None else table[label_column].to_pylist()
     one, two = (
@@ -95,18 +105,6 @@ def compare_models(
     return ModelComparison(
         (one, two), tuple(by_query[:shown]), np.array([each.spearman for each in by_query])
     )
-
-
-def _score(session: Session, table: pa.Table, columns: TextColumns, model: str) -> RunScores:
-    """Score the table after a few rows for which the model is loaded."""
-    try:
-        session.score(table.slice(0, _WARM_ROWS), columns.names, model=model)
-        scored = session.score(table, columns.names, model=model)
-    except RunFailed as error:
-        raise InputError(str(error)) from None
-    if not scored.stats:
-        raise InputError(f"no row has a score with {model}")
-    return scored
 
 
 def _by_query(

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from rankmill.lab.agreement import TOP
+from rankmill.lab.machine import markdown_table
 from rankmill.lab.report import save_chart
-from rankmill.registry.compare import ModelComparison, Side
+from rankmill.registry.compare import ModelComparison
 
 _COLOURS = ("#0f766e", "#c2410c")
 _LONGEST = 120
@@ -21,46 +21,23 @@ def write_report(found: ModelComparison, folder: Path) -> Path:
     save_chart(_figure(found), folder / "scores.svg")
     one, two = found.sides
     ranks = two.measured.agreement
-    lines = [
+    figures = [name.replace("Spearman", "Spearman within queries (95% interval)") for name in one.figures]
+    differences = [
+        [_cell(each.query), f"{each.spearman:.3f}", _cell(each.first), _cell(each.second)]
+        for each in found.differences
+    ]
+    parts = [
         f"# {two.model} beside {one.model}",
-        "",
         f"{ranks.rows:,} rows of {ranks.queries:,} queries.",
-        "",
-        "| model | runs on | pairs/s | Spearman within queries (95% interval) | same top "
-        f"{TOP} | top {TOP} shared | nDCG@10 | rows lost |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-        *(f"| {' | '.join(cells(side))} |" for side in found.sides),
-        "",
+        markdown_table(["model", *figures], ([side.model, *side.figures.values()] for side in found.sides)),
         "The speeds are those of one run after the other, with whatever else the workers did.",
-        "",
         "![Scores of both, and the rank correlation of each query](scores.svg)",
-        "",
         "## Queries that differ most",
-        "",
-        f"| query | Spearman | best of {one.model} | best of {two.model} |",
-        "| --- | --- | --- | --- |",
+        markdown_table(["query", "Spearman", f"best of {one.model}", f"best of {two.model}"], differences),
     ]
-    for each in found.differences:
-        texts = [_cell(text) for text in (each.query, each.first, each.second)]
-        lines.append(f"| {texts[0]} | {each.spearman:.3f} | {texts[1]} | {texts[2]} |")
     path = folder / "report.md"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return path
-
-
-def cells(side: Side) -> list[str]:
-    """The figures of a model, as text."""
-    measured, ranks = side.measured, side.measured.agreement
-    return [
-        side.model,
-        f"{measured.backend}, {measured.device}, {measured.precision}",
-        f"{side.pairs_per_second:,.0f}",
-        str(ranks),
-        "" if ranks.same_top is None else f"{ranks.same_top:.1%}",
-        "" if ranks.top_overlap is None else f"{ranks.top_overlap:.1%}",
-        "" if measured.ndcg is None else f"{measured.ndcg:.4f}",
-        f"{measured.lost:,}",
-    ]
 
 
 def _figure(found: ModelComparison) -> Figure:

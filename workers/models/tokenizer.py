@@ -119,9 +119,7 @@ class Joiner:
         )
 
     def _agrees_with(self, tokenizer: Any) -> bool:
-        special = "".join(tokenizer.all_special_tokens[:8])
-        samples = ["", "a", " É\n你½", f"B{special}, {special} b ", "a " * 9]
-        queries, passages = (list(texts) for texts in zip(*product(samples, samples), strict=True))
+        queries, passages = sample_pairs(tokenizer)
         for length in [*range(self.specials + 1, self.specials + 6), 512]:
             ours = self.tokenize(queries, passages, length)
             theirs = tokenize_pairs(tokenizer, queries, passages, length)
@@ -156,6 +154,14 @@ class Joiner:
             types=None if self._types is None else np.repeat(np.tile(self._types, len(starts)), flat),
             offsets=_offsets(lengths.sum(axis=1)),
         )
+
+
+def sample_pairs(tokenizer: Any) -> tuple[list[str], list[str]]:
+    """Queries and passages ``[n]`` on which two tokenizers that differ are likely to differ."""
+    special = "".join(tokenizer.all_special_tokens[:8])
+    samples = ["", "a", " É\n你½", f"B{special}, {special} b ", "a " * 9]
+    queries, passages = zip(*product(samples, samples), strict=True)
+    return list(queries), list(passages)
 
 
 def longest_first(lengths: Ids, room: int) -> Ids:

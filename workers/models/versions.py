@@ -25,11 +25,11 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.registry.documents import Manifest, Reference
 from rankmill.jobs.registry.registry import Registry, fetch_files
 from rankmill.jobs.registry.resolver import Resolver
+from rankmill.workers.backends.registry import BACKENDS
 from rankmill.workers.host.disk_cache import Locked, lock
 
 REGISTRY = "registry"
 _LOCKS = ".locks"
-_CONVERSIONS = ("openvino", "onnx")
 
 logger = logging.getLogger(__name__)
 
@@ -77,8 +77,8 @@ def _entries(cache: Path) -> Iterator[_Entry]:
         if folder.is_dir() and folder.parent.name != _LOCKS:
             held = version_lock(cache, folder.parent.name, folder.name)
             yield from _entry(folder, held)
-    for kind in _CONVERSIONS:
-        for folder in (cache / kind).glob("*"):
+    for backend in BACKENDS:  # each keeps what it makes of models in a folder of its name
+        for folder in (cache / backend).glob("*"):
             yield from _entry(folder, None)
 
 

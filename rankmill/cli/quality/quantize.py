@@ -85,9 +85,7 @@ def _table(made: Quantized) -> Table:
         REFERENCE: made.reference, "int8 as it comes": made.plain, "int8 quantized": made.best.measured
     }  # fmt: skip
     for name, each in rows.items():
-        ranks = each.agreement
-        shared = "" if ranks.top_overlap is None else f"{ranks.top_overlap:.1%}"
-        table.add_row(name, str(ranks), shared, "" if each.ndcg is None else f"{each.ndcg:.4f}")
+        table.add_row(name, *(each.figures[one] for one in ("Spearman", f"top {TOP} shared", "nDCG@10")))
     ranks = made.reference.agreement
     table.caption = f"{ranks.rows:,} rows of {ranks.queries:,} queries, none of them calibrated on"
     return table

@@ -17,7 +17,7 @@ from rankmill.cli.watch import console
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.files.readers import TextColumns
-from rankmill.registry.compare import ModelComparison, Side, compare_models
+from rankmill.registry.compare import ModelComparison, compare_models
 
 _SHOWN = 10
 
@@ -88,24 +88,11 @@ def _table(found: ModelComparison) -> Table:
     table.add_column("")
     for side in found.sides:
         table.add_column(side.model)
-    for name, row in zip(_ROWS, zip(*map(_figures, found.sides), strict=True), strict=True):
-        if any(row):
-            table.add_row(name, *row)
+    for name, row in (
+        (name, [side.figures[name] for side in found.sides]) for name in found.sides[0].figures
+    ):
+        if any(row) and not name.startswith("same top"):
+            table.add_row(name.replace("Spearman", "Spearman with the first"), *row)
     worst = found.differences[0]
     table.caption = f"least alike ({worst.spearman:.2f}): {worst.query[:60]}"
     return table
-
-
-_ROWS = ("runs on", "pairs/s", "Spearman with the first", "top 10 shared", "nDCG@10", "rows lost")
-
-
-def _figures(side: Side) -> list[str]:
-    measured, ranks = side.measured, side.measured.agreement
-    return [
-        f"{measured.backend}, {measured.device}, {measured.precision}",
-        f"{side.pairs_per_second:,.0f}",
-        str(ranks),
-        "" if ranks.top_overlap is None else f"{ranks.top_overlap:.1%}",
-        "" if measured.ndcg is None else f"{measured.ndcg:.4f}",
-        f"{measured.lost:,}",
-    ]
