@@ -39,7 +39,7 @@ def instruction_sets() -> list[str]:
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A Markdown table, padded so that it is readable as text; columns of numbers are right-aligned."""
-    cells = [list(header), *(list(row) for row in rows)]
+    cells = [[" ".join(cell.replace("|", "\\|").split()) for cell in row] for row in (header, *rows)]
     widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
     right = [
         all(cell[:1].isdigit() or cell[:1] in "+-" for cell in column[1:])

@@ -199,7 +199,7 @@ def _section(experiment: Experiment, results: list[CellResult], folder: Path) ->
     if experiment.reference:
         parts.append(_findings(experiment.reference, cells))
     if others := {label(v.cell): (v.status, v.reason) for v in results if v.status != "measured"}:
-        rows = [(cell, status, _cell(reason)) for cell, (status, reason) in others.items()]
+        rows = [(cell, status, reason) for cell, (status, reason) in others.items()]
         parts.append(markdown_table(["not measured", "", "because"], rows))
     if len(cells):
         parts += [f"![{caption}]({file})\n\n*{caption}*" for caption, file in draw(experiment, cells, folder)]
@@ -281,10 +281,6 @@ def _value(finding: Finding, value: float | None) -> str:
 
 def _seen(results: Sequence[CellResult], setting: str) -> list[str]:
     return list(dict.fromkeys(str(result.settings[setting]) for result in results if result.settings))
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "/").split())
 
 
 def _day(seconds: float) -> str:

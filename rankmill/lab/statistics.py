@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +84,11 @@ def _of_cell(results: list[CellResult]) -> dict[str, Any]:
     each = pd.DataFrame([_statistics(repeat) for repeat in repeats])
     medians = each.median()
     speed = "pairs_per_second" if medians["pairs_per_second"] > 0 else "requests_per_second"
-    latencies = [1000 * latency for repeat in repeats for latency in repeat.latencies]
-    percentiles = np.percentile(latencies, [50, 95, 99]) if latencies else [np.nan] * 3
+    latencies = [latency for repeat in repeats for latency in repeat.latencies]
     stages = pd.DataFrame([result.stage_seconds for result in results])[list(BUSY_STAGES)].sum()
     return {
         **{str(name): value for name, value in medians.items()},
-        **dict(zip(("p50_ms", "p95_ms", "p99_ms"), percentiles, strict=True)),
+        **_percentiles(latencies),
         "slowest": each[speed].min(),
         "fastest": each[speed].max(),
         "peak_mib": max(result.peak_bytes for result in results) / 2**20,
@@ -104,13 +103,18 @@ def _statistics(repeat: Repeat) -> dict[str, float]:
     """Speeds, latencies and padding of a measurement; padding is of the bulk run, or else of the requests."""
     pairs = repeat.rows / repeat.bulk_seconds if repeat.bulk_seconds else np.nan
     size = len(repeat.latencies)
-    percentiles = np.percentile(repeat.latencies, [50, 95, 99]) * 1000 if size else [np.nan] * 3
     return {
         "pairs_per_second": pairs,
         "requests_per_second": size / repeat.request_seconds if repeat.request_seconds else np.nan,
-        **dict(zip(("p50_ms", "p95_ms", "p99_ms"), percentiles, strict=True)),
+        **_percentiles(repeat.latencies),
         "padding_waste": (repeat.bulk_tokens if repeat.rows else repeat.request_tokens).waste,
     }
+
+
+def _percentiles(latencies: Sequence[float]) -> dict[str, float]:
+    """Milliseconds of latencies (s)."""
+    found = 1000 * np.percentile(latencies or [np.nan], [50, 95, 99])
+    return dict(zip(("p50_ms", "p95_ms", "p99_ms"), found.tolist(), strict=True))
 
 
 def _matching(cells: pd.DataFrame, wanted: Mapping[str, Value]) -> pd.DataFrame:

@@ -109,7 +109,7 @@ def test_what_was_measured_is_kept_for_this_machine_and_number_of_threads(
     monkeypatch.setattr(speed, "version", lambda package: "0.1")
     assert measured_again()
     for file in tmp_path.rglob("*.json"):
-        file.write_text('{"gflops": {"torch": 7}}')
+        file.write_text('{"gflops": {"torch": 7}}')  # no precision
     assert measured_again()
 
 

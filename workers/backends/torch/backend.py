@@ -40,7 +40,7 @@ class TorchBackend:
         self.device = device
         self.precision = precision
         self.depth = 2 if device == "cuda" else 1
-        cast_all_but_head(network, DTYPES[precision], network.heads())
+        cast_all_but_head(network, DTYPES[precision], network.heads)
         with _device_errors(device):
             self._network = network.to(device)
             if device == "cpu":

@@ -84,11 +84,13 @@ class Network(nn.Module):
     ----------
     model
         From transformers.
+    heads
+        Names of the last projections, which stay in float32.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, heads: list[str]) -> None:
         super().__init__()
-        self.model = model
+        self.model, self.heads = model, heads
 
     shares_prefixes = False
     """Whether it has a method ``continued``, for rows that begin alike."""
@@ -99,26 +101,13 @@ class Network(nn.Module):
     skipped: int | None = None
     """Id of a token that the score does not read at the end of a row."""
 
-    def heads(self) -> list[str]:
-        """Names of the last projections, which stay in float32."""
-        raise NotImplementedError
-
-    def forward(
-        self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Logits ``[rows, outputs]``."""
-        raise NotImplementedError
-
 
 class Classifier(Network):
     """A sequence classifier of transformers; its last layer is replaced where `read_first_token_only` may."""
 
     def __init__(self, model: Any) -> None:
-        super().__init__(model)
+        super().__init__(model, [f"model.{name}" for name in heads_of(model)])
         read_first_token_only(model)
-
-    def heads(self) -> list[str]:
-        return [f"model.{name}" for name in heads_of(self.model)]
 
     def forward(
         self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None
@@ -136,8 +125,8 @@ class LanguageModel(Network):
 
     sees_only_before = True
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model)
+    def __init__(self, model: Any, heads: list[str]) -> None:
+        super().__init__(model, heads)
         config = model.config
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         window = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
@@ -195,11 +184,8 @@ class LastTokenClassifier(LanguageModel):
     """A language model with a head that reads the last token whose id is not that of padding."""
 
     def __init__(self, model: Any) -> None:
-        super().__init__(model)
+        super().__init__(model, ["model.score"])
         self.skipped = model.config.get_text_config().pad_token_id
-
-    def heads(self) -> list[str]:
-        return ["model.score"]
 
     def _run(self, **inputs: Any) -> torch.Tensor:
         hidden: torch.Tensor = getattr(self.model, self.model.base_model_prefix)(**inputs).last_hidden_state
@@ -217,11 +203,8 @@ class CausalNetwork(LanguageModel):
     """
 
     def __init__(self, model: Any, answers: tuple[int, int | None]) -> None:
-        super().__init__(model)
+        super().__init__(model, [])  # `AnswerProjection` is exact by itself
         model.set_output_embeddings(AnswerProjection(model.get_output_embeddings(), answers))
-
-    def heads(self) -> list[str]:
-        return []  # `AnswerProjection` is exact by itself
 
     def _run(self, **inputs: Any) -> torch.Tensor:
         logits: torch.Tensor = self.model(**inputs).logits
@@ -236,13 +219,10 @@ class ChainNetwork(Network):
     """A model without a head, and the modules of sentence-transformers after it."""
 
     def __init__(self, model: Any, chain: Chain) -> None:
-        super().__init__(model)
+        super().__init__(model, [f"chain.{name}" for name in chain.heads()])
         self.chain = chain
         if chain.reads_first_token:
             read_first_token_only(model)
-
-    def heads(self) -> list[str]:
-        return [f"chain.{name}" for name in self.chain.heads()]
 
     def forward(
         self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None
