@@ -31,6 +31,26 @@ MAX_POINTS = 300
 
 _GROWING = ("beat", "pairs", "tokens", "padded_tokens", "row_errors", "retried_chunks")
 
+_PAGE = Path(__file__).resolve().parent / "page"
+
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+_LOOK_SECONDS = 2.0
+
+_MAX_PAGE = 100_000
+
+_HEADERS = [
+    (
+        "Content-Security-Policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-cache"),
+]
+"""The browser loads only files of this server, and no other page may frame this one."""
+
 
 class Rates(BaseModel):
     """Rates of the workers over the last `WINDOW_SECONDS`; ``None`` where there is no data for them.
@@ -145,26 +165,6 @@ def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
 
 
 logger = logging.getLogger(__name__)
-
-_PAGE = Path(__file__).resolve().parent / "page"
-
-_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-
-_LOOK_SECONDS = 2.0
-
-_MAX_PAGE = 100_000
-
-_HEADERS = [
-    (
-        "Content-Security-Policy",
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    ),
-    ("X-Content-Type-Options", "nosniff"),
-    ("Referrer-Policy", "no-referrer"),
-    ("Cache-Control", "no-cache"),
-]
-"""The browser loads only files of this server, and no other page may frame this one."""
 
 
 def page_apps(client: redis.Redis) -> dict[str, WSGIApplication]:

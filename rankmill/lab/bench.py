@@ -23,6 +23,10 @@ from rankmill.producer.collect.pairs import COLUMNS
 from rankmill.producer.local.embedded import worker_environs
 from rankmill.score.session import RunScores, Session
 
+_LOOK_SECONDS = 0.1
+
+_REPORT_SECONDS = 30
+
 
 class Records:
     """Values by key in a file, which survive an interruption. An incomplete last line is ignored.
@@ -72,10 +76,6 @@ class Records:
             os.fsync(file.fileno())
         self._good += len(line)
         self._values[key] = value
-
-
-_LOOK_SECONDS = 0.1
-_REPORT_SECONDS = 30
 
 
 class BenchFailed(RankmillError):

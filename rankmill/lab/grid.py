@@ -24,6 +24,8 @@ from rankmill.lab.experiment import Experiment, Measure, Value
 from rankmill.lab.pairs import BUILT_IN, fingerprint, sample
 from rankmill.score.session import RunScores
 
+RECORDS = "measurements.jsonl"
+
 
 class TokenCounts(BaseModel):
     """Real tokens, and computed tokens including padding."""
@@ -71,9 +73,6 @@ class CellResult(BaseModel):
     repeats: list[Repeat] = []
     seconds: float = 0.0
     ended: float = 0.0
-
-
-RECORDS = "measurements.jsonl"
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,12 @@ queries, and queries differ. For samples of 100 pairs of MS MARCO with 25, 50 an
 (0.9985) in 1%, 12% and 28%.
 """
 
+_OF_QUERIES = 5
+"""The pairs of every fifth query are for calibration."""
+
+_CALIBRATED = 128
+"""Most pairs to calibrate on: few are enough to find the largest value of each channel."""
+
 
 def sample(pairs: str, rows: int, columns: tuple[str, str] = COLUMNS) -> pa.Table:
     """`rows` pairs as a table of `COLUMNS`; repeats the pairs if there are too few. The seed is fixed.
@@ -156,14 +162,6 @@ def _varied(rows: int, random: np.random.Generator) -> pa.Table:
     return pa.Table.from_pylist(found)
 
 
-_FILE_ROWS = 100_000
-_OF_QUERIES = 5
-"""The pairs of every fifth query are for calibration."""
-
-_CALIBRATED = 128
-"""Most pairs to calibrate on: few are enough to find the largest value of each channel."""
-
-
 @dataclass(frozen=True)
 class Pairs:
     """Pairs from a file, or pairs that rankmill ships.
@@ -207,7 +205,7 @@ def read_pairs(file: str | None, columns: TextColumns, label: str | None, rows: 
         columns, label = TextColumns(*COLUMNS), None
         table = sample("varied", rows)
     else:
-        table = file_sample([file], _FILE_ROWS, columns, label)
+        table = file_sample([file], _LOOK_ROWS, columns, label)
     queries = table[columns.query].to_pylist()
     theirs = set(list(dict.fromkeys(queries))[::_OF_QUERIES])
     if len(theirs) == len(set(queries)):

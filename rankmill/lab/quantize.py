@@ -29,6 +29,14 @@ from rankmill.lab.pairs import Pairs, fingerprint
 from rankmill.lab.precision import REFERENCE, Measured, compare, score_sample
 from rankmill.score.session import RunScores, Session
 
+_MOST = 0.5
+"""Largest share of the matrix products to leave out: with more, bf16 is faster and more exact."""
+
+_FREE = 0.02
+"""Largest share of the matrix products that costs next to no speed."""
+
+_PACKAGES = ("rankmill", "torch", "transformers", "openvino", "nncf")
+
 
 class Calibrated(BaseModel):
     """Result of a calibration: the commit and the digest of the model, and its layers that can be in 8 bits.
@@ -78,13 +86,6 @@ def calibrate(settings: Settings, pairs: pa.Table, columns: tuple[str, str], fol
     }
     environ = {**os.environ, **thread_environ(threads)}
     return Calibrated.model_validate(ask("calibrate", request, "calibration", environ=environ))
-
-
-_MOST = 0.5
-"""Largest share of the matrix products to leave out: with more, bf16 is faster and more exact."""
-
-_FREE = 0.02
-"""Largest share of the matrix products that costs next to no speed."""
 
 
 @dataclass(frozen=True)
@@ -181,9 +182,6 @@ def groups(names: Sequence[str]) -> list[frozenset[str]]:
             blocks.setdefault(int(number[1]), set()).add(name)
     ends = [blocks[min(blocks)], blocks[max(blocks)]] if blocks else []
     return list(dict.fromkeys(map(frozenset, [*kinds.values(), *ends])))
-
-
-_PACKAGES = ("rankmill", "torch", "transformers", "openvino", "nncf")
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,23 @@ _SEEN = 0.01
 
 mpl.rcParams.update({"svg.hashsalt": "rankmill", "svg.fonttype": "none", "font.size": 9})
 
+REPORT = "report.md"
+
+_PACKAGES = ("rankmill", "torch", "transformers", "openvino", "onnxruntime", "mlx", "numpy")
+
+_PERCENT = {"padding_waste"}
+
+_COLUMNS = {
+    "pairs_per_second": ("pairs/s", "{:,.0f}"),
+    "requests_per_second": ("requests/s", "{:,.1f}"),
+    "p50_ms": ("p50 ms", "{:,.0f}"),
+    "p95_ms": ("p95 ms", "{:,.0f}"),
+    "p99_ms": ("p99 ms", "{:,.0f}"),
+    "padding_waste": ("padding", "{:.1%}"),
+    "peak_mib": ("MiB", "{:,.0f}"),
+    "startup_seconds": ("start, s", "{:,.1f}"),
+}
+
 
 def draw(experiment: Experiment, cells: pd.DataFrame, folder: Path) -> list[tuple[str, str]]:
     """Draw the plots of an experiment into `folder`; returns their captions and file names."""
@@ -148,22 +165,6 @@ def _line(axes: Axes, name: str, cells: pd.DataFrame) -> None:
         counts, [speeds[counts[0]] * count / counts[0] for count in counts], linestyle=":", color="grey"
     )
     axes.set_xticks(counts)
-
-
-REPORT = "report.md"
-
-_PACKAGES = ("rankmill", "torch", "transformers", "openvino", "onnxruntime", "mlx", "numpy")
-_PERCENT = {"padding_waste"}
-_COLUMNS = {
-    "pairs_per_second": ("pairs/s", "{:,.0f}"),
-    "requests_per_second": ("requests/s", "{:,.1f}"),
-    "p50_ms": ("p50 ms", "{:,.0f}"),
-    "p95_ms": ("p95 ms", "{:,.0f}"),
-    "p99_ms": ("p99 ms", "{:,.0f}"),
-    "padding_waste": ("padding", "{:.1%}"),
-    "peak_mib": ("MiB", "{:,.0f}"),
-    "startup_seconds": ("start, s", "{:,.1f}"),
-}
 
 
 def write_report(folder: Path, experiments: Sequence[Experiment], results: Sequence[CellResult]) -> Path:

@@ -47,6 +47,17 @@ _CLEAR = 1.5
 _WARM_UP = 16
 _REQUEST_SIZE = 20
 
+_MARGIN = 1.02
+"""Smallest gain with which a change is taken; smaller gains are noise."""
+
+_FINALISTS = 3
+
+_CHANCE = 1.5
+"""A backend and precision that took this many times as long as the fastest is not compared further."""
+
+_SAMPLE_SHARE = 1 / 30
+"""Share of the budget that the reference may take for the sample."""
+
 
 class ReferenceScores(BaseModel):
     """Scores of the sample with the `REFERENCE` settings; the time allowed limits their number."""
@@ -231,16 +242,6 @@ def _name(changes: Changes) -> str:
 
 
 RecordT = TypeVar("RecordT", bound=BaseModel)
-
-_MARGIN = 1.02
-"""Smallest gain with which a change is taken; smaller gains are noise."""
-
-_FINALISTS = 3
-_CHANCE = 1.5
-"""A backend and precision that took this many times as long as the fastest is not compared further."""
-
-_SAMPLE_SHARE = 1 / 30
-"""Share of the budget that the reference may take for the sample."""
 
 
 class NothingWorks(RankmillError):

@@ -20,6 +20,8 @@ _STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "message.content[")
 
 _FLAT_TYPES = frozenset({"apertus", "deepseek_v3", "gpt_oss", "seed_oss"})
 
+_NAMED = f"--prompt-template FILE, or {', '.join(shipped_templates())}"
+
 
 class PromptTokenizer:
     """Puts pairs into a chat template and tokenizes the whole.
@@ -157,9 +159,6 @@ class PrefixedTokenizer:
         """Tokenize pairs ``[n]``."""
         tokens: Tokens = self._tokenizer([self._prompt + query for query in queries], passages)
         return tokens
-
-
-_NAMED = f"--prompt-template FILE, or {', '.join(shipped_templates())}"
 
 
 def tokenizer_for(spec: ScoreSpec, about: Description, max_length: int) -> Tokenize:

@@ -32,6 +32,11 @@ _MOST = 100 << 20
 _FLOATS = ("F", "BF")
 """How the names of number formats begin that are loaded as float32."""
 
+DEMO_MODEL = shipped("examples", "demo-model")
+
+_AT_ONCE_SECONDS = 0.2
+"""Reading that takes no longer than this is waited for."""
+
 
 def check_headers(folder: Path, name: str) -> None:
     """Refuse weights that cannot be loaded here, in milliseconds: reading 100 GB for a digest takes minutes.
@@ -77,9 +82,6 @@ def _loaded_bytes(file: Path, name: str) -> int:
 def _in_memory(tensor: dict[str, Any]) -> int:
     first, last = tensor["data_offsets"]
     return 4 * prod(tensor["shape"]) if tensor["dtype"].startswith(_FLOATS) else int(last - first)
-
-
-DEMO_MODEL = shipped("examples", "demo-model")
 
 
 @dataclass(frozen=True)
@@ -214,9 +216,6 @@ def is_path(name: str) -> bool:
     """Whether a model's name can only be a path: a hub id has one slash and starts with a letter or digit."""
     return name.startswith(("/", ".", "~")) or name.count("/") > 1
 
-
-_AT_ONCE_SECONDS = 0.2
-"""Reading that takes no longer than this is waited for."""
 
 logger = logging.getLogger(__name__)
 

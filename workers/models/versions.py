@@ -33,6 +33,14 @@ _LOCKS = ".locks"
 
 logger = logging.getLogger(__name__)
 
+_MANIFEST = "manifest.json"
+
+_MODEL = "model"
+
+_FETCHING = ".fetching"
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
 
 @dataclass(frozen=True)
 class _Entry:
@@ -108,12 +116,6 @@ def _remove(entry: _Entry) -> bool:
         if held:
             held.close()
     return True
-
-
-_MANIFEST = "manifest.json"
-_MODEL = "model"
-_FETCHING = ".fetching"
-_FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 @dataclass(frozen=True)
