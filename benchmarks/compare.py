@@ -28,8 +28,16 @@ from benchmarks.comparison.environments import HOME, ROOT
 from benchmarks.comparison.report import bar_chart, machine
 from benchmarks.comparison.standings import Results, from_json, standings
 from benchmarks.engine.ceiling import Ceiling
-from rankmill.lab.tuning.agreement import agreement
-from rankmill.lab.tuning.quality import ndcg, read_qrels
+from rankmill.lab.agreement import Qrels, agreement, ndcg
+
+
+def read_qrels(path: Path) -> Qrels:
+    """Judgments in TREC's format: ``query-id 0 document-id grade`` on each line."""
+    found: dict[str, dict[str, float]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        query, _, document, grade = line.split()
+        found.setdefault(query, {})[document] = int(grade)
+    return found
 
 
 def main() -> None:

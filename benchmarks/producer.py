@@ -39,7 +39,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.cluster import cluster
 from benchmarks.queue import SPEED
-from rankmill.lab.tuning.pairs import sample
+from rankmill.lab.pairs import sample
 
 
 def main() -> None:

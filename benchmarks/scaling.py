@@ -13,9 +13,9 @@ import argparse
 from statistics import median
 
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.lab.tuning.machine import markdown_table
-from rankmill.lab.tuning.pairs import sample
-from rankmill.lab.tuning.trials import Trials
+from rankmill.lab.machine import markdown_table
+from rankmill.lab.pairs import sample
+from rankmill.lab.tune import Trials
 
 TIMEOUT = 1800
 

@@ -143,7 +143,7 @@ class _Backend:
     device: str = "cpu"
     depth: int = 2
     bytes: int = 0
-    shares_beginnings: bool = False
+    shares_prefixes: bool = False
     _free: float = 0.0
 
     def submit(self, batch: Batch) -> _Pending:

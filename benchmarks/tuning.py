@@ -36,12 +36,11 @@ from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.contract.spec import Precision
 from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.settings import BackendName, Settings, load_settings
-from rankmill.lab.tuning.grid import label
-from rankmill.lab.tuning.machine import markdown_table
-from rankmill.lab.tuning.pairs import fingerprint, sample
-from rankmill.lab.tuning.records import Records
-from rankmill.lab.tuning.trials import MAX_ROWS, Changes, Reference, Trials, rank_agreement
-from rankmill.lab.tuning.tune import Tuner
+from rankmill.lab.bench import Records
+from rankmill.lab.grid import label
+from rankmill.lab.machine import markdown_table
+from rankmill.lab.pairs import fingerprint, sample
+from rankmill.lab.tune import MAX_ROWS, Changes, ReferenceScores, Trials, Tuner, rank_agreement
 
 MIN_SPEARMAN = 0.999
 NEAR, SHARE = 0.97, 0.1
@@ -73,7 +72,7 @@ def main() -> None:
     records = Records(args.records, hashlib.sha256(json.dumps(asked).encode()).hexdigest())
     with Trials(base, pairs, "throughput", args.budget + TIMEOUT) as trials:
         tuned = once(records, "tuning", lambda: tune(base, trials, args.budget))
-        reference = Reference(**tuned["reference"])
+        reference = ReferenceScores(**tuned["reference"])
         trials.use(reference)
         cells = grid(trials, reference, args.leave_out, records)
         ranked = sorted((cell for cell in cells if cell.seconds), key=lambda cell: median(cell.seconds))
@@ -126,7 +125,7 @@ def tune(base: Settings, trials: Trials, budget: float) -> Kept:
     return {"wall": wall, "changes": tuned.changes, "story": tuned.story, "reference": reference}
 
 
-def grid(trials: Trials, reference: Reference, left_out: Sequence[str], records: Records) -> list[Cell]:
+def grid(trials: Trials, reference: ReferenceScores, left_out: Sequence[str], records: Records) -> list[Cell]:
     """All cells; of a backend and precision that fail in the first one, only that."""
     cells = []
     backends = [name for name in get_args(BackendName)[1:] if name not in left_out]
@@ -151,7 +150,7 @@ def shapes(device: str) -> list[dict[str, int]]:
     return [{"token_budget": times * tokens, **split} for tokens in TOKENS for split in splits]
 
 
-def measure(trials: Trials, changes: Changes, reference: Reference) -> Kept:
+def measure(trials: Trials, changes: Changes, reference: ReferenceScores) -> Kept:
     """A cell, in fresh workers."""
     started, cell = time.monotonic(), Cell(changes=dict(changes))
     try:
@@ -166,13 +165,13 @@ def measure(trials: Trials, changes: Changes, reference: Reference) -> Kept:
     return cell.model_dump()
 
 
-def spearman(trials: Trials, scores: npt.NDArray[np.float32], reference: Reference) -> float:
+def spearman(trials: Trials, scores: npt.NDArray[np.float32], reference: ReferenceScores) -> float:
     """Rank correlation with the reference; 0 where there are no ranks."""
     found = rank_agreement(trials.pairs, scores, reference.scores)
     return found.spearman if found else 0.0
 
 
-def meet(trials: Trials, rivals: Mapping[str, Changes], reference: Reference, rounds: int) -> Kept:
+def meet(trials: Trials, rivals: Mapping[str, Changes], reference: ReferenceScores, rounds: int) -> Kept:
     """Settings that score the sample in turn, the order turned round each time."""
     cells = {name: Cell(changes=dict(changes)) for name, changes in rivals.items()}
     live = {name: trials.warm(changes) for name, changes in rivals.items()}

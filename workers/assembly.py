@@ -22,10 +22,8 @@ from rankmill.workers.engine.headroom import Headroom, memory_of
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.host.device import resolve_claim_ahead, resolve_token_budget, use_threads
 from rankmill.workers.models.loading import Model, load
-from rankmill.workers.models.reading import Reading
-from rankmill.workers.models.sources import directory_content
-from rankmill.workers.models.versions.aliases import Aliases
-from rankmill.workers.models.versions.store import VersionStore
+from rankmill.workers.models.sources import Reading, directory_content
+from rankmill.workers.models.versions import Aliases, VersionStore
 from rankmill.workers.queue.chunks import ChunkScorer
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from rankmill.lab.tuning.machine import describe_machine
-from rankmill.lab.tuning.reports.plots import save_chart
+from rankmill.lab.machine import describe_machine
+from rankmill.lab.report import save_chart
 
 OURS, PEERS = "#c2410c", "#94a3b8"
 

@@ -34,10 +34,10 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 
 from benchmarks.comparison.contenders import CONTENDERS, ENGINE, FP32, Run, run
 from benchmarks.comparison.environments import ROOT
-from benchmarks.engine import beginnings
+from benchmarks.engine import prefixes
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.first_token import read_first_token_only
-from rankmill.workers.backends.networks import network
+from rankmill.workers.backends.torch import networks
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.host.device import resolve_token_budget, use_threads
 from rankmill.workers.models.loading import load_model
@@ -85,7 +85,7 @@ PEERS = ("st-bf16", "st-onnx", "st-openvino", "st-openvino-fp32")
 def make_model(shape: str, folder: Path) -> Path:
     """A random model of a shape, with the demo model's tokenizer; a language model's tokens are words."""
     if shape == DECODER:
-        return beginnings.make_model(folder, 2, _PROMPT)
+        return prefixes.make_model(folder, 2, _PROMPT)
     kind, options = ENCODERS["ModernBERT-base" if shape == CHAIN else shape]
     tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_MODEL, model_max_length=512)
     tokenizer.save_pretrained(folder)
@@ -185,7 +185,7 @@ def measure_layer(shape: str, args: argparse.Namespace, folder: Path) -> None:
         "first token": read_first_token_only,
     }
     for name, replaced in kept.items():
-        with mock.patch.object(network, "read_first_token_only", replaced):
+        with mock.patch.object(networks, "read_first_token_only", replaced):
             loaded = load_model(spec, "cpu", "torch", str(folder / "cache"))
         engines[name] = Engine(loaded, resolve_token_budget("auto", "cpu"))
     times: dict[str, list[float]] = {name: [] for name in engines}

@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 from benchmarks.engine.models import random_bert
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.lab.tuning.agreement import agreement
-from rankmill.lab.tuning.machine import markdown_table
+from rankmill.lab.agreement import agreement
+from rankmill.lab.machine import markdown_table
 from rankmill.workers.backends.registry import BACKENDS
 from rankmill.workers.engine.cache import EngineCache, Limits
 from rankmill.workers.engine.engine import Engine

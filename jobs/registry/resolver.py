@@ -8,10 +8,10 @@ import threading
 import time
 from dataclasses import dataclass
 
-from rankmill.jobs.contract.errors import ConfigError, InputError, RegistryAway
+from rankmill.jobs.contract.errors import ConfigError, RegistryAway
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.jobs.registry.names import Reference, parse_reference
-from rankmill.jobs.registry.registry import Choice, Registry
+from rankmill.jobs.registry.documents import Reference, parse_reference
+from rankmill.jobs.registry.registry import Registry, Resolved
 
 _FRESH_SECONDS = 5.0
 """How long an answer of the registry is used again."""
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Known:
-    choice: Choice
+    choice: Resolved
     at: float
 
 
@@ -44,7 +44,7 @@ class Resolver:
         self._lock = threading.Lock()
         self._known: dict[Reference, _Known] = {}
 
-    def choice(self, model: str) -> Choice | None:
+    def choice(self, model: str) -> Resolved | None:
         """The versions that a name stands for; ``None`` if it names no model of a registry.
 
         Raises
@@ -82,21 +82,16 @@ class Resolver:
             It stands for several; otherwise as `choice` does.
         """
         choice = self.choice(model)
-        if choice is None:
-            return model
-        if choice.only is None:
-            shown = ", ".join([*choice.versions, *([choice.shadow] if choice.shadow else [])])
-            raise InputError(f"{model} stands for several versions ({shown}); name one, as {choice.first}")
-        return choice.only
+        return model if choice is None else choice.one(model)
 
     def pinned(self, spec: ScoreSpec) -> ScoreSpec:
         """`spec` with the version that its model stands for now; raises as `pin` does."""
         return spec.model_copy(update={"model": self.pin(spec.model)})
 
-    def _ask(self, reference: Reference, known: _Known | None) -> Choice:
+    def _ask(self, reference: Reference, known: _Known | None) -> Resolved:
         if self._registry is None:
             if is_numbered(reference.tag):
-                return Choice(reference.name, {reference.tag: 1.0})
+                return Resolved(reference.name, {reference.tag: 1.0})
             raise ConfigError(
                 f"{reference} names a model in a registry, and none is named: set RANKMILL_REGISTRY, or "
                 f"write ./{reference} for a folder of that name"
@@ -109,7 +104,7 @@ class Resolver:
                 return known.choice
             if is_numbered(reference.tag):
                 logger.info("%s; workers that have %s can score", error, reference)
-                return Choice(reference.name, {reference.tag: 1.0})
+                return Resolved(reference.name, {reference.tag: 1.0})
             raise
 
 

@@ -16,8 +16,7 @@ from rankmill.cli import options, watch
 from rankmill.cli.workers import score_workers
 from rankmill.cluster import tables
 from rankmill.cluster.orders import find_worker, order_workers, queues_without, reachable
-from rankmill.cluster.snapshot import read_cluster
-from rankmill.cluster.workers import WorkerState
+from rankmill.cluster.snapshot import WorkerState, read_cluster
 from rankmill.jobs.contract.errors import ExitCode, InputError
 from rankmill.jobs.protocol.orders import OrderName
 from rankmill.jobs.runtime.settings import Settings, load_settings

@@ -8,7 +8,7 @@ from rankmill.cli import options
 from rankmill.cli.registry import aliases, listing, transfer
 from rankmill.cli.registry.compare import compare
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.registry.model_report import ModelReport, model_report
+from rankmill.registry.trial import ModelReport, model_report
 
 
 @click.group(context_settings=options.CONTEXT)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rankmill.cluster.queues import QueueState
-from rankmill.cluster.snapshot import RunState, Snapshot
+from rankmill.cluster.snapshot import QueueState, RunState, Snapshot
 from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport
 
 RUNS = 1000

@@ -1,4 +1,4 @@
-"""The live page: the state of the cluster in a browser, without files from other servers."""
+"""The live page: the state of the cluster in a browser, and rates computed from successive snapshots."""
 
 from __future__ import annotations
 
@@ -6,22 +6,30 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Sequence
 from http import HTTPStatus
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 from urllib.parse import parse_qs
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
+import numpy as np
 import redis
+from pydantic import BaseModel, ConfigDict
 
-from rankmill.cluster.history import History
-from rankmill.cluster.snapshot import read_cluster
+from rankmill.cluster.snapshot import Snapshot, read_cluster
+from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS, STAGES, WorkerReport
 from rankmill.jobs.runtime.passwords import mask_passwords
 
-if TYPE_CHECKING:
-    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+WINDOW_SECONDS = 30
+"""Rates are computed over this many seconds."""
 
-logger = logging.getLogger(__name__)
+MAX_POINTS = 300
+
+_GROWING = ("beat", "pairs", "tokens", "padded_tokens", "row_errors", "retried_chunks")
 
 _PAGE = Path(__file__).resolve().parent / "page"
 
@@ -42,6 +50,121 @@ _HEADERS = [
     ("Cache-Control", "no-cache"),
 ]
 """The browser loads only files of this server, and no other page may frame this one."""
+
+
+class Rates(BaseModel):
+    """Rates of the workers over the last `WINDOW_SECONDS`; ``None`` where there is no data for them.
+
+    ``padding`` is the share of the computed tokens that was padding, ``stages`` the share of the
+    workers' time by stage, ``latency`` the quantiles p50, p95 and p99 of the seconds from a chunk's
+    submission to its result, ``speeds`` the pairs per second by worker.
+    """
+
+    model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+    pairs_per_second: float | None = None
+    row_errors: int = 0
+    retried_chunks: int = 0
+    padding: float | None = None
+    stages: dict[str, float] | None = None
+    latency: tuple[float, float, float] | None = None
+    speeds: dict[str, float] = {}
+
+
+class History:
+    """The last ten minutes of a cluster, for the plots of the page."""
+
+    def __init__(self) -> None:
+        self._reports: dict[str, deque[WorkerReport]] = {}
+        self._points: deque[tuple[float, float | None, float | None, float | None, float | None, int | None]]
+        self._points = deque(maxlen=MAX_POINTS)
+        self.rates = Rates()
+
+    def add(self, cluster: Snapshot) -> None:
+        """Add a snapshot."""
+        live = {worker.name: worker.report for worker in cluster.workers if worker.report}
+        for gone in self._reports.keys() - live.keys():
+            del self._reports[gone]
+        for name, report in live.items():
+            self._note(self._reports.setdefault(name, deque()), report)
+        self.rates = _rates({name: (seen[0], seen[-1]) for name, seen in self._reports.items()})
+        p50, p95, p99 = self.rates.latency or (None, None, None)
+        waiting = sum(queue.waiting for queue in cluster.queues)
+        self._points.append((cluster.at, self.rates.pairs_per_second, p50, p95, p99, waiting))
+
+    def add_gap(self, at: float) -> None:
+        """Add a point without values: there was no snapshot."""
+        self._points.append((at, None, None, None, None, None))
+
+    def series(self) -> dict[str, list[float | None]]:
+        """The points as columns, by name."""
+        names = ("at", "pairs_per_second", "p50", "p95", "p99", "waiting")
+        return {name: [point[place] for point in self._points] for place, name in enumerate(names)}
+
+    def _note(self, seen: deque[WorkerReport], report: WorkerReport) -> None:
+        if seen and (seen[-1].started != report.started or _went_back(seen[-1], report)):
+            seen.clear()  # another process under the same name
+        if not seen or seen[-1].beat != report.beat:
+            seen.append(report)
+        while len(seen) > 2 and report.beat - seen[0].beat > WINDOW_SECONDS:
+            seen.popleft()
+
+
+def _went_back(old: WorkerReport, new: WorkerReport) -> bool:
+    """Whether a counter has decreased, which never happens while a process lives."""
+    before = [getattr(old, name) for name in _GROWING] + [*old.stage_seconds, *old.latency_counts]
+    after = [getattr(new, name) for name in _GROWING] + [*new.stage_seconds, *new.latency_counts]
+    return any(late < early for early, late in zip(before, after, strict=True))
+
+
+def quantile(counts: Sequence[int], share: float) -> float | None:
+    """The quantile `share` of a histogram with the buckets `LATENCY_BUCKETS`, interpolated.
+
+    >>> quantile([10, *[0] * 44], 0.5)
+    0.005
+    """
+    total = sum(counts)
+    if not total:
+        return None
+    wanted = share * total
+    sums = list(accumulate(counts))
+    place = bisect_left(sums, wanted)
+    if place == len(LATENCY_BUCKETS):
+        return float(LATENCY_BUCKETS[-1])  # beyond the last bucket: its lower bound
+    lower = LATENCY_BUCKETS[place - 1] if place else 0.0
+    within = (wanted - (sums[place] - counts[place])) / counts[place]
+    return lower + within * (LATENCY_BUCKETS[place] - lower)
+
+
+def _rates(spans: dict[str, tuple[WorkerReport, WorkerReport]]) -> Rates:
+    """Rates between the first and the last report of each worker."""
+    pairs = {name: pair for name, pair in spans.items() if pair[1].beat > pair[0].beat}
+    if not pairs:
+        return Rates()
+    speeds = {name: (new.pairs - old.pairs) / (new.beat - old.beat) for name, (old, new) in pairs.items()}
+    both = list(pairs.values())
+
+    def growth(field: str) -> Any:
+        """How much a counter, or each of several, has grown, of all workers together."""
+        return np.sum(
+            [np.subtract(getattr(new, field), getattr(old, field)) for old, new in both], 0
+        ).tolist()
+
+    real, padded, seconds = growth("tokens"), growth("padded_tokens"), growth("stage_seconds")
+    p50, p95, p99 = (quantile(growth("latency_counts"), share) for share in (0.5, 0.95, 0.99))
+    busy = sum(seconds)
+    return Rates(
+        pairs_per_second=sum(speeds.values()),
+        row_errors=growth("row_errors"),
+        retried_chunks=growth("retried_chunks"),
+        padding=1 - real / padded if padded else None,
+        stages={name: part / busy for name, part in zip(STAGES, seconds, strict=True)} if busy > 0 else None,
+        latency=None if p50 is None or p95 is None or p99 is None else (p50, p95, p99),
+        speeds=speeds,
+    )
+
+
+logger = logging.getLogger(__name__)
 
 
 def page_apps(client: redis.Redis) -> dict[str, WSGIApplication]:

@@ -8,33 +8,36 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import get_args
 from urllib.parse import urlsplit
+from wsgiref.types import WSGIApplication
 
 import redis
 from prometheus_client import CollectorRegistry, Info, ProcessCollector, make_wsgi_app
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rankmill.cluster.backlog import RUNS, Backlogs
+from rankmill.cluster.backlog import RUNS, Backlog, Backlogs
 from rankmill.cluster.dashboard import page_apps
-from rankmill.cluster.snapshot import Snapshot, read_cluster
+from rankmill.cluster.snapshot import Snapshot, WorkerStateName, read_cluster
 from rankmill.jobs.protocol.worker_report import WorkerReport
 from rankmill.jobs.runtime.http import answer, paths
 from rankmill.jobs.runtime.passwords import mask_passwords
 
-if TYPE_CHECKING:
-    from wsgiref.types import WSGIApplication
-
 _CACHE_SECONDS = 1
 """Requests within this time get the same snapshot, so that they put no load on Redis."""
 
-_STATES = ("idle", "busy", "draining", "drained", "lost", "foreign")
-_COUNTED = ("chunks", "retried_chunks", "pairs", "row_errors")
-"""Fields of a `WorkerReport` that are added up."""
+_JOBS = ("waiting", "started", "failed")
+_COUNTED = {
+    "chunks": "Chunks scored by all workers, from their heartbeats' reports.",
+    "retried_chunks": "Chunks that workers claimed after a failed attempt.",
+    "pairs": "Pairs that went through the models of all workers.",
+    "row_errors": "Pairs that got an error instead of a score.",
+}
+"""Fields of a `WorkerReport` that are added up, and the metrics' help."""
 
 logger = logging.getLogger(__name__)
 
@@ -126,23 +129,31 @@ class ClusterMetrics(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """All metrics without values; does not read Redis."""
-        return _families().values()
+        return self._families(None)
 
     def collect(self) -> Iterable[Metric]:
         """All metrics with their values."""
         cluster = self._view.look()
-        families = _families()
-        families["rankmill_redis_up"].add_metric([], cluster is not None)
         if cluster is not None:
-            _fill(families, cluster)
-            for name, backlog in self._backlogs.of(cluster).items():
-                families["rankmill_queue_backlog_pairs"].add_metric([name], backlog.pairs)
-                if backlog.seconds is not None:
-                    families["rankmill_queue_backlog_seconds"].add_metric([name], backlog.seconds)
             self._count(cluster)
-            for field in _COUNTED:
-                families[f"rankmill_cluster_{field}"].add_metric([], self._total[field])
-        return families.values()
+        up, *others = self._families(cluster)
+        up.add_metric([], cluster is not None)
+        return [up, *others]
+
+    def _families(self, cluster: Snapshot | None) -> list[GaugeMetricFamily | CounterMetricFamily]:
+        backlogs = self._backlogs.of(cluster) if cluster else {}
+        values = _gauges(cluster or _NOTHING, backlogs)
+        found: list[GaugeMetricFamily | CounterMetricFamily] = [
+            GaugeMetricFamily(name, text, labels=labels) for name, text, labels, _ in values
+        ]
+        for family, (*_, samples) in zip(found, values, strict=True):
+            for labels, value in samples.items() if cluster else ():
+                family.add_metric(labels, value)
+        for field, text in _COUNTED.items():
+            found.append(CounterMetricFamily(f"rankmill_cluster_{field}", text, labels=()))
+            if cluster:
+                found[-1].add_metric([], self._total[field])
+        return found
 
     def _count(self, cluster: Snapshot) -> None:
         """Add each worker's increase since the last scrape, so that totals do not fall when a worker ends."""
@@ -152,97 +163,65 @@ class ClusterMetrics(Collector):
                 before = self._reports.get(name)
                 for field in _COUNTED:
                     done, known = getattr(report, field), getattr(before, field) if before else 0
-                    self._total[field] += (
-                        done - known if done >= known else done
-                    )  # a smaller value: a new process
+                    self._total[field] += done - known if done >= known else done  # smaller: a new process
             self._reports = reports
 
 
-def _fill(families: dict[str, GaugeMetricFamily | CounterMetricFamily], cluster: Snapshot) -> None:
+def _gauges(
+    cluster: Snapshot, backlogs: Mapping[str, Backlog]
+) -> list[tuple[str, str, tuple[str, ...], dict[tuple[str, ...], float]]]:
+    """Name, help, labels and values of each gauge."""
+    queues, files, states = (
+        cluster.queues,
+        cluster.file_queues,
+        Counter(each.state for each in cluster.workers),
+    )
+    lost = Counter(name for each in cluster.workers if each.state == "lost" for name in each.queues)
     beats: dict[str, float] = {}
-    lost = Counter[str]()
     for worker in cluster.workers:
-        if worker.state == "lost":
-            lost.update(worker.queues)
         if worker.state != "foreign" and worker.beat_seconds is not None:
             for name in worker.queues:
                 beats[name] = max(beats.get(name, 0.0), worker.beat_seconds)
-    for queue in cluster.queues:
-        for state, jobs in (("waiting", queue.waiting), ("started", queue.started), ("failed", queue.failed)):
-            families["rankmill_queue_jobs"].add_metric([queue.name, state], jobs)
-        families["rankmill_queue_oldest_job_age_seconds"].add_metric([queue.name], queue.oldest_seconds or 0)
-        families["rankmill_queue_workers"].add_metric([queue.name], queue.workers)
-        families["rankmill_queue_drained_workers"].add_metric([queue.name], queue.drained)
-        families["rankmill_queue_lost_workers"].add_metric([queue.name], lost[queue.name])
-        families["rankmill_queue_heartbeat_age_seconds"].add_metric([queue.name], beats.get(queue.name, 0))
-    for files in cluster.file_queues:
-        for state, runs in (("waiting", files.waiting), ("running", files.running)):
-            families["rankmill_submitted_runs"].add_metric([files.name, state], runs)
-        families["rankmill_runners"].add_metric([files.name], files.runners)
-        families["rankmill_webhooks_due"].add_metric([files.name], files.webhooks)
-    states = Counter[str](worker.state for worker in cluster.workers)
-    for state in _STATES:
-        families["rankmill_workers"].add_metric([state], states[state])
-    families["rankmill_runs_active"].add_metric([], cluster.runs_total)
-    families["rankmill_redis_writable"].add_metric([], cluster.trouble is None)
-    families["rankmill_jobs_set_aside"].add_metric([], len(cluster.set_aside))
+    return [
+        ("rankmill_redis_up", "1 if Redis answers, else 0; then the other metrics are absent.", (), {}),
+        ("rankmill_queue_jobs", "Chunks of a queue: waiting, started, failed (for good).", ("queue", "state"),
+         {(each.name, state): getattr(each, state) for each in queues for state in _JOBS}),
+        ("rankmill_queue_oldest_job_age_seconds", "Age of the next chunk in the queue, 0 if none waits.",
+         ("queue",), {(each.name,): each.oldest_seconds or 0 for each in queues}),
+        ("rankmill_queue_workers", "Live ScoringWorkers that take the queue's chunks.", ("queue",),
+         {(each.name,): each.workers for each in queues}),
+        ("rankmill_queue_drained_workers",
+         "Live ScoringWorkers of the queue that are drained and take no chunks.", ("queue",),
+         {(each.name,): each.drained for each in queues}),
+        ("rankmill_queue_lost_workers",
+         "ScoringWorkers of the queue without a heartbeat for longer than their lease (lease_seconds).",
+         ("queue",), {(each.name,): lost[each.name] for each in queues}),
+        ("rankmill_queue_heartbeat_age_seconds",
+         "Largest age of the last heartbeat among the queue's ScoringWorkers, 0 without workers.",
+         ("queue",), {(each.name,): beats.get(each.name, 0) for each in queues}),
+        ("rankmill_queue_backlog_pairs",
+         "Pairs of the queue without a result, also those not submitted yet where a run's total is known.",
+         ("queue",), {(name,): each.pairs for name, each in backlogs.items()}),
+        ("rankmill_queue_backlog_seconds",
+         "Time that the queue's live workers need for those pairs, by their speed so far.",
+         ("queue",), {(name,): each.seconds for name, each in backlogs.items() if each.seconds is not None}),
+        ("rankmill_workers",
+         "Workers by state: idle, busy, draining (finishing its last chunks), drained, lost (a "
+         "ScoringWorker without a heartbeat for its lease), foreign (an RQ worker that cannot score).",
+         ("state",), {(state,): states[state] for state in get_args(WorkerStateName)}),
+        ("rankmill_submitted_runs", "Submitted runs that are not finished.", ("queue", "state"),
+         {(each.name, state): getattr(each, state) for each in files for state in ("waiting", "running")}),
+        ("rankmill_runners", "Live runners of a queue of submitted runs.", ("queue",),
+         {(each.name,): each.runners for each in files}),
+        ("rankmill_webhooks_due", "Webhooks of ended runs that are not delivered yet.", ("queue",),
+         {(each.name,): each.webhooks for each in files}),
+        ("rankmill_runs_active", "Runs that are not finished.", (), {(): cluster.runs_total}),
+        ("rankmill_redis_writable",
+         "1 if Redis takes writes, else 0 (for example full, or a replica); all processes wait for it.",
+         (), {(): cluster.trouble is None}),
+        ("rankmill_jobs_set_aside", "Jobs that could not be read, in the last week; at most 100.", (),
+         {(): len(cluster.set_aside)}),
+    ]  # fmt: skip
 
 
-def _families() -> dict[str, GaugeMetricFamily | CounterMetricFamily]:
-    """The metrics without values, by name."""
-    gauges = {
-        "rankmill_redis_up": ("1 if Redis answers, else 0; then the other metrics are absent.", ()),
-        "rankmill_queue_jobs": (
-            "Chunks of a queue: waiting, started, failed (for good).",
-            ("queue", "state"),
-        ),
-        "rankmill_queue_oldest_job_age_seconds": (
-            "Age of the next chunk in the queue, 0 if none waits.",
-            ("queue",),
-        ),
-        "rankmill_queue_workers": ("Live ScoringWorkers that take the queue's chunks.", ("queue",)),
-        "rankmill_queue_drained_workers": (
-            "Live ScoringWorkers of the queue that are drained and take no chunks.",
-            ("queue",),
-        ),
-        "rankmill_queue_lost_workers": (
-            "ScoringWorkers of the queue without a heartbeat for longer than their lease (lease_seconds).",
-            ("queue",),
-        ),
-        "rankmill_queue_heartbeat_age_seconds": (
-            "Largest age of the last heartbeat among the queue's ScoringWorkers, 0 without workers.",
-            ("queue",),
-        ),
-        "rankmill_queue_backlog_pairs": (
-            "Pairs of the queue without a result, also those not submitted yet where a run's total is known.",
-            ("queue",),
-        ),
-        "rankmill_queue_backlog_seconds": (
-            "Time that the queue's live workers need for those pairs, by their speed so far.",
-            ("queue",),
-        ),
-        "rankmill_workers": (
-            "Workers by state: idle, busy, draining (finishing its last chunks), drained, lost (a "
-            "ScoringWorker without a heartbeat for its lease), foreign (an RQ worker that cannot score).",
-            ("state",),
-        ),
-        "rankmill_submitted_runs": ("Submitted runs that are not finished.", ("queue", "state")),
-        "rankmill_runners": ("Live runners of a queue of submitted runs.", ("queue",)),
-        "rankmill_webhooks_due": ("Webhooks of ended runs that are not delivered yet.", ("queue",)),
-        "rankmill_runs_active": ("Runs that are not finished.", ()),
-        "rankmill_redis_writable": (
-            "1 if Redis takes writes, else 0 (for example full, or a replica); all processes wait for it.",
-            (),
-        ),
-        "rankmill_jobs_set_aside": ("Jobs that could not be read, in the last week; at most 100.", ()),
-    }
-    counters = {
-        "rankmill_cluster_chunks": "Chunks scored by all workers, from their heartbeats' reports.",
-        "rankmill_cluster_retried_chunks": "Chunks that workers claimed after a failed attempt.",
-        "rankmill_cluster_pairs": "Pairs that went through the models of all workers.",
-        "rankmill_cluster_row_errors": "Pairs that got an error instead of a score.",
-    }
-    return {
-        **{name: GaugeMetricFamily(name, text, labels=labels) for name, (text, labels) in gauges.items()},
-        **{name: CounterMetricFamily(name, text, labels=()) for name, text in counters.items()},
-    }
+_NOTHING = Snapshot(at=0, queues=(), workers=(), runs=(), runs_total=0, page=0, page_size=0)

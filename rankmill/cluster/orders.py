@@ -9,7 +9,7 @@ from typing import Literal
 import redis
 from pydantic import BaseModel, ConfigDict
 
-from rankmill.cluster.workers import WorkerState
+from rankmill.cluster.snapshot import WorkerState
 from rankmill.jobs.contract.errors import InputError, RankmillError
 from rankmill.jobs.contract.spec import nearest
 from rankmill.jobs.protocol.orders import OrderName, give_order
@@ -25,7 +25,7 @@ class WorkerOutOfReach(RankmillError):
     """A worker takes no orders: it is lost, its report cannot be read, or its release knows no orders."""
 
 
-class Outcome(BaseModel):
+class OrderOutcome(BaseModel):
     """What became of an order to a worker, as far as it is known.
 
     ``waiting``: it is not done, but the worker may still do it; ``gone``: the worker has ended or is lost.
@@ -92,7 +92,7 @@ def order_workers(
     model: str | None = None,
     *,
     wait_seconds: float,
-) -> list[Outcome]:
+) -> list[OrderOutcome]:
     """Give the workers an order, and wait until they have carried it out.
 
     Parameters
@@ -118,8 +118,8 @@ def order_workers(
     }
     if not wait_seconds:
         text = "has been told to; not waited for"
-        return [Outcome(worker=name, order=what, state="waiting", text=text) for name in orders]
-    found: dict[str, Outcome] = {}
+        return [OrderOutcome(worker=name, order=what, state="waiting", text=text) for name in orders]
+    found: dict[str, OrderOutcome] = {}
     deadline = time.monotonic() + wait_seconds
     while True:
         over = time.monotonic() >= deadline
@@ -127,7 +127,7 @@ def order_workers(
         for name in [name for name in orders if name not in found]:
             state, text = _state(reports.get(name), orders[name], started[name])
             if state != "waiting" or over:
-                found[name] = Outcome(worker=name, order=what, state=state, text=text)
+                found[name] = OrderOutcome(worker=name, order=what, state=state, text=text)
         if len(found) == len(orders):
             return [found[name] for name in orders]
         time.sleep(_LOOK_SECONDS)

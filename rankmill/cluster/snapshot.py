@@ -1,33 +1,102 @@
-"""A snapshot of the cluster from Redis: queues, workers and runs, in a few round trips whatever its size."""
+"""A snapshot of the cluster from Redis: queues, workers and runs, in a few round trips whatever its size.
+
+A damaged key is listed with a reason, and all other keys are shown.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 import redis
 from pydantic import BaseModel, ConfigDict, ValidationError
 from rq import Queue
+from rq.defaults import RQ_KEY_PREFIX
+from rq.job import Job
+from rq.registry import FailedJobRegistry, StartedJobRegistry
+from rq.utils import str_to_date
 from rq.worker_registration import REDIS_WORKER_KEYS
 
-from rankmill.cluster.damage import Damage, Damaged
-from rankmill.cluster.queues import QueueState, read_queues
-from rankmill.cluster.runners import FileQueueState, read_file_queues
-from rankmill.cluster.workers import WORKER_PREFIX, WorkerState, read_workers
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.run import Progress, read_run
+from rankmill.jobs.protocol.ordered_queue import is_bulk_job
 from rankmill.jobs.protocol.queues import UNUSED_SECONDS
 from rankmill.jobs.protocol.set_aside import SetAside, jobs_set_aside
+from rankmill.jobs.protocol.worker_report import SCORING_FIELD, WorkerReport
 from rankmill.jobs.runtime.connection import refuses_writes
 
 PAGE_RUNS = 50
 """Runs on a page."""
 
+MAX_DAMAGED = 100
+"""Most damaged keys that a snapshot lists."""
+
+_REASON_CHARS = 300
+
+_LOOK_AT = 256
+"""Waiting jobs of a queue among which the next bulk chunk is looked for."""
+
+_QUEUE_PREFIX = Queue.redis_queue_namespace_prefix
+_WORKER_PREFIX = f"{RQ_KEY_PREFIX}:worker:"
+_WORKER_FIELDS = ("queues", "state", "birth", "death", "last_heartbeat", SCORING_FIELD)
+
+Item = TypeVar("Item")
+
+WorkerStateName = Literal["idle", "busy", "draining", "drained", "lost", "foreign"]
+"""The state of a worker.
+
+``draining``: it takes no new chunks and has some left; ``drained``: it has none left; ``lost``: a
+ScoringWorker without a heartbeat for its lease; ``foreign``: an RQ worker of another class.
+"""
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, allow_inf_nan=False)
+
+
+class Damaged(_Frozen):
+    """A key that cannot be read, or only in part, and the reason."""
+
+    key: str
+    reason: str
+
+
+class WorkerState(_Frozen):
+    """A worker; ``report`` is its own report, ``None`` if it has none or the report has expired."""
+
+    name: str
+    queues: tuple[str, ...]
+    state: WorkerStateName
+    beat_seconds: float | None
+    report: WorkerReport | None
+
+
+class QueueState(_Frozen):
+    """A queue: its waiting, started and finally failed jobs, and the number of its live ScoringWorkers.
+
+    ``workers`` take chunks; those that are ``drained`` are not among them. ``oldest_seconds`` is the age of
+    the next request or bulk chunk, whichever is older; ``None`` if none waits.
+    """
+
+    name: str
+    waiting: int
+    oldest_seconds: float | None
+    started: int
+    failed: int
+    workers: int
+    drained: int = 0
+
+
+class FileQueueState(_Frozen):
+    """A queue of submitted runs: how many wait and run, live runners, and webhooks that are not delivered."""
+
+    name: str
+    waiting: int
+    running: int
+    runners: int
+    webhooks: int
 
 
 class RunState(_Frozen):
@@ -84,89 +153,237 @@ def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RU
     redis.RedisError
         The server cannot serve.
     """
-    damage = Damage()
-    now = time.time()
-    with client.pipeline(transaction=False) as pipe:
-        pipe.smembers(Queue.redis_queues_keys)
-        pipe.smembers(REDIS_WORKER_KEYS)
-        pipe.zcount(keys.runs(), now, "+inf")
-        pipe.zrange(keys.runs(), "+inf", now, desc=True, byscore=True, offset=page * page_size, num=page_size)
-        pipe.zrangebyscore(keys.queues(), now - UNUSED_SECONDS, "+inf")
-        pipe.zrangebyscore(keys.file_queues(), "-inf", "+inf")
-        queue_keys, worker_keys, total, run_ids, used_queues, file_queues = damage.replies(
-            pipe,
-            [
-                (Queue.redis_queues_keys, ()),
-                (REDIS_WORKER_KEYS, ()),
-                (keys.runs(), 0),
-                (keys.runs(), ()),
-                (keys.queues(), ()),
-                (keys.file_queues(), ()),
+    return _Reader(client).snapshot(page, page_size)
+
+
+class _Reader:
+    """Reads a snapshot, and collects the keys that cannot be read for it."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client = client
+        self._now = time.time()
+        self._damaged: dict[str, str] = {}
+
+    def snapshot(self, page: int, page_size: int) -> Snapshot:
+        """The snapshot."""
+        now = self._now
+        ((queue_keys, worker_keys, total, run_ids, used, file_queues),) = self._replies(
+            [""],
+            lambda _: [
+                ("smembers", Queue.redis_queues_keys, ()),
+                ("smembers", REDIS_WORKER_KEYS, ()),
+                ("zcount", keys.runs(), 0, now, "+inf"),
+                ("zrevrangebyscore", keys.runs(), (), "+inf", now, page * page_size, page_size),
+                ("zrangebyscore", keys.queues(), (), now - UNUSED_SECONDS, "+inf"),
+                ("zrangebyscore", keys.file_queues(), (), "-inf", "+inf"),
             ],
         )
-    names = _names(damage.texts(worker_keys, REDIS_WORKER_KEYS), WORKER_PREFIX)
-    workers = read_workers(client, names, now, damage)
-    used = damage.texts(used_queues, keys.queues())
-    queues = _names(damage.texts(queue_keys, Queue.redis_queues_keys), Queue.redis_queue_namespace_prefix)
-    of_files = set(damage.texts(file_queues, keys.file_queues()))
-    queues = [name for name in queues if name not in of_files]  # runners take them, not workers
-    return Snapshot(
-        at=now,
-        trouble=refuses_writes(client),
-        set_aside=tuple(jobs_set_aside(client)),
-        queues=read_queues(client, queues, used, workers, now, damage),
-        workers=workers,
-        runs=_runs(client, damage.texts(run_ids, keys.runs()), now, damage),
-        runs_total=total,
-        page=page,
-        page_size=page_size,
-        file_queues=read_file_queues(client, of_files, now, damage),
-        damaged=damage.found(),
-    )
+        workers = self._workers(_names(self._texts(worker_keys, REDIS_WORKER_KEYS), _WORKER_PREFIX))
+        queues = _names(self._texts(queue_keys, Queue.redis_queues_keys), _QUEUE_PREFIX)
+        of_files = set(self._texts(file_queues, keys.file_queues()))
+        queues = [name for name in queues if name not in of_files]  # runners take them, not workers
+        return Snapshot(
+            at=now,
+            trouble=refuses_writes(self._client),
+            set_aside=tuple(jobs_set_aside(self._client)),
+            queues=self._queues(queues, self._texts(used, keys.queues()), workers),
+            workers=workers,
+            runs=self._runs(self._texts(run_ids, keys.runs())),
+            runs_total=total,
+            page=page,
+            page_size=page_size,
+            file_queues=self._file_queues(sorted(of_files)),
+            damaged=tuple(Damaged(key=key, reason=reason) for key, reason in self._damaged.items()),
+        )
 
+    def _workers(self, names: list[str]) -> tuple[WorkerState, ...]:
+        """The workers of RQ's list that have not ended."""
+        nothing = [None] * len(_WORKER_FIELDS)
+        replies = self._replies(
+            names,
+            lambda name: [
+                ("hmget", _WORKER_PREFIX + name, nothing, *_WORKER_FIELDS),
+                ("get", keys.worker(name), None),
+            ],
+        )
+        found = []
+        for name, (fields, raw) in zip(names, replies, strict=True):
+            known = dict(zip(_WORKER_FIELDS, fields, strict=True))
+            # RQ's list still has the name of a worker whose hash has expired.
+            if (raw or known["birth"]) and not known["death"]:
+                found.append(self._worker(name, known, raw))
+        return tuple(found)
 
-def _runs(client: redis.Redis, ids: list[str], now: float, damage: Damage) -> tuple[RunState, ...]:
-    expected: list[tuple[str, Any]] = []
-    with client.pipeline(transaction=False) as pipe:
-        for run_id in ids:
-            pipe.hgetall(keys.run(run_id))
-            pipe.get(keys.progress(run_id))
-            expected += [(keys.run(run_id), {}), (keys.progress(run_id), None)]
-        replies = damage.replies(pipe, expected)
-    found = []
-    for run_id, raw, progress in zip(ids, replies[::2], replies[1::2], strict=True):
-        if not raw:
-            continue  # finished just now
+    def _worker(self, name: str, known: Mapping[str, bytes | None], raw: bytes | None) -> WorkerState:
+        report = None
+        if raw is not None:
+            try:
+                report = WorkerReport.read_json(raw, "the report")
+            except WireError as error:
+                self._note(keys.worker(name), error)
+        state: WorkerStateName = "idle"
+        if raw is None:
+            state = "lost" if known[SCORING_FIELD] else "foreign"
+        elif report and report.drained:
+            state = "draining" if report.claimed_jobs else "drained"
+        elif known["state"] == b"busy":
+            state = "busy"
+        key = _WORKER_PREFIX + name
+        queues = self._text(known["queues"] or b"", key) or ""
+        return WorkerState(
+            name=name,
+            queues=tuple(filter(None, queues.split(","))),
+            state=state,
+            beat_seconds=self._age(report.beat if report else self._time(known["last_heartbeat"], key)),
+            report=report,
+        )
+
+    def _queues(
+        self, known: Iterable[str], used: Iterable[str], workers: Sequence[WorkerState]
+    ) -> tuple[QueueState, ...]:
+        """The `known` queues that are not empty, those `used` lately, and those that have workers."""
+        listed = {*used, *(name for worker in workers for name in worker.queues)}
+        names = sorted({*known, *listed})
+        counts = self._replies(
+            names,
+            lambda name: [
+                ("llen", _QUEUE_PREFIX + name, 0),
+                ("lrange", _QUEUE_PREFIX + name, (), 0, _LOOK_AT - 1),
+                ("zcard", StartedJobRegistry.key_template.format(name), 0),
+                ("zcard", FailedJobRegistry.key_template.format(name), 0),
+            ],
+        )
+        firsts = [
+            [
+                Job.key_for(self._text(each, _QUEUE_PREFIX + name) or "")
+                # Requests are before bulk work, however old it is.
+                for each in (next(iter(ids), b""), next(filter(is_bulk_job, ids), b""))
+            ]
+            for name, (_, ids, *_) in zip(names, counts, strict=True)
+        ]
+        created = self._replies(firsts, lambda jobs: [("hget", job, None, "created_at") for job in jobs])
+        found = []
+        for name, (waiting, _, started, failed), jobs, raws in zip(
+            names, counts, firsts, created, strict=True
+        ):
+            times = [self._time(raw, job) for job, raw in zip(jobs, raws, strict=True)]
+            states = [worker.state for worker in workers if name in worker.queues]
+            state = QueueState(
+                name=name,
+                waiting=waiting,
+                oldest_seconds=self._age(min(filter(None, times), default=None)),
+                started=started,
+                failed=failed,
+                workers=sum(state in {"idle", "busy"} for state in states),
+                drained=sum(state in {"draining", "drained"} for state in states),
+            )
+            if waiting or started or name in listed:
+                found.append(state)
+        return tuple(found)
+
+    def _file_queues(self, names: list[str]) -> tuple[FileQueueState, ...]:
+        replies = self._replies(
+            names,
+            lambda name: [
+                ("llen", _QUEUE_PREFIX + name, 0),
+                ("zcard", StartedJobRegistry.key_template.format(name), 0),
+                ("zcount", keys.runners(name), 0, self._now, "+inf"),
+                ("zcard", keys.webhooks(name), 0),
+            ],
+        )
+        fields = ("waiting", "running", "runners", "webhooks")
+        return tuple(
+            FileQueueState(name=name, **dict(zip(fields, each, strict=True)))
+            for name, each in zip(names, replies, strict=True)
+        )
+
+    def _runs(self, ids: list[str]) -> tuple[RunState, ...]:
+        replies = self._replies(
+            ids, lambda each: [("hgetall", keys.run(each), {}), ("get", keys.progress(each), None)]
+        )
+        found = []
+        for run_id, (raw, progress) in zip(ids, replies, strict=True):
+            if not raw:
+                continue  # finished just now
+            try:
+                found.append(self._run(run_id, raw, self._progress(run_id, progress)))
+            except (WireError, ArithmeticError, ValidationError) as error:
+                self._note(keys.run(run_id), error)
+        return tuple(found)
+
+    def _progress(self, run_id: str, raw: bytes | None) -> Progress:
+        if raw is not None:
+            try:
+                return Progress.read_json(raw, "the progress")
+            except WireError as error:
+                self._note(keys.progress(run_id), error)
+        return Progress()
+
+    def _run(self, run_id: str, raw: Mapping[bytes, bytes], progress: Progress) -> RunState:
+        run = read_run(run_id, raw)
+        return RunState(
+            id=run.id,
+            queue=run.queue,
+            model=run.spec.model,
+            created=run.created,
+            rows=run.rows,
+            rows_done=progress.rows,
+            row_errors=progress.row_errors,
+            rows_per_second=progress.rows_per_second(),
+            seconds_left=progress.seconds_left(run.rows),
+            quiet_seconds=max(self._now - (progress.at or run.created), 0.0),
+        )
+
+    def _replies(
+        self, items: Sequence[Item], commands: Callable[[Item], list[tuple[Any, ...]]]
+    ) -> list[list[Any]]:
+        """For each item the replies to its `commands`, which only read; all in one round trip.
+
+        A command is its name, its key, the reply to use if the key holds a value of another type, and its
+        other arguments.
+        """
+        asked = [commands(item) for item in items]
+        with self._client.pipeline(transaction=False) as pipe:
+            for name, key, _, *arguments in (each for one in asked for each in one):
+                getattr(pipe, name)(key, *arguments)
+            replies = iter(pipe.execute(raise_on_error=False) if asked else ())
+        return [[self._checked(next(replies), key, default) for _, key, default, *_ in one] for one in asked]
+
+    def _checked(self, reply: Any, key: str, default: Any) -> Any:
+        if isinstance(reply, redis.ResponseError) and "WRONGTYPE" in str(reply):
+            self._note(key, "holds a value of another type")
+            return default
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def _note(self, key: str, reason: object) -> None:
+        """Add a damaged key; only its first reason is kept."""
+        if len(self._damaged) < MAX_DAMAGED:
+            self._damaged.setdefault(key, " ".join(str(reason).split())[:_REASON_CHARS])
+
+    def _text(self, raw: bytes, key: str) -> str | None:
+        """A value or member as text; ``None`` if it is not UTF-8."""
         try:
-            found.append(_run(run_id, raw, _progress(run_id, progress, damage), now))
-        except (WireError, ArithmeticError, ValidationError) as error:
-            damage.note(keys.run(run_id), error)
-    return tuple(found)
+            return raw.decode()
+        except UnicodeDecodeError:
+            self._note(key, f"{raw[:40]!r} is not UTF-8")
+            return None
 
+    def _texts(self, raws: Iterable[bytes], key: str) -> list[str]:
+        """The values that are UTF-8, as texts."""
+        return [text for text in (self._text(raw, key) for raw in raws) if text is not None]
 
-def _progress(run_id: str, raw: bytes | None, damage: Damage) -> Progress:
-    if raw is not None:
+    def _time(self, raw: bytes | None, key: str) -> float | None:
+        """A time in RQ's format, in seconds since 1970; ``None`` if the value is absent or not a time."""
         try:
-            return Progress.read_json(raw, "the progress")
-        except WireError as error:
-            damage.note(keys.progress(run_id), error)
-    return Progress()
+            return None if raw is None else str_to_date(raw).timestamp()
+        except (ValueError, ArithmeticError):
+            self._note(key, f"{raw!r:.60} is not a time")
+            return None
 
-
-def _run(run_id: str, raw: Mapping[bytes, bytes], progress: Progress, now: float) -> RunState:
-    run = read_run(run_id, raw)
-    return RunState(
-        id=run.id,
-        queue=run.queue,
-        model=run.spec.model,
-        created=run.created,
-        rows=run.rows,
-        rows_done=progress.rows,
-        row_errors=progress.row_errors,
-        rows_per_second=progress.rows_per_second(),
-        seconds_left=progress.seconds_left(run.rows),
-        quiet_seconds=max(now - (progress.at or run.created), 0.0),
-    )
+    def _age(self, at: float | None) -> float | None:
+        return None if at is None else max(self._now - at, 0.0)
 
 
 def _names(found: Iterable[str], prefix: str) -> list[str]:

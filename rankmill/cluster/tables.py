@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, TypeVar
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from rankmill.cluster.damage import Damaged
-from rankmill.cluster.queues import QueueState
-from rankmill.cluster.snapshot import RunState, Snapshot
-from rankmill.cluster.workers import WorkerState
+from rankmill.cluster.snapshot import Damaged, QueueState, RunState, Snapshot, WorkerState
 from rankmill.jobs.contract.run import RowError
 from rankmill.jobs.protocol.submitted.record import FileRun
 from rankmill.jobs.protocol.worker_report import GpuReport, WorkerReport
+
+Row = TypeVar("Row")
 
 ID_CHARS = 12
 """Characters of a run's id shown in tables; enough to identify it."""
@@ -81,109 +81,89 @@ def overview(cluster: Snapshot, most_runs: int) -> RenderableType:
 
 def queues_table(queues: Iterable[QueueState]) -> RenderableType:
     """One line for each queue."""
-    table = _table("queue", "waiting", "oldest", "running", "failed", "workers", left=1)
-    for queue in queues:
-        table.add_row(
-            plain(queue.name),
-            f"{queue.waiting:,}",
-            duration(queue.oldest_seconds),
-            f"{queue.started:,}",
-            Text(f"{queue.failed:,}", style="red" if queue.failed else ""),
-            f"{queue.workers:,}",
-        )
-    return _or_word(table, "No queues yet.")
+    return _or_word("No queues yet.", _table(queues, {
+        "queue": lambda queue: plain(queue.name),
+        "waiting": lambda queue: f"{queue.waiting:,}",
+        "oldest": lambda queue: duration(queue.oldest_seconds),
+        "running": lambda queue: f"{queue.started:,}",
+        "failed": lambda queue: _alarm(queue.failed),
+        "workers": lambda queue: f"{queue.workers:,}",
+    }, left="queue"))  # fmt: skip
 
 
 def workers_table(workers: Iterable[WorkerState]) -> RenderableType:
     """One line for each worker."""
-    table = _table("worker", "queues", "state", "device", "pairs", "row errors", "padding", "beat", left=4)
-    for worker in workers:
-        report = worker.report
-        table.add_row(
-            plain(worker.name),
-            plain(", ".join(worker.queues)),
-            Text(worker.state, style=_STYLES[worker.state]),
-            plain(report.device) if report else "",
-            f"{report.pairs:,}" if report else "",
-            f"{report.row_errors:,}" if report else "",
-            _padding(report) if report else "",
-            f"{duration(worker.beat_seconds)} ago",
-        )
-    return _or_word(table, "No workers.")
+    return _or_word("No workers.", _table(workers, {
+        "worker": lambda worker: plain(worker.name),
+        "queues": lambda worker: plain(", ".join(worker.queues)),
+        "state": lambda worker: Text(worker.state, style=_STYLES[worker.state]),
+        "device": _of_report(lambda report: plain(report.device)),
+        "pairs": _of_report(lambda report: f"{report.pairs:,}"),
+        "row errors": _of_report(lambda report: f"{report.row_errors:,}"),
+        "padding": _of_report(_padding),
+        "beat": lambda worker: f"{duration(worker.beat_seconds)} ago",
+    }, left="worker queues state device"))  # fmt: skip
 
 
 def live_table(workers: Iterable[WorkerState]) -> RenderableType:
     """One line for each worker, with what it keeps loaded and what it uses of its host."""
-    table = _table("worker", "state", "queues", "cpu", "memory", "gpu", "hits", "beat", "models", left=3)
-    table.columns[0].no_wrap, table.columns[-1].justify = True, "left"
-    for worker in workers:
-        report = worker.report
-        state = Text(worker.state, style=_STYLES[worker.state])
-        if report and worker.state == "draining":
-            state.append(f" ({report.claimed_jobs:,} left)")
-        table.add_row(
-            plain(worker.name),
-            state,
-            plain(", ".join(worker.queues)),
-            f"{report.cpu:.1f} cores" if report and report.cpu is not None else "",
-            _size(report.resident_bytes) if report else "",
-            _gpu(report.gpu) if report else "",
-            _hits(report) if report else "",
-            f"{duration(worker.beat_seconds)} ago",
-            (plain(", ".join(report.models)) or "none") if report else "",
-        )
-    return _or_word(table, "No workers: start some with rankmill workers start.")
+    return _or_word("No workers: start some with rankmill workers start.", _table(workers, {
+        "worker": lambda worker: plain(worker.name),
+        "state": _live_state,
+        "queues": lambda worker: plain(", ".join(worker.queues)),
+        "cpu": _of_report(lambda report: "" if report.cpu is None else f"{report.cpu:.1f} cores"),
+        "memory": _of_report(lambda report: _size(report.resident_bytes)),
+        "gpu": _of_report(lambda report: _gpu(report.gpu)),
+        "hits": _of_report(_hits),
+        "beat": lambda worker: f"{duration(worker.beat_seconds)} ago",
+        "models": _of_report(lambda report: plain(", ".join(report.models)) or "none"),
+    }, left="worker state queues models", unbroken="worker"))  # fmt: skip
 
 
 def runs_table(runs: Iterable[RunState], now: float) -> RenderableType:
     """One line for each run."""
-    table = _table("run", "model", "queue", "rows", "done", "row errors", "rows/s", "left", "age", left=3)
-    for run in runs:
-        table.add_row(
-            run.id[:ID_CHARS],
-            plain(run.model),
-            plain(run.queue),
-            "?" if run.rows is None else f"{run.rows:,}",
-            f"{run.rows_done / run.rows:.0%}" if run.rows else f"{run.rows_done:,}",
-            Text(f"{run.row_errors:,}", style="red" if run.row_errors else ""),
-            "" if run.rows_per_second is None else f"{run.rows_per_second:,.0f}",
-            duration(run.seconds_left),
-            duration(now - run.created),
-        )
-    return _or_word(table, "No runs.")
+    return _or_word("No runs.", _table(runs, {
+        "run": lambda run: run.id[:ID_CHARS],
+        "model": lambda run: plain(run.model),
+        "queue": lambda run: plain(run.queue),
+        "rows": lambda run: "?" if run.rows is None else f"{run.rows:,}",
+        "done": lambda run: f"{run.rows_done / run.rows:.0%}" if run.rows else f"{run.rows_done:,}",
+        "row errors": lambda run: _alarm(run.row_errors),
+        "rows/s": lambda run: "" if run.rows_per_second is None else f"{run.rows_per_second:,.0f}",
+        "left": lambda run: duration(run.seconds_left),
+        "age": lambda run: duration(now - run.created),
+    }, left="run model queue"))  # fmt: skip
 
 
 def submitted_table(runs: Iterable[FileRun], now: float) -> RenderableType:
     """One line for each submitted run."""
-    table = _table("submitted run", "state", "output", "rows", "done", "runner", "age", left=3)
-    for run in runs:
-        table.add_row(
-            run.id[: ID_CHARS + 1],
-            Text(run.state, style="red" if run.state == "failed" else ""),
-            plain(run.order.request.output or ""),
-            "?" if run.rows is None else f"{run.rows:,}",
-            f"{run.progress.rows / run.rows:.0%}" if run.rows else "",
-            plain(run.runner),
-            duration(now - run.created),
-        )
-    return _or_word(table, "No submitted runs.")
+    return _or_word("No submitted runs.", _table(runs, {
+        "submitted run": lambda run: run.id[: ID_CHARS + 1],
+        "state": lambda run: Text(run.state, style="red" if run.state == "failed" else ""),
+        "output": lambda run: plain(run.order.request.output or ""),
+        "rows": lambda run: "?" if run.rows is None else f"{run.rows:,}",
+        "done": lambda run: f"{run.progress.rows / run.rows:.0%}" if run.rows else "",
+        "runner": lambda run: plain(run.runner),
+        "age": lambda run: duration(now - run.created),
+    }, left="submitted-run state output"))  # fmt: skip
 
 
 def errors_table(errors: Iterable[RowError]) -> RenderableType:
     """One line for each row without a score."""
-    table = _table("row", "attempts", "worker", "error", left=0)
-    table.columns[2].justify = table.columns[3].justify = "left"
-    for error in errors:
-        table.add_row(f"{error.row:,}", str(error.attempts), plain(error.worker), plain(error.error))
-    return table
+    return _table(errors, {
+        "row": lambda error: f"{error.row:,}",
+        "attempts": lambda error: str(error.attempts),
+        "worker": lambda error: plain(error.worker),
+        "error": lambda error: plain(error.error),
+    }, left="worker error")  # fmt: skip
 
 
 def damaged_table(damaged: Iterable[Damaged]) -> RenderableType:
     """One line for each key that cannot be read."""
-    table = _table("key", "reason", left=2)
-    for each in damaged:
-        table.add_row(plain(each.key), plain(each.reason))
-    return table
+    return _table(damaged, {
+        "key": lambda each: plain(each.key),
+        "reason": lambda each: plain(each.reason),
+    }, left="key reason")  # fmt: skip
 
 
 def duration(seconds: float | None) -> str:
@@ -248,13 +228,34 @@ def _padding(report: WorkerReport) -> str:
     return f"{1 - report.tokens / report.padded_tokens:.1%}" if report.padded_tokens else ""
 
 
-def _table(*names: str, left: int) -> Table:
-    """A table whose first `left` columns are left-aligned and the others right-aligned."""
+def _live_state(worker: WorkerState) -> Text:
+    state = Text(worker.state, style=_STYLES[worker.state])
+    if worker.report and worker.state == "draining":
+        state.append(f" ({worker.report.claimed_jobs:,} left)")
+    return state
+
+
+def _of_report(cell: Callable[[WorkerReport], str]) -> Callable[[WorkerState], str]:
+    """A cell of a worker that is empty if the worker has no report."""
+    return lambda worker: cell(worker.report) if worker.report else ""
+
+
+def _alarm(count: int) -> Text:
+    return Text(f"{count:,}", style="red" if count else "")
+
+
+def _table(
+    rows: Iterable[Row], columns: Mapping[str, Callable[[Row], str | Text]], *, left: str, unbroken: str = ""
+) -> Table:
+    """A table of `columns`; those named in `left` are left-aligned, the others right-aligned."""
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for place, name in enumerate(names):
-        table.add_column(name, justify="left" if place < left else "right", overflow="fold")
+    for name in columns:
+        justify: Literal["left", "right"] = "left" if name.replace(" ", "-") in left.split() else "right"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=name == unbroken)
+    for row in rows:
+        table.add_row(*(cell(row) for cell in columns.values()))
     return table
 
 
-def _or_word(table: Table, word: str) -> RenderableType:
+def _or_word(word: str, table: Table) -> RenderableType:
     return Group(table if table.row_count else Text(word), Text(""))

@@ -19,11 +19,11 @@ from rankmill.gateway.observation import Observation
 from rankmill.gateway.refusals import EXPECTED, Refusal
 from rankmill.gateway.score_request import RequestScores
 from rankmill.gateway.scoring import Scoring, ServedModels
-from rankmill.jobs.registry.registry import Registry
 from rankmill.jobs.runtime.connection import client_for, impatient
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.aio.connection import LoopRedis
+from rankmill.registry.store import RegistryStore
 
 _SWEEP_SECONDS = 3600
 
@@ -76,7 +76,7 @@ class Gateway:
         self.served = ServedModels(settings)
         self.scoring = Scoring(settings, redis_url, self.served, self.admission)
         self.batches = Batches(settings, redis_url) if settings.gateway_files else None
-        self.registry = Registry(settings.registry) if settings.registry else None
+        self.registry = RegistryStore(settings.registry) if settings.registry else None
         self.grpc: Stoppable | None = None
         self.is_stopping = False
         self._needed = needed

@@ -14,8 +14,8 @@ from typing import IO, Any, Protocol, Self, cast
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.registry.documents import MAX_FILES, Manifest, ModelFile, check_path
-from rankmill.jobs.registry.folder import PIECE
-from rankmill.registry.files import check_kind, is_left_out
+from rankmill.jobs.registry.registry import PIECE
+from rankmill.registry.push import check_kind, is_left_out
 
 _MOST_ENTRIES = 4 * MAX_FILES
 """Most files and folders of an archive, those that are left out included."""

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-import pyarrow as pa
 
-from rankmill.jobs.contract.errors import InputError, RunFailed
 from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.lab.tuning.pairs import file_sample
-from rankmill.lab.tuning.precision_check import Measured, compare
+from rankmill.lab.pairs import file_sample
+from rankmill.lab.precision import Measured, compare, score_sample
 from rankmill.producer.files.readers import TextColumns
-from rankmill.score.session import RunScores, Session
+from rankmill.score.session import Session
 
 _WARM_ROWS = 64
 
@@ -30,6 +28,13 @@ class Side:
     pairs_per_second: float
     scores: npt.NDArray[np.float32]
 
+    @property
+    def figures(self) -> dict[str, str]:
+        """The figures as text, by what they are."""
+        measured = self.measured
+        where = f"{measured.backend}, {measured.device}, {measured.precision}"
+        return {"runs on": where, "pairs/s": f"{self.pairs_per_second:,.0f}", **measured.figures}
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -42,7 +47,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """Both models, the first as the reference, and the queries that differ most, the worst first.
 
     ``spearman`` has the rank correlation of each query with at least two different scores.
@@ -61,7 +66,7 @@ def compare_models(
     sample: int,
     shown: int,
     settings: Settings,
-) -> Comparison:
+) -> ModelComparison:
     """Score a sample of the input with two models.
 
     Parameters
@@ -69,7 +74,7 @@ def compare_models(
     models
         Names of the models; the second is compared with the first.
     inputs, columns, label_column, sample
-        As of `rankmill.lab.tuning.precision_check.check_precisions`.
+        As of `rankmill.lab.precision.check_precisions`.
     shown
         Most queries in ``differences``.
     settings
@@ -84,7 +89,12 @@ def compare_models(
     first, second = (resolver.pin(each) for each in models)
     with Session(settings.model_copy(update={"model": first})) as session:
         table = file_sample(inputs, sample, columns, label_column)
-        found = [_score(session, table, columns, model) for model in (first, second)]
+        found = []
+        for model in (first, second):
+            few = table.slice(0, _WARM_ROWS)  # for which the model is loaded
+            for rows in (few, table):
+                scored = score_sample(session, rows, columns, f"with {model}", model=model)
+            found.append(scored)
     queries = table[columns.query].to_pylist()
     labels = None if label_column is None else table[label_column].to_pylist()
     one, two = (
@@ -92,19 +102,9 @@ def compare_models(
         for model, each in zip((first, second), found, strict=True)
     )
     by_query = _by_query(queries, table[columns.passage].to_pylist(), one.scores, two.scores)
-    return Comparison((one, two), tuple(by_query[:shown]), np.array([each.spearman for each in by_query]))
-
-
-def _score(session: Session, table: pa.Table, columns: TextColumns, model: str) -> RunScores:
-    """Score the table after a few rows for which the model is loaded."""
-    try:
-        session.score(table.slice(0, _WARM_ROWS), columns.names, model=model)
-        scored = session.score(table, columns.names, model=model)
-    except RunFailed as error:
-        raise InputError(str(error)) from None
-    if not scored.stats:
-        raise InputError(f"no row has a score with {model}")
-    return scored
+    return ModelComparison(
+        (one, two), tuple(by_query[:shown]), np.array([each.spearman for each in by_query])
+    )
 
 
 def _by_query(

@@ -7,63 +7,40 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from rankmill.lab.tuning.agreement import TOP
-from rankmill.lab.tuning.reports.plots import save_chart
-from rankmill.registry.compare import Comparison, Side
+from rankmill.lab.machine import markdown_table
+from rankmill.lab.report import save_chart
+from rankmill.registry.compare import ModelComparison
 
 _COLOURS = ("#0f766e", "#c2410c")
 _LONGEST = 120
 
 
-def write_report(found: Comparison, folder: Path) -> Path:
+def write_report(found: ModelComparison, folder: Path) -> Path:
     """Write ``report.md`` and ``scores.svg`` into a folder; returns the report's path. Raises `OSError`."""
     folder.mkdir(parents=True, exist_ok=True)
     save_chart(_figure(found), folder / "scores.svg")
     one, two = found.sides
     ranks = two.measured.agreement
-    lines = [
-        f"# {two.model} beside {one.model}",
-        "",
-        f"{ranks.rows:,} rows of {ranks.queries:,} queries.",
-        "",
-        "| model | runs on | pairs/s | Spearman within queries (95% interval) | same top "
-        f"{TOP} | top {TOP} shared | nDCG@10 | rows lost |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-        *(f"| {' | '.join(cells(side))} |" for side in found.sides),
-        "",
-        "The speeds are those of one run after the other, with whatever else the workers did.",
-        "",
-        "![Scores of both, and the rank correlation of each query](scores.svg)",
-        "",
-        "## Queries that differ most",
-        "",
-        f"| query | Spearman | best of {one.model} | best of {two.model} |",
-        "| --- | --- | --- | --- |",
+    figures = [name.replace("Spearman", "Spearman within queries (95% interval)") for name in one.figures]
+    differences = [
+        [_cell(each.query), f"{each.spearman:.3f}", _cell(each.first), _cell(each.second)]
+        for each in found.differences
     ]
-    for each in found.differences:
-        texts = [_cell(text) for text in (each.query, each.first, each.second)]
-        lines.append(f"| {texts[0]} | {each.spearman:.3f} | {texts[1]} | {texts[2]} |")
+    parts = [
+        f"# {two.model} beside {one.model}",
+        f"{ranks.rows:,} rows of {ranks.queries:,} queries.",
+        markdown_table(["model", *figures], ([side.model, *side.figures.values()] for side in found.sides)),
+        "The speeds are those of one run after the other, with whatever else the workers did.",
+        "![Scores of both, and the rank correlation of each query](scores.svg)",
+        "## Queries that differ most",
+        markdown_table(["query", "Spearman", f"best of {one.model}", f"best of {two.model}"], differences),
+    ]
     path = folder / "report.md"
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     return path
 
 
-def cells(side: Side) -> list[str]:
-    """The figures of a model, as text."""
-    measured, ranks = side.measured, side.measured.agreement
-    return [
-        side.model,
-        f"{measured.backend}, {measured.device}, {measured.precision}",
-        f"{side.pairs_per_second:,.0f}",
-        str(ranks),
-        "" if ranks.same_top is None else f"{ranks.same_top:.1%}",
-        "" if ranks.top_overlap is None else f"{ranks.top_overlap:.1%}",
-        "" if measured.ndcg is None else f"{measured.ndcg:.4f}",
-        f"{measured.lost:,}",
-    ]
-
-
-def _figure(found: Comparison) -> Figure:
+def _figure(found: ModelComparison) -> Figure:
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     spread, both, queries = figure.subplots(1, 3)
     finite = [side.scores[np.isfinite(side.scores)] for side in found.sides]
@@ -84,5 +61,5 @@ def _figure(found: Comparison) -> Figure:
 
 
 def _cell(text: str) -> str:
-    line = " ".join(text.split()).replace("|", "\\|")
+    line = " ".join(text.split())
     return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"

@@ -1,24 +1,18 @@
-"""The trial of a model before it is pushed: a process loads it, and scores the shipped pairs."""
+"""What a worker of this host makes of a model: its description, and a trial before it is pushed."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 from pydantic import BaseModel
 
-from rankmill.jobs.contract.errors import InputError, RankmillError
+from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.runtime.hosts import require_worker_packages
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.lab.offline import ask
 
 
-class TrialFailed(RankmillError):
-    """The process that tries a model was killed."""
-
-
-class Trial(BaseModel):
+class TriedModel(BaseModel):
     """A model that can be scored: transformers' model type, and what ran it here."""
 
     family: str
@@ -26,32 +20,88 @@ class Trial(BaseModel):
     precision: str
 
 
-def try_model(folder: Path, settings: Settings, *, seconds: float | None = None) -> Trial:
+def try_model(folder: Path, settings: Settings, *, seconds: float | None = None) -> TriedModel:
     """Load the model in a folder, and score the shipped pairs, within `seconds`.
 
     Raises
     ------
     InputError
         It cannot be scored; the message says why.
-    TrialFailed
-        The process was killed, as the system does when memory runs out, or the time was over.
+    ProcessFailed
+        The process was killed, or the time was over.
     """
     require_worker_packages()
     spec = settings.spec().model_copy(
         update={"model": str(folder.resolve()), "revision": None, "precision": "fp32"}
     )
-    request = {"spec": spec.written()}
-    command = [sys.executable, "-P", "-m", "rankmill.workers.offline.trial"]
     try:
-        done = subprocess.run(
-            command, input=json.dumps(request), capture_output=True, text=True, check=False, timeout=seconds
-        )
-    except subprocess.TimeoutExpired:
-        raise TrialFailed(f"the trial of {folder} took longer than {seconds:g} s") from None
-    if not done.stdout:
-        last = done.stderr.strip().rpartition("\n")[2]
-        raise TrialFailed(f"the trial of {folder} ended with status {done.returncode}: {last or 'no reason'}")
-    answer = json.loads(done.stdout)
-    if "error" in answer:
-        raise InputError(f"{folder} cannot be pushed: {answer['error']}")
-    return Trial.model_validate(answer)
+        answer = ask("trial", {"spec": spec.written()}, f"the trial of {folder}", seconds=seconds)
+    except InputError as error:
+        raise InputError(f"{folder} cannot be pushed: {error}") from None
+    return TriedModel.model_validate(answer)
+
+
+class ModelReport(BaseModel):
+    """A model as a worker sees it.
+
+    Attributes
+    ----------
+    model, revision
+        Its name, and the commit on the hub.
+    family, kind
+        Transformers' model type, and how it makes a score.
+    pooling
+        Which tokens the score reads.
+    outputs
+        Names of the outputs.
+    activation
+        Dotted path of the function that it was saved with; ``None`` if it has none.
+    max_length
+        Most tokens of a pair.
+    instruction, prompts
+        The instruction in use, and the model's own by name.
+    prompt
+        What it reads of a pair; ``None``: the two texts.
+    refused
+        Why it cannot be scored with these settings; ``None`` if it can.
+    device
+        The device of this host.
+    backends
+        For each backend and precision, why it cannot run the model here; ``None`` if it can.
+    """
+
+    model: str
+    revision: str | None
+    family: str
+    kind: str
+    pooling: str
+    outputs: tuple[str, ...]
+    activation: str | None
+    max_length: int
+    instruction: str
+    prompts: dict[str, str]
+    prompt: str | None
+    refused: str | None
+    device: str
+    backends: dict[str, dict[str, str | None]]
+
+
+def model_report(settings: Settings) -> ModelReport:
+    """Describe the settings' model.
+
+    Raises
+    ------
+    InputError
+        There is no such model, or its files are damaged.
+    ProcessFailed
+        The process was killed.
+    """
+    require_worker_packages()
+    request = {
+        "spec": settings.spec().written(),
+        "device": settings.device,
+        "cache_dir": settings.cache_dir,
+        "registry": settings.registry,
+        "cache_bytes": settings.cache_bytes,
+    }
+    return ModelReport.model_validate(ask("report", request, "looking at the model"))

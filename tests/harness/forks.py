@@ -82,7 +82,6 @@ _LIBRARIES_OF_WORKERS = (
     "rankmill.workers.backends.openvino.graph",
     "rankmill.workers.backends.openvino.probe",
     "rankmill.workers.backends.torch.backend",
-    "rankmill.workers.backends.torch.probe",
     "rankmill.workers.host.health",
     "rankmill.workers.worker",
 )

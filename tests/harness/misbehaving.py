@@ -25,7 +25,7 @@ MARKS = ("raise", "exhaust", "kill", "hang", "hold")
 class MisbehavingBackend:
     """Another backend, but for batches with a marked row; counts its forwards in a file."""
 
-    shares_beginnings = False
+    shares_prefixes = False
 
     def __init__(self, real: Backend, tokenizer: Any) -> None:
         self.name, self.device, self.precision = real.name, real.device, real.precision

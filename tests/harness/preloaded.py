@@ -28,9 +28,7 @@ from tests.harness.environ import ENVIRON
 _MODULES = (
     "rankmill.producer.local.supervisor",
     "rq.cli",
-    "rankmill.workers.models.report",
-    "rankmill.workers.offline.quantization.calibrate",
-    "rankmill.workers.offline.trial",
+    "rankmill.workers.offline",
 )
 """What rankmill starts as ``python -m``."""
 

@@ -13,12 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import ConfigError, InputError, RegistryAway, RegistryError
-from rankmill.jobs.registry.documents import Alias, Manifest, ModelFile, Target, content_of, target_of
-from rankmill.jobs.registry.fetch import fetch_files
-from rankmill.jobs.registry.folder import PIECE, Folder
-from rankmill.jobs.registry.names import Reference, check_name, parse_reference
-from rankmill.jobs.registry.registry import Registry, files_folder, next_version
+from rankmill.jobs.registry.documents import (
+    Alias,
+    Manifest,
+    ModelFile,
+    Reference,
+    Target,
+    check_name,
+    content_of,
+    parse_reference,
+    target_of,
+)
+from rankmill.jobs.registry.registry import PIECE, fetch_files, files_folder
 from rankmill.jobs.registry.resolver import Resolver
+from rankmill.registry.store import RegistryStore, WritableFolder, next_version
 from tests.harness.models.registries import put_version
 from tests.harness.servers.buckets import Bucket
 
@@ -43,14 +51,14 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return (tmp_path / "registry").as_uri()
 
 
-def alias(registry: Registry, name: str, versions: dict[str, float], shadow: str | None = None) -> None:
+def alias(registry: RegistryStore, name: str, versions: dict[str, float], shadow: str | None = None) -> None:
     target = target_of(versions, shadow=shadow, by="a test", at=1.0)
     registry.write_alias(Reference("reranker", name), Alias(now=target))
 
 
 def test_what_is_pushed_is_what_is_fetched(url: str, model: Path, tmp_path: Path) -> None:
     pushed = put_version(url, model, "reranker")
-    registry = Registry(url)
+    registry = RegistryStore(url)
     assert (str(pushed), registry.models(), registry.versions("reranker")) == (
         "reranker@v1",
         ["reranker"],
@@ -75,7 +83,7 @@ def test_versions_are_numbered_and_the_same_model_is_the_same_version(url: str, 
 
 def test_an_alias_is_resolved_to_its_version_and_may_name_another(url: str, model: Path) -> None:
     put_version(url, model, "reranker")
-    registry = Registry(url)
+    registry = RegistryStore(url)
     alias(registry, "production", {"v1": 1.0})
     alias(registry, "stable", {"production": 1.0})
     for tag in ("v1", "production", "stable"):
@@ -110,7 +118,7 @@ def test_two_writers_of_one_version_never_mix_their_files(url: str, tmp_path: Pa
         found = list(pool.map(push, models))
     (winner,) = [each for each in found if isinstance(each, Manifest)]
     assert all("with other files" in str(each) for each in found if each is not winner)
-    registry = Registry(url)
+    registry = RegistryStore(url)
     assert registry.manifest(Reference("reranker", "v1")) == winner
     fetch_files(registry, winner, tmp_path / "fetched", tmp_path / "parts")
 
@@ -118,33 +126,33 @@ def test_two_writers_of_one_version_never_mix_their_files(url: str, tmp_path: Pa
 def test_a_version_is_visible_only_with_all_of_its_files_and_a_push_continues(
     url: str, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def upload(folder: Folder, source: Path, *rest: object) -> None:
+    def upload(folder: WritableFolder, source: Path, *rest: object) -> None:
         if source.name.endswith("safetensors"):
             raise RegistryAway("away")
         real(folder, source, *rest)  # type: ignore[arg-type]
 
-    real = Folder.upload
-    monkeypatch.setattr(Folder, "upload", upload)
+    real = WritableFolder.upload
+    monkeypatch.setattr(WritableFolder, "upload", upload)
     with pytest.raises(RegistryAway):
         put_version(url, model, "reranker")
-    registry = Registry(url)
+    registry = RegistryStore(url)
     assert (registry.models(), registry.versions("reranker"), registry.taken("reranker")) == ([], [], ["v1"])
     with pytest.raises(InputError, match="has no reranker@v1; it has no model reranker"):
         registry.manifest(Reference("reranker", "v1"))
     uploaded: list[str] = []
 
-    def rest_of_it(folder: Folder, source: Path, *rest: object) -> None:
+    def rest_of_it(folder: WritableFolder, source: Path, *rest: object) -> None:
         uploaded.append(source.name)
         real(folder, source, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Folder, "upload", rest_of_it)
+    monkeypatch.setattr(WritableFolder, "upload", rest_of_it)
     assert put_version(url, model, "reranker").version == "v1"
     assert uploaded == ["model.safetensors"]
 
 
 def test_a_removed_version_is_gone_and_its_name_is_not_used_again(url: str, model: Path) -> None:
     put_version(url, model, "reranker")
-    registry = Registry(url)
+    registry = RegistryStore(url)
     registry.remove(Reference("reranker", "v1"), b"{}")
     assert registry.versions("reranker") == []
     assert registry.folder.sizes("reranker") == {"v1/removed.json": 2}
@@ -161,11 +169,11 @@ def test_a_wrong_checksum_and_a_file_that_is_short_are_refused(tmp_path: Path, m
     for damaged in (b"Weights" * 100, b"weights", b""):
         weights.write_bytes(damaged)
         with pytest.raises(RegistryError, match=r"model.safetensors of reranker@v1 .*\(another checksum"):
-            fetch_files(Registry(str(tmp_path)), pushed, tmp_path / "a", tmp_path / "parts")
+            fetch_files(RegistryStore(str(tmp_path)), pushed, tmp_path / "a", tmp_path / "parts")
         assert not (tmp_path / "a" / "model.safetensors").exists()
     weights.unlink()
     with pytest.raises(RegistryError, match="is not there"):
-        fetch_files(Registry(str(tmp_path)), pushed, tmp_path / "a", tmp_path / "parts")
+        fetch_files(RegistryStore(str(tmp_path)), pushed, tmp_path / "a", tmp_path / "parts")
 
 
 def test_a_fetch_continues_where_it_ended_and_damage_of_its_part_is_repaired(
@@ -175,7 +183,7 @@ def test_a_fetch_continues_where_it_ended_and_damage_of_its_part_is_repaired(
     (model / "model.safetensors").write_bytes(content)
     pushed = put_version(tmp_path, model, "reranker")
     digest = next(file.sha256 for file in pushed.files if file.path == "model.safetensors")
-    registry, read = Registry(str(tmp_path)), []
+    registry, read = RegistryStore(str(tmp_path)), []
     real = registry.folder.read_piece
 
     def read_piece(start: int, end: int, *path: str) -> bytes:
@@ -200,7 +208,7 @@ def test_a_fetch_continues_where_it_ended_and_damage_of_its_part_is_repaired(
 )
 def test_damaged_documents_are_one_line(tmp_path: Path, model: Path, damage: bytes) -> None:
     put_version(tmp_path, model, "reranker")
-    registry = Registry(str(tmp_path))
+    registry = RegistryStore(str(tmp_path))
     (tmp_path / "reranker" / "v1" / "manifest.json").write_bytes(damage)
     with pytest.raises(RegistryError, match=r"the manifest of reranker@v1 .* is damaged") as found:
         registry.manifest(Reference("reranker", "v1"))
@@ -299,7 +307,7 @@ def test_a_registry_that_is_away_is_one_line(tmp_path: Path, monkeypatch: pytest
         ("gopher://a", "cannot be used: .*gopher"),
     ]:
         with pytest.raises(RegistryAway, match=why) as found:
-            Registry(url).models()
+            RegistryStore(url).models()
         assert "\n" not in str(found.value)
 
 
@@ -309,7 +317,7 @@ def test_an_alias_keeps_its_version_while_the_registry_is_away(
     url = tmp_path / "registry"
     url.mkdir()
     put_version(url, model, "reranker")
-    alias(Registry(str(url)), "production", {"v1": 1.0})
+    alias(RegistryStore(str(url)), "production", {"v1": 1.0})
     resolver = Resolver(str(url))
     assert resolver.pin("reranker@production") == "reranker@v1"
     monkeypatch.setattr(time, "monotonic", lambda at=time.monotonic: at() + 60)
@@ -326,7 +334,7 @@ def test_an_alias_keeps_its_version_while_the_registry_is_away(
 def test_an_alias_that_is_split_names_its_versions(tmp_path: Path, model: Path) -> None:
     put_version(tmp_path, model, "reranker", "v1")
     put_version(tmp_path, model, "reranker", "v2")
-    alias(Registry(str(tmp_path)), "production", {"v1": 0.1, "v2": 0.9})
+    alias(RegistryStore(str(tmp_path)), "production", {"v1": 0.1, "v2": 0.9})
     with pytest.raises(InputError, match=r"stands for several versions \(v1, v2\); name one, as reranker@v2"):
         Resolver(str(tmp_path)).pin("reranker@production")
 

@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.compare import read_qrels
 from benchmarks.comparison.contenders import CONTENDERS
 from benchmarks.comparison.environments import ROOT, dependencies
 from benchmarks.comparison.report import bar_chart
 from benchmarks.comparison.standings import from_json, goals, speed_table, standings
 from benchmarks.engine.ceiling import linear_layers
-from rankmill.lab.tuning.machine import markdown_table
-from rankmill.lab.tuning.quality import ndcg, read_qrels
+from rankmill.lab.agreement import ndcg
+from rankmill.lab.machine import markdown_table
 
 RESULTS = from_json(
     {

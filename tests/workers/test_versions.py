@@ -13,11 +13,10 @@ import pytest
 
 from rankmill.jobs.cache.models import model_files
 from rankmill.jobs.contract.errors import WorkerError
-from rankmill.jobs.registry.fetch import fetch_files
-from rankmill.jobs.registry.names import Reference
-from rankmill.jobs.registry.registry import Registry, files_folder
-from rankmill.workers.models.versions.room import make_room
-from rankmill.workers.models.versions.store import VersionStore
+from rankmill.jobs.registry.documents import Reference
+from rankmill.jobs.registry.registry import Registry, fetch_files, files_folder
+from rankmill.registry.store import RegistryStore
+from rankmill.workers.models.versions import VersionStore, make_room
 from tests.harness.environ import ENVIRON
 from tests.harness.models.registries import put_version
 from tests.harness.preloaded import PreloadedProcess
@@ -202,8 +201,8 @@ def test_a_full_disk_is_one_line_and_leaves_nothing_half_there(registry: Path, t
 
 def test_killed_while_it_fetches_the_next_goes_on(registry: Path, cache: Path) -> None:
     setup = (
-        "from rankmill.workers.models.versions.store import VersionStore\n"
-        "from rankmill.jobs.registry.names import Reference"
+        "from rankmill.workers.models.versions import VersionStore\n"
+        "from rankmill.jobs.registry.documents import Reference"
     )
     work = (
         f"VersionStore(Path({str(cache)!r}), {str(registry)!r}, None).get(Reference('reranker', 'v1'), None)"
@@ -238,16 +237,16 @@ def test_killed_while_it_pushes_the_next_goes_on(tmp_path: Path, model: Path) ->
     assert {path.name for path in files.iterdir()} - {path.name for path in left} == FILES
     for path in left:
         os.utime(path, (1, 1))
-    Registry(str(url)).folder.tidy("reranker", "v1", files.name)
+    RegistryStore(str(url)).folder.tidy("reranker", "v1", files.name)
     assert {path.name for path in files.iterdir()} == FILES
 
 
 def test_killed_while_it_pulls_the_next_goes_on(registry: Path, tmp_path: Path) -> None:
     target = tmp_path / "pulled"
     setup = (
-        "from rankmill.registry.pull import pull\nfrom rankmill.registry.steps import Steps\n"
+        "from rankmill.registry.push import pull\nfrom rankmill.registry.push import Steps\n"
         "from rankmill.jobs.registry.registry import Registry\n"
-        "from rankmill.jobs.registry.names import Reference\n"
+        "from rankmill.jobs.registry.documents import Reference\n"
         f"registry = Registry({str(registry)!r})\nmanifest = registry.manifest(Reference('reranker', 'v1'))"
     )
     kills = 0

@@ -13,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmill.workers.backends.families import BERT_LIKE
-from rankmill.workers.backends.layer import LayerShape
 from rankmill.workers.batches.layout import PLAIN, Layout
-from rankmill.workers.batches.tokens import Batch
+from rankmill.workers.batches.tokens import Batch, Ids
 
 Logits = npt.NDArray[np.float32]
 
@@ -53,7 +52,7 @@ class Backend(Protocol):
 
     ``depth`` is the best number of forwards in progress at a time: 1 if `submit` itself computes, more if
     the device computes while the next batch is prepared. ``bytes`` is the size of the weights.
-    ``shares_beginnings``: it computes what rows begin with in common only once (`Batch.groups`).
+    ``shares_prefixes``: it computes what rows begin with in common only once (`Batch.groups`).
     """
 
     name: str
@@ -61,7 +60,7 @@ class Backend(Protocol):
     precision: str
     depth: int
     bytes: int
-    shares_beginnings: bool
+    shares_prefixes: bool
 
     def submit(self, batch: Batch) -> Pending:
         """Begin a forward; raises `OutOfMemory` and `DeviceLost`."""
@@ -106,6 +105,64 @@ class ModelFiles:
         from rankmill.workers.backends.classifier import load_classifier, load_config
 
         return load_classifier(self.source, self.revision, load_config(self.source, self.revision))
+
+
+ROW_TOKENS = 128
+"""Tokens in a row of the measured layer: a usual pair."""
+
+HEAD_WIDTH = 64
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Widths of a layer, rounded so that similar models share a measurement.
+
+    Attributes
+    ----------
+    hidden
+        Width of the hidden states; a multiple of `HEAD_WIDTH`.
+    inner
+        Width inside the feed-forward part.
+    rows
+        Rows of `ROW_TOKENS` tokens in a batch.
+    """
+
+    hidden: int
+    inner: int
+    rows: int
+
+    @classmethod
+    def of(cls, config: Any, threads: int) -> LayerShape:
+        """The shape of a model's layers, with rows enough to keep `threads` busy for some milliseconds.
+
+        Parameters
+        ----------
+        config
+            The model's config, from transformers.
+        threads
+            CPU threads that share the work.
+        """
+        hidden = _rounded(getattr(config, "hidden_size", None) or 768)
+        inner = getattr(config, "hidden_dim", None) or getattr(config, "intermediate_size", None)
+        shape = cls(hidden, _rounded(inner or 4 * hidden), 1)
+        rows = round(1e9 * threads / shape.operations)
+        return cls(shape.hidden, shape.inner, min(max(rows, 1), 16))
+
+    @property
+    def operations(self) -> int:
+        """Floating-point operations of the matrix products of a batch."""
+        products = 4 * self.hidden**2 + 2 * self.hidden * self.inner
+        attention = 2 * ROW_TOKENS * self.hidden
+        return 2 * self.rows * ROW_TOKENS * (products + attention)
+
+
+def _rounded(width: int) -> int:
+    """The nearest of 64, 128, 192, 256, 384, 512, 768, 1024, 1536 and so on, up to 6144.
+
+    Larger widths count as 6144: wider layers behave alike, and a config may hold any number.
+    """
+    steps = [64, *(base << power for power in range(6) for base in (128, 192))]
+    return min(steps, key=lambda step: abs(step - width))
 
 
 @dataclass(frozen=True)
@@ -179,3 +236,13 @@ class BackendKind:
 def is_installed(package: str) -> bool:
     """Whether a package can be imported, without importing it."""
     return importlib.util.find_spec(package) is not None
+
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+"""Names of the inputs, as in transformers."""
+
+
+def inputs_of(batch: Batch) -> dict[str, Ids]:
+    """The arrays of a batch, by the names in `INPUTS`."""
+    types = np.zeros_like(batch.ids) if batch.types is None else batch.types
+    return dict(zip(INPUTS, (batch.ids, batch.mask, types), strict=True))

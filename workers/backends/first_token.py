@@ -46,51 +46,44 @@ def read_first_token_only(model: Any) -> bool:
     return True
 
 
-class _BertLayer(nn.Module):
+class _LastLayer(nn.Module):
+    """A family's last layer, for the first token only."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+
+
+class _BertLayer(_LastLayer):
     """The last layer of BERT and of the families that share its modules."""
 
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        self.attention = layer.attention
-        self.intermediate = layer.intermediate
-        self.output = layer.output
-
     def forward(self, hidden: torch.Tensor, mask: torch.Tensor | None, *_: Any, **__: Any) -> torch.Tensor:
         """Hidden states ``[rows, tokens, width]`` to those of the first token, ``[rows, 1, width]``."""
-        inner, first = self.attention.self, hidden[:, :1]
+        layer, inner, first = self.layer, self.layer.attention.self, hidden[:, :1]
         heads = inner.num_attention_heads
         context = _attend(inner.query(first), inner.key, inner.value, hidden, mask, heads)
-        attended = self.attention.output(context, first)
-        output: torch.Tensor = self.output(self.intermediate(attended), attended)
+        attended = layer.attention.output(context, first)
+        output: torch.Tensor = layer.output(layer.intermediate(attended), attended)
         return output
 
 
-class _DistilBertLayer(nn.Module):
+class _DistilBertLayer(_LastLayer):
     """The last layer of DistilBERT."""
-
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        self.attention = layer.attention
-        self.attention_norm = layer.sa_layer_norm
-        self.feed_forward = layer.ffn
-        self.output_norm = layer.output_layer_norm
 
     def forward(self, hidden: torch.Tensor, mask: torch.Tensor | None, *_: Any, **__: Any) -> torch.Tensor:
         """Hidden states ``[rows, tokens, width]`` to those of the first token, ``[rows, 1, width]``."""
-        inner, first = self.attention, hidden[:, :1]
+        layer, inner, first = self.layer, self.layer.attention, hidden[:, :1]
         context = _attend(inner.q_lin(first), inner.k_lin, inner.v_lin, hidden, mask, inner.n_heads)
-        attended = self.attention_norm(inner.out_lin(context) + first)
-        output: torch.Tensor = self.output_norm(self.feed_forward(attended) + attended)
+        attended = layer.sa_layer_norm(inner.out_lin(context) + first)
+        output: torch.Tensor = layer.output_layer_norm(layer.ffn(attended) + attended)
         return output
 
 
-class _ModernBertLayer(nn.Module):
+class _ModernBertLayer(_LastLayer):
     """The last layer of ModernBERT, with global or local attention."""
 
     def __init__(self, layer: Any) -> None:
-        super().__init__()
-        self.attn_norm, self.attn = layer.attn_norm, layer.attn
-        self.mlp_norm, self.mlp = layer.mlp_norm, layer.mlp
+        super().__init__(layer)
         self.attention_type = layer.attention_type
 
     def forward(
@@ -101,12 +94,12 @@ class _ModernBertLayer(nn.Module):
         **_: Any,
     ) -> torch.Tensor:
         """Hidden states ``[rows, tokens, width]`` to those of the first token, ``[rows, 1, width]``."""
-        whole, width = self.attn.Wqkv, hidden.shape[2]
+        layer, whole, width = self.layer, self.layer.attn.Wqkv, hidden.shape[2]
         bias = (None, None) if whole.bias is None else (whole.bias[:width], whole.bias[width:])
-        normed = self.attn_norm(hidden)
+        normed = layer.attn_norm(hidden)
         query = linear(normed[:, :1], whole.weight[:width], bias[0])
         key, value = linear(normed, whole.weight[width:], bias[1]).chunk(2, -1)
-        heads = width // self.attn.head_dim
+        heads = width // layer.attn.head_dim
         cos, sin = position_embeddings
         at_first = cos[:, :1], sin[:, :1]
         query, key = (
@@ -115,8 +108,8 @@ class _ModernBertLayer(nn.Module):
         )
         row_mask = None if attention_mask is None else attention_mask[:, :, :1]
         context = scaled_dot_product_attention(query, key, _by_head(value, heads), attn_mask=row_mask)
-        first = hidden[:, :1] + self.attn.Wo(context.transpose(1, 2).flatten(2))
-        output: torch.Tensor = first + self.mlp(self.mlp_norm(first))
+        first = hidden[:, :1] + layer.attn.Wo(context.transpose(1, 2).flatten(2))
+        output: torch.Tensor = first + layer.mlp(layer.mlp_norm(first))
         return output
 
 
@@ -164,14 +157,8 @@ def _by_head(states: torch.Tensor, heads: int) -> torch.Tensor:
     return states.reshape(*states.shape[:2], heads, -1).transpose(1, 2)
 
 
-class _DebertaLayer(nn.Module):
+class _DebertaLayer(_LastLayer):
     """The last layer of DeBERTa-v2 and v3, whose attention adds how content and relative positions match."""
-
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        self.attention = layer.attention
-        self.intermediate = layer.intermediate
-        self.output = layer.output
 
     def forward(
         self,
@@ -182,7 +169,7 @@ class _DebertaLayer(nn.Module):
         **_: Any,
     ) -> tuple[torch.Tensor, None]:
         """Hidden states ``[rows, tokens, width]`` to those of the first token, ``[rows, 1, width]``."""
-        inner, first = self.attention.self, hidden[:, :1]
+        layer, inner, first = self.layer, self.layer.attention.self, hidden[:, :1]
         heads = inner.num_attention_heads
         query, key, value = (
             _by_head(states, heads)
@@ -198,8 +185,8 @@ class _DebertaLayer(nn.Module):
             places = rel_embeddings[: 2 * inner.pos_ebd_size]
             bias = bias + scale * self._positions(query, key, relative_pos, places)
         context = scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scale)
-        attended = self.attention.output(context.transpose(1, 2).flatten(2), first)
-        return self.output(self.intermediate(attended), attended), None
+        attended = layer.attention.output(context.transpose(1, 2).flatten(2), first)
+        return layer.output(layer.intermediate(attended), attended), None
 
     def _positions(
         self, query: torch.Tensor, key: torch.Tensor, relative: torch.Tensor, places: torch.Tensor
@@ -209,7 +196,7 @@ class _DebertaLayer(nn.Module):
         Shape ``[rows, heads, 1, tokens]``; `relative` is ``[1, tokens, tokens]``, and `places` is
         ``[2 * span, width]``.
         """
-        inner, heads = self.attention.self, query.shape[1]
+        inner, heads = self.layer.attention.self, query.shape[1]
         span, share = inner.pos_ebd_size, inner.share_att_key
         total = torch.zeros(query.shape[0], heads, 1, key.shape[2], dtype=query.dtype, device=query.device)
         if "c2p" in inner.pos_att_type:

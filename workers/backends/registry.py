@@ -26,7 +26,7 @@ BACKENDS: dict[str, BackendKind] = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class BackendChoice:
     """The backend and the precision that run a model.
 
     ``int8_gain``: how many times as fast int8 would be, if it is available here and was measured.
@@ -57,7 +57,7 @@ def choose_device(setting: str, backend: str) -> str:
 
 def choose_backend(
     setting: str, precision: str, config: Any, device: str, cache: Path, *, plain: bool = True
-) -> Choice:
+) -> BackendChoice:
     """The backend and precision for a model; for ``auto``, the fastest that can run it.
 
     On a CPU, ``auto`` measures, and never chooses int8. On a GPU it takes the first of `BACKENDS`
@@ -106,7 +106,7 @@ def choose_backend(
             if precision == "auto" and plain
             else None
         )
-        return Choice(backend, chosen, gain)
+        return BackendChoice(backend, chosen, gain)
     if not obstacles:
         known = dict.fromkeys(each for kind in kinds for each in kind.precisions[device])
         by = "" if setting == "auto" else f" by backend {setting}"

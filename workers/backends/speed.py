@@ -19,8 +19,7 @@ from typing import Any
 
 from rankmill.jobs.cache.folder import read_json, write_json
 from rankmill.jobs.runtime.hosts import cpu_flags, cpu_name
-from rankmill.workers.backends.base import BackendKind
-from rankmill.workers.backends.layer import LayerShape
+from rankmill.workers.backends.base import BackendKind, LayerShape
 from rankmill.workers.host.device import threads
 from rankmill.workers.host.disk_cache import version
 
@@ -30,7 +29,7 @@ CPU_PRECISIONS = ("fp32", "bf16")
 INT8 = {"int8 in fp32": "fp32", "int8 in bf16": "bf16"}
 """int8 as it is measured, and the precision of the rest of the model; ``auto`` never chooses int8."""
 
-_VERSION = 2
+_VERSION = 3
 """Version of the measurement; changes when the same machine would get other figures."""
 
 _SECONDS = 0.2
@@ -122,12 +121,7 @@ def _about(kinds: Iterable[BackendKind], shape: LayerShape) -> dict[str, Any]:
 def _cached(file: Path) -> Speeds | None:
     try:
         kept = read_json(file)
-        gflops = kept["gflops"]
-        found = {
-            (name, precision): float(speed)
-            for name, by_precision in gflops.items()
-            for precision, speed in by_precision.items()
-        }
+        found = {_combination(name): float(speed) for name, speed in kept["gflops"].items()}
         steady = bool(kept.get("steady", True))
         if not steady and not 0 <= time.time() - file.stat().st_mtime < _BUSY_SECONDS:
             return None
@@ -146,14 +140,17 @@ def _measured(kinds: Iterable[BackendKind], shape: LayerShape, about: dict[str, 
         "" if found.steady else "; kept for an hour only, as the machine is busy",
     )  # fmt: skip
     if found.gflops:
-        gflops: dict[str, dict[str, float]] = {}
-        for (name, precision), speed in found.gflops.items():
-            gflops.setdefault(name, {})[precision] = round(speed, 1)
+        gflops = {" ".join(each): round(speed, 1) for each, speed in found.gflops.items()}
         try:
             write_json(file, {**about, "gflops": gflops, "steady": found.steady})
         except OSError as error:
             logger.warning("the speed of this CPU cannot be kept: %s", error)
     return found
+
+
+def _combination(name: str) -> Combination:
+    backend, precision = name.split(" ", 1)
+    return backend, precision
 
 
 def _version(package: str) -> str:

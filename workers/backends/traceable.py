@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from rankmill.workers.backends.base import INPUTS
 from rankmill.workers.backends.first_token import read_first_token_only
 from rankmill.workers.backends.head import cast_all_but_head, heads_of
-from rankmill.workers.backends.inputs import INPUTS
 
 _MASKED = -10_000.0
 """Added to the attention of padding. It makes the weight 0 in every precision, and fits fp16 and bf16."""

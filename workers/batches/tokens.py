@@ -16,7 +16,7 @@ from rankmill.workers.batches.planner import Rows
 Ids = npt.NDArray[np.int64]
 
 _MEMORY_SHARE = 4
-"""A token of a shared beginning counts as one of this many computed ones: it takes memory, not time."""
+"""A token of a shared prefix counts as one of this many computed ones: it takes memory, not time."""
 
 _FEWEST_TOKENS = 256
 """Smaller pieces are not worth a stream: reading the weights takes as long as the products."""
@@ -75,7 +75,7 @@ class Tokens:
     def costs(self) -> Ids:
         """Tokens that each row adds to a batch in which rows that begin alike are together, shape ``[n]``.
 
-        A beginning is computed once for all; its keys and values still take memory in every row.
+        A prefix is computed once for all; its keys and values still take memory in every row.
         """
         if self.shared is None:
             return self.lengths
@@ -87,15 +87,15 @@ class Tokens:
         return spans(self.offsets[rows], self.lengths[rows])
 
 
-def joined(rows: Sequence[list[int]], beginnings: Sequence[str]) -> Tokens:
-    """Rows of token ids as `Tokens` without types; rows of equal `beginnings` begin alike."""
+def joined(rows: Sequence[list[int]], prefixes: Sequence[str]) -> Tokens:
+    """Rows of token ids as `Tokens` without types; rows of equal `prefixes` begin alike."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     ids = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
-    groups = np.fromiter(map(hash, beginnings), np.int64, len(rows))
+    groups = np.fromiter(map(hash, prefixes), np.int64, len(rows))
     shared = np.zeros_like(lengths)
     together: dict[str, list[int]] = {}
-    for row, beginning in enumerate(beginnings):
-        together.setdefault(beginning, []).append(row)
+    for row, prefix in enumerate(prefixes):
+        together.setdefault(prefix, []).append(row)
     for members in together.values():
         if len(members) > 1:
             shared[members] = _alike([rows[row] for row in members])

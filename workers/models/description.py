@@ -12,7 +12,6 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.batches.layout import Layout, read_layout
 from rankmill.workers.host.disk_cache import build_once, is_kept, version
 from rankmill.workers.host.model_file import model_file
-from rankmill.workers.models.tokenizer import Joiner
+from rankmill.workers.models.tokenizer import Joiner, sample_pairs
 
 _VERSION = 2
 """Version of the cached files; to be changed with their content."""
@@ -266,9 +265,7 @@ def _state(backend: Tokenizer) -> dict[str, Any]:
 
 
 def _agree(plain: PlainTokenizer, tokenizer: Any) -> bool:
-    special = "".join(tokenizer.all_special_tokens[:8])
-    samples = ["", "a", " É\n你½", f"B{special}, {special} b ", "a " * 9]
-    queries, passages = (list(texts) for texts in zip(*product(samples, samples), strict=True))
+    queries, passages = sample_pairs(tokenizer)
     lengths: list[dict[str, Any]] = [{"truncation": "longest_first", "max_length": n} for n in (8, 12, 64)]
     for options in ({}, *lengths):
         ours, theirs = plain(queries, passages, **options), tokenizer(queries, passages, **options)

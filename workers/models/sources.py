@@ -1,27 +1,91 @@
-"""Where a model's files are: in a folder of this host, on the hub, or in a registry."""
+"""Where a model's files are: in a folder of this host, on the hub, or in a registry; and if they are whole.
+
+Imports no torch: reading 100 GB of weights for their digest takes minutes, so it is done in a thread, and
+what the headers of safetensors say is checked before anything else of them is read.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import socket
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
+from typing import Any
 
 from rankmill.jobs.cache.digests import Facts
 from rankmill.jobs.cache.models import model_content, model_facts
 from rankmill.jobs.contract.errors import InputError, SpecError, WorkerError
 from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import CONTENT, ScoreSpec
-from rankmill.jobs.registry.names import Reference, parse_reference
+from rankmill.jobs.registry.documents import Reference, parse_reference
+from rankmill.jobs.runtime.limits import total_memory
 from rankmill.workers.host.model_file import commit_of
-from rankmill.workers.models.headers import check_headers
-from rankmill.workers.models.versions.store import VersionStore
+from rankmill.workers.models.versions import VersionStore
+
+_MOST = 100 << 20
+"""Bytes of a header; the safetensors library refuses longer ones."""
+
+_FLOATS = ("F", "BF")
+"""How the names of number formats begin that are loaded as float32."""
 
 DEMO_MODEL = shipped("examples", "demo-model")
 
+_AT_ONCE_SECONDS = 0.2
+"""Reading that takes no longer than this is waited for."""
+
+
+def check_headers(folder: Path, name: str) -> None:
+    """Refuse weights that cannot be loaded here, in milliseconds: reading 100 GB for a digest takes minutes.
+
+    Raises
+    ------
+    SpecError
+        A file is longer or shorter than its header says, or has no header.
+    WorkerError
+        The model does not fit into the memory of this host.
+    OSError
+        A file cannot be read.
+    """
+    needed = sum(_loaded_bytes(file, name) for file in sorted(folder.glob("*.safetensors")))
+    there = total_memory()
+    if needed > there:
+        raise WorkerError(
+            f"there is not enough memory to load model {name}: in float32 it needs "
+            f"{needed / 2**30:,.1f} GiB, and worker host {socket.gethostname()} has {there / 2**30:,.1f} GiB"
+        )
+
+
+def _loaded_bytes(file: Path, name: str) -> int:
+    """Bytes of the file's tensors in memory."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if not 0 < length <= min(_MOST, size - 8):
+            raise SpecError(f"{file.name} of model {name} is damaged or cut off: it has no header")
+        header = opened.read(length)
+    try:
+        tensors: dict[str, Any] = json.loads(header)
+        tensors.pop("__metadata__", None)
+        end = 8 + length + max((int(each["data_offsets"][1]) for each in tensors.values()), default=0)
+        loaded = sum(map(_in_memory, tensors.values()))
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        raise SpecError(f"{file.name} of model {name} is damaged: its header cannot be read") from None
+    if end != size:
+        raise SpecError(f"{file.name} of model {name} has {size:,} bytes, and its header describes {end:,}")
+    return loaded
+
+
+def _in_memory(tensor: dict[str, Any]) -> int:
+    first, last = tensor["data_offsets"]
+    return 4 * prod(tensor["shape"]) if tensor["dtype"].startswith(_FLOATS) else int(last - first)
+
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """The files of a model.
 
     Attributes
@@ -49,7 +113,7 @@ class Source:
 
 def find_source(
     spec: ScoreSpec, versions: VersionStore | None, cache: Path | None, *, ask_hub: bool = True
-) -> Source:
+) -> ModelSource:
     """Find the files of a model; a version of a registry is fetched if it is not on this host.
 
     Parameters
@@ -72,16 +136,16 @@ def find_source(
     if reference is None:
         files = locate(spec.model)
         if isinstance(files, str):
-            return Source(files, commit_of(files, spec.revision) if ask_hub else spec.revision)
+            return ModelSource(files, commit_of(files, spec.revision) if ask_hub else spec.revision)
         facts = model_facts(files)
-        return Source(files, None if cache is None else _content(files, spec, cache), facts=facts)
+        return ModelSource(files, None if cache is None else _content(files, spec, cache), facts=facts)
     if versions is None:
         raise SpecError(
             f"{reference} is in a registry; rankmill models pull {reference} DIR makes a folder of it"
         )
     version = versions.get(reference, spec.revision)
     folder = _checked(version.folder, spec.model)
-    return Source(folder, version.content, version.held, model_facts(folder))
+    return ModelSource(folder, version.content, version.held, model_facts(folder))
 
 
 def directory_content(spec: ScoreSpec, cache: Path) -> str | None:
@@ -148,14 +212,48 @@ def _checked(path: Path, name: str) -> Path:
     return path
 
 
-def is_folder(name: str) -> bool:
-    """Whether a model's name is that of a directory of this host that can be looked at."""
-    try:
-        return Path(name).expanduser().is_dir()
-    except (OSError, RuntimeError):
-        return False
-
-
 def is_path(name: str) -> bool:
     """Whether a model's name can only be a path: a hub id has one slash and starts with a letter or digit."""
     return name.startswith(("/", ".", "~")) or name.count("/") > 1
+
+
+logger = logging.getLogger(__name__)
+
+
+class Reading:
+    """What is read of models before they are loaded, by models' names and revisions.
+
+    Parameters
+    ----------
+    cache
+        Folder where digests are remembered, so that the load finds them.
+    versions
+        Where models of a registry come from; they are fetched in the thread, too.
+    """
+
+    def __init__(self, cache: Path, versions: VersionStore | None) -> None:
+        self._cache = cache
+        self._versions = versions
+        self._threads: dict[tuple[str, str | None], threading.Thread] = {}
+
+    def goes_on(self, spec: ScoreSpec) -> bool:
+        """Whether the model's files are still being read; begins that. When it has ended, load the model."""
+        key = spec.model, spec.revision
+        thread = self._threads.get(key)
+        if thread is None:
+            thread = threading.Thread(target=self._read, args=(spec,), name="digest", daemon=True)
+            self._threads[key] = thread
+            thread.start()
+            thread.join(_AT_ONCE_SECONDS)
+            if thread.is_alive():
+                logger.info("reading the files of %s; other models are served meanwhile", spec.model)
+        if thread.is_alive():
+            return True
+        del self._threads[key]
+        return False
+
+    def _read(self, spec: ScoreSpec) -> None:
+        try:
+            find_source(spec, self._versions, self._cache, ask_hub=False)
+        except Exception as error:  # whatever it is, the load meets it again
+            logger.debug("%s cannot be read: %s", spec.model, error)

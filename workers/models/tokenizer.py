@@ -1,4 +1,4 @@
-"""Tokenizes pairs of texts."""
+"""Tokenizes pairs of texts, and cuts passages that are too long into windows."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 from tokenizers import Tokenizer
 
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.workers.batches.planner import Rows
 from rankmill.workers.batches.tokens import Ids, Tokens, spans
 
 
@@ -117,9 +119,7 @@ class Joiner:
         )
 
     def _agrees_with(self, tokenizer: Any) -> bool:
-        special = "".join(tokenizer.all_special_tokens[:8])
-        samples = ["", "a", " É\n你½", f"B{special}, {special} b ", "a " * 9]
-        queries, passages = (list(texts) for texts in zip(*product(samples, samples), strict=True))
+        queries, passages = sample_pairs(tokenizer)
         for length in [*range(self.specials + 1, self.specials + 6), 512]:
             ours = self.tokenize(queries, passages, length)
             theirs = tokenize_pairs(tokenizer, queries, passages, length)
@@ -156,6 +156,14 @@ class Joiner:
         )
 
 
+def sample_pairs(tokenizer: Any) -> tuple[list[str], list[str]]:
+    """Queries and passages ``[n]`` on which two tokenizers that differ are likely to differ."""
+    special = "".join(tokenizer.all_special_tokens[:8])
+    samples = ["", "a", " É\n你½", f"B{special}, {special} b ", "a " * 9]
+    queries, passages = zip(*product(samples, samples), strict=True)
+    return list(queries), list(passages)
+
+
 def longest_first(lengths: Ids, room: int) -> Ids:
     """Lengths of texts ``[2, n]`` after truncation: the longer of two is cut until both fit into `room`."""
     first, second = lengths
@@ -189,3 +197,56 @@ def _offsets(lengths: Ids) -> Ids:
 
 def _flat(rows: Iterable[list[int]], count: int) -> Ids:
     return np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=count)
+
+
+class Windows:
+    """Cuts passages.
+
+    Parameters
+    ----------
+    tokenizer
+        The Hugging Face tokenizer, to see where tokens begin in a text.
+    tokenize
+        The tokenizer of pairs, with its limit on the length.
+    stride
+        Tokens from the start of a window to the start of the next; ``None``: half of a window.
+
+    Raises
+    ------
+    SpecError
+        The tokenizer does not tell where its tokens are in a text.
+    """
+
+    def __init__(self, tokenizer: Any, tokenize: Tokenize, stride: int | None) -> None:
+        try:
+            self._texts = single_texts(tokenizer)
+        except (AttributeError, ValueError) as error:
+            raise SpecError(f"its tokenizer cannot cut passages for --long split ({error})") from error
+        self._tokenize, self._stride = tokenize, stride
+
+    def cut(self, queries: Sequence[str], passages: Sequence[str]) -> tuple[Rows, list[str], list[str]]:
+        """Pairs ``[n]`` as pairs ``[windows]``, and the number of the pair that each of them is of.
+
+        A passage that fits stays whole. So does one whose query leaves less than a quarter of the model's
+        length: it is truncated, as without windows.
+        """
+        distinct = list(dict.fromkeys(queries))
+        taken = self._tokenize(distinct, [""] * len(distinct)).lengths.tolist()
+        limit = self._tokenize.max_length
+        rooms = {query: limit - used for query, used in zip(distinct, taken, strict=True)}
+        rows: list[int] = []
+        texts: list[str] = []
+        found = self._texts.encode_batch(list(passages), add_special_tokens=False)
+        for row, (query, passage, encoding) in enumerate(zip(queries, passages, found, strict=True)):
+            room, spans = rooms[query], encoding.offsets
+            whole = len(spans) <= room or room < limit // 4
+            parts = [passage] if whole else self._parts(passage, spans, room)
+            rows += [row] * len(parts)
+            texts += parts
+        return np.asarray(rows, np.intp), [queries[row] for row in rows], texts
+
+    def _parts(self, passage: str, spans: Sequence[tuple[int, int]], room: int) -> list[str]:
+        step = min(self._stride or max(room // 2, 1), room)
+        last = len(spans) - room
+        starts = [*range(0, last, step), last]  # the last window is as long as the others
+        return [passage[spans[start][0] : spans[start + room - 1][1]] for start in starts]

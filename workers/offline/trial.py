@@ -1,22 +1,15 @@
-"""A trial of a model: it is loaded as a worker loads it, and scores the shipped pairs.
-
-``python -m rankmill.workers.offline.trial`` reads ``{"spec": {...}}`` as JSON on standard input, and
-prints ``{"family": ..., "backend": ..., "precision": ...}``, or ``{"error": "..."}`` and then ends with 1.
-"""
+"""A trial of a model: it is loaded as a worker loads it, and scores the shipped pairs."""
 
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import redirect_stdout, suppress
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rankmill.jobs.contract.errors import RankmillError, SpecError
+from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import OutOfMemory
@@ -29,8 +22,10 @@ _SCORED = 48
 _TOKEN_BUDGET = 2048
 
 
-def try_model(request: Mapping[str, Any]) -> dict[str, str]:
-    """Try the model of a request with PyTorch on the CPU, which runs all that any worker can.
+def trial(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Try a model with PyTorch on the CPU, which runs all that any worker can.
+
+    The request is ``{"spec": {...}}``, the answer ``{"family": ..., "backend": ..., "precision": ...}``.
 
     Raises
     ------
@@ -53,21 +48,3 @@ def try_model(request: Mapping[str, Any]) -> dict[str, str]:
         raise SpecError(f"it gives all pairs of the examples the same score, {scored.scores[0]:g}")
     backend = loaded.backend
     return {"family": loaded.about.config.model_type, "backend": backend.name, "precision": backend.precision}
-
-
-def main() -> int:
-    """Read a request, answer it; the exit status."""
-    request = json.load(sys.stdin)
-    with suppress(OSError):  # if memory runs out, the system ends this process and not the one that asked
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    try:
-        with redirect_stdout(sys.stderr):  # what libraries print is no part of the answer
-            answer, status = try_model(request), 0
-    except RankmillError as error:
-        answer, status = {"error": str(error)}, 1
-    print(json.dumps(answer), flush=True)
-    return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

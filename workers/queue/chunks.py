@@ -21,8 +21,8 @@ from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory
 from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.host import metrics
-from rankmill.workers.models.reading import Reading
-from rankmill.workers.models.versions.aliases import Aliases
+from rankmill.workers.models.sources import Reading
+from rankmill.workers.models.versions import Aliases
 from rankmill.workers.queue.claim import Claim, Source
 from rankmill.workers.queue.refusals import Refusals, RefusedRuns
 from rankmill.workers.queue.sources import source_of

@@ -28,7 +28,7 @@ from rankmill.producer.collect.pairs import COLUMNS
 if TYPE_CHECKING:
     from rankmill.jobs.contract.priority import Priority
     from rankmill.jobs.contract.spec import SpecOptions
-    from rankmill.jobs.registry.registry import Choice
+    from rankmill.jobs.registry.registry import Resolved
     from rankmill.jobs.runtime.settings import Settings
     from rankmill.producer.client.runs.scores import Ranked, Scores
     from rankmill.producer.client.runs.scoring_run import ScoringRun
@@ -75,7 +75,7 @@ class LoopStore(RunStore):
 class _LoopResolver(Resolver):
     """Asks the registry in a thread, so that the loop goes on."""
 
-    def choice(self, model: str) -> Choice | None:
+    def choice(self, model: str) -> Resolved | None:
         if self.knows(model):
             return super().choice(model)
         return bridge.wait(asyncio.to_thread(super().choice, model))

@@ -22,7 +22,7 @@ from rankmill.producer.collect.pairs import cut_pairs
 
 if TYPE_CHECKING:
     from rankmill.jobs.contract.priority import Priority
-    from rankmill.jobs.registry.registry import Choice
+    from rankmill.jobs.registry.registry import Resolved
     from rankmill.producer.client.runs.scoring_run import ScoringRun, Submitter
     from rankmill.producer.collect.pairs import Pairs
 
@@ -76,7 +76,7 @@ class SplitScorer:
 
     def start(
         self,
-        choice: Choice,
+        choice: Resolved,
         pairs: Pairs,
         columns: tuple[str, str],
         *,

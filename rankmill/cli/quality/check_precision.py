@@ -16,8 +16,7 @@ from rich.table import Table
 from rankmill.cli import options
 from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.lab.tuning.agreement import TOP
-from rankmill.lab.tuning.precision_check import REFERENCE, Measured, check_precisions
+from rankmill.lab.precision import REFERENCE, Measured, check_precisions
 from rankmill.producer.files.readers import TextColumns
 
 
@@ -79,22 +78,14 @@ def _as_json(measured: Measured, threshold: float) -> dict[str, Any]:
 
 
 def _table(found: Sequence[Measured]) -> Table:
+    _, *others = found[0].figures
     spearman = f"Spearman with {REFERENCE} (95% interval)"
-    headings = ("precision", "runs on", spearman, f"same top {TOP}", f"top {TOP} shared", "nDCG@10")
-    table = Table(*headings, "rows lost", box=SIMPLE_HEAD)
+    table = Table("precision", "runs on", spearman, *others, box=SIMPLE_HEAD)
     for each in found:
-        ranks = each.agreement
-        quality = "" if each.ndcg is None else f"{each.ndcg:.4f}"
-        where = f"{each.backend}, {each.device}"
-        tops = [_share(ranks.same_top), _share(ranks.top_overlap)]
-        table.add_row(each.precision, where, str(ranks), *tops, quality, f"{each.lost:,}")
+        table.add_row(each.precision, f"{each.backend}, {each.device}", *each.figures.values())
     ranks = found[0].agreement
     table.caption = f"{ranks.rows:,} rows of {ranks.queries:,} queries"
     return table
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
 
 
 def _refusal(bad: Sequence[Measured], threshold: float) -> str:

@@ -15,11 +15,10 @@ from rankmill.cli import options
 from rankmill.cli.exits import MEASURED
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.passwords import mask_passwords
-from rankmill.lab.tuning.cell import CellResult
-from rankmill.lab.tuning.experiment import Experiment, load_experiment, shipped
-from rankmill.lab.tuning.grid import RECORDS, Plan, plan, run
-from rankmill.lab.tuning.records import Records
-from rankmill.lab.tuning.reports.statistics import measurements, write_measurements
+from rankmill.lab.bench import Records
+from rankmill.lab.experiment import Experiment, load_experiment, shipped
+from rankmill.lab.grid import RECORDS, CellResult, Plan, plan, run
+from rankmill.lab.statistics import measurements, write_measurements
 
 _EPILOG = f"""\b
 rankmill ships: {", ".join(shipped())}
@@ -113,7 +112,7 @@ def _outcome(result: CellResult) -> str:
 
 
 def _report(folder: Path, experiments: Sequence[Experiment], results: Sequence[CellResult]) -> None:
-    from rankmill.lab.tuning.reports.report import write_report  # matplotlib is slow to import
+    from rankmill.lab.report import write_report  # matplotlib is slow to import
 
     write_measurements(folder / "measurements.parquet", results)
     path = write_report(folder, experiments, results)

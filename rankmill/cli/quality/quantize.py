@@ -14,12 +14,11 @@ from rich.table import Table
 from rankmill.cli import options
 from rankmill.jobs.contract.spec import RECIPE
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.lab.quantization.calibration import require_packages
-from rankmill.lab.quantization.make import Quantized, check_output
-from rankmill.lab.quantization.make import quantize as make
-from rankmill.lab.quantization.pairs import read_pairs
-from rankmill.lab.tuning.agreement import TOP
-from rankmill.lab.tuning.precision_check import REFERENCE, Measured
+from rankmill.lab.agreement import TOP
+from rankmill.lab.pairs import read_pairs
+from rankmill.lab.precision import REFERENCE, Measured
+from rankmill.lab.quantize import Quantized, check_output, require_packages
+from rankmill.lab.quantize import quantize as make
 from rankmill.producer.files.readers import TextColumns
 
 
@@ -83,9 +82,7 @@ def _table(made: Quantized) -> Table:
         REFERENCE: made.reference, "int8 as it comes": made.plain, "int8 quantized": made.best.measured
     }  # fmt: skip
     for name, each in rows.items():
-        ranks = each.agreement
-        shared = "" if ranks.top_overlap is None else f"{ranks.top_overlap:.1%}"
-        table.add_row(name, str(ranks), shared, "" if each.ndcg is None else f"{each.ndcg:.4f}")
+        table.add_row(name, *(each.figures[one] for one in ("Spearman", f"top {TOP} shared", "nDCG@10")))
     ranks = made.reference.agreement
     table.caption = f"{ranks.rows:,} rows of {ranks.queries:,} queries, none of them calibrated on"
     return table

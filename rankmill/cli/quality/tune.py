@@ -21,10 +21,9 @@ from rankmill.cli.exits import MEASURED
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.runtime.settings import Settings, config_file, load_settings
-from rankmill.lab.tuning.pairs import fingerprint, sample
-from rankmill.lab.tuning.records import Records
-from rankmill.lab.tuning.trials import MAX_ROWS, Objective, Trials
-from rankmill.lab.tuning.tune import Tuned, Tuner
+from rankmill.lab.bench import Records
+from rankmill.lab.pairs import fingerprint, sample
+from rankmill.lab.tune import MAX_ROWS, Objective, Trials, Tuned, Tuner
 
 _FIRST_LINE = "# Made by rankmill tune"
 _UNITS = {"s": 1, "m": 60, "h": 3600}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from rankmill.cli import options
-from rankmill.cluster.orders import Outcome
-from rankmill.jobs.registry.names import Reference, check_name
-from rankmill.jobs.registry.opening import one_version, open_registry, reference, who
+from rankmill.cluster.orders import OrderOutcome
+from rankmill.jobs.registry.documents import Reference, check_name
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.registry.changes import remove_version, roll_back, set_alias, target
-from rankmill.registry.promote import promote as promote_version
+from rankmill.registry.aliases import promote as promote_version
+from rankmill.registry.aliases import remove_version, roll_back, set_alias, target
+from rankmill.registry.store import RegistryStore, reference, who
 
 _WARM_SECONDS = 600
 
@@ -55,8 +55,8 @@ def alias(
     With --split it stands for several: which one scores a query follows from the query's text, so that it
     is always the same.
     """
-    registry = open_registry(settings)
-    version = one_version(registry, reference(model))
+    registry = RegistryStore.of(settings)
+    version = registry.version(reference(model))
     called = Reference(version.name, check_name(alias, "an alias"))
     found = set_alias(registry, called, target(registry, version, others, shadow, by=who()))
     click.echo(f"{called} stands for {found.now}")
@@ -82,12 +82,12 @@ def promote(
 
     If a worker cannot load it, ALIAS stays as it is. Runs that have begun keep their version.
     """
-    registry = open_registry(settings)
-    version = one_version(registry, reference(model))
+    registry = RegistryStore.of(settings)
+    version = registry.version(reference(model))
     called = Reference(version.name, check_name(alias, "an alias"))
     wanted = target(registry, version, others, shadow, by=who())
 
-    def said(outcome: Outcome) -> None:
+    def said(outcome: OrderOutcome) -> None:
         click.echo(f"{outcome.worker}: {outcome.text}", err=outcome.state != "done")
 
     client = options.connection(settings)
@@ -100,7 +100,7 @@ def promote(
 @options.settings("registry")
 def rollback(alias: str, settings: Settings) -> None:
     """Let an alias stand for what it stood for before."""
-    registry = open_registry(settings)
+    registry = RegistryStore.of(settings)
     called = reference(alias, "ALIAS")
     click.echo(f"{called} stands for {roll_back(registry, called, by=who()).now}")
 
@@ -114,7 +114,7 @@ def remove(model: str, settings: Settings) -> None:
     A version is not removed while an alias stands for it or a run of the server uses it. Its name is not
     used again.
     """
-    registry = open_registry(settings)
+    registry = RegistryStore.of(settings)
     named = reference(model)
     if registry.find_alias(named) is not None:
         registry.remove_alias(named)

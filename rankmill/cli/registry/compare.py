@@ -15,7 +15,7 @@ from rankmill.cli import options
 from rankmill.cli.watch import console
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.files.readers import TextColumns
-from rankmill.registry.compare import Comparison, Side, compare_models
+from rankmill.registry.compare import ModelComparison, compare_models
 
 _SHOWN = 10
 
@@ -59,7 +59,7 @@ def compare(
         click.echo(f"the report is in {path}", err=as_json)
 
 
-def _as_json(found: Comparison) -> dict[str, Any]:
+def _as_json(found: ModelComparison) -> dict[str, Any]:
     sides = [
         {
             "model": side.model,
@@ -72,26 +72,12 @@ def _as_json(found: Comparison) -> dict[str, Any]:
     return {"models": sides, "differences": [asdict(each) for each in found.differences]}
 
 
-def _table(found: Comparison) -> Table:
+def _table(found: ModelComparison) -> Table:
     table = Table("", *(side.model for side in found.sides), box=SIMPLE_HEAD)
-    for name, row in zip(_ROWS, zip(*map(_figures, found.sides), strict=True), strict=True):
-        if any(row):
-            table.add_row(name, *row)
+    for name in found.sides[0].figures:
+        row = [side.figures[name] for side in found.sides]
+        if any(row) and not name.startswith("same top"):
+            table.add_row(name.replace("Spearman", "Spearman with the first"), *row)
     worst = found.differences[0]
     table.caption = f"least alike ({worst.spearman:.2f}): {worst.query[:60]}"
     return table
-
-
-_ROWS = ("runs on", "pairs/s", "Spearman with the first", "top 10 shared", "nDCG@10", "rows lost")
-
-
-def _figures(side: Side) -> list[str]:
-    measured, ranks = side.measured, side.measured.agreement
-    return [
-        f"{measured.backend}, {measured.device}, {measured.precision}",
-        f"{side.pairs_per_second:,.0f}",
-        str(ranks),
-        "" if ranks.top_overlap is None else f"{ranks.top_overlap:.1%}",
-        "" if measured.ndcg is None else f"{measured.ndcg:.4f}",
-        f"{measured.lost:,}",
-    ]

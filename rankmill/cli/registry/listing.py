@@ -11,11 +11,10 @@ from rich.table import Table
 
 from rankmill.cli import options
 from rankmill.cli.watch import console
-from rankmill.jobs.registry.documents import Alias, Manifest
-from rankmill.jobs.registry.names import Reference
-from rankmill.jobs.registry.opening import one_version, open_registry, reference
+from rankmill.jobs.registry.documents import Alias, Manifest, Reference
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.registry.views import called, manifests, version_view
+from rankmill.registry.aliases import called, manifests, version_view
+from rankmill.registry.store import RegistryStore, reference
 
 
 @options.command("list")
@@ -24,7 +23,7 @@ from rankmill.registry.views import called, manifests, version_view
 @options.as_json
 def list_models(names: tuple[str, ...], settings: Settings, as_json: bool) -> None:
     """List the models of the registry, their versions and aliases."""
-    registry = open_registry(settings)
+    registry = RegistryStore.of(settings)
     found = {name: manifests(registry, name) for name in names or registry.models()}
     aliases = {name: registry.aliases(name) for name in found}
     if as_json:
@@ -45,11 +44,11 @@ def list_models(names: tuple[str, ...], settings: Settings, as_json: bool) -> No
 @options.as_json
 def show(model: str, settings: Settings, as_json: bool) -> None:
     """Show a version, or an alias: files, by whom and when."""
-    registry = open_registry(settings)
+    registry = RegistryStore.of(settings)
     asked = reference(model)
     alias = registry.find_alias(asked)
     manifest = registry.manifest(
-        one_version(registry, asked) if alias is None or _is_one(alias) else _first(asked, alias)
+        registry.version(asked) if alias is None or _is_one(alias) else _first(asked, alias)
     )
     aliases = registry.aliases(asked.name)
     if as_json:

@@ -11,11 +11,11 @@ import click
 
 from rankmill.cli import options
 from rankmill.jobs.contract.errors import InputError
-from rankmill.jobs.registry.opening import one_version, open_registry, reference, who
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.registry.pull import pull as pull_version
+from rankmill.registry.push import Steps
+from rankmill.registry.push import pull as pull_version
 from rankmill.registry.push import push as push_version
-from rankmill.registry.steps import Steps
+from rankmill.registry.store import RegistryStore, reference, who
 from rankmill.registry.trial import try_model
 
 _PUSHES = "the version is not in the registry; the same command continues"
@@ -46,7 +46,7 @@ def push(
     must hold no code. Without VERSION, it gets the next number: v1, v2, ... A version never changes. It
     becomes visible when all of its files are there; an interrupted push continues with the same command.
     """
-    registry = open_registry(settings)
+    registry = RegistryStore.of(settings)
     model, _, version = name.partition("@")
     if "@" in name and not version:
         raise InputError(f"{name}: there is no version after the @")
@@ -94,8 +94,8 @@ def pull(model: str, folder: Path | None, settings: Settings, quiet: bool) -> No
     DIR must not exist yet; the default is NAME-VERSION here. Each file is verified. DIR appears when it is
     complete; an interrupted pull continues with the same command.
     """
-    registry = open_registry(settings)
-    version = one_version(registry, reference(model))
+    registry = RegistryStore.of(settings)
+    version = registry.version(reference(model))
     target = folder or Path(f"{version.name}-{version.tag}")
     pull_version(registry, registry.manifest(version), target, Steps(quiet=quiet))
     if not quiet:

@@ -9,9 +9,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
 
-from rankmill.cluster.orders import Outcome, order_workers, reachable
-from rankmill.cluster.snapshot import read_cluster
-from rankmill.cluster.workers import WorkerState
+from rankmill.cluster.orders import OrderOutcome, order_workers, reachable
+from rankmill.cluster.snapshot import WorkerState, read_cluster
 from rankmill.gateway import metrics
 from rankmill.gateway.dialects.tei import LABEL, known_info
 from rankmill.gateway.gateway import Gateway
@@ -131,7 +130,7 @@ def clear_models(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, A
     workers = reachable(_workers(gateway))
     loaded = {name for worker in workers if worker.report for name in worker.report.models}
 
-    def unload(name: str) -> list[Outcome]:
+    def unload(name: str) -> list[OrderOutcome]:
         having = [worker for worker in workers if worker.report and name in worker.report.models]
         return order_workers(gateway.plain_redis, having, "unload", name, wait_seconds=_WAIT_SECONDS)
 

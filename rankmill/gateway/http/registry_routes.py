@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from rankmill.cluster.orders import Outcome
+from rankmill.cluster.orders import OrderOutcome
 from rankmill.gateway.bodies import UploadedBody
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.http.dependencies import Caller, ModelManager, TheGateway, from_json, new_router
@@ -31,17 +31,22 @@ from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.model_archives import ModelArchive, unpack, workspace
 from rankmill.gateway.refusals import Refusal, refusal_of
 from rankmill.jobs.contract.errors import ConfigError, InputError
-from rankmill.jobs.registry.documents import MAX_NOTES, Alias, Target
-from rankmill.jobs.registry.names import Reference, check_name
-from rankmill.jobs.registry.registry import Registry
+from rankmill.jobs.registry.documents import MAX_NOTES, Alias, Reference, Target, check_name
 from rankmill.jobs.runtime.hosts import require_worker_packages
-from rankmill.registry.changes import remove_version, roll_back, set_alias, target
-from rankmill.registry.promote import NotWarm, promote
-from rankmill.registry.pull import pull
-from rankmill.registry.push import push
-from rankmill.registry.steps import Steps
-from rankmill.registry.trial import TrialFailed, try_model
-from rankmill.registry.views import manifests, version_view
+from rankmill.lab.offline import ProcessFailed
+from rankmill.registry.aliases import (
+    NotWarm,
+    manifests,
+    promote,
+    remove_version,
+    roll_back,
+    set_alias,
+    target,
+    version_view,
+)
+from rankmill.registry.push import Steps, pull, push
+from rankmill.registry.store import RegistryStore
+from rankmill.registry.trial import try_model
 
 _TRIAL_SECONDS = 900.0
 
@@ -85,7 +90,7 @@ class ManagedModel:
     """A model of the registry, for a caller who may manage it."""
 
     gateway: Gateway
-    registry: Registry
+    registry: RegistryStore
     key: ApiKey | None
     name: str
 
@@ -120,7 +125,7 @@ class ManagedModel:
         return _alias_view(alias, *reference)
 
 
-async def _registry(gateway: TheGateway, key: ModelManager) -> Registry:
+async def _registry(gateway: TheGateway, key: ModelManager) -> RegistryStore:
     if gateway.registry is None:
         raise Refusal(
             "not_found", "this gateway has no registry: it needs the setting registry (RANKMILL_REGISTRY)"
@@ -128,7 +133,7 @@ async def _registry(gateway: TheGateway, key: ModelManager) -> Registry:
     return gateway.registry
 
 
-TheRegistry = Annotated[Registry, Depends(_registry)]
+TheRegistry = Annotated[RegistryStore, Depends(_registry)]
 
 
 async def _model(gateway: TheGateway, registry: TheRegistry, key: Caller, name: str) -> ManagedModel:
@@ -206,7 +211,7 @@ def _push(model: ManagedModel, upload: UploadedBody, version: str | None, notes:
                 pushed = push(
                     registry, folder, model.name, version, trial, Steps(quiet=True), by=model.by, notes=notes
                 )
-            except (InputError, TrialFailed) as error:  # the folder means nothing to who has sent the files
+            except (InputError, ProcessFailed) as error:  # the folder means nothing to who has sent the files
                 text = str(error).replace(f"{folder}/", "").replace(str(folder), "the model")
                 raise Refusal(refusal_of(error).kind, text) from None
     except OSError as error:
@@ -298,7 +303,7 @@ async def promote_version(
 
 def _promote(model: ManagedModel, alias: str, wanted: Promotion) -> dict[str, Any]:
     reference = model.alias(alias)
-    outcomes: list[Outcome] = []
+    outcomes: list[OrderOutcome] = []
     try:
         found = promote(
             model.registry, reference, model.target(wanted), model.gateway.plain_redis,
@@ -322,7 +327,7 @@ def roll_back_alias(
     return model.changed(reference, roll_back(model.registry, reference, by=model.by))
 
 
-def _model_view(registry: Registry, name: str) -> dict[str, Any]:
+def _model_view(registry: RegistryStore, name: str) -> dict[str, Any]:
     aliases = registry.aliases(check_name(name, "a model"))
     return {
         "name": name,

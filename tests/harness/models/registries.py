@@ -7,16 +7,17 @@ import tarfile
 from pathlib import Path
 
 from rankmill.jobs.registry.documents import Manifest
-from rankmill.jobs.registry.registry import Registry
-from rankmill.registry.push import push
-from rankmill.registry.steps import Steps
-from rankmill.registry.trial import Trial
+from rankmill.registry.push import Steps, push
+from rankmill.registry.store import RegistryStore
+from rankmill.registry.trial import TriedModel
 
 
 def put_version(url: str | Path, model: Path, name: str, version: str | None = None) -> Manifest:
     """Push a model without the trial, which takes seconds."""
-    trial = Trial(family="bert", backend="torch", precision="fp32")
-    return push(Registry(str(url)), model, name, version, lambda folder: trial, Steps(), by="a test").manifest
+    trial = TriedModel(family="bert", backend="torch", precision="fp32")
+    return push(
+        RegistryStore(str(url)), model, name, version, lambda folder: trial, Steps(), by="a test"
+    ).manifest
 
 
 def archive(model: Path, *more: tarfile.TarInfo, below: str = ".") -> bytes:

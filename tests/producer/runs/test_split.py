@@ -12,11 +12,10 @@ import pytest
 from rankmill import AsyncClient, Client
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.worker_report import worker_reports
-from rankmill.jobs.registry.documents import Alias, target_of
-from rankmill.jobs.registry.names import Reference
-from rankmill.jobs.registry.registry import Registry
+from rankmill.jobs.registry.documents import Alias, Reference, target_of
 from rankmill.producer.client.runs.scores import Scores
 from rankmill.producer.client.runs.split import rows_by_version, version_of
+from rankmill.registry.store import RegistryStore
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.models.registries import put_version
 from tests.harness.models.tiny import make_bert
@@ -68,7 +67,7 @@ def client(server: Server, workers: StartWorker, tmp_path: Path) -> Client:
 
 
 def let_it_stand_for(client: Client, versions: dict[str, float], shadow: str | None = None) -> None:
-    registry = Registry(client.settings.registry or "")
+    registry = RegistryStore(client.settings.registry or "")
     target = target_of(versions, shadow=shadow, by="a test", at=1.0)
     registry.write_alias(Reference("reranker", "live"), Alias(now=target))
     client._resolver._known.clear()  # what it would forget after some seconds

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from rankmill.cli.main import rankmill
-from rankmill.workers.models.report import report
+from rankmill.workers.offline.report import report
 from tests.harness.models.rerankers import make_decoder, make_encoder
 
 
@@ -20,7 +20,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report is made here, as a process of its own imports PyTorch, which takes seconds."""
 
     def run(command: list[str], **given: Any) -> subprocess.CompletedProcess[str]:
-        assert command[-2:] == ["-m", "rankmill.workers.models.report"]
+        assert command[-3:] == ["-m", "rankmill.workers.offline", "report"]
         return subprocess.CompletedProcess(command, 0, json.dumps(report(json.loads(given["input"]))), "")
 
     monkeypatch.setattr(subprocess, "run", run)

@@ -8,9 +8,7 @@ from typing import Any
 import pytest
 
 from rankmill.cluster.backlog import Backlog, Backlogs
-from rankmill.cluster.queues import QueueState
-from rankmill.cluster.snapshot import RunState, Snapshot
-from rankmill.cluster.workers import WorkerState
+from rankmill.cluster.snapshot import QueueState, RunState, Snapshot, WorkerState
 from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport
 
 

@@ -15,9 +15,8 @@ import redis
 from rich.console import Console
 
 from rankmill import Client, ScoringRun
-from rankmill.cluster.snapshot import Snapshot, read_cluster
+from rankmill.cluster.snapshot import Snapshot, WorkerState, read_cluster
 from rankmill.cluster.tables import overview
-from rankmill.cluster.workers import WorkerState
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RunCancelled
 from rankmill.jobs.contract.run import Progress, RowError
@@ -167,7 +166,7 @@ def test_a_look_takes_the_same_round_trips_however_much_there_is(monkeypatch: py
             stored_run(store)
         sent.clear()
         read_cluster(client)
-        assert len(sent) == 5
+        assert len(sent) == 4
 
 
 def test_a_queue_that_nobody_has_used_for_a_day_leaves_the_list(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,9 +18,8 @@ from pydantic import ValidationError
 
 from benchmarks.simulated import SECONDS
 from rankmill import Client
-from rankmill.cluster.history import WINDOW_SECONDS, History, quantile
-from rankmill.cluster.snapshot import Snapshot
-from rankmill.cluster.workers import WorkerState
+from rankmill.cluster.dashboard import WINDOW_SECONDS, History, quantile
+from rankmill.cluster.snapshot import Snapshot, WorkerState
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS, GpuReport, WorkerReport, announce_worker
 from tests.conftest import ENVIRON, QUICK_LEASE, Server, StartWorker, wait_for

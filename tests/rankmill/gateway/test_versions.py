@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from rankmill import Client
-from rankmill.jobs.registry.documents import Alias, target_of
-from rankmill.jobs.registry.names import Reference
-from rankmill.jobs.registry.registry import Registry
+from rankmill.jobs.registry.documents import Alias, Reference, target_of
 from rankmill.producer.client.runs.split import version_of
+from rankmill.registry.store import RegistryStore
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.gateways import Running, running_gateway
 from tests.harness.models.registries import put_version
@@ -36,7 +35,7 @@ def test_an_alias_a_split_and_a_shadow_answer_as_their_versions(
     folder.mkdir()
     for seed in range(2):
         put_version(folder, make_bert(tmp_path / f"model-{seed}", seed=seed), "reranker")
-    registry, live = Registry(str(folder)), Reference("reranker", "live")
+    registry, live = RegistryStore(str(folder)), Reference("reranker", "live")
 
     def stands_for(versions: dict[str, float], shadow: str | None = None) -> None:
         registry.write_alias(live, Alias(now=target_of(versions, shadow=shadow, by="a test", at=1.0)))

@@ -23,9 +23,9 @@ from benchmarks.faults.kills import stop
 from rankmill import Client
 from rankmill.cli.main import rankmill
 from rankmill.jobs.contract.errors import RunFailed
-from rankmill.jobs.registry.names import Reference
+from rankmill.jobs.registry.documents import Reference
 from rankmill.jobs.registry.registry import Registry
-from rankmill.registry.steps import Steps
+from rankmill.registry.push import Steps
 from tests.conftest import QUICK_LEASE, Server, StartWorker, run_command, score_file, start_command, wait_for
 from tests.harness.models.registries import put_version
 from tests.harness.models.tiny import make_bert

@@ -19,7 +19,7 @@ from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import OutOfMemory
 from rankmill.workers.backends.families import TRACEABLE
-from rankmill.workers.backends.registry import BACKENDS, Choice, choose_backend
+from rankmill.workers.backends.registry import BACKENDS, BackendChoice, choose_backend
 from rankmill.workers.backends.torch import backend as torch_backend
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.engine.engine import Engine
@@ -113,8 +113,8 @@ def test_bf16_is_never_computed_in_fp32(openvino_backend: Any, monkeypatch: pyte
     config = AutoConfig.for_model("bert")
     for has_bf16, able in ((True, "openvino"), (False, "torch")):
         monkeypatch.setattr("rankmill.workers.backends.openvino._has_bf16", lambda found=has_bf16: found)
-        assert choose_backend("auto", "bf16", config, "cpu", CACHE) == Choice(able, "bf16")
-    assert choose_backend("openvino", "auto", config, "cpu", CACHE) == Choice("openvino", "fp32")
+        assert choose_backend("auto", "bf16", config, "cpu", CACHE) == BackendChoice(able, "bf16")
+    assert choose_backend("openvino", "auto", config, "cpu", CACHE) == BackendChoice("openvino", "fp32")
     with pytest.raises(
         SpecError, match=r"openvino cannot be used: it has no bf16 on this CPU.*--backend torch"
     ):
@@ -148,7 +148,7 @@ def test_a_deberta_is_scored_all_the_same(tmp_path: Path, tiny_model: Path) -> N
 
 def test_a_gpu_is_pytorch_s() -> None:
     config = AutoConfig.for_model("bert")
-    assert choose_backend("auto", "fp16", config, "cuda", CACHE) == Choice("torch", "fp16")
+    assert choose_backend("auto", "fp16", config, "cuda", CACHE) == BackendChoice("torch", "fp16")
     with pytest.raises(SpecError, match="it runs on CPUs, not on cuda"):
         choose_backend("openvino", "auto", config, "cuda", CACHE)
 
@@ -165,9 +165,9 @@ def test_without_openvino_auto_is_another_and_asking_says_what_to_install(
 
 def test_fewer_bits_without_their_package(monkeypatch: pytest.MonkeyPatch) -> None:
     config = AutoConfig.for_model("bert")
-    assert choose_backend("auto", "int8", config, "cpu", CACHE) == Choice("openvino", "int8")
+    assert choose_backend("auto", "int8", config, "cpu", CACHE) == BackendChoice("openvino", "int8")
     monkeypatch.setitem(sys.modules, "nncf", None)
-    assert choose_backend("auto", "int8", config, "cpu", CACHE) == Choice("onnx", "int8")
+    assert choose_backend("auto", "int8", config, "cpu", CACHE) == BackendChoice("onnx", "int8")
     with pytest.raises(SpecError, match=r"int8 needs NNCF \(pip install 'rankmill\[openvino-int8\]'\)"):
         choose_backend("openvino", "int8", config, "cpu", CACHE)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)

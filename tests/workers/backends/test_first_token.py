@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from rankmill.workers.backends.first_token import read_first_token_only
-from rankmill.workers.backends.openvino.smoothing import smooth
+from rankmill.workers.backends.openvino.recipe import smooth
 
 SMALL = {
     "vocab_size": 99,

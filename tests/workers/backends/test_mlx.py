@@ -16,7 +16,7 @@ from rankmill import Client
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits
-from rankmill.workers.backends.registry import Choice, choose_backend
+from rankmill.workers.backends.registry import BackendChoice, choose_backend
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models.loading import load_model
 from rankmill.workers.models.sources import DEMO_MODEL
@@ -98,9 +98,9 @@ def test_each_precision_ranks_as_fp32_does(
 
 def test_fewer_bits_are_there_only_where_they_are_asked_for(mlx_backend: Any) -> None:
     config = AutoConfig.for_model("bert")
-    assert choose_backend("mlx", "auto", config, "mps", CACHE) == Choice("mlx", "fp16")
-    assert choose_backend("auto", "auto", config, "mps", CACHE) == Choice("torch", "fp16")
-    assert choose_backend("auto", "int4", config, "mps", CACHE) == Choice("mlx", "int4")
+    assert choose_backend("mlx", "auto", config, "mps", CACHE) == BackendChoice("mlx", "fp16")
+    assert choose_backend("auto", "auto", config, "mps", CACHE) == BackendChoice("torch", "fp16")
+    assert choose_backend("auto", "int4", config, "mps", CACHE) == BackendChoice("mlx", "int4")
     with pytest.raises(SpecError, match="precision int4 is not supported on cuda; use fp32, fp16 or bf16"):
         choose_backend("auto", "int4", config, "cuda", CACHE)
     with pytest.raises(SpecError, match="mlx cannot be used: it runs on CPUs and Apple GPUs, not on cuda"):

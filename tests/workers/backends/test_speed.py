@@ -16,9 +16,8 @@ from transformers import AutoConfig
 
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends import openvino, registry, speed, torch
-from rankmill.workers.backends.base import ModelFiles
-from rankmill.workers.backends.layer import LayerShape
-from rankmill.workers.backends.registry import BACKENDS, Choice, choose_backend
+from rankmill.workers.backends.base import LayerShape, ModelFiles
+from rankmill.workers.backends.registry import BACKENDS, BackendChoice, choose_backend
 from rankmill.workers.backends.speed import Speeds, cpu_speeds, measure
 from rankmill.workers.host.device import threads, use_threads
 from rankmill.workers.models.loading import load_model
@@ -110,7 +109,7 @@ def test_what_was_measured_is_kept_for_this_machine_and_number_of_threads(
     monkeypatch.setattr(speed, "version", lambda package: "0.1")
     assert measured_again()
     for file in tmp_path.rglob("*.json"):
-        file.write_text('{"gflops": {"torch": 7}}')
+        file.write_text('{"gflops": {"torch": 7}}')  # no precision
     assert measured_again()
 
 
@@ -172,7 +171,9 @@ def test_auto_is_the_fastest_and_of_equals_the_most_exact(
     monkeypatch.setattr(registry, "cpu_speeds", lambda *args: speeds)
     pytest.importorskip("openvino")
     chosen = choose_backend("auto", "auto", AutoConfig.for_model("bert"), "cpu", tmp_path)
-    assert chosen == (Choice("openvino", "fp32") if expected is None else Choice(*list(gflops)[expected]))
+    assert chosen == (
+        BackendChoice("openvino", "fp32") if expected is None else BackendChoice(*list(gflops)[expected])
+    )
     if gflops:
         alone = choose_backend("torch", "auto", AutoConfig.for_model("bert"), "cpu", tmp_path)
         assert alone.precision == ("bf16" if gflops[TORCH, "bf16"] > 1.05 * gflops[TORCH, "fp32"] else "fp32")
@@ -190,7 +191,7 @@ def test_what_int8_would_gain_is_known_but_int8_is_never_chosen(
     monkeypatch.setattr(registry, "cpu_speeds", lambda *args: speeds)
     config = AutoConfig.for_model("bert")
     chosen = choose_backend("auto", "auto", config, "cpu", tmp_path)
-    assert (chosen, chosen.int8_gain) == (Choice("openvino", "bf16"), gain)
+    assert (chosen, chosen.int8_gain) == (BackendChoice("openvino", "bf16"), gain)
     assert choose_backend("auto", "fp32", config, "cpu", tmp_path).int8_gain is None  # as was asked for
     assert choose_backend("torch", "auto", config, "cpu", tmp_path).int8_gain is None  # which has no int8
     unknown = AutoConfig.for_model("deberta-v2")  # OpenVINO does not run it, so int8 cannot be had

@@ -29,7 +29,7 @@ class Costing:
     now = 0.0
     """The time (s), which only batches spend."""
     name, device, precision, depth, bytes = "costing", "cpu", "fp32", 2, 0
-    shares_beginnings = False
+    shares_prefixes = False
 
     def __init__(self, batch: float, square: float, memory: int = 10**9) -> None:
         self.batch, self.square, self.memory = batch, square, memory

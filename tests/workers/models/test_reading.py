@@ -74,7 +74,7 @@ def test_weights_are_refused_before_they_are_read(
 ) -> None:
     damage(make_bert(tmp_path) / "model.safetensors")
     monkeypatch.setattr(hashlib, "file_digest", None)
-    monkeypatch.setattr("rankmill.workers.models.headers.total_memory", lambda: 64 << 30)
+    monkeypatch.setattr("rankmill.workers.models.sources.total_memory", lambda: 64 << 30)
     with pytest.raises(SpecError, match=message):
         load_model(ScoreSpec(model=str(tmp_path), precision="fp32"), "cpu", backend)
 

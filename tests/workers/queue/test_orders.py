@@ -13,8 +13,7 @@ import pytest
 
 from rankmill import Client
 from rankmill.cluster.orders import WorkerOutOfReach, find_worker, order_workers, queues_without
-from rankmill.cluster.snapshot import read_cluster
-from rankmill.cluster.workers import WorkerState
+from rankmill.cluster.snapshot import WorkerState, read_cluster
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.orders import give_order

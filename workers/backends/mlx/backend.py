@@ -51,7 +51,7 @@ class MlxBackend:
     """
 
     name = "mlx"
-    shares_beginnings = False
+    shares_prefixes = False
     depth = 2
 
     def __init__(self, classifier: Any, device: str, precision: str, compiled: bool | None = None) -> None:

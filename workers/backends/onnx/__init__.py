@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rankmill.workers.backends.base import Backend, BackendKind, ModelFiles
+from rankmill.workers.backends.base import Backend, BackendKind, LayerShape, ModelFiles
 from rankmill.workers.backends.families import TRACEABLE
-from rankmill.workers.backends.layer import LayerShape
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from rankmill.workers.backends.base import Logits, OutOfMemory
-from rankmill.workers.backends.inputs import inputs_of
+from rankmill.workers.backends.base import Logits, OutOfMemory, inputs_of
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.host.device import threads
 
@@ -30,7 +29,7 @@ class OnnxBackend:
     """
 
     name = "onnx"
-    shares_beginnings = False
+    shares_prefixes = False
     depth = 1
 
     def __init__(self, path: Path, device: str, precision: str) -> None:

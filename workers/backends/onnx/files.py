@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import onnx
 import onnxruntime
 
-from rankmill.workers.backends.base import ModelFiles
-from rankmill.workers.backends.inputs import INPUTS
+from rankmill.workers.backends.base import INPUTS, ModelFiles
 from rankmill.workers.host.device import int8_instructions
 from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, version
 from rankmill.workers.host.model_file import model_file
@@ -22,9 +22,6 @@ _VERSION = 4
 
 OPSET = 17
 _FILE = "model.onnx"
-
-if TYPE_CHECKING:
-    from rankmill.workers.backends.traceable import Traceable
 
 logger = logging.getLogger(__name__)
 
@@ -52,11 +49,7 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
 
     def export(folder: Path) -> None:
         started = time.monotonic()
-        from rankmill.workers.backends.traceable import (
-            Traceable,  # imports torch, which a cached file does not need
-        )
-
-        _export(Traceable(files.classifier()), kind, folder)
+        _export(files.classifier(), kind, folder)
         files.check_unchanged()  # else it would be kept as that of other files
         logger.info("exported %s as %s in %.1f s", files.source, kind, time.monotonic() - started)
 
@@ -84,26 +77,13 @@ def _shipped(files: ModelFiles) -> Path | None:
     return None
 
 
-def _export(scorer: Traceable, kind: str, folder: Path) -> None:
-    """Export the model to a file in `folder`.
+def _export(classifier: Any, kind: str, folder: Path) -> None:
+    """Export the model to a file in `folder`."""
+    from rankmill.workers.backends.traceable import Traceable  # torch, which a cached file does not need
 
-    The exporter that traces: the other one takes 5 to 10 times as long and needs another package.
-    """
-    import torch
-
+    scorer = Traceable(classifier)
     whole, final = folder / "fp32.onnx", folder / _FILE
-    with warnings.catch_warnings(), torch.inference_mode():
-        warnings.simplefilter("ignore")  # that shapes may be fixed; tests vary them
-        torch.onnx.export(
-            scorer,
-            scorer.example(),
-            str(whole),
-            input_names=list(scorer.inputs),
-            output_names=["logits"],
-            dynamic_axes={name: {0: "rows", 1: "tokens"} for name in scorer.inputs} | {"logits": {0: "rows"}},
-            opset_version=OPSET,
-            dynamo=False,
-        )
+    export(scorer, dict(zip(scorer.inputs, scorer.example(), strict=True)), "logits", whole)
     if kind == "fp32":
         whole.rename(final)
         return
@@ -112,6 +92,27 @@ def _export(scorer: Traceable, kind: str, folder: Path) -> None:
     else:
         _quantize(whole, final, kind)
     whole.unlink()
+
+
+def export(module: Any, example: Mapping[str, Any], output: str, file: Path) -> None:
+    """Write a torch module as a graph for any number of rows and tokens; `example` has inputs by name.
+
+    The exporter that traces: the other one takes 5 to 10 times as long and needs another package.
+    """
+    import torch
+
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore")  # that shapes may be fixed; tests vary them
+        torch.onnx.export(
+            module,
+            tuple(example.values()),
+            str(file),
+            input_names=list(example),
+            output_names=[output],
+            dynamic_axes={name: {0: "rows", 1: "tokens"} for name in example} | {output: {0: "rows"}},
+            opset_version=OPSET,
+            dynamo=False,
+        )
 
 
 def _halve(whole: Path, final: Path, head: str) -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from rankmill.workers.backends.base import Backend, BackendKind, ModelFiles, is_installed
+from rankmill.workers.backends.base import Backend, BackendKind, LayerShape, ModelFiles, is_installed
 from rankmill.workers.backends.families import TRACEABLE
-from rankmill.workers.backends.layer import LayerShape
 from rankmill.workers.backends.speed import INT8, cpu_speeds
 
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rankmill.workers.backends.base import Logits, OutOfMemory
-from rankmill.workers.backends.inputs import INPUTS, inputs_of
+from rankmill.workers.backends.base import INPUTS, Logits, OutOfMemory, inputs_of
 from rankmill.workers.backends.openvino.core import core
 from rankmill.workers.batches.tokens import Batch, Piece, cut_batch
 from rankmill.workers.host.device import threads
@@ -35,7 +34,7 @@ class OpenVinoBackend:
     """
 
     name = "openvino"
-    shares_beginnings = False
+    shares_prefixes = False
     device = "cpu"
 
     def __init__(self, graph: Any, precision: str, rest: str = "fp32") -> None:

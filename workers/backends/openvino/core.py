@@ -1,18 +1,27 @@
-"""The process's one OpenVINO core.
+"""OpenVINO and its one core, without its telemetry, which reports to Google Analytics and forks the process.
 
-The CPU plugin of each core gives its thread a stack for signals, and puts the one before it back when the
-core goes, also if that is gone itself: with several cores, the next signal (SIGTERM, say) may end the process
-with a segmentation fault. So there is one, which never goes.
+OpenVINO's package installs `openvino_telemetry`. If that cannot be imported, neither OpenVINO nor NNCF
+reports anything.
 """
 
 from __future__ import annotations
 
+import sys
 from functools import cache
 
-from rankmill.workers.backends.openvino.silent import openvino
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # importing it now fails
+
+import openvino  # noqa: E402
+
+__all__ = ["core", "openvino"]
 
 
 @cache
 def core() -> openvino.Core:
-    """The core."""
+    """The process's one core, which never goes.
+
+    The CPU plugin of each core gives its thread a stack for signals, and puts the one before it back when the
+    core goes, also if that is gone itself: with several cores, the next signal (SIGTERM, say) may end the
+    process with a segmentation fault.
+    """
     return openvino.Core()

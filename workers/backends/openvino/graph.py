@@ -9,16 +9,11 @@ from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rankmill.workers.backends.base import ModelFiles
-from rankmill.workers.backends.openvino.core import core
-from rankmill.workers.backends.openvino.recipe import read_recipe
-from rankmill.workers.backends.openvino.silent import openvino
+from rankmill.workers.backends.openvino.core import core, openvino
 from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, version
-
-if TYPE_CHECKING:
-    from rankmill.workers.backends.traceable import Traceable
 
 _VERSION = 4
 """Changes when the same inputs would make another graph."""
@@ -45,14 +40,13 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
     if is_kept(folder, files.cache):
         return core().read_model(folder / _FILE)
     started = time.monotonic()
-    from rankmill.workers.backends.weights import own_memory  # torch
+    from rankmill.workers.backends.classifier import own_memory  # torch, which a kept graph does not need
 
     classifier = own_memory(files.classifier())
-    recipe = read_recipe(files.source, files.revision) if kind == "int8" else None
-    if recipe:
-        from rankmill.workers.backends.openvino.smoothing import apply_recipe  # torch
+    if kind == "int8":
+        from rankmill.workers.backends.openvino.recipe import apply_recipe
 
-        apply_recipe(classifier, recipe, files.source, files.revision)
+        apply_recipe(classifier, files.source, files.revision)
     graph = graph_of(classifier, precision)
     logger.info("converted %s for OpenVINO in %.1f s", files.source, time.monotonic() - started)
     try:
@@ -69,33 +63,25 @@ def _save(graph: Any, files: ModelFiles, folder: Path) -> None:
 
 
 def graph_of(classifier: Any, precision: str) -> Any:
-    """OpenVINO's graph of what `load_classifier` gives, of a family that `reads_first_token`.
+    """OpenVINO's graph of what `load_classifier` gives, for any number of rows and tokens.
 
-    `rankmill.workers.backends.openvino.smoothing` may have changed its weights.
-    """
-    from rankmill.workers.backends.traceable import (
-        Traceable,  # torch: a worker that finds its graph needs none
-    )
-
-    graph = _convert(Traceable(classifier))
-    return _with_small_weights(graph) if precision == "int8" else graph
-
-
-def _convert(scorer: Traceable) -> Any:
-    """OpenVINO's graph of the module, for any number of rows and tokens.
-
-    By the frontend itself: `openvino.convert_model` traces several times over, which takes seconds.
+    `rankmill.workers.backends.openvino.recipe` may have changed its weights. The frontend itself makes the
+    graph: `openvino.convert_model` traces several times over, which takes seconds.
     """
     import torch
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
+    from rankmill.workers.backends.traceable import Traceable
+
+    scorer = Traceable(classifier)
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # PyTorch warns that shapes may be fixed; tests vary them
         traced = torch.jit.trace(scorer, scorer.example(), check_trace=False)  # type: ignore[no-untyped-call]
     decoder = TorchScriptPythonDecoder(traced)  # named, as the frontend does not keep it alive
     frontend = FrontEndManager().load_by_framework("pytorch")
-    return frontend.convert(frontend.load(decoder))
+    graph = frontend.convert(frontend.load(decoder))
+    return _with_small_weights(graph) if precision == "int8" else graph
 
 
 def _with_small_weights(model: Any) -> Any:
@@ -106,7 +92,7 @@ def _with_small_weights(model: Any) -> Any:
     """
     import nncf
 
-    from rankmill.workers.backends.openvino.smoothing import KEPT_EXACT
+    from rankmill.workers.backends.openvino.recipe import KEPT_EXACT
 
     nncf.set_log_level(logging.ERROR)
     cheap = r".*/aten::matmul/.*"  # products of `first_token` that are not linear layers

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from rankmill.workers.backends.layer import HEAD_WIDTH, ROW_TOKENS, LayerShape
+from rankmill.workers.backends.base import HEAD_WIDTH, ROW_TOKENS, LayerShape
 from rankmill.workers.backends.openvino.backend import GROUP, compile_graph
-from rankmill.workers.backends.openvino.silent import openvino
+from rankmill.workers.backends.openvino.core import openvino
 from rankmill.workers.backends.speed import INT8
 
 

@@ -1,50 +1,131 @@
-"""The files that ``rankmill quantize`` adds to a model, and how they are read."""
+"""The files that ``rankmill quantize`` adds to a model: layers to leave out of 8 bits, smoothing factors.
+
+Some channels of a hidden state are many times as large as others. In 8 bits a group of channels shares a
+scale, so the small channels lose bits. Smoothing divides the channels by factors and multiplies the columns
+of the weights by the same factors, which changes nothing in exact arithmetic. The weights lose less, as each
+of their rows has a scale of its own (Xiao et al., SmoothQuant, 2022).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import torch
 from pydantic import BaseModel, Field, ValidationError
+from safetensors.torch import load_file
+from torch import nn
 
-from rankmill.jobs.contract.spec import RECIPE, RECIPE_FORMAT
+from rankmill.jobs.contract.spec import RECIPE, RECIPE_FORMAT, complaint
 from rankmill.workers.host.model_file import model_file
 
 FACTORS = "rankmill_smoothing.safetensors"
 """File beside `RECIPE` with the smoothing factors. Only int8 reads the two."""
 
 
-class Recipe(BaseModel):
-    """The part of `RECIPE` that workers read.
+KEPT_EXACT = "exact_linear"
+"""Name of the module around a layer that stays out of 8 bits; the names of its graph nodes contain it."""
 
-    Attributes
-    ----------
-    format
-        Version of both files.
-    left_out
-        Names, in transformers, of the linear layers that stay out of 8 bits.
-    """
+
+class Smoothed(nn.Module):
+    """A linear layer with smoothing factors ``[into]``; it computes the same as the layer without them."""
+
+    inverse: torch.Tensor
+
+    def __init__(self, linear: nn.Linear, factors: torch.Tensor) -> None:
+        super().__init__()
+        if factors.shape != (linear.in_features,):
+            raise ValueError(f"{FACTORS} is of another model: {list(factors.shape)} factors for {linear}")
+        self.linear = linear
+        self.register_buffer("inverse", 1 / factors)
+        with torch.no_grad():
+            linear.weight *= factors
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Weights that compute the same without factors, ``[out, into]``."""
+        return self.linear.weight * self.inverse
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """Of the layer, ``[out]``."""
+        return self.linear.bias
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[..., into]`` to ``[..., out]``."""
+        smooth: torch.Tensor = self.linear(hidden * self.inverse)
+        return smooth
+
+
+class LeftOut(nn.Module):
+    """A linear layer in a module named `KEPT_EXACT`."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.exact_linear = linear
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Of the layer, ``[out, into]``."""
+        return self.exact_linear.weight
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """Of the layer, ``[out]``."""
+        return self.exact_linear.bias
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """``[..., into]`` to ``[..., out]``."""
+        exact: torch.Tensor = self.exact_linear(hidden)
+        return exact
+
+
+class _Recipe(BaseModel):
+    """The part of `RECIPE` that workers read: its version, and the names of layers left out of 8 bits."""
 
     format: int = Field(ge=RECIPE_FORMAT, le=RECIPE_FORMAT)
     left_out: tuple[str, ...]
 
 
-def read_recipe(source: str | Path, revision: str | None) -> Recipe | None:
-    """The recipe of a model in a directory or on the hub; ``None`` for most models.
+def apply_recipe(classifier: Any, source: str | Path, revision: str | None) -> None:
+    """Give a classifier from `load_classifier` the factors of its recipe, and mark the layers to leave out.
+
+    Most models have no recipe.
 
     Raises
     ------
     ValueError
-        This release cannot read it.
+        The recipe is that of another model, or this release cannot read it.
     OSError
         From transformers or the disk.
     """
-    file = model_file(source, revision, RECIPE)
+    file, factors = (model_file(source, revision, name) for name in (RECIPE, FACTORS))
     if file is None:
-        return None
+        return
     try:
-        return Recipe.model_validate_json(file.read_text(encoding="utf-8"))
+        recipe = _Recipe.model_validate_json(file.read_text(encoding="utf-8"))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        reason = f"{where}: {first['msg']}"
+        reason = complaint(error, ())
         raise ValueError(f"{RECIPE} cannot be read ({reason}); quantize the model again") from None
+    if factors is None:
+        raise ValueError(f"it has a {RECIPE}, but no {FACTORS}: quantize the model again")
+    smooth(classifier, load_file(factors), recipe.left_out)
+
+
+def smooth(classifier: Any, factors: Mapping[str, torch.Tensor], left_out: tuple[str, ...]) -> None:
+    """Replace the linear layers that `factors` and `left_out` name.
+
+    Raises
+    ------
+    ValueError
+        The classifier has no such layers.
+    """
+    linears = {name for name, module in classifier.named_modules() if isinstance(module, nn.Linear)}
+    foreign = sorted({*factors, *left_out} - linears)
+    if foreign:
+        raise ValueError(f"{RECIPE} is of another model: {foreign[0]} is no linear layer here")
+    for name in left_out:
+        classifier.set_submodule(name, LeftOut(classifier.get_submodule(name)))
+    for name in sorted(factors.keys() - set(left_out)):
+        classifier.set_submodule(name, Smoothed(classifier.get_submodule(name), factors[name]))

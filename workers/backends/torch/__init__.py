@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rankmill.workers.backends.base import Backend, BackendKind, ModelFiles
-from rankmill.workers.backends.layer import LayerShape
+from rankmill.workers.backends.base import Backend, BackendKind, LayerShape, ModelFiles
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
-    from rankmill.workers.backends.networks.network import load_network
     from rankmill.workers.backends.torch.backend import TorchBackend
+    from rankmill.workers.backends.torch.networks import load_network
 
     network = load_network(files)
     if files.check and (device, precision) != ("cpu", "fp32") and not network.sees_only_before:
@@ -19,7 +18,7 @@ def _load(files: ModelFiles, device: str, precision: str) -> Backend:
 
 
 def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
-    from rankmill.workers.backends.torch.probe import probe
+    from rankmill.workers.backends.torch.backend import probe
 
     return probe(shape, precision)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory
+from rankmill.workers.backends.base import DeviceLost, LayerShape, Logits, OutOfMemory
+from rankmill.workers.backends.classifier import own_memory
 from rankmill.workers.backends.head import cast_all_but_head
-from rankmill.workers.backends.networks.beginnings import find_beginnings
-from rankmill.workers.backends.weights import own_memory
+from rankmill.workers.backends.layer import TimedLayer, example
+from rankmill.workers.backends.torch.prefixes import find_shared_prefixes
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.host.device import empty_cache
 
@@ -26,7 +27,7 @@ class TorchBackend:
     Parameters
     ----------
     network
-        From `rankmill.workers.backends.networks.network.load_network`.
+        From `rankmill.workers.backends.torch.networks.load_network`.
     device
         ``cpu``, ``cuda`` or ``mps``: PyTorch's name of the device.
     precision
@@ -39,18 +40,18 @@ class TorchBackend:
         self.device = device
         self.precision = precision
         self.depth = 2 if device == "cuda" else 1
-        cast_all_but_head(network, DTYPES[precision], network.heads())
+        cast_all_but_head(network, DTYPES[precision], network.heads)
         with _device_errors(device):
             self._network = network.to(device)
             if device == "cpu":
                 own_memory(self._network)
-        self.shares_beginnings: bool = network.shares_beginnings
+        self.shares_prefixes: bool = network.shares_prefixes
         self.bytes = sum(tensor.nbytes for tensor in network.state_dict().values())
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> TorchForward:
         """Begin a forward, on CUDA without waiting for the device; raises `OutOfMemory`."""
-        found = find_beginnings(batch, self._network.skipped) if self.shares_beginnings else None
+        found = find_shared_prefixes(batch, self._network.skipped) if self.shares_prefixes else None
         with _device_errors(self.device):
             if found is None:
                 types = None if batch.types is None else self._put(batch.types)
@@ -112,3 +113,15 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return any(sign in str(error) for sign in ("can't allocate memory", "MPS backend out of memory"))
+
+
+def probe(shape: LayerShape, precision: str) -> Callable[[], object]:
+    """A function that runs a layer with random weights once, for timing."""
+    layer = TimedLayer(shape).to(DTYPES[precision])
+    hidden = example(shape).to(DTYPES[precision])
+
+    @torch.inference_mode()
+    def run() -> object:
+        return layer(hidden)
+
+    return run

@@ -1,0 +1,156 @@
+"""How two sets of scores rank the same rows: agreement within each query, and nDCG by labels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+Scores = npt.NDArray[np.float32]
+Verdict = Literal["kept", "lost", "undecided"]
+
+TOP = 10
+"""Number of first places of a ranking that are compared as a set."""
+
+_DRAWS = 1000
+_INTERVAL = (2.5, 97.5)
+"""Percentiles of the bootstrap draws."""
+
+_MANY_QUERIES = 20
+"""With fewer queries, resampling queries alone underestimates the variance: their rows are resampled too."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Two rankings of the same rows, compared query by query.
+
+    Attributes
+    ----------
+    spearman
+        Spearman's rank correlation, the mean over the queries.
+    low, high
+        Its 95% confidence interval (bootstrap).
+    queries, rows
+        Number of queries compared (those with at least two different ranks), and of their rows.
+    same_top
+        Share of the queries whose first `TOP` rows are the same set; ``None`` if no query has more rows.
+    top_overlap
+        Mean share of the first `TOP` rows that both rankings have in common.
+    """
+
+    spearman: float
+    low: float
+    high: float
+    queries: int
+    rows: int
+    same_top: float | None
+    top_overlap: float | None
+
+    def __str__(self) -> str:
+        return f"{self.spearman:.5f} ({self.low:.5f} to {self.high:.5f})"
+
+    def verdict(self, threshold: float) -> Verdict:
+        """Whether `spearman` reaches `threshold` ("kept"), does not ("lost"), or these rows cannot tell."""
+        if self.low >= threshold:
+            return "kept"
+        return "lost" if self.high < threshold else "undecided"
+
+    def rows_wanted(self, threshold: float) -> int:
+        """Approximate number of rows that would decide; the interval narrows with the root of that number."""
+        margin = max(abs(self.spearman - threshold), 1e-5)
+        return math.ceil(self.rows * ((self.high - self.low) / 2 / margin) ** 2 / 1000) * 1000
+
+
+def agreement(queries: Sequence[str], scores: Scores, reference: Scores) -> Agreement | None:
+    """Compare `scores` with `reference`, both ``[n]``; ``None`` if no query has two ranks in both."""
+    table = pd.DataFrame({"query": queries, "score": scores, "reference": reference})
+    by_query = table.groupby("query", sort=False)
+    all_ranks = by_query[["score", "reference"]].rank().to_numpy()
+    numbers = by_query.ngroup().to_numpy()
+    in_turn = np.argsort(numbers, kind="stable")
+    ranks, overlaps = [], []
+    for rows in np.split(in_turn, np.flatnonzero(np.diff(numbers[in_turn])) + 1):
+        if (all_ranks[rows].std(axis=0) > 0).all():
+            ranks.append(all_ranks[rows])
+        if len(rows) > TOP:
+            overlaps.append(_overlap(scores[rows], reference[rows]))
+    if not ranks:
+        return None
+    values = np.array([_correlation(each[None])[0] for each in ranks])
+    low, high = _interval(ranks, values)
+    return Agreement(
+        spearman=float(values.mean()),
+        low=low,
+        high=high,
+        queries=len(ranks),
+        rows=sum(map(len, ranks)),
+        same_top=float(np.mean([each == 1 for each in overlaps])) if overlaps else None,
+        top_overlap=float(np.mean(overlaps)) if overlaps else None,
+    )
+
+
+def _overlap(scores: Scores, reference: Scores) -> float:
+    """Share of the first `TOP` rows that both rankings have in common; ties keep the order of the rows."""
+    first = [set(np.argsort(-each, kind="stable")[:TOP].tolist()) for each in (scores, reference)]
+    return len(first[0] & first[1]) / TOP
+
+
+def _interval(ranks: list[npt.NDArray[np.float64]], values: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Bootstrap interval of the mean of `values`, the correlations of `ranks`; the seed is fixed."""
+    random = np.random.default_rng(0)
+    picked = random.integers(len(values), size=(_DRAWS, len(values)))
+    if len(values) >= _MANY_QUERIES:
+        means = values[picked].mean(axis=1)
+    else:
+        within = np.stack([_drawn(each, random) for each in ranks], axis=1)  # [draws, queries]
+        means = np.take_along_axis(within, picked, axis=1).mean(axis=1)
+    low, high = np.percentile(means, _INTERVAL)
+    return float(min(low, values.mean())), float(max(high, values.mean()))
+
+
+def _drawn(ranks: npt.NDArray[np.float64], random: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Correlations ``[draws]`` of a query for draws of its rows with replacement."""
+    found = _correlation(ranks[random.integers(len(ranks), size=(_DRAWS, len(ranks)))])
+    return np.where(np.isfinite(found), found, _correlation(ranks[None])[0])
+
+
+def _correlation(pairs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Pearson's correlation of ``[..., n, 2]``; NaN where one side is constant."""
+    centred = pairs - pairs.mean(axis=-2, keepdims=True)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        both = (centred[..., 0] * centred[..., 1]).sum(axis=-1)
+        found: npt.NDArray[np.float64] = both / np.sqrt((centred**2).sum(axis=-2).prod(axis=-1))
+    return found
+
+
+Qrels = Mapping[str, Mapping[str, float]]
+"""Grades by query id and document id."""
+
+
+def ndcg(
+    queries: Sequence[str], documents: Sequence[str], scores: Scores, qrels: Qrels, k: int = 10
+) -> float:
+    """trec_eval's ``ndcg_cut_k``, the mean over the queries that have judgments.
+
+    The gain is the grade. The ideal ranking contains all judged documents, even those without a score here.
+    Among equal scores the document with the larger id comes first.
+    """
+    run = pd.DataFrame({"query": queries, "document": documents, "score": scores})
+    values = []
+    for query, found in run.groupby("query"):
+        grades = qrels.get(str(query))
+        if grades is None:
+            continue
+        ranked = found.sort_values(["score", "document"], ascending=False)["document"]
+        ideal = _dcg(sorted(grades.values(), reverse=True), k)
+        values.append(_dcg([grades.get(name, 0) for name in ranked], k) / ideal if ideal else 0.0)
+    return float(np.mean(values))
+
+
+def _dcg(grades: Sequence[float], k: int) -> float:
+    return sum(max(grade, 0) / math.log2(place + 2) for place, grade in enumerate(grades[:k]))

@@ -1,0 +1,220 @@
+"""A bench: fresh workers with given settings, measurements of them, and records of these on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+
+from rankmill.jobs.contract.errors import InputError, RankmillError
+from rankmill.jobs.protocol.worker_report import STAGES, queue_workers, worker_reports
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.collect.pairs import COLUMNS
+from rankmill.producer.local.embedded import worker_environs
+from rankmill.score.session import RunScores, Session
+
+_LOOK_SECONDS = 0.1
+
+_REPORT_SECONDS = 30
+
+
+class Records:
+    """Values by key in a file, which survive an interruption. An incomplete last line is ignored.
+
+    Parameters
+    ----------
+    path
+        The file; it is created when the first value is added.
+    about
+        Prefix of all keys: identifies what was measured. Records with another prefix are ignored.
+
+    Raises
+    ------
+    InputError
+        The file exists and has other content.
+    """
+
+    def __init__(self, path: Path, about: str = "") -> None:
+        self._path = path
+        self._about = about
+        self._values: dict[str, Any] = {}
+        self._good = 0
+        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+            if not line.endswith(b"\n"):
+                break  # incomplete: the process died while it wrote the line
+            try:
+                record = json.loads(line)
+                self._values[record["key"]] = record["value"]
+            except (ValueError, TypeError, KeyError):
+                raise InputError(f"{path}: not a file of rankmill's measurements; move it away") from None
+            self._good += len(line)
+
+    def get(self, key: str) -> Any | None:
+        """The value of a key; ``None`` if there is no record."""
+        return self._values.get(self._about + key)
+
+    def add(self, key: str, value: Any) -> None:
+        """Record a value (of JSON's types); it is on disk when this returns."""
+        key = self._about + key
+        line = json.dumps({"key": key, "value": value}).encode() + b"\n"
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("r+b" if self._path.exists() else "xb") as file:
+            file.truncate(self._good)
+            file.seek(self._good)
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        self._good += len(line)
+        self._values[key] = value
+
+
+class BenchFailed(RankmillError):
+    """Workers died or took too long, so that the settings cannot be measured on this machine."""
+
+
+class Bench:
+    """A private server and workers, which end with the ``with`` block.
+
+    Parameters
+    ----------
+    settings
+        Settings of the workers and of the runs.
+    timeout
+        Seconds since the start after which every measurement fails.
+
+    Attributes
+    ----------
+    workers
+        Number of workers.
+
+    Raises
+    ------
+    EmbeddedError
+        The workers cannot be started.
+    BenchFailed
+        From every method that measures.
+    """
+
+    def __init__(self, settings: Settings, timeout: float) -> None:
+        self.settings = settings.model_copy(update={"redis_url": None})
+        self.workers = len(worker_environs(settings))
+        self._started = time.monotonic()
+        self._deadline = self._started + timeout
+        self._timeout = timeout
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Bench:
+        with contextlib.ExitStack() as stack:
+            self._session = stack.enter_context(Session(self.settings))
+            assert self._session.embedded is not None
+            self._embedded = self._session.embedded
+            self._memory = stack.enter_context(_PeakMemory(self._embedded.pid))
+            self._redis = self._session.client.store.redis  # once the server is up
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest total of the workers' resident memory so far."""
+        return self._memory.peak
+
+    def warm_up(self, pairs: pa.Table, **spec: Any) -> float:
+        """Score `pairs` until every worker has scored some; returns the seconds since the workers' start.
+
+        Raises
+        ------
+        RunFailed
+            The workers refuse the model, the precision or the backend.
+        """
+        seen: set[str] = set()
+        rows = max(len(pairs) // (2 * self.workers), 1)
+        while len(seen) < self.workers:
+            seen |= self._score(pairs, chunk_size=rows, **spec).workers
+        return time.monotonic() - self._started
+
+    def bulk(self, pairs: pa.Table, **spec: Any) -> RunScores:
+        """Score `pairs` as one run, in chunks of ``chunk_size`` rows."""
+        return self._score(pairs, **spec)
+
+    def requests(self, pairs: Iterable[pa.Table], concurrency: int) -> list[RunScores]:
+        """Score each table as a run of its own, `concurrency` runs at a time."""
+        with ThreadPoolExecutor(concurrency) as threads:
+            try:
+                return list(threads.map(lambda table: self._score(table, chunk_size=len(table)), pairs))
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def stage_seconds(self) -> dict[str, float]:
+        """Seconds that the workers spent in each stage since their start, from their next reports."""
+        asked = time.time()
+        deadline = time.monotonic() + _REPORT_SECONDS
+        names = queue_workers(self._redis, self.settings.queue).scoring
+        while time.monotonic() < deadline:
+            self._embedded.check()
+            self._look()
+            found = worker_reports(self._redis, names).values()
+            if len(found) == len(names) and all(report.beat > asked for report in found):
+                totals = np.sum([report.stage_seconds for report in found], axis=0)
+                return dict(zip(STAGES, totals.tolist(), strict=True))
+            time.sleep(_LOOK_SECONDS)
+        raise BenchFailed(f"the workers have not reported for {_REPORT_SECONDS} s")
+
+    def _score(self, pairs: pa.Table, *, chunk_size: int | None = None, **spec: Any) -> RunScores:
+        return self._session.score(pairs, COLUMNS, chunk_size=chunk_size, on_wait=self._look, **spec)
+
+    def _look(self) -> None:
+        if self._embedded.worker_deaths:
+            raise BenchFailed(self._embedded.last_death)
+        if time.monotonic() > self._deadline:
+            raise BenchFailed(f"not done after {self._timeout:,.0f} s")
+
+
+def split_requests(pairs: pa.Table, requests: int, size: int) -> list[pa.Table]:
+    """Split `pairs` into `requests` tables of `size` rows; repeats the pairs if there are too few."""
+    whole = pairs.take(np.arange(requests * size) % len(pairs))
+    return [whole.slice(start, size) for start in range(0, len(whole), size)]
+
+
+class _PeakMemory:
+    """Records the highest resident memory of the worker processes among a process's children."""
+
+    def __init__(self, pid: int) -> None:
+        self.peak = 0
+        self._parent = psutil.Process(pid)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
+
+    def __enter__(self) -> _PeakMemory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(_LOOK_SECONDS):
+            self.peak = max(self.peak, self._now())
+
+    def _now(self) -> int:
+        total = 0
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in self._parent.children():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if "rankmill.ScoringWorker" in process.cmdline():
+                        total += process.memory_info().rss
+        return total

@@ -1,0 +1,189 @@
+"""``rankmill evaluate``: measures of a ranking, before and after reranking, by ir-measures."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from rankmill.jobs.contract.errors import ConfigError, InputError
+from rankmill.producer.files.corpus.run_file import read_run
+from rankmill.producer.files.corpus.tables import check_once, column_of, frame_of, read_table
+from rankmill.producer.files.inputs import KINDS, InputFile
+from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS
+from rankmill.producer.files.readers.delimited import DelimitedReader
+
+
+def read_scored(path: Path, score: str) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+    """Read an output of score-file: its ranking, and the ranking of the run that was scored, if it has it.
+
+    Both have columns ``query_id``, ``doc_id`` and ``score``. Rows without a score are left out of the first.
+
+    Raises
+    ------
+    InputError
+        The file cannot be read, lacks ids or scores, or a query has a passage twice.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    file = InputFile(path)
+    is_text = file.kind not in KINDS
+    if is_text or (file.kind == ".tsv" and score not in DelimitedReader("\t", has_quotes=False).header(path)):
+        return read_ranking(path), None
+    table = read_table(file)
+    names = [column_of(path, table, usual) for usual in (QUERY_IDS, PASSAGE_IDS)]
+    if score not in table.column_names:
+        raise InputError(f"{path}: no column {score!r}; name it with --score-column")
+    if "in_run" in table.column_names:  # judged passages that were added for mining
+        table = table.filter(table["in_run"].cast(pa.bool_()))
+    after = frame_of(table, [*names, score], path)
+    check_once(after, path)
+    before = None
+    if "run_rank" in table.column_names and table["run_rank"].null_count == 0:
+        before = frame_of(table, [*names, "run_rank"], path)
+        before["score"] = -before["score"]
+    elif "run_score" in table.column_names and table["run_score"].null_count == 0:
+        before = frame_of(table, [*names, "run_score"], path)
+    return after, before
+
+
+def read_ranking(path: Path) -> pd.DataFrame:
+    """Read a run as its ranking: by score, else by rank, else as the passages come.
+
+    Raises
+    ------
+    InputError
+        The file is no run, or a query has a passage twice.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    batches = list(read_run(InputFile(path)))
+    if not batches:
+        raise InputError(f"{path}: the run is empty")
+    found = pa.Table.from_batches(batches)
+    frame: pd.DataFrame = found.to_pandas()
+    if found["run_score"].null_count == 0:
+        frame["score"] = frame["run_score"]
+    elif found["run_rank"].null_count == 0:
+        frame["score"] = -frame["run_rank"].astype(float)
+    else:
+        frame["score"] = -frame.index.to_series().astype(float)
+    check_once(frame, path)
+    return frame[["query_id", "doc_id", "score"]]
+
+
+MEASURES = ("nDCG@10", "RR@10", "R@100")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Values of one measure: means over all judged queries, and by query.
+
+    ``before`` is that of the run that was scored; ``None`` if it is not known. ``better`` and ``worse`` are
+    numbers of queries.
+    """
+
+    measure: str
+    after: float
+    before: float | None
+    better: int | None
+    worse: int | None
+    by_query: dict[str, tuple[float | None, float]]
+    """``{query: (before, after)}``"""
+
+
+def evaluate(
+    after: pd.DataFrame, before: pd.DataFrame | None, qrels: pd.DataFrame, measures: Sequence[str]
+) -> list[Result]:
+    """Measure the rankings; a judged query without passages counts as 0, as in trec_eval's ``-c``.
+
+    Parameters
+    ----------
+    after, before
+        Rankings with columns ``query_id``, ``doc_id``, ``score``.
+    qrels
+        Judgements with columns ``query_id``, ``doc_id``, ``relevance``.
+    measures
+        Names as ir-measures has them, such as ``nDCG@10``, ``RR@10`` (MRR), ``R@100`` (recall), ``AP``.
+
+    Raises
+    ------
+    InputError
+        A measure is unknown, or no query of the ranking is judged.
+    ConfigError
+        ir-measures is not installed.
+    """
+    known = [_measure(name) for name in measures]
+    judged = set(qrels["query_id"])
+    if not judged & set(after["query_id"]):
+        raise InputError("no query of the ranking has a judgement; do the ids of queries belong together?")
+    missing = len(judged - set(after["query_id"]))
+    if missing:
+        logger.warning(
+            "%d of %d judged queries are not in the ranking; they count as 0", missing, len(judged)
+        )
+    new = _values(known, qrels, after)
+    old = None if before is None else _values(known, qrels, before)
+    return [_result(measure, new[measure], old[measure] if old else None) for measure in new]
+
+
+def plot(results: Sequence[Result], path: Path) -> None:
+    """Draw the change of the first measure by query, and the means of all; needs matplotlib."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    means, queries = figure.subplots(1, 2, width_ratios=[1, 2])
+    places = range(len(results))
+    means.barh([place + 0.2 for place in places], [each.after for each in results], 0.4, label="after")
+    if all(each.before is not None for each in results):
+        means.barh(
+            [place - 0.2 for place in places], [each.before or 0 for each in results], 0.4, label="before"
+        )
+        means.legend()
+    means.set_yticks(list(places), [each.measure for each in results])
+    first = results[0]
+    change = sorted(now - (was or 0) for was, now in first.by_query.values())
+    queries.bar(range(len(change)), change, width=1)
+    queries.set_xlabel("queries")
+    queries.set_ylabel(f"{first.measure}, {'after' if first.before is None else 'after minus before'}")
+    figure.savefig(path)
+
+
+def _measure(name: str) -> Any:
+    try:
+        import ir_measures
+    except ImportError:
+        raise ConfigError("measures need ir-measures: pip install 'rankmill[evaluate]'") from None
+    try:
+        return ir_measures.parse_measure(name)
+    except (NameError, ValueError, TypeError, SyntaxError):
+        raise InputError(f"--measures: {name!r} is no measure of ir-measures, such as nDCG@10") from None
+
+
+def _values(measures: Sequence[Any], qrels: pd.DataFrame, run: pd.DataFrame) -> dict[str, dict[str, float]]:
+    import ir_measures
+
+    found: dict[str, dict[str, float]] = {str(measure): {} for measure in measures}
+    for metric in ir_measures.iter_calc(measures, qrels, run):
+        found[str(metric.measure)][metric.query_id] = float(metric.value)
+    queries = sorted(set(qrels["query_id"]))
+    return {name: {query: values.get(query, 0.0) for query in queries} for name, values in found.items()}
+
+
+def _result(measure: str, new: dict[str, float], old: dict[str, float] | None) -> Result:
+    before = old or {}
+    return Result(
+        measure,
+        after=sum(new.values()) / len(new),
+        before=sum(before.values()) / len(before) if before else None,
+        better=sum(new[query] > value for query, value in before.items()) if before else None,
+        worse=sum(new[query] < value for query, value in before.items()) if before else None,
+        by_query={query: (before.get(query), value) for query, value in new.items()},
+    )

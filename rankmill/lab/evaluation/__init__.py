@@ -1,1 +1,0 @@
-"""How good rankings are, by relevance judgements."""

@@ -1,1 +1,0 @@
-"""Training data from scored runs."""

@@ -1,0 +1,54 @@
+"""Asking a process that may import a worker's libraries: this one never does (`rankmill.workers.offline`)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from rankmill.jobs.contract.errors import InputError, RankmillError
+
+
+class ProcessFailed(RankmillError):
+    """The process ended without an answer, as when the system kills it because memory runs out."""
+
+
+def ask(
+    task: Literal["trial", "report", "calibrate"],
+    request: Mapping[str, Any],
+    what: str,
+    *,
+    environ: Mapping[str, str] | None = None,
+    seconds: float | None = None,
+) -> dict[str, Any]:
+    """The answer to a request (both of JSON's types), within `seconds`; `what` says what the process does.
+
+    Raises
+    ------
+    InputError
+        The answer is an error.
+    ProcessFailed
+        There is none.
+    """
+    command = [sys.executable, "-P", "-m", "rankmill.workers.offline", task]
+    try:
+        done = subprocess.run(
+            command,
+            input=json.dumps(request),
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environ,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        raise ProcessFailed(f"{what} took longer than {seconds:g} s") from None
+    if not done.stdout:
+        last = done.stderr.strip().rpartition("\n")[2]
+        raise ProcessFailed(f"{what} ended with status {done.returncode}: {last or 'no reason given'}")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    if "error" in answer:
+        raise InputError(answer["error"])
+    return answer

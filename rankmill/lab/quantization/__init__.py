@@ -1,1 +1,0 @@
-"""``rankmill quantize``: a model directory that workers compute in 8 bits with little loss."""

@@ -1,0 +1,460 @@
+"""Tuning: the search for the best settings, one after another, by measurements in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, TypeVar, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from pydantic import BaseModel
+
+from rankmill.jobs.contract.errors import EmbeddedError, RankmillError, RunFailed
+from rankmill.jobs.contract.spec import Precision
+from rankmill.jobs.runtime.hosts import FOR_TESTS, TOKEN_BUDGETS
+from rankmill.jobs.runtime.limits import cores
+from rankmill.jobs.runtime.settings import BackendName, Settings
+from rankmill.lab.agreement import Agreement, agreement
+from rankmill.lab.bench import Bench, BenchFailed, Records, split_requests
+from rankmill.lab.experiment import Value
+from rankmill.lab.grid import label
+from rankmill.producer.local.embedded import worker_environs
+from rankmill.score.session import RunScores
+
+Objective = Literal["throughput", "latency", "memory"]
+Changes = Mapping[str, Value]
+"""Changes to the settings that tuning began with."""
+
+REFERENCE: Changes = {"backend": "torch", "precision": "fp32"}
+"""Settings whose ranks other backends and precisions must reproduce."""
+
+MAX_ROWS = 2000
+"""Most pairs in a sample."""
+
+_MIN_ROWS = 200
+"""This many rows decide most precisions: of 40 samples of MS MARCO with 4 queries and 50 rows each, 37 keep
+bf16 at 0.999 (0.9997 on all rows), 3 are undecided and none refuses it; with 20 queries and 10 rows each, 29
+are undecided."""
+_ROUNDS = 3
+_CLEAR = 1.5
+"""If one of two settings is better by this factor, one measurement of each is enough."""
+_WARM_UP = 16
+_REQUEST_SIZE = 20
+
+_MARGIN = 1.02
+"""Smallest gain with which a change is taken; smaller gains are noise."""
+
+_FINALISTS = 3
+
+_CHANCE = 1.5
+"""A backend and precision that took this many times as long as the fastest is not compared further."""
+
+_SAMPLE_SHARE = 1 / 30
+"""Share of the budget that the reference may take for the sample."""
+
+
+class ReferenceScores(BaseModel):
+    """Scores of the sample with the `REFERENCE` settings; the time allowed limits their number."""
+
+    scores: list[float]
+    device: str
+
+
+class PrecisionProbe(BaseModel):
+    """A backend and precision: seconds for the sample, and rank agreement with the reference.
+
+    ``reason`` says why it cannot run here.
+    """
+
+    backend: str
+    precision: str
+    reason: str = ""
+    seconds: float = 0.0
+    agreement: Agreement | None = None
+
+
+class PrecisionProbes(BaseModel):
+    """The probes of a backend."""
+
+    probes: list[PrecisionProbe]
+
+
+class PairedCosts(BaseModel):
+    """Two settings measured in turn: the costs of each (less is better); ``reason`` if one of them failed."""
+
+    first: list[float] = []
+    second: list[float] = []
+    reason: str = ""
+
+    @property
+    def gain(self) -> float:
+        """Cost of the first over that of the second: the median over the rounds, as speeds drift."""
+        return float(np.median(np.divide(self.first, self.second))) if self.second else 0.0
+
+
+class Trials:
+    """Measures settings on this machine. Workers of the best settings stay alive for the next comparison.
+
+    Parameters
+    ----------
+    base
+        Settings that every trial changes.
+    pairs
+        The sample; `use` shortens it to the rows that the reference has scored.
+    objective
+        The cost: seconds of a bulk run, p95 seconds of single requests, or bytes of peak memory.
+    timeout
+        Most seconds that any workers may live.
+
+    Attributes
+    ----------
+    pairs
+        The sample.
+    """
+
+    def __init__(self, base: Settings, pairs: pa.Table, objective: Objective, timeout: float) -> None:
+        self._base, self.pairs, self._objective, self._timeout = base, pairs, objective, timeout
+        self._live: dict[str, Bench] = {}
+
+    def __enter__(self) -> Trials:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end_others(None)
+
+    def reference(self, seconds: float) -> ReferenceScores:
+        """Score with the `REFERENCE` settings as many rows of the sample as take about `seconds`."""
+        with self._bench(REFERENCE) as bench:
+            few = self.pairs.slice(0, 2 * _WARM_UP)
+            bench.warm_up(few)
+            bench.bulk(few)  # the first forward of each shape is slow
+            rows = max(_MIN_ROWS, int(seconds * len(few) / bench.bulk(few).seconds))
+            scored = bench.bulk(self.pairs.slice(0, rows))
+        return ReferenceScores(scores=scored.scores.tolist(), device=scored.stats[0].device)
+
+    def use(self, reference: ReferenceScores) -> None:
+        """Shorten the sample to the rows that the reference has scored."""
+        self.pairs = self.pairs.slice(0, len(reference.scores))
+
+    def probe(self, backend: str, precisions: Iterable[str], reference: ReferenceScores) -> PrecisionProbes:
+        """Measure each precision of a backend once; workers that die are replaced for the next precision."""
+        left, probes = list(precisions), []
+        while left:
+            try:
+                with self._bench({"backend": backend}) as bench:
+                    while left:
+                        probes.append(self._probe(bench, backend, left[0], reference))
+                        left.pop(0)
+            except (BenchFailed, EmbeddedError) as error:
+                probes.append(PrecisionProbe(backend=backend, precision=left.pop(0), reason=str(error)))
+        return PrecisionProbes(probes=probes)
+
+    def compare(self, first: Changes, second: Changes) -> PairedCosts:
+        """Measure two settings in turn, so that other load on the machine affects both."""
+        found = PairedCosts()
+        try:
+            one, other = self.warm(first), self.warm(second)
+            for number in range(_ROUNDS):
+                benches = [(one, found.first), (other, found.second)]
+                for bench, costs in benches if number % 2 == 0 else benches[::-1]:
+                    costs.append(self._cost(bench))
+                if self._objective == "memory" or not 1 / _CLEAR < found.gain < _CLEAR:
+                    break
+        except (BenchFailed, RunFailed, EmbeddedError) as error:
+            return PairedCosts(reason=str(error))
+        return found
+
+    def warm(self, changes: Changes) -> Bench:
+        """The live workers of these settings; starts and warms up workers if there are none.
+
+        Raises
+        ------
+        BenchFailed, RunFailed, EmbeddedError
+            The workers cannot be started or cannot score.
+        """
+        name = _name(changes)
+        if name not in self._live:
+            self._live[name] = self._bench(changes).__enter__()
+            self._live[name].warm_up(self.pairs.slice(0, _WARM_UP))
+        return self._live[name]
+
+    def bulk(self, bench: Bench, **spec: Any) -> RunScores:
+        """Let every worker score the whole sample; returns its scores, and the seconds for one sample.
+
+        The sample is too small to be shared: it would be one chunk for one worker, or chunks of too few rows
+        to sort by length.
+        """
+        scored = bench.bulk(pa.concat_tables([self.pairs] * bench.workers), **spec)
+        once = scored.scores[: len(self.pairs)]
+        return dataclasses.replace(scored, scores=once, seconds=scored.seconds / bench.workers)
+
+    def end_others(self, winner: Changes | None) -> None:
+        """End all workers except those of `winner`."""
+        for name in list(self._live):
+            if winner is None or name != _name(winner):
+                self._live.pop(name).__exit__(None, None, None)
+
+    def _bench(self, changes: Changes) -> Bench:
+        settings = Settings(**{**self._base.model_dump(), **changes})
+        if len(worker_environs(settings)) > 1:  # no worker may claim another's share
+            most = len(self.pairs) if settings.chunk_size == "auto" else settings.chunk_size
+            share = {"chunk_size": min(most, len(self.pairs)), "claim_ahead": 1}
+            settings = settings.model_copy(update=share)
+        return Bench(settings, self._timeout)
+
+    def _probe(
+        self, bench: Bench, backend: str, precision: str, reference: ReferenceScores
+    ) -> PrecisionProbe:
+        known: dict[str, Any] = {"backend": backend, "precision": precision}
+        try:
+            bench.warm_up(self.pairs.slice(0, _WARM_UP), precision=precision)
+            scored = self.bulk(bench, precision=precision)
+        except RunFailed as error:
+            return PrecisionProbe(**known, reason=str(error))
+        found = rank_agreement(self.pairs, scored.scores, reference.scores)
+        return PrecisionProbe(**known, seconds=scored.seconds, agreement=found)
+
+    def _cost(self, bench: Bench) -> float:
+        if self._objective == "latency":
+            requests = split_requests(self.pairs, max(len(self.pairs) // _REQUEST_SIZE, 5), _REQUEST_SIZE)
+            return float(np.percentile([answer.seconds for answer in bench.requests(requests, 1)], 95))
+        seconds = self.bulk(bench).seconds
+        return seconds if self._objective == "throughput" else float(bench.peak_bytes)
+
+
+def rank_agreement(
+    pairs: pa.Table, scores: npt.NDArray[np.float32], reference: list[float]
+) -> Agreement | None:
+    """Agreement within queries, or over all rows if no query has two ranks; ``None`` if they have none."""
+    expected = np.asarray(reference, np.float32)
+    found = agreement(pairs["query"].to_pylist(), scores, expected)
+    return found or agreement([""] * len(pairs), scores, expected)
+
+
+def _name(changes: Changes) -> str:
+    return json.dumps(changes, sort_keys=True)
+
+
+RecordT = TypeVar("RecordT", bound=BaseModel)
+
+
+class NothingWorks(RankmillError):
+    """No backend and precision can score the sample here with the required rank correlation."""
+
+
+class _OutOfTime(Exception):
+    """The budget is spent."""
+
+
+@dataclass
+class Tuned:
+    """The best settings found: ``changes`` to the settings that tuning began with, and its steps (``story``).
+
+    ``gain`` is the cost of the first settings over the cost of the best ones, measured in turn at the end;
+    `None` if one of them failed. If it is below 1, there are no changes.
+    """
+
+    changes: dict[str, Any]
+    gain: float | None = None
+    story: list[str] = field(default_factory=list)
+
+
+class Tuner:
+    """Tunes the settings that are ``auto``; the others do not change.
+
+    Parameters
+    ----------
+    base
+        Settings to begin with.
+    trials
+        Makes the measurements.
+    objective
+        What to optimize.
+    records
+        Measurements of an interrupted tuning, which are not made again.
+    budget
+        Most seconds to measure; a measurement that has begun is finished.
+    min_spearman
+        Rank correlation with the reference that a precision must reach.
+    say
+        Called with a line of text after each step.
+    """
+
+    def __init__(
+        self,
+        base: Settings,
+        trials: Trials,
+        objective: Objective,
+        records: Records,
+        *,
+        budget: float,
+        min_spearman: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self._base, self._trials, self._objective = base, trials, objective
+        self._records, self._budget, self._min_spearman = records, budget, min_spearman
+        self._say = say
+        self._spent = 0.0
+        self._best: dict[str, Any] = {}
+        self._story: list[str] = []
+
+    def tune(self) -> Tuned:
+        """Search until everything was tried or the budget is spent.
+
+        Raises
+        ------
+        NothingWorks
+            No backend and precision can score the sample well enough.
+        RunFailed
+            The reference cannot score it, for example because the model cannot be loaded.
+        """
+        reference = self._once("reference", ReferenceScores, self._reference)
+        self._trials.use(reference)
+        step = "backend and precision"
+        try:
+            self._choose_backend(reference)
+            step = "token_budget"
+            self._climb(reference.device)
+            step = "workers and threads"
+            self._split(reference.device)
+        except _OutOfTime:
+            self._tell(f"the budget of {self._budget:,.0f} s is spent; not finished: {step}")
+        gain = self._compare({}, self._best, always=True).gain or None
+        if gain:
+            self._tell(f"all changes together: {gain:.2f} times as good as the initial settings")
+        if gain and gain < 1:
+            self._tell("the initial settings are better: nothing is changed")
+            self._best = {}
+        return Tuned(self._best, gain, self._story)
+
+    def _reference(self) -> ReferenceScores:
+        return self._trials.reference(self._budget * _SAMPLE_SHARE)
+
+    def _choose_backend(self, reference: ReferenceScores) -> None:
+        """Measure each backend and precision once; then compare the fastest acceptable ones in turn."""
+        self._tell(f"sample of {len(reference.scores)} pairs; ranks are compared with {label(REFERENCE)}")
+        found: list[PrecisionProbe] = []
+        out_of_time = None
+        backends = self._open("backend", get_args(BackendName))
+        for backend in backends:
+            if (backend, reference.device) in FOR_TESTS and len(backends) > 1:
+                continue
+            try:
+                found += self._once(
+                    f"probe {backend}", PrecisionProbes, partial(self._probe, backend, reference)
+                ).probes
+            except _OutOfTime as error:
+                out_of_time = error
+        good = self._good(found)
+        if not good:
+            raise NothingWorks(
+                f"no backend and precision reaches the required rank correlation on the sample "
+                f"({self._story[-1]}); lower --min-spearman or raise --budget"
+            )
+        self._best = {"backend": good[0].backend, "precision": good[0].precision}
+        if out_of_time:
+            raise out_of_time
+        for probe in good[1:_FINALISTS]:
+            if self._objective == "memory" or probe.seconds < _CHANCE * good[0].seconds:
+                self._try({"backend": probe.backend, "precision": probe.precision})
+
+    def _probe(self, backend: str, reference: ReferenceScores) -> PrecisionProbes:
+        return self._trials.probe(backend, self._open("precision", get_args(Precision)), reference)
+
+    def _good(self, found: list[PrecisionProbe]) -> list[PrecisionProbe]:
+        """The probes that run here and keep the ranks, fastest first; reports why the others do not."""
+        good = []
+        for probe in found:
+            name = f"{probe.backend}, {probe.precision}"
+            if probe.reason:
+                self._tell(f"{name}: not possible here: {probe.reason}")
+                continue
+            found_ranks = probe.agreement
+            if found_ranks is None:
+                self._tell(f"{name}: refused, all its scores are the same")
+                continue
+            verdict = found_ranks.verdict(self._min_spearman)
+            ranks = f"rank correlation {found_ranks}"
+            if verdict == "kept":
+                self._tell(f"{name}: {probe.seconds:.2f} s, {ranks}")
+                good.append(probe)
+            elif verdict == "lost":
+                self._tell(f"{name}: refused, {ranks} is below {self._min_spearman}")
+            else:
+                self._tell(
+                    f"{name}: not taken, {ranks} may be below {self._min_spearman}; a larger --budget takes "
+                    "a larger sample, and rankmill check-precision takes an even larger one"
+                )
+        return sorted(good, key=lambda probe: probe.seconds)
+
+    def _climb(self, device: str) -> None:
+        """Token budget: double it while that is better, or halve it while that is better."""
+        if isinstance(self._base.token_budget, int):
+            return
+        first = TOKEN_BUDGETS[device]
+        for factor in (2.0, 0.5):
+            tokens = first * factor
+            while self._try({"token_budget": int(tokens)}):
+                tokens *= factor
+            if "token_budget" in self._best:
+                return
+
+    def _split(self, device: str) -> None:
+        """Number of workers, which share the cores or the GPU."""
+        if self._base.workers != "auto" or self._base.threads != "auto":
+            return
+        if device == "cpu":
+            workers = 2
+            while workers <= cores() and self._try({"workers": workers, "threads": cores() // workers}):
+                workers *= 2
+        elif device == "cuda":
+            self._try({"workers": 2})
+
+    def _try(self, changes: Changes) -> bool:
+        """Compare the best settings so far with and without `changes`; take the changes if that is better."""
+        challenger = {**self._best, **changes}
+        found = self._compare(self._best, challenger)
+        won = found.gain > _MARGIN
+        if found.reason:
+            self._tell(f"{label(changes)}: not possible here: {found.reason}")
+        else:
+            times = f"{found.gain:.2f} times as good, measured {len(found.first)} times in turn"
+            self._tell(f"{label(changes)}: {times}: {'taken' if won else 'not taken'}")
+        if won:
+            self._best = challenger
+        self._trials.end_others(self._best)
+        return won
+
+    def _compare(self, first: Changes, second: Changes, *, always: bool = False) -> PairedCosts:
+        name = f"{label(first)} against {label(second)}"
+        return self._once(name, PairedCosts, lambda: self._trials.compare(first, second), always)
+
+    def _open(self, setting: str, values: tuple[str, ...]) -> list[str]:
+        """Values to try: all, or only the one that the settings fix."""
+        fixed = getattr(self._base, setting)
+        return [value for value in values if value != "auto"] if fixed == "auto" else [fixed]
+
+    def _once(
+        self, name: str, kind: type[RecordT], measure: Callable[[], RecordT], always: bool = False
+    ) -> RecordT:
+        """The value recorded under `name`; else measure and record it, if the budget or `always` allows."""
+        record = self._records.get(name)
+        if record is None:
+            if self._spent > self._budget and not always:
+                raise _OutOfTime
+            started = time.monotonic()
+            value = measure()
+            record = {"seconds": time.monotonic() - started, "value": value.model_dump()}
+            self._records.add(name, record)
+        self._spent += record["seconds"]
+        return kind(**record["value"])
+
+    def _tell(self, line: str) -> None:
+        self._story.append(line)
+        self._say(line)

@@ -1,1 +1,0 @@
-"""Reports of experiments: statistics, plots, tables."""

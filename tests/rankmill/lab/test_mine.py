@@ -1,0 +1,188 @@
+"""rankmill mine: the negatives that sentence-transformers' mine_hard_negatives chooses."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from datasets import Dataset
+from hypothesis import given
+from hypothesis import strategies as st
+from sentence_transformers.util import mine_hard_negatives
+
+from rankmill.cli.main import rankmill
+from rankmill.lab.mine import Rules, mine
+from tests.harness.models.embeddings import bags
+
+QUERIES = [f"how far is {n}" for n in range(6)]
+CORPUS = [f"moon river {'big ' * (n % 5)}{n}" for n in range(15)]
+POSITIVES = {query: CORPUS[2 * n] for n, query in enumerate(QUERIES)}
+
+
+def score(query: str, passage: str) -> float:
+    return random.Random(query + passage).uniform(-5, 5) + (4 if POSITIVES[query] == passage else 0)
+
+
+class Scores:
+    """A cross-encoder for sentence-transformers, with the scores of the file."""
+
+    def predict(self, pairs: list[tuple[str, str]], **options: Any) -> Any:
+        return torch.tensor([score(*pair) for pair in pairs])
+
+
+@pytest.fixture(scope="module")
+def scored(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of all passages, as score-file writes it; the positive of one query is not in it."""
+    rows = [
+        {"query_id": str(n), "doc_id": str(m), "relevance": 1 if POSITIVES[query] == passage else None,
+         "in_run": (n, m) != (3, 6), "query": query, "passage": passage,
+         "score": float(torch.tensor(score(query, passage)))}
+        for n, query in enumerate(QUERIES) for m, passage in enumerate(CORPUS)
+    ]  # fmt: skip
+    path = tmp_path_factory.mktemp("scored") / "scored.parquet"
+    schema = pa.schema({"relevance": pa.int64(), "score": pa.float32()})
+    table = pa.Table.from_pylist(rows)
+    for field in schema:
+        table = table.set_column(
+            table.column_names.index(field.name), field, table[field.name].cast(field.type)
+        )
+    pq.write_table(table, path)
+    return path
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(rankmill, ["mine", *map(str, arguments)])
+
+
+@pytest.mark.parametrize("form", ["triplet", "n-tuple", "labeled-pair", "labeled-list"])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"absolute_margin": 1.0},
+        {"relative_margin": 0.3, "range_min": 1},
+        {"max_score": 3.0, "min_score": -3.0},
+    ],
+    ids=str,
+)
+def test_the_same_negatives_as_sentence_transformers(
+    scored: Path, tmp_path: Path, form: str, rules: dict[str, Any]
+) -> None:
+    dataset = Dataset.from_dict({"query": QUERIES, "answer": list(POSITIVES.values())})
+    expected = mine_hard_negatives(
+        dataset, bags(), corpus=CORPUS, cross_encoder=Scores(),
+        range_max=len(CORPUS), num_negatives=2, output_format=form, verbose=False, **rules,
+    )  # fmt: skip
+    options = [part for name, value in rules.items() for part in (f"--{name.replace('_', '-')}", value)]
+    done = run(scored, "--format", form, "--num-negatives", 2, *options, "-o", tmp_path / "out.parquet")
+    assert done.exit_code == 0, done.output
+    found = pq.read_table(tmp_path / "out.parquet").to_pylist()
+    assert sorted(map(flat, found)) == sorted(map(flat, expected))
+    assert len(found) >= 6
+
+
+def flat(row: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(str(value) for value in row.values())
+
+
+@given(
+    st.lists(st.floats(-5, 5, width=32), min_size=2, max_size=8), st.integers(0, 3), st.integers(1, 3),
+    st.none() | st.floats(-1, 1), st.none() | st.floats(0, 1), st.sampled_from(["top", "random"]),
+)  # fmt: skip
+def test_every_negative_keeps_the_rules(
+    scores: list[float], range_min: int, number: int, absolute: float | None, relative: float | None, how: str
+) -> None:
+    table = pd.DataFrame(
+        {"query_id": "q", "score": scores, "relevance": [1] + [None] * (len(scores) - 1), "in_run": True}
+    )
+    margins = {"absolute_margin": absolute, "relative_margin": relative}
+    rules = Rules(range_min=range_min, num_negatives=number, sampling_strategy=how, **margins)  # type: ignore[arg-type]
+    (found,) = mine(table, rules)
+    chosen = [scores[row] for row in found.negatives]
+    assert found.positives.tolist() == [0]
+    assert 0 not in found.negatives
+    assert len(set(found.negatives.tolist())) == len(chosen) <= number
+    assert chosen == sorted(chosen, reverse=True)
+    limits = [scores[0] - absolute] if absolute is not None else []
+    limits += [scores[0] - abs(scores[0]) * relative] if relative is not None else []
+    limit = min(limits, default=99)
+    assert all(each <= limit + 1e-6 for each in chosen)
+
+
+def test_scores_to_distil_from(scored: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    done = run(scored, "--format", "n-tuple", "--num-negatives", 1, "--with-scores", "-o", output)
+    assert done.exit_code == 0, done.output
+    for line in output.read_text().splitlines():
+        row = json.loads(line)
+        pair = [score(row["anchor"], row["positive"]), score(row["anchor"], row["negative_1"])]
+        assert row["scores"] == pytest.approx(pair, abs=1e-5)
+
+
+GRADES = {"q1": {"a": 3, "b": 1, "c": 2}, "q2": {"a": 1}, "q3": {"d": 2}, "q4": {}}
+"""Of each query, the grades of its passages; those of the others, up to e, are not judged."""
+
+
+def graded(path: Path) -> Path:
+    rows = [
+        {"query_id": query, "doc_id": name, "relevance": grades.get(name), "in_run": True, "query": query,
+         "passage": name, "score": 0.1 if (query, name) == ("q3", "d") else 1.0}
+        for query, grades in GRADES.items() for name in "abcde"
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def test_a_passage_is_relevant_from_a_grade_on_and_the_counts_say_which(tmp_path: Path) -> None:
+    scored = graded(tmp_path / "scored.parquet")
+    common = ["--num-negatives", 9, "--absolute-margin", 0, "--format", "labeled-list"]
+    done = run(scored, *common, "-o", tmp_path / "all.jsonl")
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert [(row["anchor"], "".join(row["passages"])) for row in rows] == [
+        ("q1", "ade"), ("q1", "bde"), ("q1", "cde"), ("q2", "abcde"),
+    ]  # fmt: skip
+    assert done.output.splitlines() == [
+        f"4 rows from 2 of 4 queries are in {tmp_path / 'all.jsonl'}",
+        "relevant passages: 2 of grade 1, 1 of grade 2, 1 of grade 3 (--min-relevance says which count)",
+        "without rows: 1 queries that have no scored relevant passage, and 1 that have too few negatives",
+    ]
+    done = run(scored, *common, "--min-relevance", 2, "-o", tmp_path / "two.jsonl")
+    rows = [json.loads(line) for line in (tmp_path / "two.jsonl").read_text().splitlines()]
+    assert [(row["anchor"], "".join(row["passages"])) for row in rows] == [("q1", "ade"), ("q1", "cde")]
+    assert "2 rows from 1 of 4 queries" in done.output  # b, of grade 1, is neither relevant nor a negative
+    assert "relevant passages: 1 of grade 2, 1 of grade 3" in done.output
+
+
+def test_a_scored_file_with_a_passage_twice_is_refused(tmp_path: Path) -> None:
+    table = pq.read_table(graded(tmp_path / "scored.parquet"))
+    pq.write_table(pa.concat_tables([table, table.slice(1, 1)]), tmp_path / "scored.parquet")
+    done = run(tmp_path / "scored.parquet", "-o", tmp_path / "out.jsonl")
+    assert (done.exit_code, "query 'q1' has passage 'b' twice" in done.stderr) == (2, True), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-o", "out.trec"], "training data is no TREC run"),
+        (["-o", "out.parquet", "--max-score", "-99"], "no negatives are left"),
+        (["-o", "none/out.parquet"], "no such directory"),
+    ],
+)
+def test_what_cannot_be_mined(
+    scored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(scored, *arguments)
+    assert (done.exit_code, message in done.stderr) == (2, True), done.stderr
+    assert not list(tmp_path.iterdir())
+    pq.write_table(pa.table({"query": ["q"]}), tmp_path / "other.parquet")
+    done = run("other.parquet", "-o", "out.parquet")
+    assert "no column 'query_id'; make it with score-file --run" in done.stderr

@@ -1,0 +1,194 @@
+"""Tuning: it writes a config that works, goes on after an interruption, and keeps to the quality gate."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+from rankmill.cli.quality.tune import tune
+from rankmill.jobs.runtime.settings import load_settings
+from rankmill.lab.agreement import Agreement
+from rankmill.lab.bench import Records
+from rankmill.lab.pairs import sample
+from rankmill.lab.tune import (
+    Changes,
+    NothingWorks,
+    PairedCosts,
+    PrecisionProbe,
+    PrecisionProbes,
+    ReferenceScores,
+    Trials,
+    Tuner,
+    rank_agreement,
+)
+from tests.conftest import ENVIRON, start_command, wait_for
+
+
+def write_config(folder: Path, model: Path) -> Path:
+    config = folder / "mine.yaml"
+    config.write_text(f"model: {model}\nbackend: torch\nthreads: 1\nwindow: 7\n")
+    return config
+
+
+def test_tuning_goes_on_after_an_interruption_and_writes_a_config(tmp_path: Path, tiny_model: Path) -> None:
+    (tmp_path / "out").mkdir()
+    output = tmp_path / "out" / "tuned.yaml"
+    kept = output.with_name("tuned.yaml.tuning.jsonl")
+    arguments = [
+        "--config",
+        str(write_config(tmp_path, tiny_model)),
+        "-o",
+        str(output),
+        "--min-spearman",
+        "0",
+    ]
+    first = start_command("rankmill", "tune", *arguments, "--budget", "10s")
+    wait_for(lambda: kept.exists() and kept.read_text().count("\n") >= 2, first, 120)
+    first.send_signal(signal.SIGINT)
+    _, told = first.communicate(timeout=60)
+    assert first.returncode == 130, told
+    assert not output.exists()
+
+    # There is no time to measure anything: what it knows, it knows from before.
+    result = CliRunner().invoke(tune, [*arguments, "--budget", "0.1s"])
+    assert result.exit_code == 0, result.output
+    assert "torch, fp32: " in result.output
+    assert "torch, fp16: not possible here: precision fp16 is not supported on cpu" in result.output
+    assert "the budget of 0 s is spent; not finished" in result.output
+    assert f"score-file INPUT --config {output}" in result.output
+    settings = load_settings(config=output, environ={})
+    assert (settings.model, settings.backend, settings.window) == (str(tiny_model), "torch", 7)
+    # The initial settings measure their precision themselves; on a busy machine either may win.
+    kept_as_it_was = "the initial settings are better" in result.output
+    assert settings.precision in ({"auto"} if kept_as_it_was else {"fp32", "bf16"})
+    assert "# Steps of the tuning:" in output.read_text()
+    assert not kept.exists()
+
+
+def test_two_settings_are_measured_in_turn_and_one_that_cannot_be_loses(tiny_model: Path) -> None:
+    options = {"model": str(tiny_model), "backend": "torch", "precision": "fp32", "threads": 1}
+    settings = load_settings(options, environ={})
+    with Trials(settings, sample("example", 50), "latency", 300) as trials:
+        found = trials.compare({}, {"precision": "fp16"})
+        assert found.gain == 0
+        assert "precision fp16 is not supported on cpu" in found.reason
+        found = trials.compare({}, {"token_budget": 64})
+        assert 1 <= len(found.first) == len(found.second) <= 3
+        assert found.gain > 0
+        assert not found.reason
+
+
+def test_every_worker_has_the_sample_to_score_however_small_it_is(tiny_model: Path) -> None:
+    settings = load_settings({"model": str(tiny_model), "threads": 1}, environ={})
+    with Trials(settings, sample("example", 50), "throughput", 300) as trials:
+        scored = trials.bulk(trials.warm({"workers": 2}))
+    assert len(scored.scores) == 50
+    assert len(scored.stats) == 2  # chunks, and a worker claims one at a time
+
+
+SAME = Agreement(1.0, 1.0, 1.0, queries=2, rows=4, same_top=None, top_overlap=None)
+
+
+class RecordedTrials(Trials):
+    """Trials of a CPU that cannot do anything, and note what they are asked for."""
+
+    backends: tuple[str, ...] = ()
+
+    def reference(self, seconds: float) -> ReferenceScores:
+        return ReferenceScores(scores=[1.0, 2.0], device="cpu")
+
+    def probe(self, backend: str, precisions: Iterable[str], reference: ReferenceScores) -> PrecisionProbes:
+        self.backends += (backend,)
+        return PrecisionProbes(probes=[PrecisionProbe(backend=backend, precision="fp32", reason="not here")])
+
+
+@pytest.mark.parametrize(
+    ("fixed", "tried"), [({}, ["openvino", "torch", "onnx"]), ({"backend": "mlx"}, ["mlx"])]
+)
+def test_mlx_takes_no_time_on_a_cpu_if_nobody_asks_for_it(
+    tmp_path: Path, fixed: dict[str, str], tried: list[str]
+) -> None:
+    settings = load_settings({"model": "demo", **fixed}, environ={})
+    trials = RecordedTrials(settings, sample("example", 2), "throughput", 300)
+    records = Records(tmp_path / "records.jsonl")
+    tuner = Tuner(settings, trials, "throughput", records, budget=60, min_spearman=0, say=lambda _: None)
+    with pytest.raises(NothingWorks):
+        tuner.tune()
+    assert list(trials.backends) == tried
+
+
+@pytest.mark.parametrize(("seconds", "stays"), [(2.0, True), (0.5, False)])
+def test_what_is_no_better_in_the_end_does_not_win(tmp_path: Path, seconds: float, stays: bool) -> None:
+    """A probe that was lucky, and then no time for more than the last meeting."""
+
+    class Lucky(Trials):
+        def reference(self, seconds: float) -> ReferenceScores:
+            return ReferenceScores(scores=[0.0] * 2, device="cpu")
+
+        def probe(
+            self, backend: str, precisions: Iterable[str], reference: ReferenceScores
+        ) -> PrecisionProbes:
+            time.sleep(0.2)
+            return PrecisionProbes(
+                probes=[PrecisionProbe(backend=backend, precision="fp32", seconds=0.1, agreement=SAME)]
+            )
+
+        def compare(self, first: Changes, second: Changes) -> PairedCosts:
+            return PairedCosts(first=[1.0], second=[seconds])
+
+    settings = load_settings({"model": "demo", "backend": "torch"}, environ={})
+    trials = Lucky(settings, sample("example", 2), "throughput", 300)
+    records = Records(tmp_path / "records.jsonl")
+    told: list[str] = []
+    tuned = Tuner(settings, trials, "throughput", records, budget=0.1, min_spearman=0, say=told.append).tune()
+    assert (tuned.changes == {}) is stays
+    assert tuned.gain == 1 / seconds
+    assert any("is spent; not finished" in line for line in told)
+
+
+def test_nothing_is_written_where_nothing_keeps_the_ranks_or_where_a_file_of_ones_own_is(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("model: demo\n")
+    result = CliRunner().invoke(tune, ["-o", str(own)])
+    assert result.exit_code == 2
+    assert "was not made by rankmill tune" in result.output
+    assert own.read_text() == "model: demo\n"
+
+    output = tmp_path / "tuned.yaml"
+    result = CliRunner().invoke(
+        tune, ["--model", str(tiny_model.with_name("nowhere")), "-o", str(output)], env=ENVIRON
+    )
+    assert result.exit_code == 1
+    assert "no such directory on worker host" in result.output.replace("\n", " ")
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("text", ["soon", "-1m", "2 weeks"])
+def test_a_budget_is_a_time(text: str) -> None:
+    result = CliRunner().invoke(tune, ["--budget", text])
+    assert result.exit_code == 2
+
+
+def test_ranks_are_compared_within_a_query_and_else_over_all() -> None:
+    scores = np.asarray([1, 2, 3, 4], np.float32)
+    two = pa.table({"query": ["a", "a", "b", "b"]})
+
+    def spearman(pairs: pa.Table, reference: list[float]) -> float:
+        found = rank_agreement(pairs, scores, reference)
+        assert found
+        return found.spearman
+
+    assert spearman(two, [10, 20, 1, 2]) == pytest.approx(1.0)
+    assert spearman(two, [20, 10, 1, 2]) == pytest.approx(0.0)
+    lone = pa.table({"query": ["a", "b", "c", "d"]})
+    assert spearman(lone, [1, 2, 3, 4]) == pytest.approx(1.0)
+    assert rank_agreement(lone, scores, [7, 7, 7, 7]) is None

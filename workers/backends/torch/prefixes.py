@@ -1,0 +1,70 @@
+"""Which rows of a batch begin alike, so that their prefix has to be computed only once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rankmill.workers.batches.tokens import Batch, Ids
+
+_GAIN = 1.2
+"""Sharing must save this factor of the tokens: it copies keys and values, and runs the model twice."""
+
+
+@dataclass(frozen=True)
+class SharedPrefixes:
+    """A batch in two parts: the prefixes, and for each row what follows its own.
+
+    Attributes
+    ----------
+    ids, mask
+        The prefixes, ``[prefixes, tokens]``, padded on the right.
+    of
+        For each row, which prefix it has.
+    rest, rest_mask
+        What follows, ``[rows, tokens]``, padded on the right; one token at least.
+    places
+        The position of each token of ``rest``.
+    """
+
+    ids: Ids
+    mask: Ids
+    of: Ids
+    rest: Ids
+    rest_mask: Ids
+    places: Ids
+
+
+def find_shared_prefixes(batch: Batch, skipped: int | None) -> SharedPrefixes | None:
+    """The shared prefixes of a batch; ``None`` if they would not save enough.
+
+    Rows of equal `Batch.groups` may begin alike; how far they do is seen in their tokens. The last token
+    of a row that is not `skipped`, which the score reads, is never in a prefix.
+    """
+    if batch.groups is None or len(batch.ids) < 2:
+        return None
+    lengths = batch.mask.sum(axis=1)
+    _, first, of = np.unique(batch.groups, return_index=True, return_inverse=True)
+    alike = (batch.ids == batch.ids[first[of]]).cumprod(axis=1).sum(axis=1)
+    read = batch.mask if skipped is None else batch.mask * (batch.ids != skipped)
+    alike = np.minimum(alike, (read * np.arange(batch.ids.shape[1])).argmax(axis=1))
+    shared = np.full(len(first), np.iinfo(np.int64).max)
+    np.minimum.at(shared, of, alike)
+    several = np.bincount(of) > 1
+    if not several.any():
+        return None
+    shared = np.where(several, shared, np.minimum(shared, shared[several].max()))
+    rests = lengths - shared[of]
+    width, rest_width = int(shared.max()), int(rests.max())
+    if not width or len(first) * width + rests.size * rest_width > batch.ids.size / _GAIN:
+        return None
+    mask = np.arange(width) < shared[:, None]
+    places = shared[of][:, None] + np.arange(rest_width)
+    rest_mask = np.arange(rest_width) < rests[:, None]
+    inside = np.minimum(places, batch.ids.shape[1] - 1)
+    rest = np.where(rest_mask, np.take_along_axis(batch.ids, inside, axis=1), batch.ids[0, 0])
+    ids = np.where(mask, batch.ids[first, :width], batch.ids[0, 0])
+    return SharedPrefixes(
+        ids, mask.astype(np.int64), of.astype(np.int64), rest, rest_mask.astype(np.int64), places
+    )

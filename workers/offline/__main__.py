@@ -1,0 +1,37 @@
+"""Answers a request about a model: ``python -m rankmill.workers.offline TASK``; each TASK is a module here.
+
+The request is JSON on standard input, and the answer JSON on standard output. It is ``{"error": "..."}``,
+with exit status 1, if the model cannot be used.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rankmill.jobs.contract.errors import RankmillError
+
+
+def main(task: str) -> int:
+    """Read the request, answer it; the exit status."""
+    request = json.load(sys.stdin)
+    with suppress(OSError):  # if memory runs out, the system ends this process and not the one that asked
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    try:
+        with redirect_stdout(sys.stderr):  # what libraries print is no part of the answer
+            module = import_module(f"rankmill.workers.offline.{task}")
+            run: Callable[[Mapping[str, Any]], dict[str, Any]] = getattr(module, task)
+            answer, status = run(request), 0
+    except (RankmillError, OSError, MemoryError) as error:
+        answer, status = {"error": " ".join(str(error).split()) or type(error).__name__}, 1
+    print(json.dumps(answer), flush=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

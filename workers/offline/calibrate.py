@@ -1,0 +1,137 @@
+"""Calibration: watch the inputs of a model's linear layers, and write a directory with smoothing factors."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.base import ModelFiles
+from rankmill.workers.backends.families import BERT_LIKE
+from rankmill.workers.backends.first_token import read_first_token_only
+from rankmill.workers.backends.openvino.recipe import FACTORS
+from rankmill.workers.batches.tokens import Tokens, pad
+from rankmill.workers.host.disk_cache import cache_name
+from rankmill.workers.models.loading import load_model
+from rankmill.workers.models.sources import locate
+
+ALPHA = 0.5
+"""SmoothQuant's migration strength: 0.5 divides the difficulty evenly between inputs and weights."""
+
+_STEPS = 8
+"""Factors are rounded to powers of the 8th root of 2, so that rounding errors of the forward, which differ
+with the number of threads, hardly ever change them."""
+
+_TINY = 1e-5
+_KINDS = ("*.json", "*.txt", "*.model", "*.safetensors")
+"""Names of a model's files that workers read; code and weights in other formats are left out."""
+
+
+class Watched:
+    """Inputs of a linear layer: the largest value of each channel ``[into]``, and the number of tokens."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        self.linear = linear
+        self.largest = torch.zeros(linear.in_features)
+        self.tokens = 0
+
+    def look(self, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        """A hook that PyTorch calls before a forward."""
+        hidden = inputs[0].flatten(0, -2)
+        self.largest = torch.maximum(self.largest, hidden.abs().amax(0))
+        self.tokens += len(hidden)
+
+    @property
+    def products(self) -> int:
+        """Multiplications that the layer has done."""
+        return self.tokens * self.linear.weight.numel()
+
+    def factors(self) -> torch.Tensor:
+        """Divisors of the input's channels, ``[into]``."""
+        weights = self.linear.weight.detach().abs().amax(0).clamp(min=_TINY)
+        exact = self.largest.clamp(min=_TINY) ** ALPHA / weights ** (1 - ALPHA)
+        return torch.exp2(torch.round(torch.log2(exact) * _STEPS) / _STEPS)
+
+
+def watch(classifier: Any, tokens: Tokens) -> dict[str, Watched]:
+    """Run a classifier on tokenized pairs and watch its linear layers; returns these by their names.
+
+    Parameters
+    ----------
+    classifier
+        From `load_classifier`, of a family that `reads_first_token`; its last layer is replaced. The
+        last projection is not watched, as it is never in 8 bits.
+    tokens
+        Tokens of the pairs; each pair is a forward of its own, without padding.
+    """
+    found = {
+        name: Watched(module)
+        for name, module in classifier.named_modules()
+        if isinstance(module, nn.Linear) and module.out_features > 1
+    }
+    read_first_token_only(classifier)
+    hooks = [each.linear.register_forward_pre_hook(each.look) for each in found.values()]
+    with torch.inference_mode():
+        for row in range(len(tokens.lengths)):
+            batch = pad([(tokens, np.array([row]))], 0)
+            types = {} if batch.types is None else {"token_type_ids": torch.from_numpy(batch.types)}
+            classifier(
+                input_ids=torch.from_numpy(batch.ids), attention_mask=torch.from_numpy(batch.mask), **types
+            )
+    for hook in hooks:
+        hook.remove()
+    return {name: each for name, each in found.items() if each.tokens}
+
+
+def calibrate(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Calibrate the model of a request, and write it with smoothing factors into a folder, which must exist.
+
+    The request is ``{"spec": {...}, "queries": [...], "passages": [...], "cache_dir": "auto",
+    "folder": "..."}``, the answer ``{"revision": ..., "digest": ..., "layers": [{"name": ..., "share":
+    ...}]}``, where ``share`` is the layer's share of the matrix products.
+
+    Raises
+    ------
+    SpecError
+        The model cannot be loaded, or is of a family whose layers are not known.
+    OSError
+        The folder cannot be written.
+    """
+    spec = ScoreSpec.model_validate({**request["spec"], "precision": "fp32"})
+    model = load_model(spec, "cpu", "openvino", request["cache_dir"])
+    source = locate(spec.model)
+    tokens = model.tokenizer(request["queries"], request["passages"])
+    files = ModelFiles(source, model.revision, None, Path())
+    classifier = files.classifier()
+    if classifier.config.model_type not in BERT_LIKE:
+        raise SpecError(
+            f"model {spec.model} is a {classifier.config.model_type}, which quantize does not know: it "
+            f"quantizes {', '.join(sorted(BERT_LIKE))}"
+        )
+    watched = watch(classifier, tokens)
+    folder = Path(request["folder"])
+    _copy(source, model.revision, folder)
+    (folder / FACTORS).write_bytes(save({name: each.factors() for name, each in watched.items()}))
+    whole = sum(each.products for each in watched.values())
+    layers = {name: each.products / whole for name, each in watched.items()}
+    return {"revision": model.revision, "digest": cache_name(source, model.revision), "layers": layers}
+
+
+def _copy(source: str | Path, revision: str | None, folder: Path) -> None:
+    """Copy a model's files into a folder."""
+    if isinstance(source, str):
+        from huggingface_hub import snapshot_download
+
+        source = Path(snapshot_download(source, revision=revision, allow_patterns=list(_KINDS)))
+    for kind in _KINDS:
+        for path in source.glob(kind):
+            if not path.name.startswith("rankmill_"):
+                shutil.copyfile(path, folder / path.name)

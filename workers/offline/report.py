@@ -1,0 +1,110 @@
+"""What a worker of this host would make of a model, by its small files alone: no weights are read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rankmill.jobs.cache.folder import cache_folder
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.registry import BACKENDS, choose_device
+from rankmill.workers.models.activation import choose_output
+from rankmill.workers.models.description import Description, describe
+from rankmill.workers.models.loading import find_max_length, one_line
+from rankmill.workers.models.prompts import answers, prompt_template, tokenizer_for
+from rankmill.workers.models.sources import find_source
+from rankmill.workers.models.versions import VersionStore
+
+_SAMPLE = "QUERY", "PASSAGE"
+
+
+def report(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe the model of a request; the answer has the fields of `rankmill.registry.trial.ModelReport`.
+
+    The request is ``{"spec": {...}, "device": ..., "cache_dir": ..., "registry": ..., "cache_bytes": ...}``.
+
+    Raises
+    ------
+    SpecError
+        There is no such model, or its files are damaged.
+    """
+    spec = ScoreSpec.model_validate(request["spec"])
+    with one_line(spec):
+        cache = cache_folder(request["cache_dir"])
+        found = find_source(spec, VersionStore(cache, request["registry"], request["cache_bytes"]), None)
+        revision = found.revision
+        about = describe(found.files, revision, cache)
+        device = choose_device(request["device"], "torch")
+        return {
+            "model": spec.model,
+            "revision": revision,
+            "family": about.config.model_type,
+            "kind": _kind(about),
+            "pooling": _pooling(about),
+            "outputs": list(about.labels),
+            "activation": about.layout.activation,
+            "max_length": find_max_length(spec, about),
+            "instruction": about.layout.prompt if spec.instruction is None else spec.instruction,
+            "prompts": about.layout.prompts,
+            "refused": _refusal(spec, about),
+            "prompt": _prompt(spec, about),
+            "device": device,
+            "backends": _backends(about, device),
+        }
+
+
+def _kind(about: Description) -> str:
+    layout = about.layout
+    if layout.task == "causal":
+        return "language model whose answers are the score"
+    if layout.task == "chain":
+        return "transformer, then " + ", ".join(step.kind for step in layout.steps)
+    return "language model with a head" if about.is_language_model else "sequence classifier"
+
+
+def _pooling(about: Description) -> str:
+    """Which tokens the score reads."""
+    modes = [step.config.get("pooling_mode", "as configured") for step in about.layout.steps]
+    found = [mode for step, mode in zip(about.layout.steps, modes, strict=True) if step.kind == "Pooling"]
+    if found:
+        return ", ".join(map(str, found))
+    if about.is_language_model:
+        return "last token"
+    return str(getattr(about.config, "classifier_pooling", None) or "as its family does")
+
+
+def _refusal(spec: ScoreSpec, about: Description) -> str | None:
+    """Why the model cannot be scored as the spec has it; ``None`` if it can."""
+    try:
+        if not spec.all_labels:
+            choose_output(spec.label, about.labels, spec.model)
+        tokenizer_for(spec, about, find_max_length(spec, about))
+        if about.layout.task == "causal":
+            answers(spec, about)
+    except SpecError as error:
+        return str(error)
+    return None
+
+
+def _prompt(spec: ScoreSpec, about: Description) -> str | None:
+    """What the model reads of a pair, as text; ``None`` if it reads the two texts as they are."""
+    try:
+        if prompt_template(spec, about) is None:
+            return None
+        tokenizer: Any = tokenizer_for(spec, about, find_max_length(spec, about))
+        texts: list[str] = tokenizer.rendered([_SAMPLE[0]], [_SAMPLE[1]])
+    except SpecError:  # `_refusal` says it
+        return None
+    return texts[0]
+
+
+def _backends(about: Description, device: str) -> dict[str, dict[str, str | None]]:
+    """For each backend and each of its precisions: why it cannot run the model here; ``None`` if it can."""
+    found: dict[str, dict[str, str | None]] = {}
+    for name, kind in BACKENDS.items():
+        precisions = kind.precisions.get(device) or ("auto",)
+        found[name] = {
+            each: kind.obstacle(about.config, device, each, plain=about.plain) for each in precisions
+        }
+    return found
