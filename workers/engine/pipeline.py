@@ -16,10 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from rankmill.jobs.contract.priority import Priority
-from rankmill.workers.engine.engine import Engine
-from rankmill.workers.engine.rows import WaitingRows
-from rankmill.workers.engine.turns import Turns
-from rankmill.workers.engine.work import Flight, Part, Work
+from rankmill.workers.batches.planner import WaitingRows
+from rankmill.workers.engine.engine import Engine, Flight, Part, Work
 from rankmill.workers.host import metrics
 
 _WAIT_SECONDS = 5
@@ -35,9 +33,51 @@ FIRST_BATCH_SECONDS = 900
 LATER_BATCH_SECONDS = 300
 """A later batch counts as hanging after this time or 100 times the slowest batch, whichever is longer."""
 
+REQUESTS_FOR_BULK = 3
+"""Pairs of requests for each pair of bulk work, at most, while both wait: bulk work keeps a quarter."""
+
 Answer = Callable[[], None]
 
 logger = logging.getLogger(__name__)
+
+
+class PriorityTurns:
+    """Takes turns between requests and bulk work, by pairs.
+
+    A request is next unless requests have had more than their part since bulk work last had a turn.
+
+    >>> turns = PriorityTurns()
+    >>> turns.took("request", 20)
+    >>> turns.bulk_is_next
+    True
+    >>> turns.took("bulk", 64)
+    >>> turns.bulk_is_next
+    False
+    """
+
+    def __init__(self) -> None:
+        self._ahead = 0
+        self._part = 0
+
+    @property
+    def bulk_is_next(self) -> bool:
+        """Whether bulk work, if some waits, comes before the next request."""
+        return self._ahead > 0
+
+    def took(self, kind: str, pairs: int) -> None:
+        """Count a turn of `kind` (``request`` or ``bulk``) with so many `pairs`.
+
+        Neither is owed for more than the latest turn: however long one was alone, the other is soon next.
+        """
+        if kind == "request":
+            self._ahead = min(self._ahead + pairs, max(self._part, pairs))
+        else:
+            self._part = REQUESTS_FOR_BULK * pairs
+            self._ahead = max(self._ahead - self._part, -self._part)
+
+    def no_bulk_waits(self) -> None:
+        """Forget what requests have had: no bulk work waited for it."""
+        self._ahead = min(self._ahead, 0)
 
 
 @dataclass
@@ -54,7 +94,7 @@ class Pipeline:
 
     A request waits for the forwards in progress, no matter how much bulk work is claimed: for one while
     requests come, for up to `Backend.depth` else. While requests always wait, a quarter of the pairs is bulk
-    work (`Turns`).
+    work (`PriorityTurns`).
 
     Parameters
     ----------
@@ -66,7 +106,7 @@ class Pipeline:
         self._batch_wait = batch_wait
         self._changed = threading.Condition()
         self._lanes: OrderedDict[tuple[int, Priority], _Lane] = OrderedDict()
-        self._turns = Turns()
+        self._turns = PriorityTurns()
         self._answers: dict[Work, Answer] = {}
         self._pending: dict[Priority, int] = {"request": 0, "bulk": 0}
         self._alert_until = 0.0

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from rq.worker import SimpleWorker
 
     from rankmill.jobs.contract.results import ChunkResult
-    from rankmill.workers.engine.engine import Engine
-    from rankmill.workers.engine.work import Work
+    from rankmill.workers.engine.engine import Engine, Work
 
 GROUP = 8
 GROUP_SECONDS = 3.0

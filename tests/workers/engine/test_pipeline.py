@@ -16,9 +16,8 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.backends.torch.backend import TorchForward
 from rankmill.workers.batches.tokens import Batch
-from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.engine import Engine, Work
 from rankmill.workers.engine.pipeline import Pipeline
-from rankmill.workers.engine.work import Work
 from rankmill.workers.models.loading import load_model
 from tests.conftest import run_command
 
@@ -170,7 +169,7 @@ def test_bulk_work_that_is_not_begun_can_be_withdrawn(tiny_model: Path) -> None:
 
 
 def test_chunks_are_answered_one_after_the_other(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankmill.workers.engine.mixing._SECONDS", 0.0)  # the fewest batches
+    monkeypatch.setattr("rankmill.workers.engine.budget._MIXED_SECONDS", 0.0)  # the fewest batches
     engine, backend, work = paced(tiny_model, 0.002, rows_in_batch=10)
     pipeline = Pipeline(0.0)
     pipeline.put(engine, work(30), lambda: None)
