@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from rankmill.jobs.contract.errors import RowFault
 from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory, Pending
 from rankmill.workers.batches.planner import Rows, WaitingRows
 from rankmill.workers.batches.tokens import Batch, Tokens, pad
@@ -38,8 +39,8 @@ class PairScores:
     windows: int = 0
     cut: int = 0
 
-    def fail(self, row: int, kind: str, reason: str) -> None:
-        """Set the error of a row; `kind` is one of `metrics.ROW_ERRORS`."""
+    def fail(self, row: int, kind: RowFault, reason: str) -> None:
+        """Set the error of a row."""
         self.errors[row] = reason
         metrics.row_errors.labels(kind).inc()
 

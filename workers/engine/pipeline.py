@@ -22,6 +22,9 @@ from rankmill.workers.host import metrics
 
 _WAIT_SECONDS = 5
 
+_LOOK_SECONDS = 1
+"""Longest time until a thread that waits for all work sees that the worker is to stop."""
+
 _ENOUGH_BATCHES = 2
 
 _ALERT_SECONDS = 10
@@ -112,8 +115,11 @@ class Pipeline:
         self._alert_until = 0.0
         self._woken = False
         self._closed = False
+        self.stopping = False
+        """Whether the worker is to stop, so that nobody waits for all work."""
         self._batch_since: float | None = None
         self._slowest_batch: float | None = None
+        self._flights: deque[tuple[_Lane, Flight]] = deque()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._forward = threading.Thread(target=self._guard(self._run), name="forward", daemon=True)
         self._forward.start()
@@ -195,6 +201,11 @@ class Pipeline:
             self._writer.submit(lambda: None).result()  # returns after all earlier answers
         return idle
 
+    def drain(self) -> None:
+        """Wait until all work put in so far is scored and answered, or the worker is to stop."""
+        while not self.stopping and not self.wait_until_idle(_LOOK_SECONDS):
+            pass
+
     @property
     def pending(self) -> int:
         """Pairs that are not scored yet."""
@@ -233,33 +244,40 @@ class Pipeline:
         self._writer.shutdown()
 
     def _run(self) -> None:
-        """The forward thread: runs batches, with up to `Backend.depth` forwards in progress."""
-        flights: deque[tuple[_Lane, Flight]] = deque()
-        while True:
-            batch = None if self._full(flights) else self._take(wait=not flights)
-            if batch is not None:
-                lane, parts = batch
-                self._batch_since = self._batch_since or time.monotonic()
-                flights.append((lane, lane.engine.submit(parts)))
-            elif flights:
-                self._finish_oldest(flights)
-            else:
-                return
+        """The forward thread."""
+        while self.step():
+            pass
 
-    def _full(self, flights: deque[tuple[_Lane, Flight]]) -> bool:
+    def step(self, *, wait: bool = True) -> bool:
+        """Begin a forward, or finish the oldest of up to `Backend.depth` that are in progress.
+
+        Without any, `wait` for work; returns whether there was something to do.
+        """
+        batch = None if self._full() else self._take(wait=wait and not self._flights)
+        if batch is not None:
+            lane, parts = batch
+            self._batch_since = self._batch_since or time.monotonic()
+            self._flights.append((lane, lane.engine.submit(parts)))
+        elif self._flights:
+            self._finish_oldest()
+        else:
+            return False
+        return True
+
+    def _full(self) -> bool:
         """Whether no further forward may begin now."""
-        if not flights:
+        if not self._flights:
             return False
         if time.monotonic() < self._alert_until:
             return True
-        return len(flights) >= flights[-1][0].engine.model.backend.depth
+        return len(self._flights) >= self._flights[-1][0].engine.model.backend.depth
 
-    def _finish_oldest(self, flights: deque[tuple[_Lane, Flight]]) -> None:
-        lane, flight = flights.popleft()
-        seconds = self._finish(lane, flight, last=not flights)
+    def _finish_oldest(self) -> None:
+        lane, flight = self._flights.popleft()
+        seconds = self._finish(lane, flight)
         if lane.engine.may_adapt(flight, seconds):
-            while flights:
-                self._finish(*flights.popleft(), last=not flights)
+            while self._flights:
+                self._finish(*self._flights.popleft())
             self._batch_since = time.monotonic()
             lane.engine.adapt(flight)
             self._batch_since = None
@@ -304,7 +322,7 @@ class Pipeline:
             if left <= 0 or not self._changed.wait(left):
                 return
 
-    def _finish(self, lane: _Lane, flight: Flight, last: bool) -> float:
+    def _finish(self, lane: _Lane, flight: Flight) -> float:
         """Finish a batch and answer the chunks that it completes.
 
         Returns the seconds since the batch before it ended, or since this one began if there was none.
@@ -314,7 +332,7 @@ class Pipeline:
         seconds = now - (self._batch_since or now)
         metrics.stage_seconds.labels("forward").observe(seconds)
         self._slowest_batch = max(self._slowest_batch or 0.0, seconds)
-        self._batch_since = None if last else now
+        self._batch_since = now if self._flights else None
         for work, _ in flight.parts:
             work.seconds["forward"] = work.seconds.get("forward", 0.0) + seconds
         with self._changed:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import pairwise
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 
+from rankmill.jobs.contract.errors import RowFault
 from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.contract.run import Run
@@ -29,7 +31,7 @@ from rankmill.workers.host.gpu import Gpu
 REGISTRY = CollectorRegistry()
 """Registry of all metrics below; not the library's default one, to which other libraries may add."""
 
-ROW_ERRORS = ("null", "tokenizer", "model", "not_a_number")
+ROW_ERRORS = get_args(RowFault)
 OUTCOMES = ("scored", "failed", "dropped", "handed_back")
 
 pairs = Counter("rankmill_pairs_total", "Pairs that went through the model.", registry=REGISTRY)
@@ -224,12 +226,11 @@ def report(
     started: float,
     metrics_url: str | None,
     claim_ahead: int,
-    refusals: Callable[[], tuple[str, ...]],
-    half_open: Callable[[], tuple[str, ...]],
-    answers: Callable[[], tuple[Answer, ...]],
+    refusals: tuple[str, ...],
+    half_open: tuple[str, ...],
+    answers: tuple[Answer, ...],
 ) -> WorkerReport:
     """The worker's report, from the same metrics that Prometheus reads."""
-    said = answers()  # first, so that the figures are at least as new as the answers
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for metric in REGISTRY.collect()
@@ -246,10 +247,10 @@ def report(
         beat=time.time(),
         metrics_url=metrics_url,
         claim_ahead=claim_ahead,
-        refusals=refusals(),
-        half_open=half_open(),
+        refusals=refusals,
+        half_open=half_open,
         drained=bool(whole("rankmill_drained")),
-        answers=said,
+        answers=answers,
         models=tuple(sorted({key[1] for key in found if key[0] == "rankmill_model_info"})),
         resident_bytes=whole("process_resident_memory_bytes"),
         cpu=_cpu.cores(),

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from rankmill.jobs.contract.results import ChunkFailure
+import redis
+
+from rankmill.jobs.contract.errors import WorkerError
+from rankmill.jobs.contract.run import Run
+from rankmill.jobs.contract.spec import ScoreSpec, weights_key
 from rankmill.jobs.protocol.refusals import refuse, take_back
-from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import taking_workers
-
-if TYPE_CHECKING:
-    from rankmill.workers.queue.claim import Claim
+from rankmill.workers.queue.claim import ChunkClaim
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds until a worker tries again a model or run that it refused; the pause doubles each time."""
@@ -34,6 +35,12 @@ _REPORT_SECONDS = 1.0
 
 _REMEMBERED = 1000
 """Refused models and runs that a worker remembers, at most."""
+
+logger = logging.getLogger(__name__)
+
+
+class StillRefused(WorkerError):
+    """The worker has refused the model or run before, and does not try it again yet."""
 
 
 @dataclass
@@ -61,6 +68,11 @@ class Refusals:
         """Why `key` is refused now; ``None`` if it may be tried."""
         found = self._refused.get(key)
         return found.reason if found and time.monotonic() < found.until else None
+
+    def check(self, key: Hashable) -> None:
+        """Raise `StillRefused` if `key` is refused now."""
+        if reason := self.why(key):
+            raise StillRefused(reason)
 
     def open(self, key: Hashable, reason: str) -> bool:
         """Refuse `key` for twice as long as the last time; return whether this is the first time."""
@@ -122,24 +134,31 @@ class RefusedRuns:
 
     Parameters
     ----------
-    store
-        Where runs live.
+    client
+        The server.
     worker
         Name of the RQ worker.
     refusals
         Knows how long each refusal lasts: it counts no longer, as the worker then tries again.
     """
 
-    def __init__(self, store: RunStore, worker: str, refusals: Refusals) -> None:
-        self._store = store
+    def __init__(self, client: redis.Redis, worker: str, refusals: Refusals) -> None:
+        self._client = client
         self._worker = worker
         self._refusals = refusals
         self._recorded: OrderedDict[str, float] = OrderedDict()
 
-    def refuse(self, claim: Claim, reason: str) -> ChunkFailure | None:
-        """Record that this worker cannot score the run; return a fatal failure if no live worker can."""
-        run_id, chunk = claim.job.chunk
-        queue, now = claim.queue.name, time.monotonic()
+    def refuse(self, claim: ChunkClaim, error: Exception, spec: ScoreSpec | None) -> str | None:
+        """Leave a run, or all runs with the model of `spec`, to other workers for a while.
+
+        Record that in the run, and return why no live worker can score it, if so.
+        """
+        reason = str(error)
+        if not isinstance(error, StillRefused):
+            key = weights_key(spec) if spec and _is_of_the_host(error) else ("run", claim.run_id)
+            if self._refusals.open(key, reason):
+                logger.warning("left to other workers: %s", reason)
+        run_id, queue, now = claim.run_id, claim.queue.name, time.monotonic()
         if now - self._recorded.get(run_id, -math.inf) < _REPORT_SECONDS:
             return None
         self._recorded[run_id] = now
@@ -147,22 +166,32 @@ class RefusedRuns:
             self._recorded.popitem(last=False)
         ttl = claim.run.ttl if claim.run else claim.job.run_ttl
         until = time.time() + self._refusals.seconds(reason)
-        in_redis = claim.source is None or claim.source.in_redis
-        client = self._store.redis
-        reasons = refuse(client, run_id, ttl, self._worker, reason, until=until, in_redis=in_redis)
-        live = taking_workers(client, queue) | {self._worker}
+        reasons = refuse(
+            self._client, run_id, ttl, self._worker, reason, until=until, in_redis=claim.in_redis
+        )
+        live = taking_workers(self._client, queue) | {self._worker}
         if not live <= reasons.keys():
             return None
         self._refusals.forget(("run", run_id))
         named: dict[str, list[str]] = {}
         for worker in sorted(live):
             named.setdefault(reasons[worker], []).append(worker)
-        if len(named) > 1:
-            each = "; ".join(f"{', '.join(workers)}: {reason}" for reason, workers in named.items())
-            reason = f"no worker of queue {queue!r} can score it: {each}"
-        return ChunkFailure(chunk=chunk, message=reason, fatal=True)
+        if len(named) == 1:
+            return reason
+        each = "; ".join(f"{', '.join(workers)}: {reason}" for reason, workers in named.items())
+        return f"no worker of queue {queue!r} can score it: {each}"
 
-    def take_back(self, run_id: str) -> None:
-        """Withdraw the recorded refusal, if any: this worker can score the run."""
-        if self._recorded.pop(run_id, None) is not None:
-            take_back(self._store.redis, run_id, self._worker)
+    def accept(self, run: Run, spec: ScoreSpec) -> None:
+        """Withdraw earlier refusals: this worker can score the run, with the model of `spec`."""
+        for key in (weights_key(run.spec), weights_key(spec), ("run", run.id)):
+            self._refusals.close(key)
+        if self._recorded.pop(run.id, None) is not None:
+            take_back(self._client, run.id, self._worker)
+
+
+def _is_of_the_host(error: Exception) -> bool:
+    """Whether any run with this model would fail alike here for a while: no directory, hub, package, memory.
+
+    What else is wrong with the model may be mended before the next run, or no trouble for its options.
+    """
+    return isinstance(error, WorkerError) or isinstance(error.__cause__, OSError | ImportError | MemoryError)
