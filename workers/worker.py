@@ -56,12 +56,12 @@ from rankmill.workers.models.sources import directory_content
 from rankmill.workers.models.versions.aliases import Aliases
 from rankmill.workers.models.versions.store import VersionStore
 from rankmill.workers.queue.chunks import ChunkScorer
-from rankmill.workers.queue.claim import ScoringJob
 from rankmill.workers.queue.claim_order import ClaimOrder
 from rankmill.workers.queue.claims import Claims, ScoredRowsBeat
 from rankmill.workers.queue.connection import LastResort, RefusedCommands, give_up, stop_without_supervisor
 from rankmill.workers.queue.heartbeat import Heartbeat
 from rankmill.workers.queue.intake import POLL_SECONDS, Intake
+from rankmill.workers.queue.job import ScoringJob
 from rankmill.workers.queue.orders import Orders
 from rankmill.workers.queue.refusals import Refusals
 
@@ -100,23 +100,6 @@ class ScoringWorker(SimpleWorker):
     SIGTERM puts them back at once.
     """
 
-    _settings: WorkerSettings
-    _device: str
-    _started: float
-    _patience: Patience
-    _versions: VersionStore
-    _aliases: Aliases
-    _engines: EngineCache
-    _pipeline: Pipeline
-    _refusals: Refusals
-    _claim_ahead: int
-    _claims: Claims
-    _intake: Intake
-    _orders: Orders
-    _metrics_url: str | None
-    _heartbeat: Heartbeat
-    _scored_rows: ScoredRowsBeat
-    _last_resort: LastResort
     _suspension_seen = -math.inf
 
     def __init__(self, *args: Any, **options: Any) -> None:

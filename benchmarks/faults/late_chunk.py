@@ -22,8 +22,7 @@ from benchmarks.queue import PASSAGE, IdleWorker
 from rankmill import Client
 from rankmill.jobs.runtime.settings import WorkerSettings
 from rankmill.producer.client.runs.scoring_run import ScoringRun
-from rankmill.workers.queue.chunks import ChunkScorer
-from rankmill.workers.queue.claim import ChunkClaim
+from rankmill.workers.queue.chunks import ChunkClaim, ChunkScorer
 
 LATE_SECONDS = "LATE_SECONDS"
 """Environment variable: how long the first chunk takes."""

@@ -1,30 +1,197 @@
-"""Turns a claimed job into work for the engine, and finished work into the chunk's result."""
+"""Claimed chunks: where their pairs come from, how they become work for the engine, and where scores go."""
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+from opentelemetry.trace import INVALID_SPAN, Span
+from rq import Queue
+from rq.executions import Execution
+from rq.job import JobStatus
+from rq.utils import now
+from rq.worker import SimpleWorker
 
-from rankmill.jobs.contract.errors import FormatError, RunFailed, SpecError, WireError, WorkerError
+from rankmill.jobs.contract.errors import (
+    FormatError,
+    RankmillError,
+    RedisUnavailable,
+    RunFailed,
+    SpecError,
+    WireError,
+    WorkerError,
+)
 from rankmill.jobs.contract.job import asks_for_times, attempt
-from rankmill.jobs.contract.results import ChunkScores, ChunkStats
+from rankmill.jobs.contract.priority import priority_of
+from rankmill.jobs.contract.results import ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Run, Settled
 from rankmill.jobs.contract.spec import ScoreSpec, settled, weights_key
+from rankmill.jobs.contract.wire import decode_pairs
+from rankmill.jobs.protocol.pairs_job import read_pairs, read_request, return_value
+from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import DamagedJob
+from rankmill.jobs.runtime.patience import cannot_serve
 from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory
 from rankmill.workers.engine.cache import EngineCache
-from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.engine import Engine, Work
 from rankmill.workers.host import metrics
 from rankmill.workers.models.reading import Reading
 from rankmill.workers.models.versions.aliases import Aliases
-from rankmill.workers.queue.claim import ChunkClaim
+from rankmill.workers.queue.job import ScoringJob
 from rankmill.workers.queue.refusals import Refusals
+
+Texts = Sequence[str | None]
 
 _RUNS = 1000
 """Runs of which a worker remembers what is settled."""
+
+
+@dataclass(eq=False)
+class ChunkClaim:
+    """A chunk whose job this worker took off its queue and has not finished yet.
+
+    Pairs, run and result are in Redis under keys of their own. ``run`` is known once it was read, ``engine``
+    and ``work`` once the pairs were fetched and tokenized. ``claimed`` and ``started`` are monotonic times
+    (s): when the job was claimed, and when its scoring began.
+    """
+
+    in_redis: ClassVar[bool] = True
+    """Whether the run is in Redis, with its progress."""
+
+    job: ScoringJob
+    queue: Queue
+    execution: Execution
+    span: Span
+    store: RunStore
+    claimed: float = field(default_factory=time.monotonic)
+    started: float = 0.0
+    run: Run | None = None
+    engine: Engine | None = None
+    work: Work | None = None
+    forward: Span = INVALID_SPAN
+    _payload: bytes | None = None
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run; raises as `ScoringJob.chunk`."""
+        return self.job.chunk[0]
+
+    @property
+    def chunk(self) -> int:
+        """Number of the chunk; raises as `ScoringJob.chunk`."""
+        return self.job.chunk[1]
+
+    @property
+    def _is_request(self) -> bool:
+        return priority_of(self.run_id) == "request"
+
+    def load(self) -> Run | None:
+        """Read the run, with the pairs of a request, which are few; ``None`` if it is gone.
+
+        Raises
+        ------
+        WireError, InputError
+            It cannot be read.
+        """
+        if self._is_request:
+            self.run, self._payload = self.store.load_with(self.run_id, self.chunk)
+        else:
+            self.run = self.store.load(self.run_id)
+        return self.run
+
+    def pairs(self, run: Run) -> tuple[Texts, Texts] | None:
+        """Queries and passages, ``[n]`` each; ``None`` if nobody waits for their scores any more.
+
+        Raises
+        ------
+        WireError
+            They cannot be read.
+        """
+        payload, self._payload = self._payload, None
+        if not self._is_request:
+            payload = self.store.payload(run, self.chunk)
+        return None if payload is None else decode_pairs(payload)
+
+    def settle(self, run: Run, rows: int, mine: Settled) -> Settled:
+        """What all chunks of the run are scored with, if this worker has `mine` and the chunk `rows`.
+
+        A request of one chunk has no others that could be scored differently.
+        """
+        if self._is_request and (self.chunk, rows) == (0, run.rows):
+            return mine
+        return self.store.settle(run, mine)
+
+    def is_wanted(self) -> bool:
+        """Whether somebody still waits for the scores."""
+        return self.store.exists(self.run_id)
+
+    def finish(self, worker: SimpleWorker, result: ChunkResult | None) -> None:
+        """End the job and write its result, if any, in one transaction, without WATCH: it can be repeated."""
+        job = self.job
+        with worker.connection.pipeline() as pipe:
+            if result is not None:
+                self.store.add_result(pipe, self.run_id, result, job.run_ttl)
+            worker.increment_successful_job_count(pipeline=pipe)
+            if job.started_at:
+                worker.increment_total_working_time(now() - job.started_at, pipe)
+            worker.cleanup_execution(job, pipe, self.execution)
+            pipe.delete(job.key, job.execution_registry.key)
+            pipe.execute()
+
+    def fail(self, worker: SimpleWorker, error: Exception) -> None:
+        """Let RQ record a failed attempt, in one line if rankmill has the reason."""
+        trace = None if isinstance(error, RankmillError) else error.__traceback__
+        worker._finalize_failure(self.job, self.queue, self.execution, (type(error), error, trace))
+
+
+class PairsClaim(ChunkClaim):
+    """A job that brings its pairs; it ends as RQ's own jobs do, with RQ's result."""
+
+    in_redis = False
+    _texts: tuple[Texts, Texts] | None = None
+
+    def load(self) -> Run | None:
+        self._texts = read_pairs(self.job)  # before any model is loaded for them
+        self.run = read_request(self.job)
+        return self.run
+
+    def pairs(self, run: Run) -> tuple[Texts, Texts] | None:
+        return self._texts
+
+    def settle(self, run: Run, rows: int, mine: Settled) -> Settled:
+        return mine
+
+    def is_wanted(self) -> bool:
+        connection: Any = self.job.connection
+        status = connection.hget(self.job.key, "status")
+        return status not in {None, JobStatus.CANCELED.value.encode()}
+
+    def finish(self, worker: SimpleWorker, result: ChunkResult | None) -> None:
+        """End the job; what follows it, such as jobs that depend on it, is RQ's."""
+        try:
+            if isinstance(result, ChunkScores):
+                worker._finalize_success(self.job, self.queue, self.execution, return_value(result))
+            elif result is not None:
+                self.fail(worker, RunFailed(result.message))
+            else:
+                with worker.connection.pipeline() as pipe:
+                    worker.cleanup_execution(self.job, pipe, self.execution)
+                    pipe.execute()
+        except Exception as error:
+            if isinstance(error, RedisUnavailable) or cannot_serve(error):
+                raise
+            raise DamagedJob(f"RQ cannot end it ({type(error).__name__}: {error})") from None
+
+    def fail(self, worker: SimpleWorker, error: Exception) -> None:
+        """As a chunk does; what rankmill has the reason of, no other attempt would change."""
+        if isinstance(error, RankmillError):
+            self.job.retries_left = 0
+        super().fail(worker, error)
 
 
 class ChunkScorer:

@@ -16,7 +16,7 @@ from rq.timeouts import JobTimeoutException
 from rq.worker import SimpleWorker
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.errors import Fault, RunFailed, fault_of
+from rankmill.jobs.contract.errors import Fault, RunFailed, WorkerError, fault_of
 from rankmill.jobs.contract.job import is_suspect
 from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores
@@ -30,10 +30,10 @@ from rankmill.jobs.runtime.logs import about_job
 from rankmill.jobs.runtime.patience import cannot_serve
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.host import metrics
-from rankmill.workers.queue.chunks import ChunkScorer
-from rankmill.workers.queue.claim import ChunkClaim, PairsClaim, ScoringJob
+from rankmill.workers.queue.chunks import ChunkClaim, ChunkScorer, PairsClaim
 from rankmill.workers.queue.claim_order import ClaimOrder
-from rankmill.workers.queue.refusals import Refusals, RefusedRuns
+from rankmill.workers.queue.job import ScoringJob
+from rankmill.workers.queue.refusals import Refusals, RefusedRuns, StillRefused
 
 GROUP = 8
 GROUP_SECONDS = 3.0
@@ -224,7 +224,7 @@ class Claims:
         if claim.run is None or claim.engine is None or claim.work is None:
             self._pipeline.answer(partial(self._answer, claim, None))
             return
-        self._refused_runs.accept(claim.run, self._scorer.spec(claim.run))
+        self._accept(claim.run)
         rows = len(claim.work.scored.scores)
         logger.debug("claimed %d rows", rows)
         self._order.began(claim.run.id, rows)
@@ -232,6 +232,12 @@ class Claims:
         answer = partial(self._answer_scored, claim)
         priority, whole = priority_of(claim.run.id), self._order.last
         self._pipeline.put(claim.engine, claim.work, answer, priority, whole=whole)
+
+    def _accept(self, run: Run) -> None:
+        """Withdraw earlier refusals: this worker can score the run."""
+        for key in (weights_key(run.spec), weights_key(self._scorer.spec(run)), ("run", run.id)):
+            self._refusals.close(key)
+        self._refused_runs.take_back(run.id)
 
     def _fetch(self, claim: ChunkClaim) -> None:
         job = claim.job
@@ -259,8 +265,7 @@ class Claims:
         if fault is Fault.JOB:
             raise error
         if fault is Fault.WORKER:
-            spec = self._scorer.spec(claim.run) if claim.run else None
-            nobody_can = self._refused_runs.refuse(claim, error, spec)
+            nobody_can = self._refuse(claim, error)
             if nobody_can is None:
                 self._leave(claim)
                 return
@@ -270,6 +275,19 @@ class Claims:
             self._pipeline.answer(partial(self._answer, claim, failure))
         else:
             self._fail(claim, error)
+
+    def _refuse(self, claim: ChunkClaim, error: Exception) -> str | None:
+        """Refuse the run, or all runs with its model, for a while; return why no live worker can score it."""
+        run, reason, key = claim.run, str(error), ("run", claim.run_id)
+        if not isinstance(error, StillRefused):
+            model = weights_key(self._scorer.spec(run)) if run and _is_of_the_host(error) else None
+            if self._refusals.open(model or key, reason):
+                logger.warning("left to other workers: %s", reason)
+        ttl, queue = run.ttl if run else claim.job.run_ttl, claim.queue.name
+        nobody_can = self._refused_runs.refuse(claim.run_id, queue, reason, ttl, in_redis=claim.in_redis)
+        if nobody_can:
+            self._refusals.forget(key)
+        return nobody_can
 
     def _leave(self, claim: ChunkClaim) -> None:
         """Leave a job to another worker."""
@@ -324,6 +342,14 @@ class Claims:
                 pipe.execute(raise_on_error=False)  # one of these keys may itself be damaged
             set_aside(queue, job.id.encode(), f"{type(error).__name__}: {error}")
             metrics.set_aside.inc()
+
+
+def _is_of_the_host(error: Exception) -> bool:
+    """Whether any run with this model would fail alike here for a while: no directory, hub, package, memory.
+
+    What else is wrong with the model may be mended before the next run, or no trouble for its options.
+    """
+    return isinstance(error, WorkerError) or isinstance(error.__cause__, OSError | ImportError | MemoryError)
 
 
 class ScoredRowsBeat:

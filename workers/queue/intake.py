@@ -18,9 +18,9 @@ from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.host import metrics
-from rankmill.workers.queue.claim import ScoringJob
 from rankmill.workers.queue.claim_order import ClaimOrder, chunks_to_give
 from rankmill.workers.queue.claims import Claims
+from rankmill.workers.queue.job import ScoringJob
 from rankmill.workers.queue.refusals import Refusals
 
 POLL_SECONDS = 1

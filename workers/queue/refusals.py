@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections import OrderedDict
@@ -12,11 +11,8 @@ from dataclasses import dataclass
 import redis
 
 from rankmill.jobs.contract.errors import WorkerError
-from rankmill.jobs.contract.run import Run
-from rankmill.jobs.contract.spec import ScoreSpec, weights_key
 from rankmill.jobs.protocol.refusals import refuse, take_back
 from rankmill.jobs.protocol.worker_report import taking_workers
-from rankmill.workers.queue.claim import ChunkClaim
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds until a worker tries again a model or run that it refused; the pause doubles each time."""
@@ -35,8 +31,6 @@ _REPORT_SECONDS = 1.0
 
 _REMEMBERED = 1000
 """Refused models and runs that a worker remembers, at most."""
-
-logger = logging.getLogger(__name__)
 
 
 class StillRefused(WorkerError):
@@ -148,50 +142,32 @@ class RefusedRuns:
         self._refusals = refusals
         self._recorded: OrderedDict[str, float] = OrderedDict()
 
-    def refuse(self, claim: ChunkClaim, error: Exception, spec: ScoreSpec | None) -> str | None:
-        """Leave a run, or all runs with the model of `spec`, to other workers for a while.
+    def refuse(self, run_id: str, queue: str, reason: str, ttl: int, *, in_redis: bool) -> str | None:
+        """Record that this worker cannot score a run, for `ttl` seconds at most.
 
-        Record that in the run, and return why no live worker can score it, if so.
+        Returns why no live worker of its queue can, if so. `in_redis` as in `refuse`.
         """
-        reason = str(error)
-        if not isinstance(error, StillRefused):
-            key = weights_key(spec) if spec and _is_of_the_host(error) else ("run", claim.run_id)
-            if self._refusals.open(key, reason):
-                logger.warning("left to other workers: %s", reason)
-        run_id, queue, now = claim.run_id, claim.queue.name, time.monotonic()
+        now = time.monotonic()
         if now - self._recorded.get(run_id, -math.inf) < _REPORT_SECONDS:
             return None
         self._recorded[run_id] = now
         if len(self._recorded) > _REMEMBERED:
             self._recorded.popitem(last=False)
-        ttl = claim.run.ttl if claim.run else claim.job.run_ttl
         until = time.time() + self._refusals.seconds(reason)
-        reasons = refuse(
-            self._client, run_id, ttl, self._worker, reason, until=until, in_redis=claim.in_redis
-        )
-        live = taking_workers(self._client, queue) | {self._worker}
+        client, worker = self._client, self._worker
+        reasons = refuse(client, run_id, ttl, worker, reason, until=until, in_redis=in_redis)
+        live = taking_workers(client, queue) | {worker}
         if not live <= reasons.keys():
             return None
-        self._refusals.forget(("run", run_id))
         named: dict[str, list[str]] = {}
-        for worker in sorted(live):
-            named.setdefault(reasons[worker], []).append(worker)
+        for name in sorted(live):
+            named.setdefault(reasons[name], []).append(name)
         if len(named) == 1:
             return reason
         each = "; ".join(f"{', '.join(workers)}: {reason}" for reason, workers in named.items())
         return f"no worker of queue {queue!r} can score it: {each}"
 
-    def accept(self, run: Run, spec: ScoreSpec) -> None:
-        """Withdraw earlier refusals: this worker can score the run, with the model of `spec`."""
-        for key in (weights_key(run.spec), weights_key(spec), ("run", run.id)):
-            self._refusals.close(key)
-        if self._recorded.pop(run.id, None) is not None:
-            take_back(self._client, run.id, self._worker)
-
-
-def _is_of_the_host(error: Exception) -> bool:
-    """Whether any run with this model would fail alike here for a while: no directory, hub, package, memory.
-
-    What else is wrong with the model may be mended before the next run, or no trouble for its options.
-    """
-    return isinstance(error, WorkerError) or isinstance(error.__cause__, OSError | ImportError | MemoryError)
+    def take_back(self, run_id: str) -> None:
+        """Withdraw the recorded refusal, if any: this worker can score the run."""
+        if self._recorded.pop(run_id, None) is not None:
+            take_back(self._client, run_id, self._worker)

@@ -1,0 +1,97 @@
+"""The RQ jobs of ScoringWorkers: each asks for scores, and can ask for nothing else."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
+
+from rq.executions import Execution, ExecutionRegistry
+from rq.job import Job
+
+from rankmill.jobs.contract.errors import ForeignJobError
+from rankmill.jobs.contract.job import BASE_TIMEOUT, JOB_FUNCTION, OLD_JOB_FUNCTION, chunk_of
+from rankmill.jobs.contract.priority import run_id_of_request
+from rankmill.jobs.protocol.pairs_job import DAY, OLD_PAIRS_FUNCTION, PAIRS_FUNCTION
+
+
+class Executions(ExecutionRegistry):
+    """The executions of a job that are both listed and stored in Redis.
+
+    RQ keeps the list entry of an execution longer than its data, and a restarted server may have only one of
+    them. RQ (3.0) cannot finish a job while an execution is listed without data.
+    """
+
+    def get_executions(self, start: int = 0, end: int = -1) -> list[Execution]:
+        """Listed executions whose data can be read."""
+        known = []
+        for execution_id in self.get_execution_ids(start, end):
+            with suppress(ValueError, KeyError, OverflowError):  # gone, or damaged
+                known.append(Execution.fetch(execution_id, self.job_id, self.connection))
+        return known
+
+
+class ScoringJob(Job):
+    """A job that can only ask for scores: of a chunk of a run, or of pairs that it brings.
+
+    RQ imports and calls any function, callback and webhook that a job in Redis names, so anyone who
+    can write to the queue can run any code on every worker. A ScoringWorker calls none of them.
+    """
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether the job brings its pairs."""
+        return self.func_name in {PAIRS_FUNCTION, OLD_PAIRS_FUNCTION}
+
+    @cached_property
+    def chunk(self) -> tuple[str, int]:
+        """The run's id and the number of the chunk to score; a job that brings its pairs is a run of one.
+
+        Raises
+        ------
+        ForeignJobError
+            The job asks for something else than scores.
+        """
+        if self.has_pairs:
+            return run_id_of_request(self.id), 0
+        if self.func_name not in {JOB_FUNCTION, OLD_JOB_FUNCTION}:
+            raise ForeignJobError(
+                f"job {self.id} asks for {self.func_name}; "
+                f"a ScoringWorker runs nothing but {JOB_FUNCTION} and {PAIRS_FUNCTION}"
+            )
+        return chunk_of(self)
+
+    @property
+    def run_ttl(self) -> int:
+        """The run's expiry in seconds, which its jobs carry as theirs."""
+        ttl = int(self.failure_ttl or 0)
+        return ttl if ttl > 0 else DAY
+
+    @property
+    def begin_seconds(self) -> int:
+        """Longest time to load the model and to tokenize; a job by name's timeout is not for that."""
+        return BASE_TIMEOUT if self.has_pairs else int(self.timeout or 0)
+
+    def perform(self) -> None:
+        """Never call the function of the job: the worker scores `chunk` itself."""
+        raise ForeignJobError(f"job {self.id} can be run only by ScoringWorker's own loop")
+
+    @property
+    def execution_registry(self) -> Executions:
+        """The job's executions."""
+        return Executions(self.id, self.connection)
+
+    @property
+    def success_callback(self) -> None:
+        """None, whatever the job says."""
+
+    @property
+    def failure_callback(self) -> None:
+        """None, whatever the job says."""
+
+    @property
+    def stopped_callback(self) -> None:
+        """None, whatever the job says."""
+
+    def send_webhooks(self, *_: Any, **__: Any) -> None:
+        """Send none; a job's webhooks are ignored."""
