@@ -50,7 +50,7 @@ def plan_batches(
         Whether to sort by length; without it rows keep their order (to measure the gain from sorting).
     groups
         Rows of an equal number, shape ``[n]``, stay together, sorted by length: their batches share a
-        beginning. Rows of number 0 share nothing.
+        prefix. Rows of number 0 share nothing.
 
     Returns
     -------

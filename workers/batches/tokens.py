@@ -16,7 +16,7 @@ from rankmill.workers.batches.planner import Rows
 Ids = npt.NDArray[np.int64]
 
 _MEMORY_SHARE = 4
-"""A token of a shared beginning counts as one of this many computed ones: it takes memory, not time."""
+"""A token of a shared prefix counts as one of this many computed ones: it takes memory, not time."""
 
 _FEWEST_TOKENS = 256
 """Smaller pieces are not worth a stream: reading the weights takes as long as the products."""
@@ -27,7 +27,7 @@ class Batch:
     """Padded model input: ``ids``, ``types`` and ``mask`` of shape ``[rows, longest]``.
 
     ``types`` (segment ids) is ``None`` for models without types. Rows of equal ``groups`` ``[rows]`` may
-    begin alike; ``None`` if nothing is known of that.
+    share a prefix; ``None`` if nothing is known of that.
     """
 
     ids: Ids
@@ -40,7 +40,7 @@ class Batch:
 class Tokens:
     """Token ids of `n` pairs, end to end; row ``i`` is ``ids[offsets[i]:offsets[i + 1]]``.
 
-    Where rows begin alike, ``groups`` ``[n]`` is equal for them, and ``shared`` ``[n]`` is how many tokens
+    Where rows share a prefix, ``groups`` ``[n]`` is equal for them, and ``shared`` ``[n]`` is how many tokens
     that are; 0 for a row that shares nothing.
     """
 
@@ -73,9 +73,9 @@ class Tokens:
 
     @cached_property
     def costs(self) -> Ids:
-        """Tokens that each row adds to a batch in which rows that begin alike are together, shape ``[n]``.
+        """Tokens that each row adds to a batch in which rows that share a prefix are together, shape ``[n]``.
 
-        A beginning is computed once for all; its keys and values still take memory in every row.
+        A prefix is computed once for all; its keys and values still take memory in every row.
         """
         if self.shared is None:
             return self.lengths
@@ -87,15 +87,15 @@ class Tokens:
         return spans(self.offsets[rows], self.lengths[rows])
 
 
-def joined(rows: Sequence[list[int]], beginnings: Sequence[str]) -> Tokens:
-    """Rows of token ids as `Tokens` without types; rows of equal `beginnings` begin alike."""
+def joined(rows: Sequence[list[int]], prefixes: Sequence[str]) -> Tokens:
+    """Rows of token ids as `Tokens` without types; rows of equal `prefixes`, as texts, share some of their first tokens."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     ids = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
-    groups = np.fromiter(map(hash, beginnings), np.int64, len(rows))
+    groups = np.fromiter(map(hash, prefixes), np.int64, len(rows))
     shared = np.zeros_like(lengths)
     together: dict[str, list[int]] = {}
-    for row, beginning in enumerate(beginnings):
-        together.setdefault(beginning, []).append(row)
+    for row, prefix in enumerate(prefixes):
+        together.setdefault(prefix, []).append(row)
     for members in together.values():
         if len(members) > 1:
             shared[members] = _alike([rows[row] for row in members])

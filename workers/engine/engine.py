@@ -149,13 +149,13 @@ class Engine:
         )  # fmt: skip
 
     def _groups(self, tokens: Tokens) -> Rows | None:
-        """Which rows share a beginning that is computed once; ``None`` if none is."""
+        """Which rows share a prefix that is computed once; ``None`` if none is."""
         if tokens.shared is None or tokens.groups is None or not self.model.backend.shares_beginnings:
             return None
         return np.where(tokens.shared > 0, tokens.groups, 0)
 
     def _budget(self, tokens: Tokens) -> int:
-        """Padded tokens in a batch of such rows; those that share a beginning gain from large batches."""
+        """Padded tokens in a batch of such rows; those that share a prefix gain from large batches."""
         if self._groups(tokens) is not None:
             return self.token_budget
         return self._sizes.budget(self.token_budget)
