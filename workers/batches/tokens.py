@@ -88,7 +88,7 @@ class Tokens:
 
 
 def joined(rows: Sequence[list[int]], prefixes: Sequence[str]) -> Tokens:
-    """Rows of token ids as `Tokens` without types; rows of equal text in `prefixes` share their first ones."""
+    """Rows of token ids as `Tokens` without types; rows of equal `prefixes` share their first ones."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     ids = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
     groups = np.fromiter(map(hash, prefixes), np.int64, len(rows))

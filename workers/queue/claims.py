@@ -22,6 +22,7 @@ from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
+from rankmill.jobs.protocol.refusals import RunRefusals
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.scored_rows import write_scored_rows
 from rankmill.jobs.protocol.set_aside import DamagedJob, set_aside
@@ -33,7 +34,7 @@ from rankmill.workers.host import metrics
 from rankmill.workers.queue.chunks import ChunkClaim, ChunkScorer, PairsClaim
 from rankmill.workers.queue.claim_order import ClaimOrder
 from rankmill.workers.queue.job import ScoringJob
-from rankmill.workers.queue.refusals import Refusals, RefusedRuns, StillRefused
+from rankmill.workers.queue.refusals import Refusals, StillRefused
 
 GROUP = 8
 GROUP_SECONDS = 3.0
@@ -119,7 +120,7 @@ class Claims:
         self._pipeline = pipeline
         self._order = order
         self._refusals = refusals
-        self._refused_runs = RefusedRuns(store.redis, worker.name, refusals)
+        self._run_refusals = RunRefusals(store.redis, worker.name)
         self._put_aside = ModelQueue()
         self.unanswered: dict[str, ChunkClaim] = {}
         """The claims not answered yet, by job id."""
@@ -237,7 +238,7 @@ class Claims:
         """Withdraw earlier refusals: this worker can score the run."""
         for key in (weights_key(run.spec), weights_key(self._scorer.spec(run)), ("run", run.id)):
             self._refusals.close(key)
-        self._refused_runs.take_back(run.id)
+        self._run_refusals.take_back(run.id)
 
     def _fetch(self, claim: ChunkClaim) -> None:
         job = claim.job
@@ -283,8 +284,14 @@ class Claims:
             model = weights_key(self._scorer.spec(run)) if run and _is_of_the_host(error) else None
             if self._refusals.open(model or key, reason):
                 logger.warning("left to other workers: %s", reason)
-        ttl, queue = run.ttl if run else claim.job.run_ttl, claim.queue.name
-        nobody_can = self._refused_runs.refuse(claim.run_id, queue, reason, ttl, in_redis=claim.in_redis)
+        nobody_can = self._run_refusals.refuse(
+            claim.run_id,
+            claim.queue.name,
+            reason,
+            until=time.time() + self._refusals.seconds(reason),  # then this worker tries again
+            ttl=run.ttl if run else claim.job.run_ttl,
+            in_redis=claim.in_redis,
+        )
         if nobody_can:
             self._refusals.forget(key)
         return nobody_can

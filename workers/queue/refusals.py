@@ -1,18 +1,12 @@
-"""Which models and runs a worker refuses, for how long, and how their runs learn of it."""
+"""Which models and runs a worker refuses, and for how long."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-import redis
-
 from rankmill.jobs.contract.errors import WorkerError
-from rankmill.jobs.protocol.refusals import refuse, take_back
-from rankmill.jobs.protocol.worker_report import taking_workers
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds until a worker tries again a model or run that it refused; the pause doubles each time."""
@@ -25,9 +19,6 @@ ROUND = 64
 
 _FORGET_SECONDS = 600.0
 """Time after its pause until a refusal is forgotten that no chunk has tried."""
-
-_REPORT_SECONDS = 1.0
-"""Shortest time between two refusals recorded in a run; each also reads who else has refused it."""
 
 _REMEMBERED = 1000
 """Refused models and runs that a worker remembers, at most."""
@@ -121,53 +112,3 @@ class Refusals:
     def rest(self) -> float:
         """Seconds in which this worker should take no job, so that others get them."""
         return max(self._rests_until - time.monotonic(), 0.0)
-
-
-class RefusedRuns:
-    """Records in each run that this worker refuses it, and finds out whether all workers do.
-
-    Parameters
-    ----------
-    client
-        The server.
-    worker
-        Name of the RQ worker.
-    refusals
-        Knows how long each refusal lasts: it counts no longer, as the worker then tries again.
-    """
-
-    def __init__(self, client: redis.Redis, worker: str, refusals: Refusals) -> None:
-        self._client = client
-        self._worker = worker
-        self._refusals = refusals
-        self._recorded: OrderedDict[str, float] = OrderedDict()
-
-    def refuse(self, run_id: str, queue: str, reason: str, ttl: int, *, in_redis: bool) -> str | None:
-        """Record that this worker cannot score a run, for `ttl` seconds at most.
-
-        Returns why no live worker of its queue can, if so. `in_redis` as in `refuse`.
-        """
-        now = time.monotonic()
-        if now - self._recorded.get(run_id, -math.inf) < _REPORT_SECONDS:
-            return None
-        self._recorded[run_id] = now
-        if len(self._recorded) > _REMEMBERED:
-            self._recorded.popitem(last=False)
-        until = time.time() + self._refusals.seconds(reason)
-        client, worker = self._client, self._worker
-        reasons = refuse(client, run_id, ttl, worker, reason, until=until, in_redis=in_redis)
-        live = taking_workers(client, queue) | {worker}
-        if not live <= reasons.keys():
-            return None
-        named: dict[str, list[str]] = {}
-        for name in sorted(live):
-            named.setdefault(reasons[name], []).append(name)
-        if len(named) == 1:
-            return reason
-        each = "; ".join(f"{', '.join(workers)}: {reason}" for reason, workers in named.items())
-        return f"no worker of queue {queue!r} can score it: {each}"
-
-    def take_back(self, run_id: str) -> None:
-        """Withdraw the recorded refusal, if any: this worker can score the run."""
-        if self._recorded.pop(run_id, None) is not None:
-            take_back(self._client, run_id, self._worker)
