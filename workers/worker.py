@@ -144,9 +144,11 @@ class ScoringWorker(SimpleWorker):
             print(mask_passwords(f"worker {self.name} cannot start: {error}"), file=sys.stderr)
             raise SystemExit(os.EX_CONFIG if isinstance(error, ConfigError) else 1) from None
         self._dequeue_strategy = dequeue_strategy
+        self._last_resort.start()
         self._install_signal_handlers()  # type: ignore[no-untyped-call]
         stop_without_supervisor()
         self.bootstrap(logging_level, date_format, log_format)
+        self._pipeline.start()
         self._heartbeat.start()
         self._scored_rows.start()
         logger.info("listening on %s", ", ".join(self.queue_names()))
@@ -191,6 +193,7 @@ class ScoringWorker(SimpleWorker):
             if full or drained:
                 idle_since = time.monotonic()
             if full:
+                self._intake.wait_for_room()
                 continue
             if not wait and not self._claims.waiting:
                 return False  # other workers take what is left
@@ -251,7 +254,6 @@ class ScoringWorker(SimpleWorker):
             self._orders,
         )
         self._last_resort = LastResort(self.connection, self._patience, claims, pipeline)
-        self._last_resort.start()
         if device == "cuda":
             metrics.gpu.watch()
         metrics.worker.info({"worker": self.name, "device": device})

@@ -120,9 +120,15 @@ class Pipeline:
         self._batch_since: float | None = None
         self._slowest_batch: float | None = None
         self._flights: deque[tuple[_Lane, Flight]] = deque()
+        self._forward: threading.Thread | None = None
+        self._writer: ThreadPoolExecutor | None = None
+
+    def start(self) -> Pipeline:
+        """Start the threads; without them who calls `step` scores, and answers are called at once."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._forward = threading.Thread(target=self._guard(self._run), name="forward", daemon=True)
         self._forward.start()
+        return self
 
     def put(
         self, engine: Engine, work: Work, answer: Answer, priority: Priority = "bulk", *, whole: bool = False
@@ -176,7 +182,10 @@ class Pipeline:
 
     def answer(self, answer: Answer) -> None:
         """Call `answer` in the writing thread, after all earlier answers."""
-        self._writer.submit(self._guard(answer))
+        if self._writer:
+            self._writer.submit(self._guard(answer))
+        else:
+            answer()
 
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait up to `seconds`, or until `wake`, until `condition` holds, and return whether it does.
@@ -196,8 +205,10 @@ class Pipeline:
 
     def wait_until_idle(self, seconds: float) -> bool:
         """Wait up to `seconds` until all work is scored and answered; returns whether it is."""
+        while self._forward is None and self.step(wait=False):
+            pass
         idle = self.wait_for(lambda: not self.pending, seconds)
-        if idle:
+        if idle and self._writer:
             self._writer.submit(lambda: None).result()  # returns after all earlier answers
         return idle
 
@@ -240,8 +251,9 @@ class Pipeline:
             if not finish:
                 self._lanes.clear()
             self._changed.notify_all()
-        self._forward.join()
-        self._writer.shutdown()
+        if self._forward and self._writer:
+            self._forward.join()
+            self._writer.shutdown()
 
     def _run(self) -> None:
         """The forward thread."""

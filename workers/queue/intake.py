@@ -91,8 +91,13 @@ class Intake:
         self._order = order
         self._refusals = refusals
         self._bell = Bell(self._queues, pipeline.wake)
-        self.full = False
+        self._room: list[Priority] = []
+        """For which kinds of jobs the last `claim_next` had room, the next first."""
+
+    @property
+    def full(self) -> bool:
         """Whether the last `claim_next` had no room for some jobs, so that jobs may still wait."""
+        return len(self._room) < 2
 
     @property
     def _queues(self) -> list[OrderedQueue]:
@@ -100,16 +105,10 @@ class Intake:
         return cast("list[OrderedQueue]", self._worker._ordered_queues)
 
     def claim_next(self, *, wait: bool) -> bool:
-        """Claim the next job and return whether there was one.
-
-        Without one, wait up to `POLL_SECONDS` for room, or if `wait` for a job.
-        """
-        kinds = self._kinds()
-        self.full = len(kinds) < 2
+        """Claim the next job and return whether there was one; unless full, `wait` for one `POLL_SECONDS`."""
+        self._room = kinds = self._kinds()
         found = self._readable(lambda: self._take(kinds)) if kinds else None
-        if found is None and self.full:
-            self._wait_for_room(kinds)
-        elif found is None and wait:
+        if found is None and wait and not self.full:
             found = self._readable(self._wait_for_any)
         if found is None:
             return False
@@ -187,9 +186,9 @@ class Intake:
             if claim.work and self._pipeline.withdraw(claim.work):
                 self._claims.hand_back(claim.job.id)
 
-    def _wait_for_room(self, kinds: list[Priority]) -> None:
-        """Wait for room for more kinds of jobs than these, or for a request if there is room for one."""
-        if "request" in kinds:
+    def wait_for_room(self) -> None:
+        """Wait up to `POLL_SECONDS` for room for more jobs, or for a request if there is room for one."""
+        if "request" in self._room:
             self._bell.listen()
-        self._pipeline.wait_for(lambda: len(self._kinds()) > len(kinds), POLL_SECONDS)
+        self._pipeline.wait_for(lambda: len(self._kinds()) > len(self._room), POLL_SECONDS)
         self._bell.pause()
