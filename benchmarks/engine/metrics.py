@@ -176,9 +176,9 @@ def by_itself(batches_per_second: float) -> dict[str, Any]:
             started=0.0,
             metrics_url=None,
             claim_ahead=0,
-            refusals=tuple,
-            half_open=tuple,
-            answers=tuple,
+            refusals=(),
+            half_open=(),
+            answers=(),
         ),
         100,
     )

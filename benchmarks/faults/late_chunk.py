@@ -42,7 +42,7 @@ class LateWorker(IdleWorker):
                 time.sleep(float(os.environ[LATE_SECONDS]))
             begin(scorer, claim)
 
-        ChunkScorer.begin = begin_late  # type: ignore[method-assign]
+        ChunkScorer.begin = begin_late  # type: ignore[assignment, method-assign]
         super()._prepare(settings)
 
 
