@@ -129,6 +129,8 @@ class RunFailed(RankmillError):
 class RunnerError(RankmillError):
     """One runner cannot score the files of a submitted run, but another may: the run goes back."""
 
+    fault = Fault.WORKER
+
 
 class RunExpired(InputError):
     """There is no such run, or its results are no longer kept."""
