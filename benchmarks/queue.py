@@ -17,19 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from benchmarks.cluster import cluster
+from benchmarks.simulated import SECONDS, SimulatedWorker
 from rankmill import Client
-from rankmill.jobs.contract.results import ChunkScores, ChunkStats
-from rankmill.jobs.contract.run import Run
-from rankmill.jobs.contract.wire import decode_pairs
-from rankmill.jobs.protocol.runs import RunStore
-from rankmill.jobs.runtime.settings import WorkerSettings
-from rankmill.workers.queue.claim import Claim
-from rankmill.workers.queue.refusals import Refusals
-from rankmill.workers.queue.sources import source_of
-from rankmill.workers.worker import ScoringWorker
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.models.loading import Loaded
 
 SPEED = "BENCHMARK_PAIRS_PER_SECOND"
 """Variable with the pairs a second of an idle worker; without it, as many as it can."""
@@ -39,40 +32,13 @@ SPEEDS = np.geomspace(100, 200_000, 60)
 """Pairs a second of a worker, from a CPU to a large GPU."""
 
 
-class NoScorer:
-    """Fetches and decodes a chunk like any worker, and has its scores at once."""
+class IdleWorker(SimulatedWorker):
+    """A ScoringWorker whose forward takes no time, or as long as `SPEED` says."""
 
-    def __init__(self, store: RunStore, worker: str) -> None:
-        self._store, self._worker = store, worker
-        self.refusals = Refusals()
-
-    def find_run(self, claim: Claim) -> None:
-        claim.source = source_of(claim.job, self._store)
-        claim.run = claim.source.load()
-
-    def evicts(self, _: Run) -> bool:
-        return False
-
-    def begin(self, claim: Claim) -> ChunkScores | None:
-        payload = self._store.payload(claim.run, claim.chunk) if claim.run else None
-        if payload is None:
-            return None
-        rows = len(decode_pairs(payload)[0])
-        time.sleep(rows / float(os.environ.get(SPEED, "inf")))
-        counts = {"attempt": 1, "tokens": rows, "padded_tokens": rows, "batches": 1}
-        how = {"device": "none", "backend": "none", "precision": "none", "revision": None}
-        stats = ChunkStats.model_validate({"worker": self._worker, **how, **counts, "seconds": 0.0})
-        return ChunkScores(
-            claim.chunk, pa.array(np.zeros(rows, np.float32)), pa.nulls(rows, pa.string()), stats
-        )
-
-
-class IdleWorker(ScoringWorker):
-    """A ScoringWorker without a model."""
-
-    def _prepare(self, settings: WorkerSettings) -> None:
-        super()._prepare(settings)
-        self._claims.scorer = NoScorer(self.store, self.name)  # type: ignore[assignment]
+    def load(self, spec: ScoreSpec) -> Loaded:
+        """A model that answers at once."""
+        os.environ[SECONDS] = str(1000 / float(os.environ.get(SPEED, "inf")))
+        return super().load(spec)
 
 
 def main() -> None:

@@ -69,8 +69,6 @@ _MODULES = [
     "benchmarks.cluster",
     "producer",
     "rq.cli.cli",
-    "rankmill.workers.queue.chunks",
-    "rankmill.workers.host.health",
     "rankmill.workers.worker",
 ]
 """What the workers import, but this module, which runs as ``__main__``."""
@@ -85,10 +83,13 @@ SAMPLE = 0.1
 class SimulatedWorker(ScoringWorker):
     """A ScoringWorker whose forward sleeps; a score depends on the two texts alone (`simulated_score`)."""
 
-    def _prepare(self, settings: WorkerSettings) -> None:
-        from rankmill.workers import assembly
+    def load(self, spec: ScoreSpec) -> Loaded:
+        """A model whose forward sleeps."""
+        precision = "fp32" if spec.precision == "auto" else spec.precision
+        sleeper: Any = _Backend(precision, float(os.environ.get(SECONDS, "1")))
+        return _SimulatedModel(Description(None, _Tokenizer(), PLAIN), sleeper, None)
 
-        assembly.load = _load  # type: ignore[attr-defined]  # which it has from rankmill.workers.models.loading
+    def _prepare(self, settings: WorkerSettings) -> None:
         fixed: dict[str, object] = {"device": "cpu", "threads": 1}
         if settings.token_budget == "auto" and LENGTHS not in os.environ:  # the search of one sleeps
             fixed["token_budget"] = TOKEN_BUDGETS["cpu"]
@@ -157,13 +158,6 @@ class _SimulatedModel(Loaded):
 
     def model(self, spec: ScoreSpec) -> Model:
         return Model(spec.model, self.about.tokenizer, self.backend, lambda logits: logits, None)
-
-
-def _load(spec: ScoreSpec, device: str, backend: str, cache_dir: str, versions: object = None) -> Loaded:
-    """In the place of `rankmill.workers.models.loading.load`."""
-    precision = "fp32" if spec.precision == "auto" else spec.precision
-    sleeper: Any = _Backend(precision, float(os.environ.get(SECONDS, "1")))
-    return _SimulatedModel(Description(None, _Tokenizer(), PLAIN), sleeper, None)
 
 
 @dataclass

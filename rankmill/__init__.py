@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rankmill.jobs.contract.errors import RankmillError
     from rankmill.jobs.contract.spec import ScoreSpec
-    from rankmill.jobs.protocol.pairs_job import score_pairs
-    from rankmill.jobs.protocol.recovery import score_chunk
+    from rankmill.jobs.protocol.job_functions import score_chunk, score_pairs
     from rankmill.jobs.protocol.submitted.store import score_file
     from rankmill.producer.client.aio.client import AsyncClient
     from rankmill.producer.client.aio.runs import AsyncDetachedRun, AsyncScoringRun, AsyncSubmittedFile
@@ -63,9 +62,9 @@ _HOMES = {
     "ScoringRun": "producer.client.runs.scoring_run",
     "ScoringWorker": "workers.worker",
     "SubmittedFile": "producer.client.submitted.file",
-    "score_chunk": "jobs.protocol.recovery",
+    "score_chunk": "jobs.protocol.job_functions",
     "score_file": "jobs.protocol.submitted.store",
-    "score_pairs": "jobs.protocol.pairs_job",
+    "score_pairs": "jobs.protocol.job_functions",
 }
 
 

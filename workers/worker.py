@@ -1,58 +1,81 @@
-"""The RQ worker: claims jobs ahead, renews their leases while they are scored, and finishes them."""
+"""The RQ worker, put together: it claims jobs ahead, renews their leases while they are scored, ends them."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
+import re
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import redis
 from rq import Queue
 from rq.defaults import DEFAULT_LOGGING_DATE_FORMAT, DEFAULT_LOGGING_FORMAT
 from rq.exceptions import StopRequested
+from rq.executions import Execution
 from rq.job import Job
 from rq.serializers import JSONSerializer
-from rq.worker.base import DequeueStrategy
+from rq.utils import now
+from rq.worker import SimpleWorker
+from rq.worker.base import DequeueStrategy, WorkerStatus
 
+from rankmill.jobs.cache.folder import cache_folder, strangers
 from rankmill.jobs.contract.arrow import leave_out_pandas
 from rankmill.jobs.contract.errors import ConfigError, RankmillError
-from rankmill.jobs.contract.spec import weights_key
+from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.recovery import failure_handler
 from rankmill.jobs.protocol.runs import RunStore
-from rankmill.jobs.runtime.connection import impatient, unreachable
-from rankmill.jobs.runtime.hosts import require_worker_packages
+from rankmill.jobs.protocol.worker_report import (
+    SCORING_FIELD,
+    TAKES_NEW_NAMES,
+    WorkerReport,
+    withdraw_worker,
+)
+from rankmill.jobs.runtime.hosts import require_worker_packages, worker_name
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.passwords import mask_passwords, remember_password
 from rankmill.jobs.runtime.patience import Patience
 from rankmill.jobs.runtime.settings import WorkerSettings, load_settings
+from rankmill.workers.backends.registry import choose_device
+from rankmill.workers.engine.budget import BudgetSearch
+from rankmill.workers.engine.cache import CacheLimits, EngineCache
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.headroom import Headroom, memory_of
+from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.host import metrics
+from rankmill.workers.host.device import resolve_claim_ahead, resolve_token_budget, use_threads
+from rankmill.workers.host.health import serve_health
+from rankmill.workers.models.loading import Loaded, Model, load
+from rankmill.workers.models.sources import Reading, directory_content
+from rankmill.workers.models.versions import Aliases, VersionStore
+from rankmill.workers.queue.chunks import ChunkScorer
 from rankmill.workers.queue.claim_order import ClaimOrder
-from rankmill.workers.queue.claims import Claims
+from rankmill.workers.queue.claims import Claims, ScoredRowsBeat
+from rankmill.workers.queue.connection import LastResort, RefusedCommands, give_up, stop_without_supervisor
 from rankmill.workers.queue.heartbeat import Heartbeat
 from rankmill.workers.queue.intake import POLL_SECONDS, Intake
-from rankmill.workers.queue.leased_worker import LeasedWorker
+from rankmill.workers.queue.job import ScoringJob
 from rankmill.workers.queue.orders import Orders
-from rankmill.workers.queue.rq_job import ScoringJob
-from rankmill.workers.queue.scored_rows import ScoredRowsBeat
-from rankmill.workers.queue.stopping import LastResort, RefusedCommands, give_up, stop_without_supervisor
-
-if TYPE_CHECKING:
-    from rankmill.workers.assembly import Parts
-
-_PROBE_SECONDS = 0.5
-"""How long (s) a server may take to answer a worker that is stopping."""
+from rankmill.workers.queue.refusals import Refusals
 
 _READING_SECONDS = 0.05
 """In a burst, until the worker looks again whether a model can be loaded."""
 
+_SUSPENSION_SECONDS = 1
+"""Least time between two looks whether somebody has suspended all workers (``rq suspend``)."""
+
+_MADE_UP = re.compile("[0-9a-f]{32}")
+"""What RQ calls a worker without ``--name``, also in a worker pool."""
+
 logger = logging.getLogger(__name__)
 
 
-class ScoringWorker(LeasedWorker):
+class ScoringWorker(SimpleWorker):
     """One long-lived process that scores chunks on one device.
 
     Start it with RQ's own command line; settings come from the environment (``RANKMILL_DEVICE``
@@ -75,12 +98,7 @@ class ScoringWorker(LeasedWorker):
     SIGTERM puts them back at once.
     """
 
-    _claims: Claims
-    _scored_rows: ScoredRowsBeat
-    _orders: Orders
-    _intake: Intake
-    _parts: Parts
-    _patience: Patience
+    _suspension_seen = -math.inf
 
     def __init__(self, *args: Any, **options: Any) -> None:
         # Whatever the command line says, nothing is unpickled and nothing but scoring runs.
@@ -93,7 +111,6 @@ class ScoringWorker(LeasedWorker):
         self.log_result_lifespan = False
         self.store = RunStore(self.connection)
         self.push_exc_handler(failure_handler(self.store))  # type: ignore[no-untyped-call]
-        self._stop_signals = 0
 
     @property
     def dequeue_timeout(self) -> int:
@@ -125,9 +142,11 @@ class ScoringWorker(LeasedWorker):
             print(mask_passwords(f"worker {self.name} cannot start: {error}"), file=sys.stderr)
             raise SystemExit(os.EX_CONFIG if isinstance(error, ConfigError) else 1) from None
         self._dequeue_strategy = dequeue_strategy
+        self._last_resort.start()
         self._install_signal_handlers()  # type: ignore[no-untyped-call]
         stop_without_supervisor()
         self.bootstrap(logging_level, date_format, log_format)
+        self._pipeline.start()
         self._heartbeat.start()
         self._scored_rows.start()
         logger.info("listening on %s", ", ".join(self.queue_names()))
@@ -137,10 +156,8 @@ class ScoringWorker(LeasedWorker):
                 self._start_scheduler(burst, logging_level, date_format, log_format)
             while max_jobs is None or taken < max_jobs:
                 self.check_for_suspension(burst)
-                found = self._next(None if burst else POLL_SECONDS, max_idle_time)
-                if found is None:
+                if not self._claim_next(max_idle_time, wait=not burst):
                     break
-                self.execute_job(*found)
                 taken += 1
         except StopRequested:
             pass  # in a burst, if workers are suspended
@@ -151,60 +168,50 @@ class ScoringWorker(LeasedWorker):
             self.teardown()
         return bool(taken)
 
-    def _next(self, seconds: int | None, max_idle_time: int | None) -> tuple[ScoringJob, Queue] | None:
-        """Wait until there is room for another claim, then for a job; ``None`` when it is time to stop."""
+    def _claim_next(self, max_idle_time: int | None, *, wait: bool) -> bool:
+        """Wait until there is room for another claim, then for a job; return ``False`` to stop.
+
+        Without `wait`, in a burst, that is when there is no job, or none for this worker.
+        """
         idle_since, refused = time.monotonic(), RefusedCommands(self._patience.seconds)
         while not self._stop_requested:
+            full = False
             try:
                 self._claims.begin_put_aside()
-            except redis.ResponseError as error:
-                refused.wait(error)
-                continue
-            self._orders.carry_out()
-            if self._orders.drained:
-                if seconds is None and not self._claims.waiting:
-                    return None  # in a burst: other workers take what is left
-                self.show_state(busy=bool(self._claims.held))
-                self._orders.wait(POLL_SECONDS)
-                idle_since = time.monotonic()
-                continue
-            if rest := self._claims.scorer.refusals.rest:
-                if seconds is None and not self._claims.waiting:  # in a burst: others take what is left
-                    return None
-                time.sleep(min(rest, POLL_SECONDS))
-                continue
-            try:
-                self.show_state(busy=bool(self._claims.held))
-                found = self._intake.next(wait=seconds is not None)
+                self._orders.carry_out()
+                self.show_state(busy=bool(self._claims.unanswered))
+                drained, rest = self._orders.drained, self._refusals.rest
+                if not drained and not rest:
+                    if self._intake.claim_next(wait=wait):
+                        return True
+                    full = self._intake.full
             except redis.ResponseError as error:  # for instance, the queue's key is not a list
                 refused.wait(error)
                 continue
-            if found is not None:
-                self.reorder_queues(found[1])
-                return found
-            if self._intake.full:
+            if full or drained:
                 idle_since = time.monotonic()
+            if full:
+                self._intake.wait_for_room()
                 continue
-            if seconds is None:
-                if not self._claims.waiting:
-                    return None
+            if not wait and not self._claims.waiting:
+                return False  # other workers take what is left
+            if drained:
+                self._orders.wait(POLL_SECONDS)
+            elif rest:
+                time.sleep(min(rest, POLL_SECONDS))
+            elif not wait:
                 time.sleep(_READING_SECONDS)  # a model's files are being read
-                continue
-            self._parts.engines.unload_idle()
-            self._orders.warm_again()
-            if max_idle_time is not None and time.monotonic() - idle_since >= max_idle_time:
-                return None
-        return None
-
-    def execute_job(self, job: Job, queue: Queue) -> None:
-        """Claim a job; the pipeline scores it later, together with others."""
-        assert isinstance(job, ScoringJob)
-        self._claims.take(job, queue)
+            else:
+                self._engines.unload_idle()
+                self._orders.warm_again()
+                if max_idle_time is not None and time.monotonic() - idle_since >= max_idle_time:
+                    return False
+        return False
 
     def teardown(self) -> None:
         """Finish the batch in progress, or all work in a burst; hand back the rest; unregister."""
         try:
-            self._parts.pipeline.close(finish=not self._stop_requested)
+            self._pipeline.close(finish=not self._stop_requested)
         finally:
             self._claims.hand_back_all()
             self._scored_rows.stop()
@@ -213,66 +220,64 @@ class ScoringWorker(LeasedWorker):
             logger.info("stopped")
 
     def _prepare(self, settings: WorkerSettings) -> None:
-        # Imported here and not with the class: only in the process that will use the device.
-        from rankmill.workers.assembly import assemble, prepare_device
-        from rankmill.workers.host.health import serve_health
-
-        device = prepare_device(settings)
+        """Prepare the device, and put the worker together."""
+        self._settings, self._started = settings, time.time()
+        self._device = device = prepare_device(settings)
         self.take_name(device)
         set_up(settings.log_level, settings.log_format, worker=self.name)
-        self._parts = parts = assemble(settings, device, self.store, self.name, self._wait_until_idle)
-        order = ClaimOrder(parts.claim_ahead)
-        self._claims = Claims(self, self.store, parts.scorer, parts.pipeline, order, self._wait_until_idle)
-        self._intake = Intake(
-            self.name,
-            lambda: self._ordered_queues,
-            self._claims,
-            parts.pipeline,
-            order,
-            lambda: self._stop_requested,
-        )
-        self._scored_rows = ScoredRowsBeat(self.connection, self._claims)
-        started = time.time()
-        self._orders = Orders(
-            started,
-            parts.engines,
-            parts.spec,
-            lambda: len(self._claims.held),
-            lambda spec: parts.scorer.refusals.close(weights_key(spec)),
-        )
-        url = serve_health(settings.metrics_address, self.connection, self._obstacle)
-        report = partial(
-            metrics.report,
-            device=parts.device,
-            started=started,
-            metrics_url=url,
-            claim_ahead=parts.claim_ahead,
-            refusals=lambda: (*parts.scorer.refusals.reasons(), *self._orders.cold.values()),
-            answers=self._orders.answers,
-            half_open=parts.scorer.refusals.half_open,
-        )
+        cache = cache_folder(settings.cache_dir)
+        if why := strangers(cache):
+            raise ConfigError(f"cache_dir: {why}")
+        self._versions = VersionStore(cache, settings.registry, settings.cache_bytes)
+        self._aliases = Aliases(settings.registry)
+        pipeline = self._pipeline = Pipeline(settings.batch_wait_ms / 1000)
+        self._engines = make_engines(settings, device, self.load, pipeline.drain)
+        refusals = self._refusals = Refusals()
+        self._claim_ahead = resolve_claim_ahead(settings.claim_ahead, device)
+        order, reading = ClaimOrder(self._claim_ahead), Reading(cache, self._versions)
+        scorer = ChunkScorer(self.name, self._engines, self._aliases, reading, refusals)
+        claims = self._claims = Claims(self, self.store, scorer, pipeline, order, refusals)
+        self._intake = Intake(self, claims, pipeline, order, refusals)
+        self._scored_rows = ScoredRowsBeat(self.connection, claims)
+        self._orders = Orders(self._started, self._engines, self._spec, claims, refusals)
+        self._metrics_url = serve_health(settings.metrics_address, self.connection, self._obstacle)
         self._heartbeat = Heartbeat(
             self,
             settings.heartbeat_seconds,
             settings.lease_seconds,
-            report,
-            parts.pipeline.wedged,
+            self._report,
+            pipeline.wedged,
             failure_handler(self.store),
-            self._claims.drop_cancelled,
+            claims.drop_cancelled,
             self._orders,
         )
-        probe = impatient(self.connection, _PROBE_SECONDS)
-        LastResort(
-            signals=lambda: self._stop_signals,
-            held=lambda: len(self._claims.held),
-            working=lambda: parts.pipeline.working,
-            serving=lambda: not (self._patience.trouble or unreachable(probe)),
-        ).start()
-        if parts.device == "cuda":
+        self._last_resort = LastResort(self.connection, self._patience, claims, pipeline)
+        if device == "cuda":
             metrics.gpu.watch()
-        metrics.worker.info({"worker": self.name, "device": parts.device})
+        metrics.worker.info({"worker": self.name, "device": device})
         metrics.heartbeat_age.set_function(self._heartbeat.age)
         self._orders.warm(settings.warm)
+
+    def load(self, spec: ScoreSpec) -> Loaded:
+        """Load a model; tests and simulations override it with models of their own."""
+        backend, cache_dir = self._settings.backend, self._settings.cache_dir
+        return load(spec, self._device, backend=backend, cache_dir=cache_dir, versions=self._versions)
+
+    def _spec(self, model: str) -> ScoreSpec:
+        """The score spec with which a model is loaded before chunks need it."""
+        return self._aliases.pinned(self._settings.spec(model))
+
+    def _report(self) -> WorkerReport:
+        """The worker's report, with the answers first, so that the figures are at least as new as these."""
+        return metrics.report(
+            answers=self._orders.answers(),
+            device=self._device,
+            started=self._started,
+            metrics_url=self._metrics_url,
+            claim_ahead=self._claim_ahead,
+            refusals=(*self._refusals.reasons(), *self._orders.cold.values()),
+            half_open=self._refusals.half_open(),
+        )
 
     def _obstacle(self) -> str | None:
         """Why the worker cannot score now, if so; a model that nobody has asked for is no reason."""
@@ -280,24 +285,138 @@ class ScoringWorker(LeasedWorker):
             return "the worker is stopping"
         if self._patience.trouble:
             return f"Redis cannot serve: {self._patience.trouble}"
-        loading = self._parts.engines.loading
+        loading = self._engines.loading
         return f"loading {loading}" if loading else next(iter(self._orders.cold.values()), None)
 
     def request_stop(self, signum: Any, frame: Any) -> None:
         """Also count the signal, for `LastResort`."""
-        self._stop_signals = 1
+        self._last_resort.signals = 1
         super().request_stop(signum, frame)  # type: ignore[no-untyped-call]
 
     def request_force_stop(self, signum: int, frame: Any) -> None:
         """Also count the signal, for `LastResort`."""
-        self._stop_signals = 2
+        self._last_resort.signals = 2
         super().request_force_stop(signum, frame)
 
     def _shutdown(self) -> None:
         """Stop at the next check, and not in the middle of what the signal interrupted."""
-        self._stop_requested = True
+        self._stop_requested = self._pipeline.stopping = True
 
-    def _wait_until_idle(self) -> None:
-        """Wait until all jobs claimed so far are finished, or this worker is asked to stop."""
-        while not self._stop_requested and not self._parts.pipeline.wait_until_idle(POLL_SECONDS):
-            pass
+    def take_name(self, device: str) -> None:
+        """Replace a name that RQ has made up by one that tells host, accelerator and process."""
+        if not _MADE_UP.fullmatch(self.name):
+            return
+        name = first = worker_name(device, str(os.getpid()))
+        number = 1
+        while self.connection.exists(self.redis_worker_namespace_prefix + name):  # of a container before
+            number += 1
+            name = f"{first}.{number}"
+        self.name = name
+
+    def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
+        """Seconds that the lease of a job lasts; the heartbeat thread renews it."""
+        return self._heartbeat.lease_seconds
+
+    def serialize(self) -> dict[str, Any]:
+        """RQ's record of this worker, marked as a ScoringWorker even after the worker is gone."""
+        return {**super().serialize(), SCORING_FIELD: TAKES_NEW_NAMES}
+
+    def register_birth(self) -> None:
+        """Also announce that this worker is a ScoringWorker."""
+        super().register_birth()  # type: ignore[no-untyped-call]
+        self._heartbeat.announce()
+
+    def register_death(self) -> None:
+        """Also withdraw what `register_birth` announced."""
+        withdraw_worker(self.connection, self.name)
+        super().register_death()  # type: ignore[no-untyped-call]
+
+    def unsubscribe(self) -> None:
+        """As RQ does, but tell the thread to end before its last message: it would wait for another one."""
+        if self.pubsub_thread:
+            self.pubsub_thread.stop()
+        super().unsubscribe()  # type: ignore[no-untyped-call]
+
+    def prepare_execution(self, job: Job) -> Execution:
+        """What RQ does in two steps, in one; but keep the job's expiry, which RQ would remove."""
+        assert isinstance(job, ScoringJob)
+        lease = self._heartbeat.lease_seconds
+        with self.connection.pipeline() as pipe:
+            execution = Execution.create(job, lease, pipeline=pipe, worker_name=self.name)
+            self.executions[execution.id] = execution
+            self.set_state(WorkerStatus.BUSY, pipeline=pipe)
+            self.heartbeat(pipeline=pipe)  # a worker that dies is listed as lost for some minutes
+            job.heartbeat(now(), lease, pipeline=pipe)
+            job.prepare_for_execution(self.name, pipeline=pipe)
+            pipe.expire(job.key, job.run_ttl)
+            pipe.lrem(Queue(job.origin, connection=self.connection).intermediate_queue_key, 1, job.id)
+            pipe.execute()
+        return execution
+
+    def check_for_suspension(self, burst: bool) -> None:
+        """As RQ does, at most once a second."""
+        if time.monotonic() - self._suspension_seen > _SUSPENSION_SECONDS:
+            super().check_for_suspension(burst)
+            self._suspension_seen = time.monotonic()
+
+    def handle_execution_ended(self, job: Job, queue: Queue, heartbeat_ttl: int) -> None:
+        """As RQ does, but send no last heartbeat: that would recreate part of a job gone from Redis."""
+        job.ended_at = now()
+
+    def run_maintenance_tasks(self) -> None:
+        """Do nothing: the heartbeat thread cleans the queues, also while a job runs."""
+        self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ declares it None
+
+    def show_state(self, *, busy: bool) -> None:
+        """Tell `rq info` whether this worker is busy."""
+        state = WorkerStatus.BUSY if busy else WorkerStatus.IDLE
+        if self.get_state() != state:
+            self.set_state(state)
+
+
+def prepare_device(settings: WorkerSettings) -> str:
+    """Set the number of threads, and choose the device.
+
+    Raises
+    ------
+    RankmillError
+        The device is not available, or the backend does not run on it.
+    """
+    use_threads(settings.threads)
+    return choose_device(settings.device, settings.backend)
+
+
+def make_engines(
+    settings: WorkerSettings,
+    device: str,
+    load: Callable[[ScoreSpec], Loaded],
+    drain: Callable[[], None],
+) -> EngineCache:
+    """A worker's models, of which `load` loads one and `drain` waits until none is in use."""
+    return EngineCache(
+        load,
+        device,
+        CacheLimits(settings.model_cache_size, settings.model_cache_bytes, settings.model_idle_seconds),
+        partial(_make_engine, settings),
+        drain,
+        partial(directory_content, cache=cache_folder(settings.cache_dir)),
+    )
+
+
+def _make_engine(settings: WorkerSettings, model: Model) -> Engine:
+    """An engine; it searches its token budget itself unless the settings fix the size of batches."""
+    token_budget = resolve_token_budget(settings.token_budget, model.backend.device)
+    max_batch = settings.max_batch if isinstance(settings.max_batch, int) else None
+    search = None
+    if is_auto := not isinstance(settings.token_budget, int) and max_batch is None:
+        search = BudgetSearch(model.backend, model.name, token_budget, cache_folder(settings.cache_dir))
+        token_budget = search.start
+    return Engine(
+        model,
+        token_budget,
+        max_batch=max_batch,
+        length_aware=settings.length_aware,
+        search=search,
+        headroom=Headroom(memory_of(model.backend.device)),
+        short_batches=is_auto,
+    )

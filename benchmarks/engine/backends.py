@@ -27,7 +27,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.lab.agreement import agreement
 from rankmill.lab.machine import markdown_table
 from rankmill.workers.backends.registry import BACKENDS
-from rankmill.workers.engine.cache import EngineCache, Limits
+from rankmill.workers.engine.cache import CacheLimits, EngineCache
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.host.device import resolve_device, resolve_token_budget, use_threads
 from rankmill.workers.models.loading import load
@@ -121,7 +121,7 @@ def reload(model: str, device: str, folder: str) -> tuple[str, str, str, str]:
     """Seconds of the first load of a model in this process, and of looking it up again."""
     load_here = partial(load, device=device, backend="auto", cache_dir=folder)
     make = partial(Engine, token_budget=2048)
-    cache = EngineCache(load_here, device, Limits(2), make, lambda: None, lambda _: None)
+    cache = EngineCache(load_here, device, CacheLimits(2), make, lambda: None, lambda _: None)
     spec = ScoreSpec(model=model)
     times = []
     for _ in range(101):

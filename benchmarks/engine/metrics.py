@@ -56,7 +56,7 @@ class UncountedWorker(ScoringWorker):
             (metrics, "count_batch"): lambda *_: None,
             (metrics, "count_chunk"): lambda *_: None,
             (metrics, "count_scored"): lambda *_: None,
-            (metrics, "report"): lambda refusals, **known: WorkerReport(beat=time.time(), **known),
+            (metrics, "report"): lambda **known: WorkerReport(beat=time.time(), **known),
         }
         for (place, name), instead in nothing.items():
             setattr(place, name, instead)
@@ -176,9 +176,9 @@ def by_itself(batches_per_second: float) -> dict[str, Any]:
             started=0.0,
             metrics_url=None,
             claim_ahead=0,
-            refusals=tuple,
-            half_open=tuple,
-            answers=tuple,
+            refusals=(),
+            half_open=(),
+            answers=(),
         ),
         100,
     )

@@ -28,8 +28,7 @@ from rankmill.workers.backends.base import Backend, Logits, Pending
 from rankmill.workers.backends.torch.backend import DTYPES
 from rankmill.workers.batches.planner import plan_batches
 from rankmill.workers.batches.tokens import Batch, pad
-from rankmill.workers.engine.engine import Engine
-from rankmill.workers.engine.work import Work
+from rankmill.workers.engine.engine import Engine, Work
 from rankmill.workers.host.device import resolve_device, resolve_token_budget, use_threads
 from rankmill.workers.models.loading import load_model
 

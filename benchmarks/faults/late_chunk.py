@@ -18,12 +18,11 @@ from itertools import count
 import psutil
 
 from benchmarks.cluster import cluster
-from benchmarks.queue import PASSAGE, IdleWorker, NoScorer
+from benchmarks.queue import PASSAGE, IdleWorker
 from rankmill import Client
-from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.runtime.settings import WorkerSettings
 from rankmill.producer.client.runs.scoring_run import ScoringRun
-from rankmill.workers.queue.claim import Claim
+from rankmill.workers.queue.chunks import ChunkClaim, ChunkScorer
 
 LATE_SECONDS = "LATE_SECONDS"
 """Environment variable: how long the first chunk takes."""
@@ -32,19 +31,19 @@ _MIB = 1 << 20
 _LINE_SECONDS = 5
 
 
-class _LateScorer(NoScorer):
-    def begin(self, claim: Claim) -> ChunkScores | None:
-        if claim.chunk == 0:
-            time.sleep(float(os.environ[LATE_SECONDS]))
-        return super().begin(claim)
-
-
 class LateWorker(IdleWorker):
     """A ScoringWorker without a model that holds the first chunk back."""
 
     def _prepare(self, settings: WorkerSettings) -> None:
+        begin = ChunkScorer.begin
+
+        def begin_late(scorer: ChunkScorer, claim: ChunkClaim) -> None:
+            if claim.chunk == 0:
+                time.sleep(float(os.environ[LATE_SECONDS]))
+            begin(scorer, claim)
+
+        ChunkScorer.begin = begin_late  # type: ignore[assignment, method-assign]
         super()._prepare(settings)
-        self._claims.scorer = _LateScorer(self.store, self.name)  # type: ignore[assignment]
 
 
 def main() -> None:

@@ -6,8 +6,8 @@ Commands print it as it is, never with a traceback, and end with the exit code o
 
 from __future__ import annotations
 
-from enum import IntEnum
-from typing import ClassVar
+from enum import Enum, IntEnum
+from typing import ClassVar, Literal
 
 
 class ExitCode(IntEnum):
@@ -23,10 +23,33 @@ class ExitCode(IntEnum):
     """Ended by Ctrl-C or SIGTERM."""
 
 
+class Fault(Enum):
+    """Whose fault it is that a worker has no scores for a chunk, and so what becomes of the chunk."""
+
+    ATTEMPT = "attempt"
+    """That of this attempt, or nobody knows: it is tried again, as often as its run allows. If it fails each
+    time, its producer splits it, until the row is alone whose fault it is."""
+    WORKER = "worker"
+    """That of this worker or its host: another worker scores it, unless all live ones say the same."""
+    JOB = "job"
+    """That of the job or its payload, which cannot be read: it is set aside, and submitted again."""
+    RUN = "run"
+    """That of the run, of which no worker could score a chunk: it ends."""
+
+
+RowFault = Literal["null", "tokenizer", "model", "not_a_number"]
+"""Why a row has an error in place of a score, while its neighbours have theirs: a text is null, the tokenizer
+or the model fails, or the model's output is not a number."""
+
+
 class RankmillError(Exception):
-    """Base of all expected errors."""
+    """Base of all expected errors.
+
+    ``fault`` is what a worker makes of one that it meets while it scores a chunk.
+    """
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
+    fault: ClassVar[Fault] = Fault.ATTEMPT
 
 
 class ConfigError(RankmillError):
@@ -76,9 +99,13 @@ class WireError(RankmillError):
 class FormatError(WireError):
     """Data from Redis was written by another release; a worker of that release can read it."""
 
+    fault = Fault.WORKER
+
 
 class SpecError(RankmillError):
     """The model cannot be loaded or run here as the spec asks; this worker leaves the run to others."""
+
+    fault = Fault.WORKER
 
 
 class WorkerError(SpecError):
@@ -96,9 +123,13 @@ class ForeignJobError(RankmillError):
 class RunFailed(RankmillError):
     """A run cannot be completed."""
 
+    fault = Fault.RUN
+
 
 class RunnerError(RankmillError):
     """One runner cannot score the files of a submitted run, but another may: the run goes back."""
+
+    fault = Fault.WORKER
 
 
 class RunExpired(InputError):
@@ -155,3 +186,8 @@ class RegistryAway(RegistryError):
 
 class EmbeddedError(RankmillError):
     """The embedded server or its workers could not be started or kept alive."""
+
+
+def fault_of(error: BaseException) -> Fault:
+    """Whose fault an error is; nobody knows of one that rankmill has not raised."""
+    return error.fault if isinstance(error, RankmillError) else Fault.ATTEMPT

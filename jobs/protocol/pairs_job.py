@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, NoReturn
 
 from pydantic import ValidationError
-from rq import get_current_job
 from rq.job import Job
 
-from rankmill.jobs.contract.errors import InputError, WrongWorkerError
-from rankmill.jobs.contract.job import wrong_worker_message
+from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.priority import run_id_of_request
 from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.spec import ScoreSpec, complaint
 from rankmill.jobs.contract.wire import outputs
-from rankmill.jobs.protocol.worker_report import leave_to_others
 
 PAIRS_FUNCTION = "rankmill.score_pairs"
 OLD_PAIRS_FUNCTION = "jobs.score_pairs"
@@ -35,30 +31,6 @@ _REFUSALS_SECONDS = 3600
 """Expiry of what workers write about such a job beside RQ's keys: why they refuse it."""
 
 Text = str | None
-
-
-def score_pairs(pairs: list[tuple[str, str]], *, model: str, **spec: Any) -> NoReturn:
-    """Always fail. RQ calls this job function by name in a worker that is not a ScoringWorker.
-
-    A ScoringWorker, to which the job goes back if the queue has one, reads it and scores its pairs itself.
-
-    Parameters
-    ----------
-    pairs
-        At most `MAX_PAIRS` queries and passages; a pair with ``None`` gets an error in place of its score.
-    model, spec
-        Fields of `ScoreSpec`.
-
-    Raises
-    ------
-    WrongWorkerError
-        Always.
-    """
-    job = get_current_job()
-    if job is None:
-        raise WrongWorkerError(f"{PAIRS_FUNCTION} runs in RQ workers only")
-    leave_to_others(job)
-    raise WrongWorkerError(wrong_worker_message(job.origin))
 
 
 def read_pairs(job: Job) -> tuple[list[Text], list[Text]]:

@@ -1,16 +1,32 @@
-"""Which queues were in use lately; RQ's own list keeps every queue that there ever was."""
+"""Which queues were in use lately, and what the live workers of each claim ahead."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from typing import Any, cast
 
+import redis
 from redis.client import Pipeline
 
 from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import WireError
+from rankmill.jobs.contract.schema import Count, WireModel
+from rankmill.jobs.protocol.worker_report import known_reports, listed_workers
+from rankmill.jobs.runtime.patience import cannot_serve
 
 UNUSED_SECONDS = 86400
 """A queue without producers, workers and chunks for this long (s) is no longer listed."""
+
+_FRESH_SECONDS = 1
+"""A sum is made again after so long, so that it costs the same whatever the number of workers is."""
+
+
+class QueueCapacity(WireModel):
+    """The live ScoringWorkers of a queue that take chunks, and the pairs that they claim ahead in all."""
+
+    workers: Count = 0
+    claim_ahead: Count = 0
 
 
 def use_queues(pipe: Pipeline, names: Iterable[str]) -> None:
@@ -21,3 +37,30 @@ def use_queues(pipe: Pipeline, names: Iterable[str]) -> None:
         pipe.zremrangebyscore(keys.queues(), 0, now - UNUSED_SECONDS)
         pipe.zadd(keys.queues(), used)
         pipe.expire(keys.queues(), UNUSED_SECONDS)
+
+
+def write_capacity(client: redis.Redis, queue: str, ttl: int) -> None:
+    """Sum up what the live workers of the queue claim ahead in a key that producers read, for `ttl` seconds.
+
+    One worker does so for all, unless that was done just now.
+    """
+    connection: Any = client
+    if connection.pttl(keys.capacity(queue)) > 1000 * (ttl - _FRESH_SECONDS):
+        return
+    reports = known_reports(client, listed_workers(client, queue)).values()
+    ahead = [report.claim_ahead if report else 0 for report in reports if not (report and report.drained)]
+    capacity = QueueCapacity(workers=len(ahead), claim_ahead=sum(ahead))
+    connection.set(keys.capacity(queue), capacity.model_dump_json(), ex=ttl)
+
+
+def read_capacity(client: redis.Redis, queue: str) -> QueueCapacity:
+    """What `write_capacity` wrote; nothing if that is too long ago, or damaged."""
+    try:
+        raw = cast("bytes | None", client.get(keys.capacity(queue)))
+        return QueueCapacity() if raw is None else QueueCapacity.read_json(raw, "the capacity of the queue")
+    except WireError:
+        return QueueCapacity()
+    except redis.ResponseError as error:
+        if cannot_serve(error):
+            raise
+        return QueueCapacity()  # the key is no string

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 import redis
-from rq import Queue, get_current_job
+from rq import Queue
 from rq.exceptions import AbandonedJobError
 from rq.executions import WORKER_EXECUTIONS_KEY_TEMPLATE
 from rq.job import Job, JobStatus
@@ -19,14 +19,13 @@ from rq.job_lifecycle import record_job_failure
 from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.errors import RedisUnavailable, WireError, WrongWorkerError
-from rankmill.jobs.contract.job import attempt, suspect, wrong_worker_message
+from rankmill.jobs.contract.errors import RedisUnavailable, WireError
+from rankmill.jobs.contract.job import attempt, suspect
 from rankmill.jobs.contract.results import ChunkFailure
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.pairs_job import survives
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
-from rankmill.jobs.protocol.worker_report import leave_to_others
 from rankmill.jobs.runtime.logs import about, about_job
 from rankmill.jobs.runtime.patience import cannot_serve
 
@@ -71,29 +70,6 @@ def failure_handler(store: RunStore) -> FailureHandler:
         store.write_result(run, failure)
 
     return handle
-
-
-def score_chunk(run_id: str, chunk: int) -> NoReturn:
-    """Always fail. RQ calls this job function by name in a worker that is not a ScoringWorker.
-
-    If the queue has no ScoringWorker, it writes a failure with the right worker command to the run, so the
-    producer does not wait; else the job goes back. A ScoringWorker reads the job and calls its scorer
-    directly, so ``jobs`` does not depend on the engine.
-
-    Raises
-    ------
-    WrongWorkerError
-        Always.
-    """
-    job = get_current_job()
-    if job is None:
-        raise WrongWorkerError("rankmill.score_chunk runs in RQ workers only")
-    error = WrongWorkerError(wrong_worker_message(job.origin))
-    store = RunStore(job.connection)
-    run = None if leave_to_others(job) else store.load(run_id)
-    if run is not None:
-        store.write_result(run, ChunkFailure(chunk=chunk, message=str(error), fatal=True))
-    raise error
 
 
 def hand_on_jobs(store: RunStore, queue_name: str, worker: str) -> int:

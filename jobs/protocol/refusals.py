@@ -2,51 +2,91 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import OrderedDict
 from typing import Any
 
 import redis
 
 from rankmill.jobs.contract import keys
+from rankmill.jobs.protocol.worker_report import taking_workers
+
+_REPORT_SECONDS = 1.0
+"""Shortest time between two refusals recorded in a run; each also reads who else has refused it."""
+
+_REMEMBERED = 1000
+"""Runs that a worker remembers to have refused, at most."""
 
 
-def refuse(
-    client: redis.Redis,
-    run_id: str,
-    ttl: int,
-    worker: str,
-    reason: str,
-    *,
-    until: float,
-    in_redis: bool = True,
-) -> dict[str, str]:
-    """Record that a worker cannot score a run; returns all workers that refuse it now, with their reasons.
+class RunRefusals:
+    """Records in runs that one worker refuses them, and finds out whether all workers do.
 
-    A refusal counts `until` then, in seconds since 1970, as its worker then tries again. Those of workers of
-    the release before, which say no time, count until they are taken back. A run that
-    should be `in_redis` and is not was cancelled.
+    Parameters
+    ----------
+    client
+        The server.
+    worker
+        Name of the RQ worker.
     """
-    said_key, until_key = keys.refusals(run_id), keys.refused_until(run_id)
-    pipe: Any
-    with client.pipeline() as pipe:
-        pipe.hset(said_key, worker, reason)
-        pipe.expire(said_key, ttl)
-        pipe.zadd(until_key, {worker: until})
-        pipe.expire(until_key, ttl)
-        pipe.hgetall(said_key)
-        pipe.zrange(until_key, "-inf", f"({time.time()}", byscore=True)
-        pipe.exists(keys.run(run_id))
-        *_, said, lapsed, there = pipe.execute()
-    if in_redis and not there:  # it was cancelled meanwhile
-        client.unlink(said_key, until_key)
-    now = {name: why for name, why in said.items() if name not in lapsed}
-    return {name.decode(errors="replace"): why.decode(errors="replace") for name, why in now.items()}
 
+    def __init__(self, client: redis.Redis, worker: str) -> None:
+        self._client: Any = client
+        self._worker = worker
+        self._recorded: OrderedDict[str, float] = OrderedDict()
 
-def take_back(client: redis.Redis, run_id: str, worker: str) -> None:
-    """Remove a worker's refusal of a run, once the worker can score it."""
-    pipe: Any
-    with client.pipeline() as pipe:
-        pipe.hdel(keys.refusals(run_id), worker)
-        pipe.zrem(keys.refused_until(run_id), worker)
-        pipe.execute()
+    def refuse(
+        self, run_id: str, queue: str, reason: str, *, until: float, ttl: int, in_redis: bool = True
+    ) -> str | None:
+        """Record that this worker cannot score a run; return why no live worker of its queue can, if so.
+
+        The rest as in `record`.
+        """
+        if time.monotonic() - self._recorded.get(run_id, -math.inf) < _REPORT_SECONDS:
+            return None
+        reasons = self.record(run_id, reason, until=until, ttl=ttl, in_redis=in_redis)
+        live = taking_workers(self._client, queue) | {self._worker}
+        if not live <= reasons.keys():
+            return None
+        named: dict[str, list[str]] = {}
+        for worker in sorted(live):
+            named.setdefault(reasons[worker], []).append(worker)
+        if len(named) == 1:
+            return reason
+        each = "; ".join(f"{', '.join(workers)}: {reason}" for reason, workers in named.items())
+        return f"no worker of queue {queue!r} can score it: {each}"
+
+    def record(
+        self, run_id: str, reason: str, *, until: float, ttl: int, in_redis: bool = True
+    ) -> dict[str, str]:
+        """Record a refusal; returns all workers that refuse the run now, with their reasons.
+
+        A refusal counts `until` then, in seconds since 1970, as its worker then tries again, and is kept for
+        `ttl` seconds. Those of workers of the release before, which say no time, count until they are taken
+        back. A run that should be `in_redis` and is not was cancelled.
+        """
+        self._recorded[run_id] = time.monotonic()
+        if len(self._recorded) > _REMEMBERED:
+            self._recorded.popitem(last=False)
+        said_key, until_key = keys.refusals(run_id), keys.refused_until(run_id)
+        with self._client.pipeline() as pipe:
+            pipe.hset(said_key, self._worker, reason)
+            pipe.expire(said_key, ttl)
+            pipe.zadd(until_key, {self._worker: until})
+            pipe.expire(until_key, ttl)
+            pipe.hgetall(said_key)
+            pipe.zrange(until_key, "-inf", f"({time.time()}", byscore=True)
+            pipe.exists(keys.run(run_id))
+            *_, said, lapsed, there = pipe.execute()
+        if in_redis and not there:  # it was cancelled meanwhile
+            self._client.unlink(said_key, until_key)
+        now = {name: why for name, why in said.items() if name not in lapsed}
+        return {name.decode(errors="replace"): why.decode(errors="replace") for name, why in now.items()}
+
+    def take_back(self, run_id: str) -> None:
+        """Withdraw the recorded refusal, if any: this worker can score the run."""
+        if self._recorded.pop(run_id, None) is not None:
+            with self._client.pipeline() as pipe:
+                pipe.hdel(keys.refusals(run_id), self._worker)
+                pipe.zrem(keys.refused_until(run_id), self._worker)
+                pipe.execute()

@@ -22,9 +22,8 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.job import JOB_FUNCTION, OLD_JOB_FUNCTION, Payload, job_data
 from rankmill.jobs.contract.results import BadResult, ChunkResult, read_entry, to_entry
 from rankmill.jobs.contract.run import Progress, RowError, Run, Settled, read_run
-from rankmill.jobs.protocol.capacity import Capacity, read_capacity
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
-from rankmill.jobs.protocol.queues import use_queues
+from rankmill.jobs.protocol.queues import QueueCapacity, read_capacity, use_queues
 from rankmill.jobs.protocol.worker_report import all_take_new_names
 from rankmill.jobs.runtime.patience import cannot_serve
 
@@ -323,7 +322,7 @@ class RunStore:
         found = self.redis.scan_iter(keys.pairs(run.id, "*"), count=1000)
         return [int(number) for key in found if (number := key.rpartition(b":")[2]).isdigit()]
 
-    def capacity(self, queue: str) -> Capacity:
+    def capacity(self, queue: str) -> QueueCapacity:
         """What the live workers of a queue claim ahead."""
         return read_capacity(self.redis, queue)
 

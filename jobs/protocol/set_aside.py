@@ -21,7 +21,7 @@ from rq.job import Job, JobStatus
 from rq.results import Result
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.errors import RankmillError, WireError
+from rankmill.jobs.contract.errors import Fault, RankmillError, WireError
 from rankmill.jobs.contract.job import JOB_FUNCTION, OLD_JOB_FUNCTION, TRACE, chunk_of
 from rankmill.jobs.contract.schema import Seconds, WireModel
 from rankmill.jobs.runtime.patience import cannot_serve
@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 class DamagedJob(RankmillError):
     """A job cannot be read, or its content is not valid."""
+
+    fault = Fault.JOB
 
 
 class SetAside(WireModel):

@@ -10,7 +10,6 @@ import redis
 from pydantic import BeforeValidator, Field
 from redis.client import Pipeline
 from rq.defaults import RQ_KEY_PREFIX
-from rq.job import Job
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from rankmill.jobs.contract import keys
@@ -178,31 +177,21 @@ def _died(client: Any, name: str) -> bool:
         return False
 
 
-def leave_to_others(job: Job) -> bool:
-    """Whether a job that has reached a plain RQ worker goes back to its queue, as a ScoringWorker is there.
-
-    That counts as no attempt.
-    """
-    found = bool(queue_workers(job.connection, job.origin).scoring)
-    if found:
-        job.retries_left = (job.retries_left or 0) + 1
-        job.retry_intervals = None  # after a pause, the one that waits longest takes it: this one, again
+def known_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport | None]:
+    """The reports of the live ScoringWorkers among `names`; ``None`` for one that cannot be read here."""
+    found: dict[str, WorkerReport | None] = {}
+    for name, raw in _raw_reports(client, names).items():
+        try:
+            found[name] = WorkerReport.read_json(raw, f"the report of worker {name}")
+        except WireError:  # of another release, perhaps
+            found[name] = None
     return found
 
 
 def taking_workers(client: redis.Redis, queue: str) -> frozenset[str]:
     """The live ScoringWorkers of `queue` that take chunks; a drained one may take none for days."""
-    names = sorted(queue_workers(client, queue).scoring)
-    raw = cast("list[bytes | None]", client.mget([keys.worker(name) for name in names])) if names else []
-    found = zip(names, raw, strict=True)
-    return frozenset(name for name, report in found if report is not None and not _is_drained(report))
-
-
-def _is_drained(report: bytes) -> bool:
-    try:
-        return WorkerReport.read_json(report, "a worker's report").drained
-    except WireError:  # of another release, perhaps
-        return False
+    reports = known_reports(client, sorted(queue_workers(client, queue).scoring))
+    return frozenset(name for name, report in reports.items() if not (report and report.drained))
 
 
 def all_take_new_names(client: redis.Redis, queue: str) -> bool:
@@ -222,11 +211,18 @@ def all_take_new_names(client: redis.Redis, queue: str) -> bool:
 
 
 def worker_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport]:
-    """The latest report of each of the ScoringWorkers `names`; workers that are gone are left out."""
+    """The latest report of each of the ScoringWorkers `names`; workers that are gone are left out.
+
+    Raises
+    ------
+    WireError
+        A report cannot be read; perhaps its worker is of another release.
+    """
+    reports = _raw_reports(client, names).items()
+    return {name: WorkerReport.read_json(raw, f"the report of worker {name}") for name, raw in reports}
+
+
+def _raw_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, bytes]:
     wanted = list(names)
     raw = cast("list[bytes | None]", client.mget([keys.worker(name) for name in wanted])) if wanted else []
-    return {
-        name: WorkerReport.read_json(report, f"the report of worker {name}")
-        for name, report in zip(wanted, raw, strict=True)
-        if report is not None
-    }
+    return {name: report for name, report in zip(wanted, raw, strict=True) if report is not None}

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import Literal, NamedTuple
 
-from rankmill.jobs.protocol.capacity import Capacity
+from rankmill.jobs.protocol.queues import QueueCapacity
 from rankmill.producer.collect.journal import Journal
 
 MIN_CHUNKS = 32
@@ -75,7 +75,7 @@ class WindowSize:
         self._payload_bytes = payload_bytes // sharers
         self._sharers = sharers
 
-    def follow(self, capacity: Capacity, chunk_rows: int) -> None:
+    def follow(self, capacity: QueueCapacity, chunk_rows: int) -> None:
         """Take note of what the workers claim ahead; each may claim a chunk more, as it claims whole ones."""
         self._pairs = _AHEAD * (capacity.claim_ahead + capacity.workers * chunk_rows) // self._sharers
 

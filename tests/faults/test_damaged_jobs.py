@@ -28,7 +28,7 @@ from rankmill.jobs.protocol.recovery import clean_queue, failure_handler
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import jobs_set_aside
 from rankmill.jobs.protocol.worker_report import queue_workers, worker_reports
-from rankmill.workers.queue.stopping import RefusedCommands
+from rankmill.workers.queue.connection import RefusedCommands
 from rankmill.workers.worker import ScoringWorker
 from tests.conftest import Server, StartWorker, run_command, serve, start_worker, wait_for
 
@@ -160,17 +160,16 @@ def test_a_worker_with_claims_put_aside_outlives_a_queue_that_cannot_be_counted(
         server.client.delete("rq:queue:rankmill")
 
     monkeypatch.setattr(RefusedCommands, "wait", mended)
-    scorer = SimpleNamespace(refusals=SimpleNamespace(rest=0))
     worker._patience = SimpleNamespace(seconds=60)
     worker._claims = SimpleNamespace(
         begin_put_aside=lambda: any(queue.count for queue in worker.queues),
-        scorer=scorer,
-        held={},
+        unanswered={},
         waiting=False,
     )
     worker._orders = SimpleNamespace(carry_out=lambda: None, drained=False)
-    worker._intake = SimpleNamespace(next=lambda wait: None, full=False)
-    assert worker._next(None, None) is None
+    worker._intake = SimpleNamespace(claim_next=lambda wait: False, full=False)
+    worker._refusals = SimpleNamespace(rest=0)
+    assert not worker._claim_next(None, wait=False)
     (reason,) = refused
     assert "WRONGTYPE" in reason
 

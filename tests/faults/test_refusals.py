@@ -19,7 +19,7 @@ from rankmill import Client
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RunFailed
 from rankmill.jobs.contract.run import Settled
-from rankmill.jobs.protocol.refusals import refuse, take_back
+from rankmill.jobs.protocol.refusals import RunRefusals
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from rankmill.workers.queue.refusals import FIRST_PAUSE, LONGEST_PAUSE, ROUND, Refusals
 from tests.conftest import Server, StartWorker, run_command, score_file, start_command, wait_for
@@ -315,16 +315,14 @@ def test_a_refusal_is_tried_again_after_a_pause_that_grows(monkeypatch: pytest.M
 
 def test_a_refusal_counts_until_its_worker_tries_again(server: Server) -> None:
     run, now = Client(server.url, model="demo").submit([("q", "p")]).id, time.time()
-    assert refuse(server.client, run, 60, "a", "no hub", until=now - 1) == {}
-    assert refuse(server.client, run, 60, "b", "no hub", until=now + 60) == {"b": "no hub"}
+    a, b, c = (RunRefusals(server.client, name) for name in "abc")
+    assert a.record(run, "no hub", until=now - 1, ttl=60) == {}
+    assert b.record(run, "no hub", until=now + 60, ttl=60) == {"b": "no hub"}
     server.client.hset(keys.refusals(run), "old", "no room")  # of the release before, which says no time
     both = {"b": "no hub", "old": "no room"}
-    assert refuse(server.client, run, 60, "b", "no hub", until=now + 60) == both
-    take_back(server.client, run, "b")
-    assert refuse(server.client, run, 60, "c", "no room", until=now + 60) == {
-        "c": "no room",
-        "old": "no room",
-    }
+    assert b.record(run, "no hub", until=now + 60, ttl=60) == both
+    b.take_back(run)
+    assert c.record(run, "no room", until=now + 60, ttl=60) == {"c": "no room", "old": "no room"}
     assert all(server.client.ttl(key) > 0 for key in server.client.scan_iter(f"rankmill:run:{run}:refus*"))
 
 

@@ -75,7 +75,6 @@ _LIBRARIES_OF_WORKERS = (
     "transformers.models.bert.modeling_bert",
     "transformers.models.bert.tokenization_bert",
     "transformers.models.modernbert.modeling_modernbert",
-    "rankmill.workers.assembly",
     "rankmill.workers.backends.onnx.backend",
     "rankmill.workers.backends.onnx.probe",
     "rankmill.workers.backends.openvino.backend",

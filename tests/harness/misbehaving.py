@@ -6,7 +6,6 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from rankmill.jobs.runtime.settings import WorkerSettings
 from rankmill.workers.backends.base import Backend, OutOfMemory, Pending
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.engine import pipeline
+from rankmill.workers.models.loading import Loaded
 from rankmill.workers.worker import ScoringWorker
 
 MARKS = ("raise", "exhaust", "kill", "hang", "hold")
@@ -52,31 +52,18 @@ class MisbehavingBackend:
         return self._real.submit(batch)
 
 
-def _assembly() -> Any:
-    """The module by whose `load` workers load models."""
-    from rankmill.workers import assembly
-
-    return assembly
-
-
 class MisbehavingWorker(ScoringWorker):
     """Loads models as ever, and wraps their backends."""
 
+    def load(self, spec: ScoreSpec) -> Loaded:
+        stumbles = Path(os.environ["FORWARDS"]).with_name("stumble")
+        if stumbles.exists():
+            stumbles.unlink()
+            raise OSError("stumbled")
+        loaded = super().load(spec)
+        return replace(loaded, backend=MisbehavingBackend(loaded.backend, loaded.about.tokenizer))
+
     def _prepare(self, settings: WorkerSettings) -> None:
-        from rankmill.workers.models.loading import Loaded
-
-        assembly = _assembly()
-        load: Callable[..., Loaded] = assembly.load
-
-        def load_misbehaving(*args: Any, **options: Any) -> Loaded:
-            stumbles = Path(os.environ["FORWARDS"]).with_name("stumble")
-            if stumbles.exists():
-                stumbles.unlink()
-                raise OSError("stumbled")
-            loaded = load(*args, **options)
-            return replace(loaded, backend=MisbehavingBackend(loaded.backend, loaded.about.tokenizer))
-
-        assembly.load = load_misbehaving
         if "WEDGED_SECONDS" in os.environ:
             pipeline.FIRST_BATCH_SECONDS = pipeline.LATER_BATCH_SECONDS = int(os.environ["WEDGED_SECONDS"])
         super()._prepare(settings)
@@ -85,19 +72,10 @@ class MisbehavingWorker(ScoringWorker):
 class PatientWorker(ScoringWorker):
     """Loads no model before the file that ``LOAD`` names is there."""
 
-    def _prepare(self, settings: WorkerSettings) -> None:
-        from rankmill.workers.models.loading import Loaded
-
-        assembly = _assembly()
-        load: Callable[..., Loaded] = assembly.load
-
-        def load_in_time(*args: Any, **options: Any) -> Loaded:
-            while not Path(os.environ["LOAD"]).exists():
-                time.sleep(0.05)
-            return load(*args, **options)
-
-        assembly.load = load_in_time
-        super()._prepare(settings)
+    def load(self, spec: ScoreSpec) -> Loaded:
+        while not Path(os.environ["LOAD"]).exists():
+            time.sleep(0.05)
+        return super().load(spec)
 
 
 class ReadingWorker(ScoringWorker):
@@ -122,26 +100,23 @@ class OddWorker(ScoringWorker):
     results do not name the content.
     """
 
+    def load(self, spec: ScoreSpec) -> Loaded:
+        if spec.precision == os.environ.get("LACKS"):
+            raise WorkerError(f"precision {spec.precision} is not supported on cpu; use another")
+        if spec.precision == "auto" and "AUTO" in os.environ:
+            spec = settled(spec, os.environ["AUTO"])
+        loaded = super().load(spec)
+        return replace(loaded, revision=None) if "OLD" in os.environ else loaded
+
     def _prepare(self, settings: WorkerSettings) -> None:
         from rankmill.workers.models import sources
-        from rankmill.workers.models.loading import Loaded
 
-        assembly = _assembly()
-        load: Callable[..., Loaded] = assembly.load
         locate = sources.locate
-
-        def load_here(spec: ScoreSpec, *args: Any, **options: Any) -> Loaded:
-            if spec.precision == os.environ.get("LACKS"):
-                raise WorkerError(f"precision {spec.precision} is not supported on cpu; use another")
-            if spec.precision == "auto" and "AUTO" in os.environ:
-                spec = settled(spec, os.environ["AUTO"])
-            loaded = load(spec, *args, **options)
-            return replace(loaded, revision=None) if "OLD" in os.environ else loaded
 
         def locate_here(name: str) -> str | Path:
             if "OTHER" in os.environ:
                 return Path(os.environ["OTHER"])
             return locate("/gone/model" if name == os.environ.get("GONE") else name)
 
-        assembly.load, sources.locate = load_here, locate_here
+        sources.locate = locate_here
         super()._prepare(settings)

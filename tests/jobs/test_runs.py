@@ -13,7 +13,7 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.job import Payload, attempt
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Progress, Run
-from rankmill.jobs.protocol.capacity import Capacity, write_capacity
+from rankmill.jobs.protocol.queues import QueueCapacity, write_capacity
 from rankmill.jobs.protocol.recovery import enqueue_due
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.scored_rows import read_scored_rows
@@ -149,12 +149,12 @@ def test_a_run_can_be_restored_but_is_not_reset(store: RunStore, run: Run) -> No
 def test_damaged_keys_of_the_window_and_of_progress_end_no_run(store: RunStore, run: Run) -> None:
     store.redis.rpush(keys.capacity("q"), "no string")
     store.redis.set(keys.scored_rows(run.id), "no hash")
-    assert store.capacity("q") == Capacity()
+    assert store.capacity("q") == QueueCapacity()
     assert read_scored_rows(store.redis, run) == {}
     store.redis.sadd("rq:workers:q", b"\xff", "rq:worker:odd")
     store.redis.set(keys.worker("odd"), b"\xff")
     write_capacity(store.redis, "q", 10)
-    assert store.capacity("q") == Capacity(workers=1)
+    assert store.capacity("q") == QueueCapacity(workers=1)
 
 
 def test_the_window_does_not_count_drained_workers(store: RunStore) -> None:
@@ -163,4 +163,4 @@ def test_the_window_does_not_count_drained_workers(store: RunStore) -> None:
         report = WorkerReport(device="cpu", started=1, beat=1, claim_ahead=1024, drained=drained)
         announce_worker(store.redis, name, report, 60)
     write_capacity(store.redis, "q", 10)
-    assert store.capacity("q") == Capacity(workers=1, claim_ahead=1024)
+    assert store.capacity("q") == QueueCapacity(workers=1, claim_ahead=1024)

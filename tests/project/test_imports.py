@@ -24,7 +24,7 @@ MAY_IMPORT = {
 DIRECTION = {
     "rankmill.jobs": ["protocol", "registry", "cache", "runtime", "contract", "system"],
     "rankmill.workers": [
-        "worker", "assembly", "offline", "queue", "engine", "models", "backends", "batches", "host"
+        "worker", "offline", "queue", "engine", "models", "backends", "batches", "host"
     ],
     "rankmill.producer": ["client", "local", "files", "collect"],
     "rankmill": ["cli", "runner", "gateway", "registry", "lab", "score", "cluster"],

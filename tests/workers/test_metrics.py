@@ -214,9 +214,9 @@ def test_the_gpu_of_a_worker_is_in_metrics_and_report(monkeypatch: pytest.Monkey
             started=0,
             metrics_url=None,
             claim_ahead=0,
-            refusals=tuple,
-            half_open=tuple,
-            answers=tuple,
+            refusals=(),
+            half_open=(),
+            answers=(),
         )
         return found, said.gpu
 
@@ -267,9 +267,9 @@ def test_a_heartbeat_reports_while_another_thread_imports_pytorch(monkeypatch: p
             started=1.0,
             metrics_url=None,
             claim_ahead=1,
-            refusals=tuple,
-            half_open=tuple,
-            answers=tuple,
+            refusals=(),
+            half_open=(),
+            answers=(),
         ).device
 
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmill.workers.backends.families import BERT_LIKE
-from rankmill.workers.batches.layout import PLAIN, Layout
+from rankmill.workers.batches.layout import PLAIN, ModelLayout
 from rankmill.workers.batches.tokens import Batch, Ids
 
 Logits = npt.NDArray[np.float32]
@@ -95,7 +95,7 @@ class ModelFiles:
     revision: str | None
     config: Any
     cache: Path
-    layout: Layout = PLAIN
+    layout: ModelLayout = PLAIN
     answers: tuple[int, int | None] | None = None
     check: Callable[[Backend], None] | None = None
     check_unchanged: Callable[[], None] = lambda: None

@@ -31,7 +31,7 @@ _FOLLOWED = frozenset(
 """Settings of the transformer module that rankmill follows; any other must be empty."""
 
 
-class Step(BaseModel):
+class SavedModule(BaseModel):
     """A module that sentence-transformers runs after the transformer: class, folder and config."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,7 +41,7 @@ class Step(BaseModel):
     config: dict[str, Any]
 
 
-class Layout(BaseModel):
+class ModelLayout(BaseModel):
     """How a model is applied.
 
     Attributes
@@ -69,7 +69,7 @@ class Layout(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     task: Task
-    steps: tuple[Step, ...] = ()
+    steps: tuple[SavedModule, ...] = ()
     activation: str | None = None
     prompts: dict[str, str] = {}
     default_prompt: str | None = None
@@ -85,11 +85,11 @@ class Layout(BaseModel):
         return self.prompts.get(self.default_prompt or "") or ""
 
 
-PLAIN = Layout(task="classifier")
+PLAIN = ModelLayout(task="classifier")
 """A sequence classifier, and nothing else."""
 
 
-def read_layout(source: str | Path, revision: str | None, config: Any) -> Layout:
+def read_layout(source: str | Path, revision: str | None, config: Any) -> ModelLayout:
     """Read how a model is applied, as `sentence_transformers.CrossEncoder` does.
 
     Parameters
@@ -111,7 +111,7 @@ def read_layout(source: str | Path, revision: str | None, config: Any) -> Layout
     # Without modules.json, sentence-transformers does not read the other file either.
     if modules is None or about.get("model_type") != "CrossEncoder":
         first = (getattr(config, "architectures", None) or [""])[0]
-        return Layout(task="causal" if first.endswith("ForCausalLM") else "classifier", activation=older)
+        return ModelLayout(task="causal" if first.endswith("ForCausalLM") else "classifier", activation=older)
     return _saved(source, revision, modules, about, older)
 
 
@@ -128,7 +128,7 @@ def read_json(source: str | Path, revision: str | None, name: str, kind: type[An
 
 def _saved(
     source: str | Path, revision: str | None, modules: list[Any], about: dict[str, Any], older: str | None
-) -> Layout:
+) -> ModelLayout:
     """The layout of a model that sentence-transformers saved as a cross-encoder."""
     kinds = [str(each["type"]).rpartition(".")[2] for each in modules]
     if kinds[:1] != ["Transformer"] or modules[0]["path"] or not _KNOWN.issuperset(kinds[1:]):
@@ -146,7 +146,7 @@ def _saved(
     for kind, each in zip(kinds[1:], modules[1:], strict=True):
         found = read_json(source, revision, f"{each['path']}/config.json", dict)
         if kind != "Dropout":
-            steps.append(Step(kind=kind, path=str(each["path"]), config=found or {}))
+            steps.append(SavedModule(kind=kind, path=str(each["path"]), config=found or {}))
     if (task == "causal") != ([step.kind for step in steps] == ["LogitScore"]):
         raise SpecError(
             f"model {source} has a {settings['transformer_task']} transformer with {', '.join(kinds[1:])} "
@@ -154,7 +154,7 @@ def _saved(
         )
     if task == "chain" and not steps:
         raise SpecError(f"model {source} has no modules that make a score: its modules.json ends too soon")
-    return Layout(
+    return ModelLayout(
         task=task,
         steps=tuple(steps),
         activation=older if about.get("activation_fn") is None else str(about["activation_fn"]),

@@ -1,11 +1,27 @@
-"""Cuts rows into batches by their lengths; pure functions."""
+"""Cuts rows into batches by their lengths: those of one piece of work, or of all that waits; no I/O."""
 
 from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Rows = npt.NDArray[np.intp]
+
+Work = TypeVar("Work")
+
+_Batch = npt.NDArray[np.int64]
+"""Shape ``[4, rows]``; for each row the number of its work, its index in that work, its tokens, its group."""
+
+_NUMBER, _LENGTH, _GROUP = 0, 2, 3
+
+_CUT_AHEAD = 6
+"""Batches that are cut in advance of works that wait whole; rows of similar length share them."""
 
 
 def plan_batches(
@@ -34,7 +50,7 @@ def plan_batches(
         Whether to sort by length; without it rows keep their order (to measure the gain from sorting).
     groups
         Rows of an equal number, shape ``[n]``, stay together, sorted by length: their batches share a
-        beginning. Rows of number 0 share nothing.
+        prefix. Rows of number 0 share nothing.
 
     Returns
     -------
@@ -65,3 +81,110 @@ def _rows_that_fit(tokens: npt.NDArray[np.int64], token_budget: int, sorted_: bo
         return max(token_budget // max(int(tokens[0]), 1), 1)
     padded = np.maximum.accumulate(np.maximum(tokens, 1)) * np.arange(1, len(tokens) + 1)
     return max(int(np.searchsorted(padded, token_budget, side="right")), 1)
+
+
+class WaitingRows(Generic[Work]):
+    """Rows of several pieces of work, cut into batches together.
+
+    Small requests share batches, and rows are batched with others of similar length. The next batch
+    always contains rows of the oldest work, so no row waits forever.
+
+    >>> waiting = WaitingRows[str]()
+    >>> waiting.add("old", [3, 9], token_budget=12)
+    >>> waiting.add("new", [8, 3], token_budget=12)
+    >>> [[(work, rows.tolist()) for work, rows in waiting.take()] for _ in range(3)]
+    [[('old', [1])], [('old', [0]), ('new', [1])], [('new', [0])]]
+    """
+
+    def __init__(self) -> None:
+        self._ahead = sys.maxsize
+        self._mixed_tokens = 0
+        self._behind: deque[_Batch] = deque()
+        self._cut: Callable[..., list[Rows]] = plan_batches
+        self._works: dict[int, Work] = {}
+        self._size: dict[int, int] = {}
+        self._left: dict[int, int] = {}
+        self._batches: deque[_Batch] = deque()
+        self._next = 0
+
+    @property
+    def batches(self) -> int:
+        """How many batches wait; a work that waits whole counts as one."""
+        return len(self._batches) + len(self._behind)
+
+    def add(
+        self,
+        work: Work,
+        lengths: npt.ArrayLike,
+        token_budget: int,
+        *,
+        max_batch: int | None = None,
+        length_aware: bool = True,
+        mixed_batches: int | None = None,
+        whole: bool = False,
+        groups: npt.ArrayLike | None = None,
+    ) -> None:
+        """Add the rows of `work`, with their lengths in tokens; the limits are for all waiting rows.
+
+        With `mixed_batches`, works are cut together that make about so many batches, the oldest first, and
+        younger ones only when these are scored: then works are finished one after the other, but more is
+        padded. With `whole`, works are cut one by one, and those behind can be given away (`whole`).
+        `groups` as in `plan_batches`.
+        """
+        count = np.size(lengths)
+        if not count:
+            return
+        number, self._next = self._next, self._next + 1
+        self._works[number], self._left[number], self._size[number] = work, count, count
+        self._ahead = _CUT_AHEAD if whole else sys.maxsize if mixed_batches is None else 2
+        self._mixed_tokens = 0 if whole or mixed_batches is None else mixed_batches * token_budget
+        self._cut = partial(
+            plan_batches, token_budget=token_budget, max_batch=max_batch, length_aware=length_aware
+        )
+        group = np.zeros(count, np.int64) if groups is None else np.asarray(groups, dtype=np.int64)
+        rows = [np.full(count, number), np.arange(count), np.asarray(lengths, dtype=np.int64), group]
+        self._behind.append(np.stack(rows))
+        self._cut_next()
+
+    def take(self) -> list[tuple[Work, Rows]]:
+        """Take the next batch, as the rows of each work in it; there must be one."""
+        numbers, rows, *_ = self._batches.popleft()
+        parts = []
+        for number in np.unique(numbers).tolist():
+            mine = rows[numbers == number]
+            parts.append((self._works[number], mine))
+            self._left[number] -= len(mine)
+            if not self._left[number]:
+                del self._works[number], self._left[number], self._size[number]
+        self._cut_next()
+        return parts
+
+    def _cut_next(self) -> None:
+        """Cut the oldest works that wait whole together with the next batches, if these are few."""
+        while self._behind and len(self._batches) < self._ahead:
+            mixed = [*self._batches, self._behind.popleft()]
+            tokens = sum(int(rows[_LENGTH].sum()) for rows in mixed)
+            while self._behind and tokens < self._mixed_tokens:
+                mixed.append(self._behind.popleft())
+                tokens += int(mixed[-1][_LENGTH].sum())
+            waiting = np.concatenate(mixed, axis=1)
+            groups = waiting[_GROUP] if waiting[_GROUP].any() else None
+            batches = [waiting[:, batch] for batch in self._cut(waiting[_LENGTH], groups=groups)]
+            self._batches = deque(sorted(batches, key=lambda batch: int(batch[_NUMBER].min())))
+
+    def whole(self) -> list[Work]:
+        """The works of which no row was taken, the oldest first."""
+        return [work for number, work in self._works.items() if self._left[number] == self._size[number]]
+
+    def remove(self, work: Work) -> int:
+        """Remove the waiting rows of `work`; returns how many there were."""
+        number = next((number for number, waiting in self._works.items() if waiting is work), None)
+        if number is None:
+            return 0
+        for some in (self._batches, self._behind):
+            others = [batch[:, batch[_NUMBER] != number] for batch in some]
+            some.clear()
+            some.extend(batch for batch in others if batch.size)
+        self._cut_next()
+        del self._works[number], self._size[number]
+        return self._left.pop(number)

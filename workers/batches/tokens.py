@@ -27,7 +27,7 @@ class Batch:
     """Padded model input: ``ids``, ``types`` and ``mask`` of shape ``[rows, longest]``.
 
     ``types`` (segment ids) is ``None`` for models without types. Rows of equal ``groups`` ``[rows]`` may
-    begin alike; ``None`` if nothing is known of that.
+    share a prefix; ``None`` if nothing is known of that.
     """
 
     ids: Ids
@@ -40,7 +40,7 @@ class Batch:
 class Tokens:
     """Token ids of `n` pairs, end to end; row ``i`` is ``ids[offsets[i]:offsets[i + 1]]``.
 
-    Where rows begin alike, ``groups`` ``[n]`` is equal for them, and ``shared`` ``[n]`` is how many tokens
+    Where rows share a prefix, ``groups`` ``[n]`` is equal for them, and ``shared`` ``[n]`` is how many tokens
     that are; 0 for a row that shares nothing.
     """
 
@@ -73,7 +73,7 @@ class Tokens:
 
     @cached_property
     def costs(self) -> Ids:
-        """Tokens that each row adds to a batch in which rows that begin alike are together, shape ``[n]``.
+        """Tokens that each row adds to a batch in which rows that share a prefix are together, shape ``[n]``.
 
         A prefix is computed once for all; its keys and values still take memory in every row.
         """
@@ -88,7 +88,7 @@ class Tokens:
 
 
 def joined(rows: Sequence[list[int]], prefixes: Sequence[str]) -> Tokens:
-    """Rows of token ids as `Tokens` without types; rows of equal `prefixes` begin alike."""
+    """Rows of token ids as `Tokens` without types; rows of equal `prefixes` share their first ones."""
     lengths = np.fromiter(map(len, rows), np.int64, len(rows))
     ids = np.fromiter(chain.from_iterable(rows), np.int64, int(lengths.sum()))
     groups = np.fromiter(map(hash, prefixes), np.int64, len(rows))

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Limits:
+class CacheLimits:
     """Limits of the cache: number of models, bytes of weights, seconds without use; `None` is no limit."""
 
     models: int
@@ -70,7 +70,7 @@ class EngineCache:
         self,
         load: Callable[[ScoreSpec], Loaded],
         device: str,
-        limits: Limits,
+        limits: CacheLimits,
         make: Callable[[Model], Engine],
         drain: Callable[[], None],
         content: Callable[[ScoreSpec], str | None],
@@ -169,20 +169,13 @@ class EngineCache:
         except OSError:  # `get` says it
             return False
 
-    @property
-    def is_full(self) -> bool:
-        """Whether loading another model may unload one."""
-        return len(self._cached) >= self._limits.models or (
-            bool(self._cached) and self._limits.bytes is not None
-        )
-
-    def fits(self, spec: ScoreSpec) -> bool:
-        """Whether `get` would unload no other model."""
+    def evicts(self, spec: ScoreSpec) -> bool:
+        """Whether `get` would unload another model."""
         key = self._key(spec)
-        return key in self._cached or not self._too_much(key)
+        return bool(self._cached) and key not in self._cached and self._too_much(key)
 
     def unload_idle(self) -> None:
-        """Unload models that were not used for `Limits.idle_seconds`."""
+        """Unload models that were not used for `CacheLimits.idle_seconds`."""
         if self._limits.idle_seconds is None:
             return
         since = time.monotonic() - self._limits.idle_seconds

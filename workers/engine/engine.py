@@ -6,21 +6,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
+from rankmill.jobs.contract.errors import RowFault
 from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory, Pending
-from rankmill.workers.batches.planner import Rows
+from rankmill.workers.batches.planner import Rows, WaitingRows
 from rankmill.workers.batches.tokens import Batch, Tokens, pad
-from rankmill.workers.engine.bisection import bisect
-from rankmill.workers.engine.budget import BudgetSearch
+from rankmill.workers.engine.budget import BatchSizes, BudgetSearch
 from rankmill.workers.engine.headroom import Headroom
-from rankmill.workers.engine.mixing import Mixing
-from rankmill.workers.engine.rows import WaitingRows
-from rankmill.workers.engine.work import Flight, PairScores, Part, Work, longest_in, rows_in
 from rankmill.workers.host import metrics
 from rankmill.workers.models.loading import Model
+
+
+@dataclass
+class PairScores:
+    """Scores of `n` pairs, with the tokens and batches that they took.
+
+    ``scores`` is float32, ``[n]`` or ``[n, labels]``; NaN for the rows in ``errors``, row to reason.
+    ``tokens`` counts real tokens, ``padded_tokens`` real tokens and padding. ``batches`` counts the
+    batches with at least one of the pairs. ``windows`` counts the windows of the ``cut`` passages.
+    """
+
+    scores: npt.NDArray[np.float32]
+    errors: dict[int, str] = field(default_factory=dict)
+    tokens: int = 0
+    padded_tokens: int = 0
+    batches: int = 0
+    windows: int = 0
+    cut: int = 0
+
+    def fail(self, row: int, kind: RowFault, reason: str) -> None:
+        """Set the error of a row."""
+        self.errors[row] = reason
+        metrics.row_errors.labels(kind).inc()
+
+
+@dataclass(eq=False)
+class Work:
+    """The pairs of a chunk in the engine: their tokens, and their scores so far.
+
+    ``rows[i]`` is the number of the pair in row ``i`` of ``tokens``; a pair has a row for each window.
+    ``left`` is how many rows are not scored yet. ``seconds`` are those of its stages, by name.
+    """
+
+    tokens: Tokens
+    rows: Rows
+    scored: PairScores
+    left: int
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def done(self) -> int:
+        """Pairs that are scored; those of several windows count in parts."""
+        rows = len(self.rows)
+        return (rows - self.left) * (rows - self.scored.windows + self.scored.cut) // rows if rows else 0
+
+
+Part = tuple[Work, Rows]
+"""Some rows of one `Work`, as indices into its ``tokens``."""
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A batch whose forward has begun, or could not begin (then ``pending`` is the error)."""
+
+    parts: list[Part]
+    pending: Pending | Exception
+
+
+def rows_in(parts: list[Part]) -> int:
+    """Rows of a batch."""
+    return sum(len(rows) for _, rows in parts)
+
+
+def longest_in(parts: list[Part]) -> int:
+    """Tokens of the longest row of a batch."""
+    return max(int(work.tokens.lengths[rows].max()) for work, rows in parts)
 
 
 class Engine:
@@ -39,7 +104,7 @@ class Engine:
     headroom
         Knows which batches fit into memory; others are cut before they run.
     short_batches
-        Whether batches of a slow model are smaller, so that each takes half a second (`Mixing`).
+        Whether batches of a slow model are smaller, so that each takes half a second (`BatchSizes`).
     """
 
     def __init__(
@@ -59,7 +124,7 @@ class Engine:
         self._headroom = headroom or Headroom()
         self._max_batch = max_batch
         self._length_aware = length_aware
-        self._mixing = Mixing(short_batches=short_batches)
+        self._sizes = BatchSizes(short_batches=short_batches)
 
     def score(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> PairScores:
         """Score pairs ``[n]``. A row that cannot be scored gets an error; the other rows get scores."""
@@ -80,7 +145,7 @@ class Engine:
         lengths = work.tokens.lengths if groups is None else work.tokens.costs
         waiting.add(
             work, lengths, budget, max_batch=self._max_batch, length_aware=self._length_aware,
-            mixed_batches=self._mixing.batches(budget), whole=whole, groups=groups,
+            mixed_batches=self._sizes.batches(budget), whole=whole, groups=groups,
         )  # fmt: skip
 
     def _groups(self, tokens: Tokens) -> Rows | None:
@@ -93,7 +158,7 @@ class Engine:
         """Padded tokens in a batch of such rows; those that share a prefix gain from large batches."""
         if self._groups(tokens) is not None:
             return self.token_budget
-        return self._mixing.budget(self.token_budget)
+        return self._sizes.budget(self.token_budget)
 
     def prepare(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> Work:
         """Tokenize pairs ``[n]``; pairs that cannot be tokenized get an error and are done."""
@@ -162,7 +227,7 @@ class Engine:
 
     def may_adapt(self, flight: Flight, seconds: float) -> bool:
         """Record the time of a batch; returns whether it is time to call `adapt`."""
-        self._mixing.see(rows_in(flight.parts) * longest_in(flight.parts), seconds)
+        self._sizes.see(rows_in(flight.parts) * longest_in(flight.parts), seconds)
         if self._search is None:
             return False
         tokens = sum(int(work.tokens.lengths[rows].sum()) for work, rows in flight.parts)
@@ -247,3 +312,20 @@ class Engine:
 
 class _TooLarge(Exception):
     """A batch is not expected to fit into memory."""
+
+
+def bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, str], None]) -> None:
+    """`run` the rows; if that raises, bisect them and call `broken` for each single row that fails."""
+    if not len(rows):
+        return
+    try:
+        run(rows)
+    except DeviceLost:
+        raise
+    except Exception as error:
+        if len(rows) == 1:
+            broken(int(rows[0]), f"{type(error).__name__}: {' '.join(str(error).split())}")
+            return
+        middle = len(rows) // 2
+        bisect(rows[:middle], run, broken)
+        bisect(rows[middle:], run, broken)

@@ -16,13 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from rankmill.jobs.contract.priority import Priority
-from rankmill.workers.engine.engine import Engine
-from rankmill.workers.engine.rows import WaitingRows
-from rankmill.workers.engine.turns import Turns
-from rankmill.workers.engine.work import Flight, Part, Work
+from rankmill.workers.batches.planner import WaitingRows
+from rankmill.workers.engine.engine import Engine, Flight, Part, Work
 from rankmill.workers.host import metrics
 
 _WAIT_SECONDS = 5
+
+_LOOK_SECONDS = 1
+"""Longest time until a thread that waits for all work sees that the worker is to stop."""
 
 _ENOUGH_BATCHES = 2
 
@@ -35,9 +36,51 @@ FIRST_BATCH_SECONDS = 900
 LATER_BATCH_SECONDS = 300
 """A later batch counts as hanging after this time or 100 times the slowest batch, whichever is longer."""
 
+REQUESTS_FOR_BULK = 3
+"""Pairs of requests for each pair of bulk work, at most, while both wait: bulk work keeps a quarter."""
+
 Answer = Callable[[], None]
 
 logger = logging.getLogger(__name__)
+
+
+class PriorityTurns:
+    """Takes turns between requests and bulk work, by pairs.
+
+    A request is next unless requests have had more than their part since bulk work last had a turn.
+
+    >>> turns = PriorityTurns()
+    >>> turns.took("request", 20)
+    >>> turns.bulk_is_next
+    True
+    >>> turns.took("bulk", 64)
+    >>> turns.bulk_is_next
+    False
+    """
+
+    def __init__(self) -> None:
+        self._ahead = 0
+        self._part = 0
+
+    @property
+    def bulk_is_next(self) -> bool:
+        """Whether bulk work, if some waits, comes before the next request."""
+        return self._ahead > 0
+
+    def took(self, kind: str, pairs: int) -> None:
+        """Count a turn of `kind` (``request`` or ``bulk``) with so many `pairs`.
+
+        Neither is owed for more than the latest turn: however long one was alone, the other is soon next.
+        """
+        if kind == "request":
+            self._ahead = min(self._ahead + pairs, max(self._part, pairs))
+        else:
+            self._part = REQUESTS_FOR_BULK * pairs
+            self._ahead = max(self._ahead - self._part, -self._part)
+
+    def no_bulk_waits(self) -> None:
+        """Forget what requests have had: no bulk work waited for it."""
+        self._ahead = min(self._ahead, 0)
 
 
 @dataclass
@@ -54,7 +97,7 @@ class Pipeline:
 
     A request waits for the forwards in progress, no matter how much bulk work is claimed: for one while
     requests come, for up to `Backend.depth` else. While requests always wait, a quarter of the pairs is bulk
-    work (`Turns`).
+    work (`PriorityTurns`).
 
     Parameters
     ----------
@@ -66,17 +109,26 @@ class Pipeline:
         self._batch_wait = batch_wait
         self._changed = threading.Condition()
         self._lanes: OrderedDict[tuple[int, Priority], _Lane] = OrderedDict()
-        self._turns = Turns()
+        self._turns = PriorityTurns()
         self._answers: dict[Work, Answer] = {}
         self._pending: dict[Priority, int] = {"request": 0, "bulk": 0}
         self._alert_until = 0.0
         self._woken = False
         self._closed = False
+        self.stopping = False
+        """Whether the worker is to stop, so that nobody waits for all work."""
         self._batch_since: float | None = None
         self._slowest_batch: float | None = None
+        self._flights: deque[tuple[_Lane, Flight]] = deque()
+        self._forward: threading.Thread | None = None
+        self._writer: ThreadPoolExecutor | None = None
+
+    def start(self) -> Pipeline:
+        """Start the threads; without them who calls `step` scores, and answers are called at once."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
         self._forward = threading.Thread(target=self._guard(self._run), name="forward", daemon=True)
         self._forward.start()
+        return self
 
     def put(
         self, engine: Engine, work: Work, answer: Answer, priority: Priority = "bulk", *, whole: bool = False
@@ -130,7 +182,10 @@ class Pipeline:
 
     def answer(self, answer: Answer) -> None:
         """Call `answer` in the writing thread, after all earlier answers."""
-        self._writer.submit(self._guard(answer))
+        if self._writer:
+            self._writer.submit(self._guard(answer))
+        else:
+            answer()
 
     def wait_for(self, condition: Callable[[], bool], seconds: float) -> bool:
         """Wait up to `seconds`, or until `wake`, until `condition` holds, and return whether it does.
@@ -150,10 +205,17 @@ class Pipeline:
 
     def wait_until_idle(self, seconds: float) -> bool:
         """Wait up to `seconds` until all work is scored and answered; returns whether it is."""
+        while self._forward is None and self.step(wait=False):
+            pass
         idle = self.wait_for(lambda: not self.pending, seconds)
-        if idle:
+        if idle and self._writer:
             self._writer.submit(lambda: None).result()  # returns after all earlier answers
         return idle
+
+    def drain(self) -> None:
+        """Wait until all work put in so far is scored and answered, or the worker is to stop."""
+        while not self.stopping and not self.wait_until_idle(_LOOK_SECONDS):
+            pass
 
     @property
     def pending(self) -> int:
@@ -189,37 +251,45 @@ class Pipeline:
             if not finish:
                 self._lanes.clear()
             self._changed.notify_all()
-        self._forward.join()
-        self._writer.shutdown()
+        if self._forward and self._writer:
+            self._forward.join()
+            self._writer.shutdown()
 
     def _run(self) -> None:
-        """The forward thread: runs batches, with up to `Backend.depth` forwards in progress."""
-        flights: deque[tuple[_Lane, Flight]] = deque()
-        while True:
-            batch = None if self._full(flights) else self._take(wait=not flights)
-            if batch is not None:
-                lane, parts = batch
-                self._batch_since = self._batch_since or time.monotonic()
-                flights.append((lane, lane.engine.submit(parts)))
-            elif flights:
-                self._finish_oldest(flights)
-            else:
-                return
+        """The forward thread."""
+        while self.step():
+            pass
 
-    def _full(self, flights: deque[tuple[_Lane, Flight]]) -> bool:
+    def step(self, *, wait: bool = True) -> bool:
+        """Begin a forward, or finish the oldest of up to `Backend.depth` that are in progress.
+
+        Without any, `wait` for work; returns whether there was something to do.
+        """
+        batch = None if self._full() else self._take(wait=wait and not self._flights)
+        if batch is not None:
+            lane, parts = batch
+            self._batch_since = self._batch_since or time.monotonic()
+            self._flights.append((lane, lane.engine.submit(parts)))
+        elif self._flights:
+            self._finish_oldest()
+        else:
+            return False
+        return True
+
+    def _full(self) -> bool:
         """Whether no further forward may begin now."""
-        if not flights:
+        if not self._flights:
             return False
         if time.monotonic() < self._alert_until:
             return True
-        return len(flights) >= flights[-1][0].engine.model.backend.depth
+        return len(self._flights) >= self._flights[-1][0].engine.model.backend.depth
 
-    def _finish_oldest(self, flights: deque[tuple[_Lane, Flight]]) -> None:
-        lane, flight = flights.popleft()
-        seconds = self._finish(lane, flight, last=not flights)
+    def _finish_oldest(self) -> None:
+        lane, flight = self._flights.popleft()
+        seconds = self._finish(lane, flight)
         if lane.engine.may_adapt(flight, seconds):
-            while flights:
-                self._finish(*flights.popleft(), last=not flights)
+            while self._flights:
+                self._finish(*self._flights.popleft())
             self._batch_since = time.monotonic()
             lane.engine.adapt(flight)
             self._batch_since = None
@@ -264,7 +334,7 @@ class Pipeline:
             if left <= 0 or not self._changed.wait(left):
                 return
 
-    def _finish(self, lane: _Lane, flight: Flight, last: bool) -> float:
+    def _finish(self, lane: _Lane, flight: Flight) -> float:
         """Finish a batch and answer the chunks that it completes.
 
         Returns the seconds since the batch before it ended, or since this one began if there was none.
@@ -274,7 +344,7 @@ class Pipeline:
         seconds = now - (self._batch_since or now)
         metrics.stage_seconds.labels("forward").observe(seconds)
         self._slowest_batch = max(self._slowest_batch or 0.0, seconds)
-        self._batch_since = None if last else now
+        self._batch_since = now if self._flights else None
         for work, _ in flight.parts:
             work.seconds["forward"] = work.seconds.get("forward", 0.0) + seconds
         with self._changed:

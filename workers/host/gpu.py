@@ -12,6 +12,15 @@ from typing import Any
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+_METRICS = {
+    "memory_reserved_bytes": "GPU memory of this worker.",
+    "memory_used_bytes": "Used memory of the worker's GPU.",
+    "memory_size_bytes": "Memory of the worker's GPU.",
+    "utilization_ratio": "Share of time in which the worker's GPU was busy.",
+    "temperature_celsius": "Temperature of the worker's GPU.",
+}
+"""Each metric of a GPU, by the end of its name, and its help."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -33,7 +42,7 @@ class Gpu(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """The metrics' names, without access to the GPU."""
-        return [_reserved(0), *_memory(0, 0), _use(0), _temperature(0)]
+        return [_gauge(name) for name in _METRICS]
 
     def collect(self) -> Iterable[Metric]:
         """The metrics that the GPU has: for instance, no use and no temperature for a part of a GPU (MIG)."""
@@ -43,14 +52,16 @@ class Gpu(Collector):
         with suppress(Exception):  # an error of the GPU's library must not lose the other metrics
             gpu = self._handle()
             memory = nvml.nvmlDeviceGetMemoryInfo(gpu)
-            yield from _memory(memory.used, memory.total)
+            yield _gauge("memory_used_bytes", memory.used)
+            yield _gauge("memory_size_bytes", memory.total)
             with suppress(Exception):
-                yield _use(nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100)
+                yield _gauge("utilization_ratio", nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100)
             with suppress(Exception):
-                yield _temperature(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))
+                celsius = nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU)
+                yield _gauge("temperature_celsius", celsius)
         with suppress(Exception):
             if cuda := _cuda():
-                yield _reserved(cuda.memory_reserved())
+                yield _gauge("memory_reserved_bytes", cuda.memory_reserved())
 
     def _handle(self) -> Any:
         """NVML's handle of the first GPU that CUDA sees in this process."""
@@ -71,21 +82,5 @@ def _cuda() -> Any:
     return cuda if hasattr(cuda, "is_initialized") and cuda.is_initialized() else None
 
 
-def _reserved(size: int) -> Metric:
-    return GaugeMetricFamily("rankmill_gpu_memory_reserved_bytes", "GPU memory of this worker.", size)
-
-
-def _memory(used: int, size: int) -> list[Metric]:
-    return [
-        GaugeMetricFamily("rankmill_gpu_memory_used_bytes", "Used memory of the worker's GPU.", used),
-        GaugeMetricFamily("rankmill_gpu_memory_size_bytes", "Memory of the worker's GPU.", size),
-    ]
-
-
-def _use(ratio: float) -> Metric:
-    text = "Share of time in which the worker's GPU was busy."
-    return GaugeMetricFamily("rankmill_gpu_utilization_ratio", text, ratio)
-
-
-def _temperature(celsius: float) -> Metric:
-    return GaugeMetricFamily("rankmill_gpu_temperature_celsius", "Temperature of the worker's GPU.", celsius)
+def _gauge(name: str, value: float = 0.0) -> Metric:
+    return GaugeMetricFamily(f"rankmill_gpu_{name}", _METRICS[name], value)

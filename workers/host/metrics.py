@@ -9,13 +9,16 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
 
+from rankmill.jobs.contract.errors import RowFault
 from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.contract.run import Run
@@ -29,117 +32,84 @@ from rankmill.workers.host.gpu import Gpu
 REGISTRY = CollectorRegistry()
 """Registry of all metrics below; not the library's default one, to which other libraries may add."""
 
-ROW_ERRORS = ("null", "tokenizer", "model", "not_a_number")
+_counter = partial(Counter, registry=REGISTRY)
+_gauge = partial(Gauge, registry=REGISTRY)
+_histogram = partial(Histogram, registry=REGISTRY)
+_info = partial(Info, registry=REGISTRY)
+
+ROW_ERRORS = get_args(RowFault)
 OUTCOMES = ("scored", "failed", "dropped", "handed_back")
 
-pairs = Counter("rankmill_pairs_total", "Pairs that went through the model.", registry=REGISTRY)
-tokens = Counter("rankmill_tokens_total", "Tokens of those pairs.", registry=REGISTRY)
-padded_tokens = Counter(
-    "rankmill_padded_tokens_total", "Tokens computed for those pairs, padding included.", registry=REGISTRY
+pairs = _counter("rankmill_pairs_total", "Pairs that went through the model.")
+tokens = _counter("rankmill_tokens_total", "Tokens of those pairs.")
+padded_tokens = _counter("rankmill_padded_tokens_total", "Tokens computed for those pairs, padding included.")
+batches = _counter("rankmill_batches_total", "Batches that went through the model.")
+batch_pairs = _histogram(
+    "rankmill_batch_pairs", "Pairs in a batch.", buckets=[2**power for power in range(13)]
 )
-batches = Counter("rankmill_batches_total", "Batches that went through the model.", registry=REGISTRY)
-batch_pairs = Histogram(
-    "rankmill_batch_pairs",
-    "Pairs in a batch.",
-    buckets=[2**power for power in range(13)],
-    registry=REGISTRY,
-)
-batch_fill = Histogram(
+batch_fill = _histogram(
     "rankmill_batch_fill_ratio",
     "Padded tokens of a batch over the token budget; more than 1 where a single pair is longer.",
     buckets=[tenths / 10 for tenths in range(1, 11)],
-    registry=REGISTRY,
 )
-row_errors = Counter(
+row_errors = _counter(
     "rankmill_row_errors_total",
     "Pairs that got an error instead of a score: a text was null, or tokenizer or model failed, "
     "or the model's output was not a number.",
     ["kind"],
-    registry=REGISTRY,
 )
-cut_batches = Counter(
-    "rankmill_cut_batches_total",
-    "Batches scored in pieces, as they were not expected to fit into memory.",
-    registry=REGISTRY,
+cut_batches = _counter(
+    "rankmill_cut_batches_total", "Batches scored in pieces, as they were not expected to fit into memory."
 )
-stage_seconds = Histogram(
+stage_seconds = _histogram(
     "rankmill_stage_seconds",
     "Time of each stage: wait (of the model for work; 5 s at a time), fetch, tokenize and write "
     "(a chunk), forward (a batch; those under way at once share the time).",
     ["stage"],
     buckets=[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30],
-    registry=REGISTRY,
 )
-chunks = Counter(
+chunks = _counter(
     "rankmill_chunks_total",
     "Claimed chunks by what became of them: scored, failed, dropped (nobody wants the scores any more), "
     "handed_back (to the queue, by a worker that was told to stop or cannot score them).",
     ["outcome"],
-    registry=REGISTRY,
 )
-retries = Counter(
-    "rankmill_retries_total", "Chunks claimed after an attempt that had failed.", registry=REGISTRY
+retries = _counter("rankmill_retries_total", "Chunks claimed after an attempt that had failed.")
+set_aside = _counter(
+    "rankmill_set_aside_jobs_total", "Jobs of a queue that could not be read; rankmill status says why."
 )
-set_aside = Counter(
-    "rankmill_set_aside_jobs_total",
-    "Jobs of a queue that could not be read; rankmill status says why.",
-    registry=REGISTRY,
-)
-latency = Histogram(
+latency = _histogram(
     "rankmill_job_latency_seconds",
     "Time from a chunk's submission to its result, earlier attempts included, by the clocks of both hosts.",
     buckets=LATENCY_BUCKETS,
-    registry=REGISTRY,
 )
-claimed_jobs = Gauge("rankmill_claimed_jobs", "Chunks claimed and not answered.", registry=REGISTRY)
-claimed_pairs = Gauge(
-    "rankmill_claimed_pairs", "Pairs claimed that wait for the model or are in it.", registry=REGISTRY
-)
-refusals = Gauge(
+claimed_jobs = _gauge("rankmill_claimed_jobs", "Chunks claimed and not answered.")
+claimed_pairs = _gauge("rankmill_claimed_pairs", "Pairs claimed that wait for the model or are in it.")
+refusals = _gauge(
     "rankmill_refusals",
     "Models or runs whose chunks the worker leaves to others just now, as it cannot score them.",
-    registry=REGISTRY,
 )
-half_open_refusals = Gauge(
+half_open_refusals = _gauge(
     "rankmill_half_open_refusals",
     "Models or runs that the worker has refused and tries again with the next chunk.",
-    registry=REGISTRY,
 )
-drained = Gauge(
-    "rankmill_drained",
-    "1 if the worker is drained and takes no new chunks, else 0.",
-    registry=REGISTRY,
-)
-model_loads = Counter(
-    "rankmill_model_loads_total", "Attempts to load a model: loaded, failed.", ["outcome"], registry=REGISTRY
-)
-model_load_seconds = Histogram(
+drained = _gauge("rankmill_drained", "1 if the worker is drained and takes no new chunks, else 0.")
+model_loads = _counter("rankmill_model_loads_total", "Attempts to load a model: loaded, failed.", ["outcome"])
+model_load_seconds = _histogram(
     "rankmill_model_load_seconds",
     "Time to load a model, its download included.",
     buckets=[0.5, 1, 2.5, 5, 10, 30, 60, 300, 900],
-    registry=REGISTRY,
 )
-model_hits = Counter("rankmill_model_hits_total", "Chunks whose model was loaded already.", registry=REGISTRY)
-model_unloads = Counter(
-    "rankmill_model_unloads_total",
-    "Models unloaded as idle or by order.",
-    registry=REGISTRY,
+model_hits = _counter("rankmill_model_hits_total", "Chunks whose model was loaded already.")
+model_unloads = _counter("rankmill_model_unloads_total", "Models unloaded as idle or by order.")
+model_bytes = _gauge("rankmill_model_bytes", "Memory of the weights that are loaded.")
+model_evictions = _counter("rankmill_model_evictions_total", "Models unloaded to make room for another.")
+models = _gauge(
+    "rankmill_model_info", "1 for each loaded model.", ["model", "revision", "backend", "device", "precision"]
 )
-model_bytes = Gauge("rankmill_model_bytes", "Memory of the weights that are loaded.", registry=REGISTRY)
-model_evictions = Counter(
-    "rankmill_model_evictions_total", "Models unloaded to make room for another.", registry=REGISTRY
-)
-models = Gauge(
-    "rankmill_model_info",
-    "1 for each loaded model.",
-    ["model", "revision", "backend", "device", "precision"],
-    registry=REGISTRY,
-)
-heartbeat_age = Gauge(
-    "rankmill_heartbeat_age_seconds", "Time since the last heartbeat that went through.", registry=REGISTRY
-)
-worker = Info("rankmill_worker", "Name and device of the worker, as in the queue.", registry=REGISTRY)
-build = Info("rankmill_build", "Versions of rankmill and of what it runs on.", registry=REGISTRY)
+heartbeat_age = _gauge("rankmill_heartbeat_age_seconds", "Time since the last heartbeat that went through.")
+worker = _info("rankmill_worker", "Name and device of the worker, as in the queue.")
+build = _info("rankmill_build", "Versions of rankmill and of what it runs on.")
 
 for _stage in STAGES:
     stage_seconds.labels(_stage)
@@ -224,12 +194,11 @@ def report(
     started: float,
     metrics_url: str | None,
     claim_ahead: int,
-    refusals: Callable[[], tuple[str, ...]],
-    half_open: Callable[[], tuple[str, ...]],
-    answers: Callable[[], tuple[Answer, ...]],
+    refusals: tuple[str, ...],
+    half_open: tuple[str, ...],
+    answers: tuple[Answer, ...],
 ) -> WorkerReport:
     """The worker's report, from the same metrics that Prometheus reads."""
-    said = answers()  # first, so that the figures are at least as new as the answers
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for metric in REGISTRY.collect()
@@ -246,10 +215,10 @@ def report(
         beat=time.time(),
         metrics_url=metrics_url,
         claim_ahead=claim_ahead,
-        refusals=refusals(),
-        half_open=half_open(),
+        refusals=refusals,
+        half_open=half_open,
         drained=bool(whole("rankmill_drained")),
-        answers=said,
+        answers=answers,
         models=tuple(sorted({key[1] for key in found if key[0] == "rankmill_model_info"})),
         resident_bytes=whole("process_resident_memory_bytes"),
         cpu=_cpu.cores(),

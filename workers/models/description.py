@@ -20,7 +20,7 @@ from tokenizers import Encoding, Tokenizer
 
 from rankmill.jobs.cache.digests import file_digest
 from rankmill.workers.backends.families import TRACEABLE
-from rankmill.workers.batches.layout import Layout, read_layout
+from rankmill.workers.batches.layout import ModelLayout, read_layout
 from rankmill.workers.host.disk_cache import build_once, is_kept, version
 from rankmill.workers.host.model_file import model_file
 from rankmill.workers.models.tokenizer import Joiner, sample_pairs
@@ -68,7 +68,7 @@ class _Facts(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
 
     config: KnownConfig
-    layout: Layout
+    layout: ModelLayout
     tokenizer: TokenizerFacts
 
 
@@ -81,7 +81,7 @@ class Description:
 
     config: Any
     tokenizer: Any
-    layout: Layout
+    layout: ModelLayout
     is_language_model: bool = False
 
     @property

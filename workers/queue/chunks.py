@@ -1,179 +1,319 @@
-"""Turns a claimed job into work for the engine, and finished work into the chunk's result."""
+"""Claimed chunks: where their pairs come from, how they become work for the engine, and where scores go."""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+from opentelemetry.trace import INVALID_SPAN, Span
+from rq import Queue
+from rq.executions import Execution
+from rq.job import JobStatus
+from rq.utils import now
+from rq.worker import SimpleWorker
 
-from rankmill.jobs.contract.errors import FormatError, SpecError, WireError, WorkerError
+from rankmill.jobs.contract.errors import (
+    FormatError,
+    RankmillError,
+    RedisUnavailable,
+    RunFailed,
+    SpecError,
+    WireError,
+    WorkerError,
+)
 from rankmill.jobs.contract.job import asks_for_times, attempt
-from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats
+from rankmill.jobs.contract.priority import priority_of
+from rankmill.jobs.contract.results import ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Run, Settled
 from rankmill.jobs.contract.spec import ScoreSpec, settled, weights_key
+from rankmill.jobs.contract.wire import decode_pairs
+from rankmill.jobs.protocol.pairs_job import read_pairs, read_request, return_value
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import DamagedJob
+from rankmill.jobs.runtime.patience import cannot_serve
 from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory
 from rankmill.workers.engine.cache import EngineCache
-from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.engine import Engine, Work
 from rankmill.workers.host import metrics
 from rankmill.workers.models.sources import Reading
 from rankmill.workers.models.versions import Aliases
-from rankmill.workers.queue.claim import Claim, Source
-from rankmill.workers.queue.refusals import Refusals, RefusedRuns
-from rankmill.workers.queue.sources import source_of
+from rankmill.workers.queue.job import ScoringJob
+from rankmill.workers.queue.refusals import Refusals
 
-logger = logging.getLogger(__name__)
+Texts = Sequence[str | None]
 
 _RUNS = 1000
 """Runs of which a worker remembers what is settled."""
 
 
+@dataclass(eq=False)
+class ChunkClaim:
+    """A chunk whose job this worker took off its queue and has not finished yet.
+
+    Pairs, run and result are in Redis under keys of their own. ``run`` is known once it was read, ``engine``
+    and ``work`` once the pairs were fetched and tokenized. ``claimed`` and ``started`` are monotonic times
+    (s): when the job was claimed, and when its scoring began.
+    """
+
+    in_redis: ClassVar[bool] = True
+    """Whether the run is in Redis, with its progress."""
+
+    job: ScoringJob
+    queue: Queue
+    execution: Execution
+    span: Span
+    store: RunStore
+    claimed: float = field(default_factory=time.monotonic)
+    started: float = 0.0
+    run: Run | None = None
+    engine: Engine | None = None
+    work: Work | None = None
+    forward: Span = INVALID_SPAN
+    _payload: bytes | None = None
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run; raises as `ScoringJob.chunk`."""
+        return self.job.chunk[0]
+
+    @property
+    def chunk(self) -> int:
+        """Number of the chunk; raises as `ScoringJob.chunk`."""
+        return self.job.chunk[1]
+
+    @property
+    def _is_request(self) -> bool:
+        return priority_of(self.run_id) == "request"
+
+    def load(self) -> Run | None:
+        """Read the run, with the pairs of a request, which are few; ``None`` if it is gone.
+
+        Raises
+        ------
+        WireError, InputError
+            It cannot be read.
+        """
+        if self._is_request:
+            self.run, self._payload = self.store.load_with(self.run_id, self.chunk)
+        else:
+            self.run = self.store.load(self.run_id)
+        return self.run
+
+    def pairs(self, run: Run) -> tuple[Texts, Texts] | None:
+        """Queries and passages, ``[n]`` each; ``None`` if nobody waits for their scores any more.
+
+        Raises
+        ------
+        WireError
+            They cannot be read.
+        """
+        payload, self._payload = self._payload, None
+        if not self._is_request:
+            payload = self.store.payload(run, self.chunk)
+        return None if payload is None else decode_pairs(payload)
+
+    def settle(self, run: Run, rows: int, mine: Settled) -> Settled:
+        """What all chunks of the run are scored with, if this worker has `mine` and the chunk `rows`.
+
+        A request of one chunk has no others that could be scored differently.
+        """
+        if self._is_request and (self.chunk, rows) == (0, run.rows):
+            return mine
+        return self.store.settle(run, mine)
+
+    def is_wanted(self) -> bool:
+        """Whether somebody still waits for the scores."""
+        return self.store.exists(self.run_id)
+
+    def finish(self, worker: SimpleWorker, result: ChunkResult | None) -> None:
+        """End the job and write its result, if any, in one transaction, without WATCH: it can be repeated."""
+        job = self.job
+        with worker.connection.pipeline() as pipe:
+            if result is not None:
+                self.store.add_result(pipe, self.run_id, result, job.run_ttl)
+            worker.increment_successful_job_count(pipeline=pipe)
+            if job.started_at:
+                worker.increment_total_working_time(now() - job.started_at, pipe)
+            worker.cleanup_execution(job, pipe, self.execution)
+            pipe.delete(job.key, job.execution_registry.key)
+            pipe.execute()
+
+    def fail(self, worker: SimpleWorker, error: Exception) -> None:
+        """Let RQ record a failed attempt, in one line if rankmill has the reason."""
+        trace = None if isinstance(error, RankmillError) else error.__traceback__
+        worker._finalize_failure(self.job, self.queue, self.execution, (type(error), error, trace))
+
+
+class PairsClaim(ChunkClaim):
+    """A job that brings its pairs; it ends as RQ's own jobs do, with RQ's result."""
+
+    in_redis = False
+    _texts: tuple[Texts, Texts] | None = None
+
+    def load(self) -> Run | None:
+        self._texts = read_pairs(self.job)  # before any model is loaded for them
+        self.run = read_request(self.job)
+        return self.run
+
+    def pairs(self, run: Run) -> tuple[Texts, Texts] | None:
+        return self._texts
+
+    def settle(self, run: Run, rows: int, mine: Settled) -> Settled:
+        return mine
+
+    def is_wanted(self) -> bool:
+        connection: Any = self.job.connection
+        status = connection.hget(self.job.key, "status")
+        return status not in {None, JobStatus.CANCELED.value.encode()}
+
+    def finish(self, worker: SimpleWorker, result: ChunkResult | None) -> None:
+        """End the job; what follows it, such as jobs that depend on it, is RQ's."""
+        try:
+            if isinstance(result, ChunkScores):
+                worker._finalize_success(self.job, self.queue, self.execution, return_value(result))
+            elif result is not None:
+                self.fail(worker, RunFailed(result.message))
+            else:
+                with worker.connection.pipeline() as pipe:
+                    worker.cleanup_execution(self.job, pipe, self.execution)
+                    pipe.execute()
+        except Exception as error:
+            if isinstance(error, RedisUnavailable) or cannot_serve(error):
+                raise
+            raise DamagedJob(f"RQ cannot end it ({type(error).__name__}: {error})") from None
+
+    def fail(self, worker: SimpleWorker, error: Exception) -> None:
+        """As a chunk does; what rankmill has the reason of, no other attempt would change."""
+        if isinstance(error, RankmillError):
+            self.job.retries_left = 0
+        super().fail(worker, error)
+
+
 class ChunkScorer:
     """Scores chunks of any run with the models of this process.
 
+    The `Fault` of the errors that it raises says what is to become of the chunk.
+
     Parameters
     ----------
-    store
-        Where runs live.
-    engines
-        The process's loaded models.
     worker
         Name of the RQ worker, for the record.
+    engines
+        The process's loaded models.
     aliases
         Finds out which versions aliases stand for.
     reading
         Reads the files of models that are not loaded.
+    refusals
+        The models and runs that this worker does not try just now.
     """
 
     def __init__(
-        self, store: RunStore, engines: EngineCache, worker: str, aliases: Aliases, reading: Reading
+        self, worker: str, engines: EngineCache, aliases: Aliases, reading: Reading, refusals: Refusals
     ) -> None:
+        self._worker = worker
+        self._engines = engines
         self._aliases = aliases
         self._reading = reading
-        self._store = store
-        self._engines = engines
-        self._worker = worker
+        self._refusals = refusals
         self._settled: OrderedDict[str, ScoreSpec] = OrderedDict()
-        self.refusals = Refusals()
-        self.refused_runs = RefusedRuns(store, worker, self.refusals)
 
-    def find_run(self, claim: Claim) -> ChunkFailure | None:
-        """Read the run of a claimed job, ``None`` if it is gone; return a fatal failure if it is damaged.
+    def find_run(self, claim: ChunkClaim) -> None:
+        """Read the run of a claim; it stays without one if that is gone.
 
         Raises
         ------
-        WorkerError
-            This worker cannot score the chunk: another release wrote the run, or the worker refuses it now.
+        RunFailed
+            The run is damaged.
+        SpecError, FormatError
+            This worker cannot score it: another release wrote it, or the worker refuses it now.
+        InputError
+            The job asks for what cannot be.
         """
-        claim.source = source_of(claim.job, self._store)
-        run_id, chunk = claim.job.chunk
-        self._check(("run", run_id))
+        self._refusals.check(("run", claim.run_id))
         try:
-            claim.run = claim.source.load()
-        except FormatError as error:
-            raise self._refusal(("run", run_id), error) from None
+            run = claim.load()
+        except FormatError:
+            raise
         except WireError as error:
-            return ChunkFailure(chunk=chunk, message=str(error), fatal=True)
-        if claim.run and not claim.source.in_redis:
-            claim.run = self._with_version(claim.run)
-        if claim.run:
-            self._check(weights_key(self._spec(claim.run)))
-        return None
-
-    def _with_version(self, run: Run) -> Run:
-        """A run that no producer began, with the version that its model stands for."""
-        try:
-            return run.model_copy(update={"spec": self._aliases.pinned(run.spec)})
-        except WorkerError as error:
-            raise self._refusal(("run", run.id), error) from None
+            raise RunFailed(str(error)) from None
+        if run is None:
+            return
+        if not claim.in_redis:  # no producer has begun it, and found the version that its model stands for
+            try:
+                claim.run = run = run.model_copy(update={"spec": self._aliases.pinned(run.spec)})
+            except WorkerError as error:
+                raise SpecError(str(error)) from None  # no fault of the model, which nobody knows yet
+        self._refusals.check(weights_key(self.spec(run)))
 
     def reads(self, run: Run) -> bool:
         """Whether the files of the run's model are being read, before it is loaded; begins that."""
-        spec = self._spec(run)
+        spec = self.spec(run)
         return not self._engines.has(spec) and self._reading.goes_on(spec)
 
     def evicts(self, run: Run) -> bool:
         """Whether loading the run's model would evict another model."""
-        return self._engines.is_full and not self._engines.fits(self._spec(run))
+        return self._engines.evicts(self.spec(run))
 
-    def begin(self, claim: Claim) -> None:
+    def begin(self, claim: ChunkClaim) -> None:
         """Fetch, decode and tokenize a chunk; the claim gets no work if the run has the scores already.
 
         Raises
         ------
-        WorkerError
+        SpecError, FormatError
             This worker cannot score the chunk, but another may: whatever it finds wrong with the model is
-            found in its files, by its packages. `RefusedRuns` ends the run when all live workers say so.
+            found in its files, by its packages.
         DamagedJob
             The payload is damaged; the producer can submit it again.
         """
-        claim.started, run, source = time.monotonic(), claim.run, claim.source
-        if run is None or source is None:
+        claim.started, run = time.monotonic(), claim.run
+        if run is None:
             return
         try:
             with metrics.stage("fetch"):
-                pairs = source.pairs(run)
-                if pairs is None:
-                    return
-        except FormatError as error:
-            raise self._refusal(("run", run.id), error) from None
+                pairs = claim.pairs(run)
+        except FormatError:
+            raise
         except WireError as error:
             raise DamagedJob(str(error)) from None
+        if pairs is None:
+            return
         try:
-            claim.engine = self._engine(run, source)
+            engine = self._engine(claim, run, rows=len(pairs[0]))
         except (MemoryError, OutOfMemory):
-            trouble = WorkerError(f"there is not enough memory to load model {run.spec.model}")
-            raise self._refusal(weights_key(self._spec(run)), trouble) from None
-        except (SpecError, WireError, DeviceLost) as error:
-            key = weights_key(self._spec(run)) if _is_of_the_host(error) else ("run", run.id)
-            raise self._refusal(key, error) from None
-        self._accept(run)
+            raise WorkerError(f"there is not enough memory to load model {run.spec.model}") from None
+        except DeviceLost as error:
+            raise WorkerError(str(error)) from None
+        except WireError as error:
+            raise SpecError(str(error)) from None
         if attempt(run, claim.job) > 1:
             metrics.retries.inc()
         with metrics.stage("tokenize"):
             began = time.monotonic()
-            claim.work = claim.engine.prepare(*pairs)
+            claim.engine, claim.work = engine, engine.prepare(*pairs)
             claim.work.seconds["tokenize"] = time.monotonic() - began
 
-    def _check(self, key: Hashable) -> None:
-        reason = self.refusals.why(key)
-        if reason is not None:
-            raise WorkerError(reason)
-
-    def _refusal(self, key: Hashable, error: Exception) -> WorkerError:
-        """Refuse `key` for a while, because of `error`."""
-        if self.refusals.open(key, str(error)):
-            logger.warning("left to other workers: %s", error)
-        return WorkerError(str(error))
-
-    def _accept(self, run: Run) -> None:
-        """Withdraw earlier refusals: this worker can score the run."""
-        self.refusals.close(weights_key(run.spec))
-        self.refusals.close(weights_key(self._spec(run)))
-        self.refusals.close(("run", run.id))
-        self.refused_runs.take_back(run.id)
-
-    def _spec(self, run: Run) -> ScoreSpec:
+    def spec(self, run: Run) -> ScoreSpec:
         """The run's spec, with its settled precision and revision if this worker knows them."""
         return self._settled.get(run.id, run.spec)
 
-    def _engine(self, run: Run, source: Source) -> Engine:
+    def _engine(self, claim: ChunkClaim, run: Run, rows: int) -> Engine:
         """The engine of a run, in the precision and with the content that all its chunks are scored with.
 
         The first worker to get here settles them for the whole run.
         """
-        spec = self._spec(run)
+        spec = self.spec(run)
         engine = self._engines.get(spec)
         if run.id in self._settled:
             return engine
         is_auto = spec.precision == "auto"
         mine = Settled(engine.model.backend.precision if is_auto else None, engine.model.revision)
-        found = source.settle(run, mine)
+        found = claim.settle(run, rows, mine)
         if found.precision and found.precision != mine.precision:
             spec = settled(spec, found.precision)
         if found.revision:
@@ -183,7 +323,7 @@ class ChunkScorer:
             self._settled.popitem(last=False)
         return engine if found == mine else self._engines.get(spec)
 
-    def result(self, claim: Claim) -> ChunkScores:
+    def result(self, claim: ChunkClaim) -> ChunkScores:
         """The result of a claim whose work is done."""
         assert claim.run
         assert claim.engine
@@ -221,12 +361,3 @@ def _as_arrow(scores: Logits) -> pa.Array:
         return pa.array(scores, mask=np.isnan(scores))
     missing = pa.array(np.isnan(scores[:, 0]))
     return pa.FixedSizeListArray.from_arrays(pa.array(scores.ravel()), scores.shape[1], mask=missing)
-
-
-def _is_of_the_host(error: Exception) -> bool:
-    """Whether any run with this model would fail alike here for a while: no directory, hub, package, memory.
-
-    What else is wrong with the model may be mended before the next run, or no trouble for its options.
-    """
-    lasting = (OSError, ImportError, MemoryError)
-    return isinstance(error, WorkerError | DeviceLost) or isinstance(error.__cause__, lasting)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from rankmill.jobs.contract.priority import Priority, priority_of
 from rankmill.jobs.protocol.ordered_queue import LOOK_AT
-from rankmill.workers.engine.turns import Turns
+from rankmill.workers.engine.pipeline import PriorityTurns
 
 _RUNS = 16
 """Bulk runs whose pairs a worker counts: those that it claimed from last."""
@@ -87,7 +87,7 @@ class ClaimOrder:
 
     def __init__(self, claim_ahead: int) -> None:
         self._claim_ahead = claim_ahead
-        self._turns = Turns()
+        self._turns = PriorityTurns()
         self._shares = RunShares()
         self._chunk_pairs = 0
         self._waiting = 0

@@ -1,12 +1,13 @@
-"""The jobs that a worker has claimed: how it begins them and how it finishes them."""
+"""The jobs that a worker has claimed: how it begins and ends them, and what becomes of one after an error."""
 
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 import redis
 from rq import Queue
@@ -15,26 +16,74 @@ from rq.timeouts import JobTimeoutException
 from rq.worker import SimpleWorker
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.errors import WorkerError
+from rankmill.jobs.contract.errors import Fault, RunFailed, WorkerError, fault_of
 from rankmill.jobs.contract.job import is_suspect
 from rankmill.jobs.contract.priority import priority_of
-from rankmill.jobs.contract.results import ChunkResult, ChunkScores
+from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores
+from rankmill.jobs.contract.run import Run
+from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
+from rankmill.jobs.protocol.refusals import RunRefusals
 from rankmill.jobs.protocol.runs import RunStore
-from rankmill.jobs.protocol.set_aside import DamagedJob
+from rankmill.jobs.protocol.scored_rows import write_scored_rows
+from rankmill.jobs.protocol.set_aside import DamagedJob, set_aside
 from rankmill.jobs.runtime import tracing
 from rankmill.jobs.runtime.logs import about_job
 from rankmill.jobs.runtime.patience import cannot_serve
+from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.host import metrics
-from rankmill.workers.queue.claim import Claim, ModelQueue
+from rankmill.workers.queue.chunks import ChunkClaim, ChunkScorer, PairsClaim
 from rankmill.workers.queue.claim_order import ClaimOrder
-from rankmill.workers.queue.rq_job import ScoringJob, set_job_aside
-from rankmill.workers.queue.sources import fail
+from rankmill.workers.queue.job import ScoringJob
+from rankmill.workers.queue.refusals import Refusals, StillRefused
 
-if TYPE_CHECKING:
-    from rankmill.workers.engine.pipeline import Pipeline
-    from rankmill.workers.queue.chunks import ChunkScorer
+GROUP = 8
+GROUP_SECONDS = 3.0
+"""How many jobs, and for how many seconds, wait before their model is loaded in the place of another."""
+
+_COUNT_SECONDS = 1.0
+"""Time between two counts of scored rows, while there are some of unfinished chunks."""
+
+_LOOK_SECONDS = 0.25
+"""How soon after the first score the first count follows."""
 
 logger = logging.getLogger(__name__)
+
+
+class ModelQueue:
+    """Claims whose model would evict another, put aside until the claims of one model can begin together.
+
+    Otherwise two models would evict each other job by job. Also claims whose model's files are being read.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[WeightsKey, ChunkClaim]] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def put(self, spec: ScoreSpec, claim: ChunkClaim) -> None:
+        """Put aside a claim, which needs the model of `spec`."""
+        self._waiting.append((weights_key(spec), claim))
+
+    def has_group(self, spec: ScoreSpec) -> bool:
+        """Whether as many claims wait for the model of `spec` as shall begin together."""
+        return sum(model == weights_key(spec) for model, _ in self._waiting) >= GROUP
+
+    def take(self, more_to_come: Callable[[], bool], reading: Callable[[Run], bool]) -> list[ChunkClaim]:
+        """The claims of the model that has waited longest, if they are many or old, or no more jobs come.
+
+        Those of models that are `reading` wait on.
+        """
+        ready = [(model, claim) for model, claim in self._waiting if claim.run and not reading(claim.run)]
+        if not ready:
+            return []
+        wanted, oldest = ready[0]
+        early = len(ready) < GROUP and time.monotonic() - oldest.claimed < GROUP_SECONDS
+        if early and more_to_come():
+            return []
+        group = [claim for model, claim in self._waiting if model == wanted]
+        self._waiting = [waiting for waiting in self._waiting if waiting[0] != wanted]
+        return group
 
 
 class Claims:
@@ -48,12 +97,12 @@ class Claims:
         The RQ worker that claims the jobs.
     store
         Where runs live.
-    parts
-        The scorer and the pipeline.
+    scorer, pipeline
+        What makes work of a chunk, and what scores it.
     order
         Learns what is claimed.
-    drain
-        Waits until all claims are answered.
+    refusals
+        The models and runs that this worker does not try just now.
     """
 
     def __init__(
@@ -63,21 +112,22 @@ class Claims:
         scorer: ChunkScorer,
         pipeline: Pipeline,
         order: ClaimOrder,
-        drain: Callable[[], None],
+        refusals: Refusals,
     ) -> None:
         self._worker = worker
         self._store = store
-        self.scorer = scorer
+        self._scorer = scorer
         self._pipeline = pipeline
         self._order = order
-        self._drain = drain
+        self._refusals = refusals
+        self._run_refusals = RunRefusals(store.redis, worker.name)
         self._put_aside = ModelQueue()
-        self.held: dict[str, Claim] = {}
+        self.unanswered: dict[str, ChunkClaim] = {}
         """The claims not answered yet, by job id."""
-        metrics.claimed_jobs.set_function(lambda: len(self.held))
+        metrics.claimed_jobs.set_function(lambda: len(self.unanswered))
         metrics.claimed_pairs.set_function(lambda: pipeline.pending)
-        metrics.refusals.set_function(lambda: len(self.scorer.refusals.reasons()))
-        metrics.half_open_refusals.set_function(lambda: len(self.scorer.refusals.half_open()))
+        metrics.refusals.set_function(lambda: len(refusals.reasons()))
+        metrics.half_open_refusals.set_function(lambda: len(refusals.half_open()))
 
     @property
     def waiting(self) -> bool:
@@ -92,19 +142,20 @@ class Claims:
         """
         with self._set_aside_if_damaged(job, queue):
             execution = self._worker.prepare_execution(job)
-            claim = Claim(job, queue, execution, tracing.begin_for(job, worker=self._worker.name))
-            self.held[job.id] = claim
+            span = tracing.begin_for(job, worker=self._worker.name)
+            kind = PairsClaim if job.has_pairs else ChunkClaim
+            claim = self.unanswered[job.id] = kind(job, queue, execution, span, self._store)
             with about_job(job.id), tracing.within(claim.span):
                 suspect = is_suspect(job)
                 if suspect:
-                    self._drain()
+                    self._pipeline.drain()
                 self._claim(claim, put_aside=not suspect)
                 if suspect:
-                    self._drain()
+                    self._pipeline.drain()
 
     def begin_put_aside(self) -> None:
         """Begin the claims put aside for one model, if it is their turn."""
-        for claim in self._put_aside.take(self._more_to_come, self.scorer.reads):
+        for claim in self._put_aside.take(self._more_to_come, self._scorer.reads):
             with (
                 about_job(claim.job.id),
                 tracing.within(claim.span),
@@ -117,18 +168,18 @@ class Claims:
 
     def drop_cancelled(self) -> None:
         """Stop scoring chunks of cancelled runs; write no result, as the same run may be submitted again."""
-        for claim in list(self.held.values()):
-            if claim.run and claim.work and claim.source and not claim.source.wanted(claim.run):
+        for claim in list(self.unanswered.values()):
+            if claim.work and not claim.is_wanted():
                 self._pipeline.drop(claim.work, partial(self._answer, claim, None))
 
-    def unstarted(self, queue: Queue) -> list[Claim]:
+    def unstarted(self, queue: Queue) -> list[ChunkClaim]:
         """Bulk claims of `queue` of which nothing is scored yet, in the order of their turns."""
-        by_work = {claim.work: claim for claim in list(self.held.values()) if claim.queue == queue}
+        by_work = {claim.work: claim for claim in list(self.unanswered.values()) if claim.queue == queue}
         return [by_work[work] for work in self._pipeline.unstarted() if work in by_work]
 
     def hand_back_all(self) -> None:
         """Put all claimed jobs back at the front of their queues, in order."""
-        for job_id in reversed(list(self.held)):
+        for job_id in reversed(list(self.unanswered)):
             self.hand_back(job_id)
 
     def hand_back(self, job_id: str, *, at_front: bool = True) -> None:
@@ -136,7 +187,7 @@ class Claims:
 
         It is the next of its priority, or else behind all jobs, so that this worker sees others before it.
         """
-        claim = self.held.pop(job_id, None)
+        claim = self.unanswered.pop(job_id, None)
         if claim is None:
             return
         with (
@@ -155,88 +206,121 @@ class Claims:
         with about_job(job_id):
             logger.log(logging.INFO if at_front else logging.DEBUG, "handed back")
 
-    def _claim(self, claim: Claim, put_aside: bool) -> None:
-        if not self._went_well(claim, partial(self.scorer.find_run, claim)):
+    def _claim(self, claim: ChunkClaim, put_aside: bool) -> None:
+        if not self._went_well(claim, self._scorer.find_run):
             return
-        reads = put_aside and claim.run is not None and self.scorer.reads(claim.run)
-        if reads and claim.run and self._put_aside.has_group(claim.run.spec):
+        run = claim.run
+        reads = put_aside and run is not None and self._scorer.reads(run)
+        if reads and run and self._put_aside.has_group(run.spec):
             self._leave(claim)
-        elif put_aside and claim.run and (reads or self.scorer.evicts(claim.run)):
-            self._put_aside.put(claim.run.spec, claim)
+        elif put_aside and run and (reads or self._scorer.evicts(run)):
+            self._put_aside.put(run.spec, claim)
         else:
             self._begin(claim)
 
-    def _begin(self, claim: Claim) -> None:
+    def _begin(self, claim: ChunkClaim) -> None:
         """Fetch and tokenize a claimed chunk, and put it into the pipeline."""
-        if not self._went_well(claim, partial(self._fetch, claim)):
+        if not self._went_well(claim, self._fetch):
             return
-        if claim.engine is None or claim.work is None:
-            self._pipeline.answer(lambda: self._answer(claim, None))
+        if claim.run is None or claim.engine is None or claim.work is None:
+            self._pipeline.answer(partial(self._answer, claim, None))
             return
+        self._accept(claim.run)
         rows = len(claim.work.scored.scores)
         logger.debug("claimed %d rows", rows)
-        run_id = claim.job.chunk[0]
-        self._order.began(run_id, rows)
+        self._order.began(claim.run.id, rows)
         claim.forward = tracing.begin("forward", claim.span, rows=rows)
         answer = partial(self._answer_scored, claim)
-        priority, whole = priority_of(run_id), self._order.last
+        priority, whole = priority_of(claim.run.id), self._order.last
         self._pipeline.put(claim.engine, claim.work, answer, priority, whole=whole)
 
-    def _fetch(self, claim: Claim) -> None:
+    def _accept(self, run: Run) -> None:
+        """Withdraw earlier refusals: this worker can score the run."""
+        for key in (weights_key(run.spec), weights_key(self._scorer.spec(run)), ("run", run.id)):
+            self._refusals.close(key)
+        self._run_refusals.take_back(run.id)
+
+    def _fetch(self, claim: ChunkClaim) -> None:
         job = claim.job
         with self._worker.death_penalty_class(job.begin_seconds, JobTimeoutException, job_id=job.id):
-            self.scorer.begin(claim)
+            self._scorer.begin(claim)
 
-    def _went_well(self, claim: Claim, step: Callable[[], ChunkResult | None]) -> bool:
-        """Take a step with a claim; if it raises an error or has a result, the claim is answered with it."""
+    def _went_well(self, claim: ChunkClaim, step: Callable[[ChunkClaim], None]) -> bool:
+        """Take a step with a claim; after an error nothing is left to do with it."""
         try:
-            result = step()
-        except WorkerError as error:
-            self._refuse(claim, error)
-        except DamagedJob:
-            raise
+            step(claim)
         except Exception as error:
+            self._end(claim, error)
+            return False
+        return True
+
+    def _end(self, claim: ChunkClaim, error: Exception) -> None:
+        """Decide, here alone, what becomes of a job after an error: the error's `Fault` says it.
+
+        Raises
+        ------
+        DamagedJob
+            The job is to be set aside.
+        """
+        fault = fault_of(error)
+        if fault is Fault.JOB:
+            raise error
+        if fault is Fault.WORKER:
+            nobody_can = self._refuse(claim, error)
+            if nobody_can is None:
+                self._leave(claim)
+                return
+            error, fault = RunFailed(nobody_can), Fault.RUN
+        if fault is Fault.RUN:
+            failure = ChunkFailure(chunk=claim.chunk, message=str(error), fatal=True)
+            self._pipeline.answer(partial(self._answer, claim, failure))
+        else:
             self._fail(claim, error)
-        else:
-            if result is None:
-                return True
-            self._pipeline.answer(lambda: self._answer(claim, result))
-        return False
 
-    def _refuse(self, claim: Claim, error: WorkerError) -> None:
-        """Put a job at the back of its queue, as another worker may be able to score it."""
-        failure = self.scorer.refused_runs.refuse(claim, str(error))
-        if failure:
-            self._pipeline.answer(lambda: self._answer(claim, failure))
-        else:
-            self._leave(claim)
+    def _refuse(self, claim: ChunkClaim, error: Exception) -> str | None:
+        """Refuse the run, or all runs with its model, for a while; return why no live worker can score it."""
+        run, reason, key = claim.run, str(error), ("run", claim.run_id)
+        if not isinstance(error, StillRefused):
+            model = weights_key(self._scorer.spec(run)) if run and _is_of_the_host(error) else None
+            if self._refusals.open(model or key, reason):
+                logger.warning("left to other workers: %s", reason)
+        nobody_can = self._run_refusals.refuse(
+            claim.run_id,
+            claim.queue.name,
+            reason,
+            until=time.time() + self._refusals.seconds(reason),  # then this worker tries again
+            ttl=run.ttl if run else claim.job.run_ttl,
+            in_redis=claim.in_redis,
+        )
+        if nobody_can:
+            self._refusals.forget(key)
+        return nobody_can
 
-    def _leave(self, claim: Claim) -> None:
+    def _leave(self, claim: ChunkClaim) -> None:
         """Leave a job to another worker."""
-        self._order.refused(claim.job.chunk[0])
+        self._order.refused(claim.run_id)
         self.hand_back(claim.job.id, at_front=False)
-        self.scorer.refusals.sent_back(claim.job.id)
+        self._refusals.sent_back(claim.job.id)
 
-    def _fail(self, claim: Claim, error: Exception) -> None:
+    def _fail(self, claim: ChunkClaim, error: Exception) -> None:
         """Let RQ handle an exception: a failed attempt."""
-        self.held.pop(claim.job.id)
+        self.unanswered.pop(claim.job.id)
         claim.span.record_exception(error)
         claim.span.end()
-        fail(self._worker, claim, error)
+        claim.fail(self._worker, error)
         metrics.count_chunk("failed")
 
-    def _answer_scored(self, claim: Claim) -> None:
-        self._answer(claim, self.scorer.result(claim))
+    def _answer_scored(self, claim: ChunkClaim) -> None:
+        self._answer(claim, self._scorer.result(claim))
 
-    def _answer(self, claim: Claim, result: ChunkResult | None) -> None:
+    def _answer(self, claim: ChunkClaim, result: ChunkResult | None) -> None:
         """Finish a job and write its result, if any, in one transaction; runs in the writing thread."""
-        if self.held.pop(claim.job.id, None) is None:
+        if self.unanswered.pop(claim.job.id, None) is None:
             return  # it was handed back
         claim.forward.end()
         with about_job(claim.job.id), tracing.within(claim.span):
             with self._set_aside_if_damaged(claim.job, claim.queue), metrics.stage("write"):
-                assert claim.source
-                claim.source.finish(self._worker, claim, result)
+                claim.finish(self._worker, result)
             claim.span.end()
             if isinstance(result, ChunkScores):
                 assert claim.run
@@ -257,10 +341,61 @@ class Claims:
         except (redis.RedisError, DamagedJob) as error:
             if cannot_serve(error):
                 raise
-            self.held.pop(job.id, None)
+            self.unanswered.pop(job.id, None)
             executions = [each for each in self._worker.executions.values() if each.job_id == job.id]
             with self._worker.connection.pipeline() as pipe:
                 for execution in executions:
                     self._worker.cleanup_execution(job, pipe, execution)
                 pipe.execute(raise_on_error=False)  # one of these keys may itself be damaged
-            set_job_aside(queue, job.id.encode(), f"{type(error).__name__}: {error}")
+            set_aside(queue, job.id.encode(), f"{type(error).__name__}: {error}")
+            metrics.set_aside.inc()
+
+
+def _is_of_the_host(error: Exception) -> bool:
+    """Whether any run with this model would fail alike here for a while: no directory, hub, package, memory.
+
+    What else is wrong with the model may be mended before the next run, or no trouble for its options.
+    """
+    return isinstance(error, WorkerError) or isinstance(error.__cause__, OSError | ImportError | MemoryError)
+
+
+class ScoredRowsBeat:
+    """Counts the scored rows of claimed chunks into their runs, so that progress does not wait for a chunk.
+
+    It does so from a thread of its own, with one small command a second for all runs.
+    """
+
+    def __init__(self, connection: redis.Redis, claims: Claims) -> None:
+        self._connection = connection
+        self._claims = claims
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scored-rows", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the thread."""
+        self._stopped.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_LOOK_SECONDS):
+            if self.count():
+                self._stopped.wait(_COUNT_SECONDS - _LOOK_SECONDS)
+
+    def count(self) -> bool:
+        """Write the scored rows of the claimed chunks; return whether there are any."""
+        counts: dict[str, dict[int, int]] = {}
+        for claim in list(self._claims.unanswered.values()):
+            if claim.in_redis and claim.work and claim.work.done:
+                counts.setdefault(claim.run_id, {})[claim.chunk] = claim.work.done
+        if counts:
+            try:
+                write_scored_rows(self._connection, counts)
+            except redis.ResponseError as error:  # for instance, the key is not a hash
+                logger.warning("the scored rows cannot be counted: %s", error)
+            except Exception:  # progress is worth no worker
+                logger.exception("the scored rows cannot be counted, trying again")
+        return bool(counts)

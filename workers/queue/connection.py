@@ -1,21 +1,52 @@
-"""The Redis client that ``rq worker`` creates, before there is a worker."""
+"""A worker's connection: how long it waits for a server that cannot serve, and how it then ends."""
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
-from typing import Any, cast
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
 
 import redis
 
-from rankmill.jobs.contract.errors import ConfigError
-from rankmill.jobs.runtime.connection import pool_for
+from rankmill.jobs.contract.errors import ConfigError, RedisFailed, RedisUnavailable
+from rankmill.jobs.runtime.connection import impatient, pool_for, unreachable
+from rankmill.jobs.runtime.hosts import SUPERVISED
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.runtime.patience import Patience
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.workers.queue.stopping import give_up
+
+if TYPE_CHECKING:  # who only connects needs no engine
+    from rankmill.workers.engine.pipeline import Pipeline
+    from rankmill.workers.queue.claims import Claims
+
+_CHECK_SECONDS = 0.2
+"""Time between two checks of a stopping process."""
+
+_PROBE_SECONDS = 0.5
+"""How long (s) a server may take to answer a worker that is stopping."""
+
+IDLE_SECONDS = 1.0
+"""Longest wait for the server before the end, with no chunks claimed or after a second signal."""
+
+BUSY_SECONDS = 10.0
+"""Longest wait, after the batch in progress, with scores to write or chunks to hand back."""
+
+_MISSES = 2
+"""Failed checks in a row before the process ends: on a busy host, a healthy server may be late once."""
+
+_REFUSED_SECONDS = 30
+"""How often to log that Redis refuses a command."""
+
+_PAUSE_SECONDS = 1
+"""Time between two attempts at a refused command."""
+
+logger = logging.getLogger(__name__)
 
 
 class Connection(redis.Redis):
@@ -41,3 +72,108 @@ class Connection(redis.Redis):
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         set_up(settings.log_level, settings.log_format)  # for lines about a wait
         return cast("Connection", cls.from_pool(pool))
+
+
+class LastResort:
+    """Ends a stopping process when the server does not answer and one of its commands may hang.
+
+    Parameters
+    ----------
+    connection, patience
+        The worker's client, and how it waits for the server.
+    claims, pipeline
+        What the worker has to hand back, and to finish.
+    """
+
+    def __init__(
+        self, connection: redis.Redis, patience: Patience, claims: Claims, pipeline: Pipeline
+    ) -> None:
+        self._probe = impatient(connection, _PROBE_SECONDS)
+        self._patience = patience
+        self._claims = claims
+        self._pipeline = pipeline
+        self.signals = 0
+        """How many signals to stop the worker has got: 0, 1, or 2 for at once."""
+
+    def start(self) -> None:
+        """Start the thread that watches; no command can block it."""
+        threading.Thread(target=self._watch, name="last-resort", daemon=True).start()
+
+    def _watch(self) -> None:
+        signals, since, misses = 0, time.monotonic(), 0
+        while True:
+            time.sleep(_CHECK_SECONDS)
+            now = time.monotonic()
+            if self.signals != signals:
+                signals, since = self.signals, now
+            if signals == 1 and self._pipeline.working:
+                since = now
+            limit = BUSY_SECONDS if signals == 1 and self._claims.unanswered else IDLE_SECONDS
+            if signals and now - since >= limit:
+                silent = self._patience.trouble or unreachable(self._probe)
+                misses = misses + 1 if silent else 0
+                if misses >= _MISSES:
+                    self._end()
+
+    def _end(self) -> None:
+        left = len(self._claims.unanswered)
+        if left:
+            logger.warning("Redis cannot serve: %d chunks are not handed back, their leases will end", left)
+        logger.info("stopped without unregistering: Redis cannot serve")
+        logging.shutdown()
+        os._exit(1 if left else 0)
+
+
+class RefusedCommands:
+    """Waits while Redis refuses a command: somebody may repair the cause, such as a key that is not a list.
+
+    Parameters
+    ----------
+    seconds
+        How long to wait before giving up.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._since: float | None = None
+
+    def wait(self, error: redis.ResponseError) -> None:
+        """Wait before the next attempt.
+
+        Raises
+        ------
+        RedisFailed
+            Redis has refused the command for longer than that.
+        """
+        now = time.monotonic()
+        if self._since is None or int(now - self._since) % _REFUSED_SECONDS == 0:
+            logger.error("Redis refuses a command, trying again: %s", error)
+        if self._since is None:
+            self._since = now
+        if now - self._since > self._seconds:
+            raise RedisFailed(f"Redis refuses a command: {error}")
+        time.sleep(_PAUSE_SECONDS)
+
+
+def stop_without_supervisor() -> None:
+    """Stop as SIGTERM does when the process that keeps this one running is gone, if there is one.
+
+    Nobody would start this worker again, nor stop it.
+    """
+    if os.environ.get(SUPERVISED):
+        threading.Thread(target=_wait_for_its_end, name="supervisor", daemon=True).start()
+
+
+def _wait_for_its_end() -> None:
+    with suppress(OSError):
+        while os.read(0, 1):
+            pass
+    logger.warning("stopping: the process that started this worker, and keeps it running, is gone")
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def give_up(error: RedisUnavailable) -> None:
+    """End the process without handing claimed jobs back: their leases ended long ago."""
+    logger.critical("ending: %s", error)
+    logging.shutdown()
+    os._exit(os.EX_UNAVAILABLE)

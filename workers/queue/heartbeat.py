@@ -11,11 +11,10 @@ import redis
 from rq import worker_registration
 from rq.worker.base import BaseWorker
 
-from rankmill.jobs.protocol.capacity import write_capacity
 from rankmill.jobs.protocol.leases import Renewals
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.orders import ask_for_orders, forget_orders
-from rankmill.jobs.protocol.queues import use_queues
+from rankmill.jobs.protocol.queues import use_queues, write_capacity
 from rankmill.jobs.protocol.recovery import FailureHandler, clean_queue, rescue_unbegun
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from rankmill.jobs.system.periodic import Periodic

@@ -1,32 +1,36 @@
-"""How jobs get from the queues to a worker: which it takes, how it waits, what it gives to idle workers."""
+"""How jobs get from the queues to a worker: which it claims, how it waits, what it gives to idle workers."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import redis
-from rq import Queue
+from rq.worker import SimpleWorker
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RedisUnavailable
+from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue, Taken, is_bulk_job
+from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
 from rankmill.jobs.runtime.patience import waiting
+from rankmill.workers.engine.pipeline import Pipeline
+from rankmill.workers.host import metrics
 from rankmill.workers.queue.claim_order import ClaimOrder, chunks_to_give
 from rankmill.workers.queue.claims import Claims
-from rankmill.workers.queue.rq_job import ScoringJob, pop, take_job
-
-if TYPE_CHECKING:
-    from rankmill.jobs.contract.priority import Priority
-    from rankmill.workers.engine.pipeline import Pipeline
+from rankmill.workers.queue.job import ScoringJob
+from rankmill.workers.queue.refusals import Refusals
 
 POLL_SECONDS = 1
 """Longest wait for a job or for room, until the worker checks whether it must stop."""
 
 _LISTEN_SECONDS = 1
 """How long one command listens to the bell."""
+
+Found = tuple[bytes, OrderedQueue]
+"""Id of a job that is in its queue's intermediate list now, and the queue."""
 
 
 class Bell:
@@ -43,7 +47,7 @@ class Bell:
         Called, from the thread, when a request has come.
     """
 
-    def __init__(self, queues: Sequence[Queue], rung: Callable[[], None]) -> None:
+    def __init__(self, queues: Sequence[OrderedQueue], rung: Callable[[], None]) -> None:
         self._connection: Any = queues[0].connection
         self._keys = [keys.bell(queue.name) for queue in queues]
         self._rung = rung
@@ -76,65 +80,73 @@ class Bell:
 
 
 class Intake:
-    """Takes jobs off the queues, in the order of `ClaimOrder`.
-
-    Parameters
-    ----------
-    name
-        Name of the RQ worker.
-    queues
-        Returns the worker's queues in order of preference, which may change.
-    claims, pipeline, order
-        The worker's claims, its pipeline, and the rules.
-    stopped
-        Returns whether to take no more jobs.
-    """
+    """Claims jobs from the queues of a worker, in the order of `ClaimOrder`."""
 
     def __init__(
-        self,
-        name: str,
-        queues: Callable[[], list[Queue]],
-        claims: Claims,
-        pipeline: Pipeline,
-        order: ClaimOrder,
-        stopped: Callable[[], bool],
+        self, worker: SimpleWorker, claims: Claims, pipeline: Pipeline, order: ClaimOrder, refusals: Refusals
     ) -> None:
-        self._name = name
-        self._queues = cast("Callable[[], list[OrderedQueue]]", queues)
+        self._worker = worker
         self._claims = claims
         self._pipeline = pipeline
         self._order = order
-        self._stopped = stopped
-        self._bell = Bell(self._queues(), pipeline.wake)
-        self.full = False
-        """Whether the last `next` had no room for some jobs, so that jobs may still wait."""
+        self._refusals = refusals
+        self._bell = Bell(self._queues, pipeline.wake)
+        self._room: list[Priority] = []
+        """For which kinds of jobs the last `claim_next` had room, the next first."""
 
-    def next(self, *, wait: bool) -> tuple[ScoringJob, OrderedQueue] | None:
-        """Take the next job; without one, wait up to `POLL_SECONDS` for one, or for room, if `wait`."""
-        kinds = self._kinds()
-        self.full = len(kinds) < 2
-        found = take_job(lambda: self._take(kinds), self._claims.held, self._stopped) if kinds else None
-        if found:
-            return found
-        if self.full:
-            self._wait_for_room(kinds)
-            return None
-        if not wait:
-            return None
-        return take_job(lambda: pop(self._queues(), POLL_SECONDS), self._claims.held, self._stopped)
+    @property
+    def full(self) -> bool:
+        """Whether the last `claim_next` had no room for some jobs, so that jobs may still wait."""
+        return len(self._room) < 2
+
+    @property
+    def _queues(self) -> list[OrderedQueue]:
+        """The worker's queues in order of preference, which may change."""
+        return cast("list[OrderedQueue]", self._worker._ordered_queues)
+
+    def claim_next(self, *, wait: bool) -> bool:
+        """Claim the next job and return whether there was one; unless full, `wait` for one `POLL_SECONDS`."""
+        self._room = kinds = self._kinds()
+        found = self._readable(lambda: self._take(kinds)) if kinds else None
+        if found is None and wait and not self.full:
+            found = self._readable(self._wait_for_any)
+        if found is None:
+            return False
+        job, queue = found
+        self._worker.reorder_queues(queue)
+        self._claims.take(job, queue)
+        return True
 
     def _kinds(self) -> list[Priority]:
         requests, bulk = (self._pipeline.pending_of(each) for each in ("request", "bulk"))
         return self._order.kinds(requests, bulk, hungry=self._pipeline.hungry)
 
-    def _take(self, kinds: list[Priority]) -> tuple[bytes, OrderedQueue] | None:
+    def _readable(self, take: Callable[[], Found | None]) -> tuple[ScoringJob, OrderedQueue] | None:
+        """Take jobs until one is valid; those that cannot be read are set aside."""
+        while not self._worker._stop_requested:
+            found = take()
+            if found is None:
+                return None
+            raw_id, queue = found
+            try:
+                job = read_job(queue, raw_id)
+            except DamagedJob as error:
+                set_aside(queue, raw_id, str(error))
+                metrics.set_aside.inc()
+                continue
+            if job is not None and job.id not in self._claims.unanswered:  # a queue may have an id twice
+                return cast("ScoringJob", job), queue
+            cast("Any", queue.connection).lrem(queue.intermediate_queue_key, 1, raw_id)
+        return None
+
+    def _take(self, kinds: list[Priority]) -> Found | None:
         """Take a job of one of `kinds`; while none waits, give some to idle workers."""
-        willing = not self._claims.scorer.refusals.reasons()
-        idle = willing and not self._claims.held
+        willing = not self._refusals.reasons()
+        idle = willing and not self._claims.unanswered
         seen: list[tuple[OrderedQueue, Taken]] = []
-        for queue in self._queues():
+        for queue in self._queues:
             taken = queue.take(
-                kinds, self._order.runs, worker=self._name, idle=idle, bring=willing,
+                kinds, self._order.runs, worker=self._worker.name, idle=idle, bring=willing,
                 further=self._order.further(queue.name),
             )  # fmt: skip
             seen.append((queue, taken))
@@ -148,9 +160,20 @@ class Intake:
         if taken.job_id:
             return taken.job_id, queue
         for queue, taken in seen:
-            if taken.idle and not taken.waiting and self._claims.held:
+            if taken.idle and not taken.waiting and self._claims.unanswered:
                 self._give(queue, taken.idle)
         return None
+
+    def _wait_for_any(self) -> Found | None:
+        """Wait for a job as RQ's workers do: with a single queue, its id moves to an intermediate list."""
+        queues, connection = self._queues, cast("Any", self._worker.connection)
+        if len(queues) == 1:
+            (queue,) = queues
+            raw_id = connection.blmove(queue.key, queue.intermediate_queue_key, POLL_SECONDS)
+            return None if raw_id is None else (raw_id, queue)
+        by_key = {queue.key.encode(): queue for queue in queues}
+        found = connection.blpop(list(by_key), POLL_SECONDS)
+        return None if found is None else (found[1], by_key[found[0]])
 
     def _give(self, queue: OrderedQueue, idle: int) -> None:
         """Give unstarted chunks to up to `idle` workers of a queue that have none."""
@@ -163,9 +186,9 @@ class Intake:
             if claim.work and self._pipeline.withdraw(claim.work):
                 self._claims.hand_back(claim.job.id)
 
-    def _wait_for_room(self, kinds: list[Priority]) -> None:
-        """Wait for room for more kinds of jobs than these, or for a request if there is room for one."""
-        if "request" in kinds:
+    def wait_for_room(self) -> None:
+        """Wait up to `POLL_SECONDS` for room for more jobs, or for a request if there is room for one."""
+        if "request" in self._room:
             self._bell.listen()
-        self._pipeline.wait_for(lambda: len(self._kinds()) > len(kinds), POLL_SECONDS)
+        self._pipeline.wait_for(lambda: len(self._kinds()) > len(self._room), POLL_SECONDS)
         self._bell.pause()

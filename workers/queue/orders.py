@@ -7,16 +7,14 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from rankmill.jobs.contract.errors import SpecError, WireError
-from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.contract.spec import ScoreSpec, weights_key
 from rankmill.jobs.protocol.orders import Answer, Order
+from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.host import metrics
+from rankmill.workers.queue.claims import Claims
 from rankmill.workers.queue.refusals import Refusals
-
-if TYPE_CHECKING:
-    from rankmill.workers.engine.cache import EngineCache
 
 MAX_ANSWERS = 16
 """Answers in a report; the oldest are dropped."""
@@ -37,10 +35,10 @@ class Orders:
         The process's loaded models.
     spec
         Returns the score spec with which a model is loaded.
-    held
-        Returns how many claimed chunks are not answered yet.
-    accept
-        Called with the spec of a model that was loaded: the worker need not refuse it any longer.
+    claims
+        The worker's claims.
+    refusals
+        What the worker does not try just now: a model that was loaded need not be among it.
     """
 
     def __init__(
@@ -48,14 +46,14 @@ class Orders:
         started: float,
         engines: EngineCache,
         spec: Callable[[str], ScoreSpec],
-        held: Callable[[], int],
-        accept: Callable[[ScoreSpec], None],
+        claims: Claims,
+        refusals: Refusals,
     ) -> None:
         self._started = started
         self._engines = engines
         self._spec = spec
-        self._held = held
-        self._accept = accept
+        self._claims = claims
+        self._refusals = refusals
         self._lock = threading.RLock()
         self._answers: OrderedDict[str, Answer] = OrderedDict()
         self._new: deque[Order] = deque()
@@ -92,7 +90,7 @@ class Orders:
     def answers(self) -> tuple[Answer, ...]:
         """What became of the last orders."""
         with self._lock:
-            held = self._held()
+            held = len(self._claims.unanswered)
             for drain in self._drains:
                 if held:
                     self._answer(drain, "begun", f"still draining: {_chunks(held)}")
@@ -116,7 +114,7 @@ class Orders:
                 logger.exception("cannot %s", order.what)
                 self._answer(order.id, "failed", f"{type(error).__name__}: {error}")
             self.news.set()
-        if self._drains and not self._held():
+        if self._drains and not self._claims.unanswered:
             self.news.set()
 
     def wait(self, seconds: float) -> None:
@@ -172,7 +170,7 @@ class Orders:
         self.news.set()
         spec = self._spec(model)
         self._engines.warm(spec)
-        self._accept(spec)
+        self._refusals.close(weights_key(spec))
         seconds = time.monotonic() - began
         gone = [each for each in dict.fromkeys(before) if each not in self._engines.models]
         text = f"has {model}, as before" if model in before else f"has loaded {model} in {seconds:.1f} s"
@@ -182,7 +180,7 @@ class Orders:
         self._answer(order, "done", text)
 
     def _unload(self, order: str, model: str) -> None:
-        held = self._held()
+        held = len(self._claims.unanswered)
         if held and model in self._engines.models:
             self._answer(order, "begun", f"waiting for {_chunks(held)} that the worker has claimed")
             self.news.set()

@@ -1,21 +1,12 @@
-"""Which models and runs a worker refuses, for how long, and how their runs learn of it."""
+"""Which models and runs a worker refuses, and for how long."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from rankmill.jobs.contract.results import ChunkFailure
-from rankmill.jobs.protocol.refusals import refuse, take_back
-from rankmill.jobs.protocol.runs import RunStore
-from rankmill.jobs.protocol.worker_report import taking_workers
-
-if TYPE_CHECKING:
-    from rankmill.workers.queue.claim import Claim
+from rankmill.jobs.contract.errors import WorkerError
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds until a worker tries again a model or run that it refused; the pause doubles each time."""
@@ -29,11 +20,12 @@ ROUND = 64
 _FORGET_SECONDS = 600.0
 """Time after its pause until a refusal is forgotten that no chunk has tried."""
 
-_REPORT_SECONDS = 1.0
-"""Shortest time between two refusals recorded in a run; each also reads who else has refused it."""
-
 _REMEMBERED = 1000
 """Refused models and runs that a worker remembers, at most."""
+
+
+class StillRefused(WorkerError):
+    """The worker has refused the model or run before, and does not try it again yet."""
 
 
 @dataclass
@@ -61,6 +53,11 @@ class Refusals:
         """Why `key` is refused now; ``None`` if it may be tried."""
         found = self._refused.get(key)
         return found.reason if found and time.monotonic() < found.until else None
+
+    def check(self, key: Hashable) -> None:
+        """Raise `StillRefused` if `key` is refused now."""
+        if reason := self.why(key):
+            raise StillRefused(reason)
 
     def open(self, key: Hashable, reason: str) -> bool:
         """Refuse `key` for twice as long as the last time; return whether this is the first time."""
@@ -115,54 +112,3 @@ class Refusals:
     def rest(self) -> float:
         """Seconds in which this worker should take no job, so that others get them."""
         return max(self._rests_until - time.monotonic(), 0.0)
-
-
-class RefusedRuns:
-    """Records in each run that this worker refuses it, and finds out whether all workers do.
-
-    Parameters
-    ----------
-    store
-        Where runs live.
-    worker
-        Name of the RQ worker.
-    refusals
-        Knows how long each refusal lasts: it counts no longer, as the worker then tries again.
-    """
-
-    def __init__(self, store: RunStore, worker: str, refusals: Refusals) -> None:
-        self._store = store
-        self._worker = worker
-        self._refusals = refusals
-        self._recorded: OrderedDict[str, float] = OrderedDict()
-
-    def refuse(self, claim: Claim, reason: str) -> ChunkFailure | None:
-        """Record that this worker cannot score the run; return a fatal failure if no live worker can."""
-        run_id, chunk = claim.job.chunk
-        queue, now = claim.queue.name, time.monotonic()
-        if now - self._recorded.get(run_id, -math.inf) < _REPORT_SECONDS:
-            return None
-        self._recorded[run_id] = now
-        if len(self._recorded) > _REMEMBERED:
-            self._recorded.popitem(last=False)
-        ttl = claim.run.ttl if claim.run else claim.job.run_ttl
-        until = time.time() + self._refusals.seconds(reason)
-        in_redis = claim.source is None or claim.source.in_redis
-        client = self._store.redis
-        reasons = refuse(client, run_id, ttl, self._worker, reason, until=until, in_redis=in_redis)
-        live = taking_workers(client, queue) | {self._worker}
-        if not live <= reasons.keys():
-            return None
-        self._refusals.forget(("run", run_id))
-        named: dict[str, list[str]] = {}
-        for worker in sorted(live):
-            named.setdefault(reasons[worker], []).append(worker)
-        if len(named) > 1:
-            each = "; ".join(f"{', '.join(workers)}: {reason}" for reason, workers in named.items())
-            reason = f"no worker of queue {queue!r} can score it: {each}"
-        return ChunkFailure(chunk=chunk, message=reason, fatal=True)
-
-    def take_back(self, run_id: str) -> None:
-        """Withdraw the recorded refusal, if any: this worker can score the run."""
-        if self._recorded.pop(run_id, None) is not None:
-            take_back(self._store.redis, run_id, self._worker)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract import keys
-from rankmill.jobs.protocol.capacity import Capacity
+from rankmill.jobs.protocol.queues import QueueCapacity
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.producer.collect.sizing import WindowSize
 from rankmill.producer.collect.splitting import ScoredTable
@@ -61,7 +61,7 @@ def test_the_window_follows_the_workers() -> None:
     def workers_come_and_go() -> None:
         waiting = queue.waiting()
         seen.append(len(waiting))
-        capacity = Capacity(workers=4 * (len(seen) == 1), claim_ahead=100 * (len(seen) == 1))
+        capacity = QueueCapacity(workers=4 * (len(seen) == 1), claim_ahead=100 * (len(seen) == 1))
         queue.store.redis.set(keys.capacity("q"), capacity.model_dump_json())
         for chunk in waiting[: len(waiting) // 2 or 1]:
             queue.score(chunk)
@@ -78,10 +78,10 @@ def test_a_worker_says_what_its_queue_claims_ahead(server: Server, workers: Star
     environ = {"RANKMILL_HEARTBEAT_SECONDS": "0.2", "RANKMILL_CLAIM_AHEAD": "77"}
     first, second = (workers(environ=environ) for _ in range(2))
     store = RunStore(server.client)
-    wait_for(lambda: store.capacity("rankmill") == Capacity(workers=2, claim_ahead=154), second)
+    wait_for(lambda: store.capacity("rankmill") == QueueCapacity(workers=2, claim_ahead=154), second)
     assert 0 < server.client.ttl(keys.capacity("rankmill")) <= 15
     first.terminate()
-    wait_for(lambda: store.capacity("rankmill") == Capacity(workers=1, claim_ahead=77), second)
+    wait_for(lambda: store.capacity("rankmill") == QueueCapacity(workers=1, claim_ahead=77), second)
 
 
 def test_the_window_is_bounded_in_bytes() -> None:

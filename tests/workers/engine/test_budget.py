@@ -159,7 +159,7 @@ def test_a_worker_finds_it_between_its_batches(
     engine = Engine(model, 64, search=BudgetSearch(model.backend, "tiny", 64, tmp_path, after=0.0))
     queries, passages = ["a query"] * 300, ["the cat sat on the mat " * (1 + n % 5) for n in range(300)]
     work, again = engine.prepare(queries, passages), engine.prepare(queries, passages)
-    pipeline = Pipeline(0.0)
+    pipeline = Pipeline(0.0).start()
     with caplog.at_level(logging.INFO):
         pipeline.put(engine, work, lambda: None)
         pipeline.wait_until_idle(60)
@@ -178,7 +178,7 @@ def test_memory_that_was_short_is_not_asked_for_again(tiny_model: Path, tmp_path
     object.__setattr__(model, "backend", Costing(0.0, 0.0, memory=32))
     engine = Engine(model, 64, search=BudgetSearch(model.backend, "tiny", 64, tmp_path, after=0.0))
     work = engine.prepare(["q"] * 40, ["cat"] * 40)
-    pipeline = Pipeline(0.0)
+    pipeline = Pipeline(0.0).start()
     pipeline.put(engine, work, lambda: None)
     pipeline.close(finish=True)
     assert engine.token_budget <= 32

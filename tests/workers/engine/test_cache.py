@@ -18,7 +18,7 @@ from rankmill.jobs.cache.folder import cache_folder
 from rankmill.jobs.contract.errors import SpecError, WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.worker_report import queue_workers, worker_reports
-from rankmill.workers.engine.cache import EngineCache, Limits
+from rankmill.workers.engine.cache import CacheLimits, EngineCache
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.host import metrics
 from rankmill.workers.models.loading import load
@@ -33,7 +33,7 @@ CONTENT = partial(directory_content, cache=cache_folder("auto"))
 MAKE = partial(Engine, token_budget=100)
 
 
-def cache_of(limits: Limits, drained: list[str] | None = None) -> EngineCache:
+def cache_of(limits: CacheLimits, drained: list[str] | None = None) -> EngineCache:
     return EngineCache(LOAD, "cpu", limits, MAKE, lambda: (drained or []).append("once"), CONTENT)
 
 
@@ -61,12 +61,12 @@ def counted() -> Counted:
 
 def test_it_keeps_what_was_used_last(counted: Counted, specs: list[ScoreSpec]) -> None:
     drained: list[str] = []
-    cache = EngineCache(LOAD, "cpu", Limits(models=2), MAKE, lambda: drained.append("once"), CONTENT)
+    cache = EngineCache(LOAD, "cpu", CacheLimits(models=2), MAKE, lambda: drained.append("once"), CONTENT)
     first, second = cache.get(specs[0]), cache.get(specs[1])
     assert cache.get(specs[0]) is first
     assert not drained
-    assert cache.fits(specs[1])
-    assert not cache.fits(specs[2])
+    assert not cache.evicts(specs[1])
+    assert cache.evicts(specs[2])
     cache.get(specs[2])  # the second leaves, when it is no longer in use
     assert drained == ["once"]
     assert cache.get(specs[0]) is first
@@ -76,7 +76,7 @@ def test_it_keeps_what_was_used_last(counted: Counted, specs: list[ScoreSpec]) -
 
 
 def test_lengths_and_activations_share_weights(counted: Counted, specs: list[ScoreSpec]) -> None:
-    cache = cache_of(Limits(models=1))
+    cache = cache_of(CacheLimits(models=1))
     whole = cache.get(specs[0])
     short = cache.get(specs[0].model_copy(update={"max_length": 8, "activation": "identity"}))
     assert short.model.backend is whole.model.backend
@@ -86,27 +86,27 @@ def test_lengths_and_activations_share_weights(counted: Counted, specs: list[Sco
 
 
 def test_a_limit_in_bytes(specs: list[ScoreSpec]) -> None:
-    cache = cache_of(Limits(models=9))
+    cache = cache_of(CacheLimits(models=9))
     cache.get(specs[0])
     one = cache.bytes
     cache.get(specs[1])
     assert cache.bytes == 2 * one
-    small = cache_of(Limits(models=9, bytes=2 * one))
+    small = cache_of(CacheLimits(models=9, bytes=2 * one))
     for spec in specs:
         small.get(spec)
     assert small.models == [specs[1].model, specs[2].model]
-    tiny = cache_of(Limits(models=9, bytes=1))  # the one in use stays all the same
+    tiny = cache_of(CacheLimits(models=9, bytes=1))  # the one in use stays all the same
     for spec in specs:
         tiny.get(spec)
         assert tiny.models == [spec.model]
 
 
 def test_idle_models_go(counted: Counted, specs: list[ScoreSpec]) -> None:
-    patient = cache_of(Limits(models=2, idle_seconds=3600))
+    patient = cache_of(CacheLimits(models=2, idle_seconds=3600))
     patient.get(specs[0])
     patient.unload_idle()
     assert patient.models == [specs[0].model]
-    hasty = cache_of(Limits(models=2, idle_seconds=1e-9))
+    hasty = cache_of(CacheLimits(models=2, idle_seconds=1e-9))
     hasty.get(specs[0])
 
     def gone() -> bool:
@@ -129,7 +129,7 @@ def test_new_files_in_a_directory_are_for_new_runs(
     spec = ScoreSpec(model=str(model), precision="fp32", activation="identity")
     load_with = partial(load, device="cpu", backend=backend, cache_dir=str(tmp_path / "cache"))
     content = partial(directory_content, cache=tmp_path / "cache")
-    cache = EngineCache(load_with, "cpu", Limits(models=2), MAKE, lambda: None, content)
+    cache = EngineCache(load_with, "cpu", CacheLimits(models=2), MAKE, lambda: None, content)
     old = cache.get(spec)
     of_old_runs = spec.model_copy(update={"revision": old.model.revision})
     copy = shutil.copyfile if in_place else replace
@@ -156,7 +156,7 @@ def test_a_directory_has_no_revision_but_its_content(specs: list[ScoreSpec]) -> 
     with pytest.raises(
         SpecError, match="is a directory, and revision main names a commit on the hub: leave it"
     ):
-        cache_of(Limits(models=1)).get(named)
+        cache_of(CacheLimits(models=1)).get(named)
 
 
 def one_score(folder: Path) -> float:
@@ -171,7 +171,7 @@ def replace(source: Path, target: Path) -> None:
 def test_a_model_that_cannot_be_loaded_is_tried_each_time(
     counted: Counted, specs: list[ScoreSpec], tmp_path: Path
 ) -> None:
-    cache = cache_of(Limits(models=1))
+    cache = cache_of(CacheLimits(models=1))
     bad = specs[0].model_copy(update={"model": str(tmp_path)})
     for _ in range(2):
         with pytest.raises(SpecError, match=r"no config\.json"):

@@ -80,7 +80,7 @@ def engine_with(model: Model, backend: Hungry, budget: int, **options: object) -
 
 def score(engine: Engine, rows: int) -> None:
     work = engine.prepare(["a query"] * rows, ["a cat"] * rows)
-    pipeline = Pipeline(0.0)
+    pipeline = Pipeline(0.0).start()
     pipeline.put(engine, work, lambda: None)
     pipeline.close(finish=True)
     assert not work.scored.errors

@@ -16,9 +16,8 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.backends.torch.backend import TorchForward
 from rankmill.workers.batches.tokens import Batch
-from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.engine import Engine, Work
 from rankmill.workers.engine.pipeline import Pipeline
-from rankmill.workers.engine.work import Work
 from rankmill.workers.models.loading import load_model
 from tests.conftest import run_command
 
@@ -47,7 +46,7 @@ def paced(model: Path, seconds: float, rows_in_batch: int) -> tuple[Engine, Pace
 
 def test_a_request_does_not_wait_for_what_was_claimed_before_it(tiny_model: Path) -> None:
     engine, backend, work = paced(tiny_model, 0.1, rows_in_batch=20)
-    pipeline = Pipeline(0.0)
+    pipeline = Pipeline(0.0).start()
     large, request = [work(100) for _ in range(4)], work(15)
     finished: list[str] = []
     for number, each in enumerate(large):
@@ -64,7 +63,7 @@ def test_a_request_does_not_wait_for_what_was_claimed_before_it(tiny_model: Path
 
 def test_requests_do_not_keep_bulk_work_from_its_turn(tiny_model: Path) -> None:
     engine, _, work = paced(tiny_model, 0.005, rows_in_batch=50)
-    pipeline = Pipeline(0.0)
+    pipeline = Pipeline(0.0).start()
     large = threading.Event()
     pipeline.put(engine, work(512), large.set)
     deadline = time.monotonic() + 20
@@ -77,7 +76,7 @@ def test_requests_do_not_keep_bulk_work_from_its_turn(tiny_model: Path) -> None:
 
 def test_requests_that_come_together_share_batches(tiny_model: Path) -> None:
     engine, backend, work = paced(tiny_model, 0.001, rows_in_batch=200)
-    pipeline = Pipeline(0.2)
+    pipeline = Pipeline(0.2).start()
     done = threading.Semaphore(0)
     for _ in range(50):
         pipeline.put(engine, work(20), done.release)
@@ -94,7 +93,7 @@ def test_scores_of_shared_batches_are_those_of_each_alone(tiny_model: Path) -> N
         [("q " * (1 + n % 5), "a cat " * (1 + (n * m) % 17)) for n in range(m, m + 30)] for m in range(8)
     ]
     works = [engine.prepare(*(list(texts) for texts in zip(*some, strict=True))) for some in pairs]
-    pipeline = Pipeline(0.05)
+    pipeline = Pipeline(0.05).start()
     for work in works:
         pipeline.put(engine, work, lambda: None)
     pipeline.close(finish=True)
@@ -106,7 +105,7 @@ def test_scores_of_shared_batches_are_those_of_each_alone(tiny_model: Path) -> N
 
 def test_room_is_what_is_pending(tiny_model: Path) -> None:
     engine, _, work = paced(tiny_model, 0.1, rows_in_batch=100)
-    pipeline = Pipeline(0.0)
+    pipeline = Pipeline(0.0).start()
     pipeline.put(engine, work(300), lambda: None)
     assert not pipeline.wait_for(lambda: pipeline.pending < 100, 0.01)
     assert pipeline.wait_for(lambda: pipeline.pending < 250, 5)
@@ -116,7 +115,7 @@ def test_room_is_what_is_pending(tiny_model: Path) -> None:
 
 def test_what_is_dropped_is_answered_after_the_batch_in_progress(tiny_model: Path) -> None:
     engine, backend, work = paced(tiny_model, 0.05, rows_in_batch=10)
-    pipeline = Pipeline(0.0)
+    pipeline = Pipeline(0.0).start()
     dropped, kept = work(512), work(30)
     answers: list[str] = []
     pipeline.put(engine, dropped, lambda: answers.append("dropped"))
@@ -144,7 +143,7 @@ def lose(*_):
     raise DeviceLost("gone")
 if {where!r} == "forward":
     backend.submit = lose
-Pipeline(0.0).put(engine, work(5), lose)
+Pipeline(0.0).start().put(engine, work(5), lose)
 time.sleep(30)
 """
     done = run_command("python", "-c", script)
@@ -154,7 +153,7 @@ time.sleep(30)
 
 def test_bulk_work_that_is_not_begun_can_be_withdrawn(tiny_model: Path) -> None:
     engine, _, work = paced(tiny_model, 0.02, rows_in_batch=10)
-    pipeline = Pipeline(0.0)
+    pipeline = Pipeline(0.0).start()
     answers: list[str] = []
     works = {name: work(100) for name in ("first", "second", "third")}
     for name, each in works.items():
@@ -170,9 +169,9 @@ def test_bulk_work_that_is_not_begun_can_be_withdrawn(tiny_model: Path) -> None:
 
 
 def test_chunks_are_answered_one_after_the_other(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankmill.workers.engine.mixing._SECONDS", 0.0)  # the fewest batches
+    monkeypatch.setattr("rankmill.workers.engine.budget._MIXED_SECONDS", 0.0)  # the fewest batches
     engine, backend, work = paced(tiny_model, 0.002, rows_in_batch=10)
-    pipeline = Pipeline(0.0)
+    pipeline = Pipeline(0.0).start()
     pipeline.put(engine, work(30), lambda: None)
     assert pipeline.wait_until_idle(5)
     before = sum(backend.sizes)
@@ -218,7 +217,7 @@ def test_while_requests_come_one_forward_is_in_progress(tiny_model: Path) -> Non
     engine, _, work = paced(tiny_model, 0.05, rows_in_batch=20)
     device = Ahead(0.05)
     object.__setattr__(engine.model, "backend", device)
-    pipeline = Pipeline(0.0)
+    pipeline = Pipeline(0.0).start()
     pipeline.put(engine, work(400), lambda: None)
     pipeline.wait_for(lambda: pipeline.pending < 350, 30)
     assert max(device.in_progress) == 2

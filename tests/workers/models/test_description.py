@@ -55,14 +55,16 @@ def test_with_a_kept_graph_neither_torch_nor_transformers_is_imported(
     environ = {"RANKMILL_BACKEND": backend, "RANKMILL_CACHE_DIR": str(cache)}
     code = f"""
 import sys
-from types import SimpleNamespace
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill import ScoringWorker; from rankmill.workers.host import health
-from rankmill.workers.assembly import assemble, prepare_device
+from rankmill.workers.models.loading import load
+from rankmill.workers.worker import make_engines, prepare_device
 settings = load_settings()
-parts = assemble(settings, prepare_device(settings), SimpleNamespace(), "a-worker", lambda: None)
-engine = parts.engines.get(ScoreSpec(model={str(model)!r}, precision={precision!r}))
+device = prepare_device(settings)
+how = device, settings.backend, settings.cache_dir
+engines = make_engines(settings, device, lambda spec: load(spec, *how), lambda: None)
+engine = engines.get(ScoreSpec(model={str(model)!r}, precision={precision!r}))
 print(engine.score(*{PAIRS!r}).scores.tolist())
 print(sorted({{"torch", "transformers"}} & set(sys.modules)))
 """

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.priority import new_run_id
-from rankmill.workers.engine.turns import Turns
+from rankmill.workers.engine.pipeline import PriorityTurns
 from rankmill.workers.queue.claim_order import ClaimOrder, RunShares, chunks_to_give
 
 Pairs = st.integers(1, 2000)
@@ -16,7 +16,7 @@ Pairs = st.integers(1, 2000)
 
 @given(st.lists(Pairs, min_size=1, max_size=6), st.lists(Pairs, min_size=1, max_size=6))
 def test_bulk_work_keeps_a_fifth_beside_endless_requests(requests: list[int], chunks: list[int]) -> None:
-    turns = Turns()
+    turns = PriorityTurns()
     had = {"request": 0, "bulk": 0}
     for request, bulk, _ in zip(cycle(requests), cycle(chunks), range(3000), strict=False):
         kind, pairs = ("bulk", bulk) if turns.bulk_is_next else ("request", request)
@@ -30,7 +30,7 @@ def test_bulk_work_keeps_a_fifth_beside_endless_requests(requests: list[int], ch
 def test_a_request_comes_before_the_next_bulk_batch_whatever_was_before(
     bulk: list[int], request: int
 ) -> None:
-    turns = Turns()
+    turns = PriorityTurns()
     for pairs in bulk:
         turns.took("bulk", pairs)
     assert not turns.bulk_is_next

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from rankmill.jobs.contract.errors import SpecError
-from rankmill.workers.batches.layout import Step
+from rankmill.workers.batches.layout import SavedModule
 from rankmill.workers.host.model_file import model_file
 
 _LEGACY = {
@@ -140,7 +140,7 @@ class Normalize(nn.Module):
         states[self.into] = nn.functional.normalize(states[self.read], p=2, dim=-1)
 
 
-def load_chain(source: str | Path, revision: str | None, steps: Sequence[Step], width: int) -> Chain:
+def load_chain(source: str | Path, revision: str | None, steps: Sequence[SavedModule], width: int) -> Chain:
     """The modules after a transformer, with their weights.
 
     Raises
@@ -167,7 +167,7 @@ def load_chain(source: str | Path, revision: str | None, steps: Sequence[Step], 
     return chain
 
 
-def _module(source: str | Path, step: Step) -> nn.Module:
+def _module(source: str | Path, step: SavedModule) -> nn.Module:
     config = step.config
     match step.kind:
         case "Pooling":
@@ -201,7 +201,7 @@ def _function(source: str | Path, config: dict[str, Any]) -> nn.Module:
     return kind()
 
 
-def _fill(module: nn.Module, source: str | Path, revision: str | None, step: Step) -> None:
+def _fill(module: nn.Module, source: str | Path, revision: str | None, step: SavedModule) -> None:
     """Load the weights of a module; all of them, and nothing else."""
     name = f"{step.path}/model.safetensors"
     file = model_file(source, revision, name)

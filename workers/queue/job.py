@@ -1,13 +1,11 @@
-"""The jobs of ScoringWorkers (each asks for scores), and how they are taken off queues."""
+"""The RQ jobs of ScoringWorkers: each asks for scores, and can ask for nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import Any
 
-from rq import Queue
 from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job
 
@@ -15,10 +13,6 @@ from rankmill.jobs.contract.errors import ForeignJobError
 from rankmill.jobs.contract.job import BASE_TIMEOUT, JOB_FUNCTION, OLD_JOB_FUNCTION, chunk_of
 from rankmill.jobs.contract.priority import run_id_of_request
 from rankmill.jobs.protocol.pairs_job import DAY, OLD_PAIRS_FUNCTION, PAIRS_FUNCTION
-from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
-from rankmill.workers.host import metrics
-
-AnyQueue = TypeVar("AnyQueue", bound=Queue)
 
 
 class Executions(ExecutionRegistry):
@@ -44,22 +38,10 @@ class ScoringJob(Job):
     can write to the queue can run any code on every worker. A ScoringWorker calls none of them.
     """
 
-    @cached_property
+    @property
     def has_pairs(self) -> bool:
-        """Whether the job brings its pairs.
-
-        Raises
-        ------
-        ForeignJobError
-            The job asks for something else than scores.
-        """
-        pairs = {PAIRS_FUNCTION, OLD_PAIRS_FUNCTION}
-        if self.func_name not in {JOB_FUNCTION, OLD_JOB_FUNCTION, *pairs}:
-            raise ForeignJobError(
-                f"job {self.id} asks for {self.func_name}; "
-                f"a ScoringWorker runs nothing but {JOB_FUNCTION} and {PAIRS_FUNCTION}"
-            )
-        return self.func_name in pairs
+        """Whether the job brings its pairs."""
+        return self.func_name in {PAIRS_FUNCTION, OLD_PAIRS_FUNCTION}
 
     @cached_property
     def chunk(self) -> tuple[str, int]:
@@ -68,9 +50,16 @@ class ScoringJob(Job):
         Raises
         ------
         ForeignJobError
-            As `has_pairs`.
+            The job asks for something else than scores.
         """
-        return (run_id_of_request(self.id), 0) if self.has_pairs else chunk_of(self)
+        if self.has_pairs:
+            return run_id_of_request(self.id), 0
+        if self.func_name not in {JOB_FUNCTION, OLD_JOB_FUNCTION}:
+            raise ForeignJobError(
+                f"job {self.id} asks for {self.func_name}; "
+                f"a ScoringWorker runs nothing but {JOB_FUNCTION} and {PAIRS_FUNCTION}"
+            )
+        return chunk_of(self)
 
     @property
     def run_ttl(self) -> int:
@@ -106,55 +95,3 @@ class ScoringJob(Job):
 
     def send_webhooks(self, *_: Any, **__: Any) -> None:
         """Send none; a job's webhooks are ignored."""
-
-
-def take_job(
-    pop: Callable[[], tuple[bytes, AnyQueue] | None], claimed: Collection[str], stopped: Callable[[], bool]
-) -> tuple[ScoringJob, AnyQueue] | None:
-    """Take the next valid job; jobs that cannot be read are set aside.
-
-    Parameters
-    ----------
-    pop
-        Moves the id of the next job from its queue to the intermediate queue, and returns both.
-    claimed
-        Ids of the jobs that this worker has claimed, as a queue may contain an id twice.
-    stopped
-        Returns whether to take no more jobs.
-
-    Returns
-    -------
-    The job and its queue; ``None`` if there was none.
-    """
-    while not stopped():
-        found = pop()
-        if found is None:
-            return None
-        raw_id, queue = found
-        try:
-            job = read_job(queue, raw_id)
-        except DamagedJob as error:
-            set_job_aside(queue, raw_id, str(error))
-            continue
-        if job is not None and job.id not in claimed:
-            return cast("ScoringJob", job), queue
-        cast("Any", queue.connection).lrem(queue.intermediate_queue_key, 1, raw_id)
-    return None
-
-
-def set_job_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
-    """Set a job aside and count it."""
-    set_aside(queue, raw_id, reason)
-    metrics.set_aside.inc()
-
-
-def pop(queues: Sequence[AnyQueue], seconds: int) -> tuple[bytes, AnyQueue] | None:
-    """Wait for a job as RQ's workers do: with a single queue, its id moves to an intermediate list."""
-    connection: Any = queues[0].connection
-    if len(queues) == 1:
-        (queue,) = queues
-        raw_id = connection.blmove(queue.key, queue.intermediate_queue_key, seconds)
-        return None if raw_id is None else (raw_id, queue)
-    by_key = {queue.key.encode(): queue for queue in queues}
-    found = connection.blpop(list(by_key), seconds)
-    return None if found is None else (found[1], by_key[found[0]])

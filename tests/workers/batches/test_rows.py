@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmill.workers.engine.rows import WaitingRows
+from rankmill.workers.batches.planner import WaitingRows
 
 Lengths = st.lists(st.integers(1, 60), max_size=30)
 

@@ -1,0 +1,78 @@
+"""The functions that scoring jobs name, `rankmill.score_chunk` and `rankmill.score_pairs`; both always fail.
+
+RQ calls one by name in a worker that is not a ScoringWorker. A ScoringWorker reads the job and scores it
+itself, so these need no engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from rq import get_current_job
+from rq.job import Job
+
+from rankmill.jobs.contract.errors import WrongWorkerError
+from rankmill.jobs.contract.job import JOB_FUNCTION, wrong_worker_message
+from rankmill.jobs.contract.results import ChunkFailure
+from rankmill.jobs.protocol.pairs_job import PAIRS_FUNCTION
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.worker_report import queue_workers
+
+
+def score_chunk(run_id: str, chunk: int) -> NoReturn:
+    """Fail, or go back to the queue if it has a ScoringWorker.
+
+    If it has none, a failure with the right worker command is written to the run, so the producer does not
+    wait.
+
+    Raises
+    ------
+    WrongWorkerError
+        Always.
+    """
+    job, message = _wrong_worker(JOB_FUNCTION)
+    store = RunStore(job.connection)
+    run = None if _leave_to_others(job) else store.load(run_id)
+    if run is not None:
+        store.write_result(run, ChunkFailure(chunk=chunk, message=message, fatal=True))
+    raise WrongWorkerError(message)
+
+
+def score_pairs(pairs: list[tuple[str, str]], *, model: str, **spec: Any) -> NoReturn:
+    """Fail, or go back to the queue if it has a ScoringWorker.
+
+    Parameters
+    ----------
+    pairs
+        At most `MAX_PAIRS` queries and passages; a pair with ``None`` gets an error in place of its score.
+    model, spec
+        Fields of `ScoreSpec`.
+
+    Raises
+    ------
+    WrongWorkerError
+        Always.
+    """
+    job, message = _wrong_worker(PAIRS_FUNCTION)
+    _leave_to_others(job)
+    raise WrongWorkerError(message)
+
+
+def _wrong_worker(function: str) -> tuple[Job, str]:
+    """The current job, and why the worker that runs `function` cannot score it."""
+    job = get_current_job()
+    if job is None:
+        raise WrongWorkerError(f"{function} runs in RQ workers only")
+    return job, wrong_worker_message(job.origin)
+
+
+def _leave_to_others(job: Job) -> bool:
+    """Whether a job that has reached a plain RQ worker goes back to its queue, as a ScoringWorker is there.
+
+    That counts as no attempt.
+    """
+    found = bool(queue_workers(job.connection, job.origin).scoring)
+    if found:
+        job.retries_left = (job.retries_left or 0) + 1
+        job.retry_intervals = None  # after a pause, the one that waits longest takes it: this one, again
+    return found
