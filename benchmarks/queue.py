@@ -50,6 +50,9 @@ class NoScorer:
         claim.source = source_of(claim.job, self._store)
         claim.run = claim.source.load()
 
+    def reads(self, _: Run) -> bool:
+        return False
+
     def evicts(self, _: Run) -> bool:
         return False
 
