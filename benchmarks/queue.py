@@ -46,17 +46,12 @@ class NoScorer:
         self._store, self._worker = store, worker
         self.refusals = Refusals()
 
-    def find_run(self, claim: Claim) -> None:
-        claim.source = source_of(claim.job, self._store)
-        claim.run = claim.source.load()
-
     def reads(self, _: Run) -> bool:
         return False
 
-    def evicts(self, _: Run) -> bool:
-        return False
-
-    def begin(self, claim: Claim) -> ChunkScores | None:
+    def find_run(self, claim: Claim) -> ChunkScores | None:
+        claim.source = source_of(claim.job, self._store)
+        claim.run = claim.source.load()
         payload = self._store.payload(claim.run, claim.chunk) if claim.run else None
         if payload is None:
             return None
