@@ -231,7 +231,7 @@ class ScoringWorker(LeasedWorker):
             order,
             lambda: self._stop_requested,
         )
-        self._scored_rows = ScoredRowsBeat(self.connection, self._claims)
+        self._scored_rows = ScoredRowsBeat(self.store, self._claims)
         started = time.time()
         self._orders = Orders(
             started,

@@ -22,7 +22,7 @@ from benchmarks.queue import PASSAGE, IdleWorker, NoScorer
 from rankmill import Client
 from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.runtime.settings import WorkerSettings
-from rankmill.producer.client.runs.scoring_run import ScoringRun
+from rankmill.producer.client.runs import ScoringRun
 from rankmill.workers.queue.claim import Claim
 
 LATE_SECONDS = "LATE_SECONDS"

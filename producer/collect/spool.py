@@ -15,7 +15,7 @@ from typing import IO
 import pyarrow as pa
 
 from rankmill.jobs.contract.results import ChunkStats
-from rankmill.producer.collect.splitting import ScoredTable
+from rankmill.producer.collect.scored import ScoredTable
 
 MEMORY_BYTES = 64 << 20
 """Most bytes of finished chunks in memory."""

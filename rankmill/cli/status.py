@@ -14,14 +14,12 @@ from rankmill.cluster.snapshot import PAGE_RUNS, read_cluster
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.run import MAX_ROW_ERRORS, Run
-from rankmill.jobs.protocol.detached import read_chunks
-from rankmill.jobs.protocol.row_errors import read_row_errors
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.submitted.store import FileRunStore
 from rankmill.jobs.runtime.connection import connect
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.producer.client.runs.detached import DetachedRun
-from rankmill.producer.client.submitted.file import SubmittedFile, find_submitted, submitted_files
+from rankmill.producer.client.submitted import SubmittedFile, find_submitted, submitted_files
+from rankmill.producer.collect.driver import collect_detached
 
 _STATUS_RUNS = 10
 _WAIT_SECONDS = 5
@@ -116,11 +114,11 @@ def errors(run_id: str, redis_url: str | None, config: str | None, as_json: bool
     """
     store = _store(redis_url, config)
     run = _find(store, run_id)
-    chunks = read_chunks(store.redis, run.id)
+    chunks = store.detached_chunks(run.id)
     if chunks is not None:
-        found, damaged = DetachedRun(store, run, chunks).row_errors(), 0
+        found, damaged = collect_detached(store, run, chunks).row_errors(), 0
     else:
-        found, damaged = read_row_errors(store.redis, run.id)
+        found, damaged = store.row_errors(run.id)
     if damaged:
         click.echo(f"{damaged} entries of {keys.errors(run.id)} are damaged and are not shown", err=True)
     if as_json:

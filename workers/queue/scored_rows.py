@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import redis
 
-from rankmill.jobs.protocol.scored_rows import write_scored_rows
+from rankmill.jobs.protocol.runs import RunStore
 
 if TYPE_CHECKING:
     from rankmill.workers.queue.claims import Claims
@@ -28,14 +28,14 @@ class ScoredRowsBeat:
 
     Parameters
     ----------
-    connection
+    store
         The server.
     claims
         The worker's claims.
     """
 
-    def __init__(self, connection: redis.Redis, claims: Claims) -> None:
-        self._connection = connection
+    def __init__(self, store: RunStore, claims: Claims) -> None:
+        self._store = store
         self._claims = claims
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scored-rows", daemon=True)
@@ -58,7 +58,7 @@ class ScoredRowsBeat:
             if counts:
                 last = time.monotonic()
                 try:
-                    write_scored_rows(self._connection, counts)
+                    self._store.write_scored_rows(counts)
                 except redis.ResponseError as error:  # for instance, the key is not a hash
                     logger.warning("the scored rows cannot be counted: %s", error)
                 except Exception:  # progress is worth no worker

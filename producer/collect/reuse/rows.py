@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.results import ChunkResult, ChunkScores
-from rankmill.producer.collect.splitting import ScoredTable, scores_and_errors
+from rankmill.producer.collect.scored import ScoredTable, scores_and_errors
 
 Rows = npt.NDArray[np.int64]
 Found = tuple[pa.Array, pa.Array]

@@ -15,7 +15,7 @@ from rankmill.jobs.contract.results import ChunkResult, ChunkScores, ChunkStats
 from rankmill.producer.collect.reuse.asked import NOBODY, AskedPairs
 from rankmill.producer.collect.reuse.pair_keys import Keys, as_bytes, pair_keys, unlike_keys, whole_keys
 from rankmill.producer.collect.reuse.rows import RowsToScore, rows_to_score
-from rankmill.producer.collect.splitting import ScoredTable, scores_and_errors
+from rankmill.producer.collect.scored import ScoredTable, scores_and_errors
 
 Answer = tuple[float | list[float] | None, str | None]
 """Score and error of a pair; one of them is null."""

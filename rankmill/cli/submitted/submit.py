@@ -11,7 +11,7 @@ from rankmill.cli import options
 from rankmill.cli.files.request import SETTINGS, file_options, file_request
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.producer.client.client import Client
+from rankmill.producer.client.sync_client import Client
 
 
 @options.command("submit")

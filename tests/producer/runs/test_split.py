@@ -15,8 +15,8 @@ from rankmill.jobs.protocol.worker_report import worker_reports
 from rankmill.jobs.registry.documents import Alias, target_of
 from rankmill.jobs.registry.names import Reference
 from rankmill.jobs.registry.registry import Registry
-from rankmill.producer.client.runs.scores import Scores
-from rankmill.producer.client.runs.split import rows_by_version, version_of
+from rankmill.producer.client.runs import Scores
+from rankmill.producer.client.split import rows_by_version, version_of
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.models.registries import put_version
 from tests.harness.models.tiny import make_bert

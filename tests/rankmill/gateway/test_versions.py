@@ -11,7 +11,7 @@ from rankmill import Client
 from rankmill.jobs.registry.documents import Alias, target_of
 from rankmill.jobs.registry.names import Reference
 from rankmill.jobs.registry.registry import Registry
-from rankmill.producer.client.runs.split import version_of
+from rankmill.producer.client.split import version_of
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.gateways import Running, running_gateway
 from tests.harness.models.registries import put_version

@@ -31,7 +31,7 @@ from rankmill.jobs.contract.run import new_run
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.ordered_queue import LOOK_AT, OrderedQueue
 from rankmill.jobs.protocol.runs import RunStore
-from rankmill.producer.client.runs.scoring_run import ScoringRun
+from rankmill.producer.client.runs import ScoringRun
 from rankmill.workers.queue.claim_order import ClaimOrder
 
 QUICK = {"RANKMILL_HEARTBEAT_SECONDS": "0.5", "RANKMILL_LEASE_SECONDS": "5", "RANKMILL_BATCH_WAIT_MS": "0"}
