@@ -38,10 +38,10 @@ from rankmill.producer.client.split import rows_by_version, split_run
 from rankmill.producer.client.submitted import SubmittedFile, file_request, submit_file, submitted_files
 from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.driver import RunDriver, collect_detached, expired, submit_detached
+from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.pairs import COLUMNS, RowsAt, cut_pairs
 from rankmill.producer.collect.presence import WorkerPresence
-from rankmill.producer.collect.reuse.earlier import EarlierScores
 from rankmill.producer.collect.sizing import MIN_ROWS, REQUEST_ROWS, ChunkSize, Sizes, WindowSize
 from rankmill.producer.local.embedded import EmbeddedCluster
 

@@ -18,10 +18,10 @@ from rankmill.jobs.contract.results import BadResult, ChunkFailure, ChunkResult,
 from rankmill.jobs.contract.run import Run, Settled
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.runtime.logs import about
+from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.progress import RowCounter
-from rankmill.producer.collect.reuse.earlier import EarlierScores
-from rankmill.producer.collect.reuse.shared import Lenders, SharedPairs
-from rankmill.producer.collect.scored import ScoredTable, join_results, scored_table
+from rankmill.producer.collect.repeats import ChunkPairs, RepeatedPairs
+from rankmill.producer.collect.scored import ScoredTable, join_results, scored_table, scores_and_errors
 from rankmill.producer.collect.sizing import Load, WindowSize
 
 AT_ONCE = 64
@@ -77,14 +77,14 @@ class UnfinishedChunk:
     """The rows of a chunk that has no result yet, and the results of its pieces."""
 
     table: pa.Table
-    shared: SharedPairs | None = None
+    pairs: ChunkPairs | None = None
     """The pairs to score, and which of them another chunk asks for; ``None``: all rows are scored."""
     results: list[tuple[Unit, ChunkResult]] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
         """How many rows are sent."""
-        return int(self.shared.own.sum()) if self.shared else len(self.table)
+        return int(self.pairs.own.sum()) if self.pairs else len(self.table)
 
 
 class FinishedChunk(NamedTuple):
@@ -205,7 +205,7 @@ class Collector:
         self._waiting: dict[int, int] = {}
         """Rows of finished chunks that are not taken, by number."""
         self._reuse = reuse
-        self._lenders = None if reuse is None else Lenders(reuse.columns)
+        self._repeats = None if reuse is None else RepeatedPairs(reuse.columns)
         self._idle = 0
         """Chunks that wait only for others' scores."""
         self._load = Load()
@@ -247,23 +247,24 @@ class Collector:
         self.cut += len(table)
         self.chunk_rows = max(self.chunk_rows, len(table))
         if known:
-            self._finish(number, scored_table(table, known), None, fresh=False)
+            columns = scores_and_errors(known, len(table))
+            self._finish(number, scored_table(table, known, columns), None, fresh=False)
             return None
-        shared = None
-        if self._reuse is not None and self._lenders is not None:
+        pairs = None
+        if self._reuse is not None and self._repeats is not None:
             scores = self._reuse.known(self._reuse.digests(table)) if len(self._reuse) else None
-            shared = self._lenders.share(number, table, scores)
-            if shared and not shared.keys:
-                self._finish(number, shared.asked.table(table, None), None)
+            pairs = self._repeats.enter(number, table, scores)
+            if pairs and not len(pairs.rows):
+                self._finish(number, pairs.table(table), None)
                 return None
-        chunk = self._unfinished[number] = UnfinishedChunk(table, shared)
+        chunk = self._unfinished[number] = UnfinishedChunk(table, pairs)
         if not chunk.rows:
             self._idle += 1
             return None
-        if shared is None or chunk.rows == len(table):
+        if pairs is None or chunk.rows == len(table):
             unit = Unit(number, number, table)
         else:
-            unit = Unit(FIRST_PIECE + number, number, shared.select(table))
+            unit = Unit(FIRST_PIECE + number, number, pairs.select(table))
         self.units[unit.number] = unit
         self._enter(unit, int(unit.table_bytes * self._payload_share))
         return unit
@@ -385,25 +386,26 @@ class Collector:
     def _has_answer(self, number: int, whole: ChunkResult) -> None:
         """Finish a chunk whose units have their results, and those that waited for its scores."""
         chunk = self._unfinished[number]
-        answers = self._lenders.answer(number, whole) if self._lenders else {}
-        if chunk.shared is None:
+        answers = self._repeats.answer(number, whole) if self._repeats else {}
+        if chunk.pairs is None:
             del self._unfinished[number]
-            self._finish(number, scored_table(chunk.table, whole), whole)
+            columns = scores_and_errors(whole, len(chunk.table))
+            self._finish(number, scored_table(chunk.table, whole, columns), whole)
         else:
-            chunk.shared.result = whole
-            self._finish_shared(number, chunk.shared)
+            chunk.pairs.result = whole
+            self._finish_if_complete(number, chunk.pairs)
         for each, found in answers.items():
-            waiting = self._unfinished[each].shared
+            waiting = self._unfinished[each].pairs
             assert waiting
             waiting.add(found)
-            self._finish_shared(each, waiting)
+            self._finish_if_complete(each, waiting)
 
-    def _finish_shared(self, number: int, shared: SharedPairs) -> None:
-        """Finish a chunk with shared pairs, if it has all answers."""
-        if shared.is_complete:
+    def _finish_if_complete(self, number: int, pairs: ChunkPairs) -> None:
+        """Finish a chunk of which others ask for some pairs, if it has all answers."""
+        if pairs.is_complete:
             chunk = self._unfinished.pop(number)
             self._idle -= not chunk.rows
-            self._finish(number, shared.table(chunk.table), shared.whole(number))
+            self._finish(number, pairs.table(chunk.table), pairs.whole(number))
 
     def _finish(
         self, number: int, part: ScoredTable, result: ChunkResult | None, *, fresh: bool = True

@@ -34,10 +34,10 @@ from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.collector import AT_ONCE, Accepted, Collector, Unit
+from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.presence import WorkerPresence
 from rankmill.producer.collect.progress import RowCounter
-from rankmill.producer.collect.reuse.earlier import EarlierScores
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.collect.sizing import ChunkSize, Sizes, WindowSize
 from rankmill.producer.collect.spool import Spool

@@ -31,12 +31,15 @@ class ScoredTable:
     parts: tuple[ScoredTable, ...] = ()
 
 
-def scored_table(table: pa.Table, result: ChunkResult) -> ScoredTable:
-    """The rows of a chunk with its result."""
-    columns = scores_and_errors(result, len(table))
+def scored_table(
+    table: pa.Table, result: ChunkResult | None, columns: tuple[pa.Array, pa.Array], reused: int = 0
+) -> ScoredTable:
+    """The rows of a chunk with their scores and errors, and what a worker says of it, if one was asked."""
     if isinstance(result, ChunkScores):
-        return ScoredTable(table, *columns, result.stats, result.stats.attempt, result.stats.worker)
-    return ScoredTable(table, *columns, None, result.attempts, result.worker)
+        return ScoredTable(table, *columns, result.stats, result.stats.attempt, result.stats.worker, reused)
+    if result is None:
+        return ScoredTable(table, *columns, None, 0, "", reused)
+    return ScoredTable(table, *columns, None, result.attempts, result.worker, reused)
 
 
 def scores_and_errors(

@@ -23,9 +23,9 @@ from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.collect.collector import FIRST_PIECE, HowScored
+from rankmill.producer.collect.earlier import EarlierScores, no_earlier
 from rankmill.producer.collect.journal import OLD_CHUNK_SIZE, Journal
 from rankmill.producer.collect.pairs import RowsAt
-from rankmill.producer.collect.reuse.earlier import EarlierScores, no_earlier
 from rankmill.producer.files.layout import plan_layout
 from rankmill.producer.files.manifest import differences, manifest
 from rankmill.producer.files.parts import ScoredParts

@@ -14,8 +14,8 @@ from rankmill.jobs.contract.wire import decode_pairs
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.driver import RunDriver
+from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.journal import Journal
-from rankmill.producer.collect.reuse.earlier import EarlierScores
 from rankmill.producer.collect.sizing import ChunkSize, Sizes, WindowSize
 from tests.harness.runs import stored_run
 
