@@ -28,18 +28,18 @@ AT_ONCE = 64
 """Most chunks that are cut at once."""
 
 FIRST_PIECE = 1 << 40
-"""No run has so many rows. The number of a piece of a chunk is its first row and so much more for each time
-that the chunk was split; so all who collect a run number its pieces alike."""
+"""No run has so many rows. The number of a piece that is no whole chunk is its first row, and so much more
+for each time that the chunk was split; so all who collect a run number its pieces alike."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class Unit:
-    """Rows that one job scores: a whole chunk, or a piece of a chunk.
+class Piece:
+    """Rows that one job scores: a whole chunk, or some rows of it.
 
-    ``start`` is the unit's first row within what is sent of the chunk; ``failed`` counts the attempts that
-    have failed; ``payload_bytes`` is its size in Redis.
+    ``start`` is the piece's first row within what is sent of the chunk; ``failed`` counts the attempts that
+    have failed; a ``suspect`` piece may kill its worker; ``payload_bytes`` is its size in Redis.
     """
 
     number: int
@@ -47,7 +47,7 @@ class Unit:
     table: pa.Table
     start: int = 0
     failed: int = 0
-    piece: bool = False
+    suspect: bool = False
     payload_bytes: int = 0
 
     @cached_property
@@ -55,18 +55,18 @@ class Unit:
         """The size of the table."""
         return int(self.table.nbytes)
 
-    def halves(self) -> list[Unit]:
-        """Split the unit, of at least two rows, into two pieces."""
+    def halves(self) -> list[Piece]:
+        """Split the piece, of at least two rows, into two."""
         middle = len(self.table) // 2
         depth = self.number // FIRST_PIECE + 1
         cuts = ((0, middle), (middle, len(self.table) - middle))
         return [
-            Unit(
+            Piece(
                 number=depth * FIRST_PIECE + self.chunk + self.start + at,
                 chunk=self.chunk,
                 table=self.table.slice(at, rows),
                 start=self.start + at,
-                piece=True,
+                suspect=True,
             )
             for at, rows in cuts
         ]
@@ -79,7 +79,7 @@ class UnfinishedChunk:
     table: pa.Table
     pairs: ChunkPairs | None = None
     """The pairs to score, and which of them another chunk asks for; ``None``: all rows are scored."""
-    results: list[tuple[Unit, ChunkResult]] = field(default_factory=list)
+    results: list[tuple[Piece, ChunkResult]] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -98,13 +98,13 @@ class FinishedChunk(NamedTuple):
 class Accepted(NamedTuple):
     """What is to be done after results came in.
 
-    ``taken`` are the results, with their units. ``pieces`` of chunks that kill workers are to be sent. Chunks
-    with ``unusable`` results, by number with the reasons, are to be sent again, unless their job will write
-    another result.
+    ``taken`` are the results, with their pieces. ``halves`` of pieces that kill workers are to be sent.
+    Pieces with ``unusable`` results, by number with the reasons, are to be sent again, unless their job will
+    write another result.
     """
 
-    taken: list[tuple[Unit, ChunkResult]]
-    pieces: list[Unit]
+    taken: list[tuple[Piece, ChunkResult]]
+    halves: list[Piece]
     unusable: dict[int, str]
 
 
@@ -152,7 +152,7 @@ class HowScored:
 class Collector:
     """The chunks of a run between the input and the caller.
 
-    The number of a chunk is its first row in the input. No more units are without a result than the window
+    The number of a chunk is its first row in the input. No more pieces are without a result than the window
     allows. Chunks are finished in any order and taken in that of the input, so a late one keeps no other from
     being scored.
 
@@ -161,7 +161,7 @@ class Collector:
     run
         The run to which the chunks belong.
     window
-        Most units without a result.
+        Most pieces without a result.
     rows
         Counts the rows that are done.
     first
@@ -191,10 +191,10 @@ class Collector:
         """Whether all chunks are cut; the driver sets it."""
         self.chunk_rows = 0
         """Rows of the largest chunk so far."""
-        self.units: dict[int, Unit] = {}
-        """Units without a result, by the chunk number in their job."""
+        self.pieces: dict[int, Piece] = {}
+        """Pieces without a result, by the chunk number in their job."""
         self.answered: list[int] = []
-        """Numbers of the units that have a result; the driver empties it when Redis has forgotten them."""
+        """Numbers of the pieces that have a result; the driver empties it when Redis has forgotten them."""
         self.fatal: ChunkFailure | None = None
         """Why no chunk of the run can be scored."""
         self.most_bytes = 0
@@ -210,11 +210,11 @@ class Collector:
         """Chunks that wait only for others' scores."""
         self._load = Load()
         self._payloads: dict[int, int] = {}
-        """Bytes of payload of the units in the load, by number."""
+        """Bytes of payload of the pieces in the load, by number."""
         self._payload_share = 1.0
         """Bytes of payload for a byte of a table, as last seen."""
         self._scored: Mapping[int, int] = {}
-        """Scored rows of units without a result, by number, as last seen."""
+        """Scored rows of pieces without a result, by number, as last seen."""
 
     @property
     def ready(self) -> bool:
@@ -229,7 +229,7 @@ class Collector:
     @property
     def complete(self) -> bool:
         """Whether all chunks have their result; some may not be taken yet."""
-        return self.exhausted and not self.units
+        return self.exhausted and not self.pieces
 
     @property
     def wants_chunks(self) -> bool:
@@ -241,7 +241,7 @@ class Collector:
         """Whether another chunk fits into the window."""
         return self._idle < AT_ONCE and not self._window.is_full(self._load)
 
-    def add(self, table: pa.Table, known: ChunkResult | None = None) -> Unit | None:
+    def add(self, table: pa.Table, known: ChunkResult | None = None) -> Piece | None:
         """Take in the next chunk, perhaps with a `known` result; return what of it is to be sent."""
         number = self.cut
         self.cut += len(table)
@@ -262,29 +262,29 @@ class Collector:
             self._idle += 1
             return None
         if pairs is None or chunk.rows == len(table):
-            unit = Unit(number, number, table)
+            piece = Piece(number, number, table)
         else:
-            unit = Unit(FIRST_PIECE + number, number, pairs.select(table))
-        self.units[unit.number] = unit
-        self._enter(unit, int(unit.table_bytes * self._payload_share))
-        return unit
+            piece = Piece(FIRST_PIECE + number, number, pairs.select(table))
+        self.pieces[piece.number] = piece
+        self._enter(piece, int(piece.table_bytes * self._payload_share))
+        return piece
 
-    def sent(self, units: Sequence[Unit]) -> None:
-        """Take note of units that are in Redis, with the sizes of their payloads."""
-        for unit in units:
-            self._leave(unit)
-            self._enter(unit, unit.payload_bytes)
-        tables = sum(unit.table_bytes for unit in units)
-        self._payload_share = sum(unit.payload_bytes for unit in units) / max(tables, 1)
+    def sent(self, pieces: Sequence[Piece]) -> None:
+        """Take note of pieces that are in Redis, with the sizes of their payloads."""
+        for piece in pieces:
+            self._leave(piece)
+            self._enter(piece, piece.payload_bytes)
+        tables = sum(piece.table_bytes for piece in pieces)
+        self._payload_share = sum(piece.payload_bytes for piece in pieces) / max(tables, 1)
         self.most_bytes = max(self.most_bytes, int(self._load.payload / self._payload_share))
 
     def see(self, scored: Mapping[int, int], now: float) -> bool:
-        """Note the progress at `now` (s since 1970), with `scored` rows of units without a result, by number.
+        """Note the progress at `now` (s since 1970); return whether it is new.
 
-        Returns whether it is new.
+        `scored` has the scored rows of pieces without a result, by number.
         """
-        self._scored, units = scored, self.units
-        counts = (min(rows, len(units[number].table)) for number, rows in scored.items() if number in units)
+        self._scored, pieces = scored, self.pieces
+        counts = (min(rows, len(pieces[number].table)) for number, rows in scored.items() if number in pieces)
         return self.rows.see(sum(counts), now)
 
     def news(self, results: Iterable[ChunkResult | BadResult]) -> Settled | None:
@@ -294,67 +294,68 @@ class Collector:
 
     def accept(self, results: Iterable[ChunkResult | BadResult], now: float) -> Accepted:
         """Take in results, which came at `now` (s since 1970), and note the chunks that they finish."""
-        taken: list[tuple[Unit, ChunkResult]] = []
-        pieces: list[Unit] = []
+        taken: list[tuple[Piece, ChunkResult]] = []
+        fresh: list[Piece] = []
         unusable: dict[int, str] = {}
         for result in results:
             bad = self._objection(result)
             if bad is not None or isinstance(result, BadResult):
                 with about(chunk="unknown" if result.chunk is None else result.chunk):
                     logger.warning("a result cannot be used: %s", bad)
-                if result.chunk in self.units:
+                if result.chunk in self.pieces:
                     unusable[result.chunk] = str(bad)
                 continue
-            unit = self.units.pop(result.chunk, None)
-            if unit is None:
+            piece = self.pieces.pop(result.chunk, None)
+            if piece is None:
                 continue  # a second result with the same scores, or not a chunk of this run
-            self._leave(unit)
-            self.answered.append(unit.number)
+            self._leave(piece)
+            self.answered.append(piece.number)
             if isinstance(result, ChunkFailure) and result.fatal:
                 self.fatal = result
                 continue
-            taken.append((unit, result))
-            if isinstance(result, ChunkFailure) and result.died and len(unit.table) > 1:
-                halves = unit.halves()
-                self.units |= {half.number: half for half in halves}
-                pieces += halves
+            taken.append((piece, result))
+            if isinstance(result, ChunkFailure) and result.died and len(piece.table) > 1:
+                halves = piece.halves()
+                self.pieces |= {half.number: half for half in halves}
+                fresh += halves
                 continue
-            chunk = self._unfinished[unit.chunk]
-            chunk.results.append((unit, result))
+            chunk = self._unfinished[piece.chunk]
+            chunk.results.append((piece, result))
             if sum(len(each.table) for each, _ in chunk.results) == chunk.rows:
                 ordered = sorted(chunk.results, key=lambda each: each[0].start)
-                whole = join_results(unit.chunk, [(len(each.table), found) for each, found in ordered])
-                self._has_answer(unit.chunk, whole)
+                whole = join_results(piece.chunk, [(len(each.table), found) for each, found in ordered])
+                self._has_answer(piece.chunk, whole)
         self.see(self._scored, now)
-        still_bad = {number: why for number, why in unusable.items() if number in self.units}
-        return Accepted(taken, [unit for unit in pieces if unit.number in self.units], still_bad)
+        still_bad = {number: why for number, why in unusable.items() if number in self.pieces}
+        return Accepted(taken, [piece for piece in fresh if piece.number in self.pieces], still_bad)
 
     def retry(
         self, reasons: Mapping[int, str], failed: Mapping[int, int]
-    ) -> tuple[list[Unit], list[ChunkFailure]]:
-        """What becomes of units whose attempt has failed, by number with the reasons.
+    ) -> tuple[list[Piece], list[ChunkFailure]]:
+        """What becomes of halves that are new, and of pieces whose attempt has failed.
 
         Parameters
         ----------
         reasons
-            Why the last attempt has failed.
+            Why the last attempt at each has failed, by number.
         failed
             How many attempts before the last one have failed, by number.
 
         Returns
         -------
-        The units to send again, and the failures of those without an attempt left.
+        The pieces to send again, and the failures of those without an attempt left.
         """
-        again: list[Unit] = []
+        again: list[Piece] = []
         given_up: list[ChunkFailure] = []
         for number, reason in reasons.items():
-            attempts = failed.get(number, 0) + 1
+            begun = -1 if self.pieces[number].suspect else 0  # that a half is sent at all is counted, too
+            attempts = failed.get(number, begun) + 1
             if attempts > self._run.max_retries:
                 message = f"given up after attempt {attempts}: {reason}"
                 given_up.append(ChunkFailure(chunk=number, message=message, fatal=False, attempts=attempts))
             else:
-                self.units[number].failed = attempts
-                again.append(self.units[number])
+                self.pieces[number].failed = attempts
+                again.append(self.pieces[number])
         return again, given_up
 
     def pop_finished(self) -> list[FinishedChunk]:
@@ -369,22 +370,22 @@ class Collector:
         return number
 
     def _fits(self, result: ChunkScores) -> bool:
-        unit = self.units.get(result.chunk)
-        return unit is not None and len(result.scores) == len(unit.table)
+        piece = self.pieces.get(result.chunk)
+        return piece is not None and len(result.scores) == len(piece.table)
 
     def _objection(self, result: ChunkResult | BadResult) -> str | None:
-        """Why a result is not that of its unit; ``None`` if it is, or is of none."""
+        """Why a result is not that of its piece; ``None`` if it is, or is of none."""
         if isinstance(result, BadResult):
             return result.reason
-        if result.chunk not in self.units or isinstance(result, ChunkFailure):
+        if result.chunk not in self.pieces or isinstance(result, ChunkFailure):
             return None
         if not self._fits(result):
-            rows = len(self.units[result.chunk].table)
+            rows = len(self.pieces[result.chunk].table)
             return f"it has {len(result.scores)} scores for {rows} pairs"
         return self.how.objection(result.stats)
 
     def _has_answer(self, number: int, whole: ChunkResult) -> None:
-        """Finish a chunk whose units have their results, and those that waited for its scores."""
+        """Finish a chunk whose pieces have their results, and those that waited for its scores."""
         chunk = self._unfinished[number]
         answers = self._repeats.answer(number, whole) if self._repeats else {}
         if chunk.pairs is None:
@@ -414,14 +415,14 @@ class Collector:
         self._waiting[number] = len(part.table)
         self._finished.append(FinishedChunk(number, part, result))
 
-    def _enter(self, unit: Unit, payload: int) -> None:
-        """Count a unit into the load."""
-        self._payloads[unit.number] = payload
-        self._load = self._load.plus(len(unit.table), payload)
+    def _enter(self, piece: Piece, payload: int) -> None:
+        """Count a piece into the load."""
+        self._payloads[piece.number] = payload
+        self._load = self._load.plus(len(piece.table), payload)
 
-    def _leave(self, unit: Unit) -> None:
-        """Take a unit out of the load, if it is in it."""
-        payload = self._payloads.pop(unit.number, None)
+    def _leave(self, piece: Piece) -> None:
+        """Take a piece out of the load, if it is in it."""
+        payload = self._payloads.pop(piece.number, None)
         if payload is not None:
-            rows = len(unit.table)
-            self._load = Load(self._load.units - 1, self._load.rows - rows, self._load.payload - payload)
+            rows = len(piece.table)
+            self._load = Load(self._load.pieces - 1, self._load.rows - rows, self._load.payload - payload)

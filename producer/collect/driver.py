@@ -33,7 +33,7 @@ from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.producer.collect.cleanup import RunCleaner
-from rankmill.producer.collect.collector import AT_ONCE, Accepted, Collector, Unit
+from rankmill.producer.collect.collector import AT_ONCE, Accepted, Collector, Piece
 from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.presence import WorkerPresence
@@ -164,7 +164,8 @@ class RunDriver:
             while not collector.done:
                 self.fill()
                 if collector.ready:
-                    self._keep_up()
+                    if collector.pieces and self._seconds_since(self._collected) > self._store.patrol_seconds:
+                        self._catch_up()
                     yield self._spool.take(collector.take())
                     self._waits_since = time.monotonic()
                 elif not collector.done:
@@ -193,9 +194,8 @@ class RunDriver:
     def refresh(self) -> None:
         """Collect what there is of a detached run, which goes on while nobody reads it."""
         if self.is_detached and not self.collector.complete:
-            with self._at_redis():
-                self._collect(0)
-                self._look_at_workers()
+            self._check_cancelled()
+            self._catch_up()
 
     def fill(self) -> None:
         """Submit some chunks if the window has room; between two such steps, results are collected."""
@@ -210,7 +210,7 @@ class RunDriver:
             self._span.add_event("cancelled")
             self._span.end()
         self._cancelled = True
-        chunks = {*self.collector.units, *self.collector.answered}
+        chunks = {*self.collector.pieces, *self.collector.answered}
         if self.is_detached:
             with redis_errors():
                 self._store.delete(self.run, chunks, tell=True)
@@ -221,9 +221,9 @@ class RunDriver:
         has_room = not self.collector.ready or self._spool.has_room(self.collector.most_bytes)
         return has_room and not self._spool.full and self.collector.wants_chunks
 
-    def _cut(self) -> list[Unit]:
+    def _cut(self) -> list[Piece]:
         """Cut chunks until the window is full, or there are several; return what is to be sent."""
-        fresh: list[Unit] = []
+        fresh: list[Piece] = []
         for _ in range(AT_ONCE):
             if self._spool.full or not self.collector.has_room:
                 break
@@ -232,8 +232,8 @@ class RunDriver:
                 self.collector.exhausted = True
                 break
             number = self.collector.cut
-            if unit := self.collector.add(table, self._known(number, len(table))):
-                fresh.append(unit)
+            if piece := self.collector.add(table, self._known(number, len(table))):
+                fresh.append(piece)
                 self._spans[number] = tracing.begin("chunk", self._span, chunk=number, rows=len(table))
             self._keep_finished()
         return fresh
@@ -252,11 +252,11 @@ class RunDriver:
         self._look_around()
         with self._at_redis():
             patrol = self._store.patrol_seconds
-            if self.presence and time.monotonic() - self._heard > patrol:
+            if self.presence and self._seconds_since(self._heard) > patrol:
                 self.presence.check(self._heard)
             self._collect(0 if self._wants_chunks() else patrol)
             self._look_at_workers()
-            if time.monotonic() - self._waits_since > _SWEEP_SECONDS:
+            if self._seconds_since(self._waits_since) > _SWEEP_SECONDS:
                 self._sweep()
                 self._waits_since = time.monotonic()
         if self.collector.fatal:
@@ -264,12 +264,11 @@ class RunDriver:
                 self.cancel()
             raise RunFailed(self.collector.fatal.message)
 
-    def _keep_up(self) -> None:
-        """Collect what is there now and then, while finished chunks are handed to the caller."""
-        if self.collector.units and time.monotonic() - self._collected > self._store.patrol_seconds:
-            with self._at_redis():
-                self._collect(0)
-                self._look_at_workers()
+    def _catch_up(self) -> None:
+        """Collect what is there, without a wait."""
+        with self._at_redis():
+            self._collect(0)
+            self._look_at_workers()
 
     def _look_at_workers(self) -> None:
         """Note now and then what workers have scored of their chunks, and what they claim ahead."""
@@ -302,20 +301,25 @@ class RunDriver:
         if self.is_detached:
             self._after = entries[-1][0]
             self._store.note(self.run, self.progress)
-        else:
-            self._entries += [entry for entry, _ in entries]
-            if not (self._is_request and self.collector.complete):  # else all of it is deleted now
-                self._forget()
-        self._begin_pieces(accepted.pieces)
-        self._refuse(accepted.unusable)
+            if accepted.halves or accepted.unusable:
+                self._waits_since = -math.inf  # who waits for the run looks which of them nobody has sent
+            return
+        self._entries += [entry for entry, _ in entries]
+        if not (self._is_request and self.collector.complete):  # else all of it is deleted now
+            self._forget()
+        self._retry({half.number: "it was lost" for half in accepted.halves})
+        if accepted.unusable:  # those that have a job will have another result
+            why = accepted.unusable
+            lost = self._store.missing(self.run, why)
+            self._retry({number: f"its result cannot be used: {why[number]}" for number in lost})
 
     def _accept(self, results: Sequence[ChunkResult | BadResult]) -> Accepted:
         accepted = self.collector.accept(results, time.time())
-        for unit, result in accepted.taken:
+        for piece, result in accepted.taken:
             if isinstance(result, ChunkScores):
                 self._sizes.chunks.see(result.stats.worker, len(result.scores))
             if not self.is_detached:  # whoever collects it again is told of nothing new
-                log_result(unit, result, self.run.id)
+                log_result(piece, result, self.run.id)
         self._keep_finished()
         return accepted
 
@@ -325,7 +329,7 @@ class RunDriver:
             logger.warning("run cancelled by somebody else")
             self.cancel()
         self._check_cancelled()
-        if self.is_detached and self.collector.units and not self._store.exists(self.run.id):
+        if self.is_detached and self.collector.pieces and not self._store.exists(self.run.id):
             raise expired(self.run.id, self.run.ttl)
 
     def _settle(self, results: Sequence[ChunkResult | BadResult]) -> None:
@@ -335,7 +339,7 @@ class RunDriver:
         in every process.
         """
         if news := self.collector.news(results):
-            is_last = self.collector.exhausted and len(self.collector.units) == 1
+            is_last = self.collector.exhausted and len(self.collector.pieces) == 1
             alone = is_last or self.is_detached
             self.collector.how.settled = news if alone else self._store.settle(self.run, news)
 
@@ -358,34 +362,20 @@ class RunDriver:
         if self._cancelled:  # meanwhile, by another thread
             self.cancel()
 
-    def _begin_pieces(self, pieces: Sequence[Unit]) -> None:
-        """Submit pieces of chunks that kill workers; of a detached run, those that no other process does."""
-        if self.is_detached and pieces:
-            mine = self._store.count_attempts(self.run, {unit.number: 0 for unit in pieces})
-            pieces = [unit for unit in pieces if unit.number in mine]
-        if pieces:
-            self._send(pieces)
-
-    def _refuse(self, unusable: Mapping[int, str]) -> None:
-        """Submit chunks with an unusable result again; the result counts as a failed attempt."""
-        if unusable:  # those that have a job will have another result
-            lost = self._store.missing(self.run, unusable)
-            self._retry({number: f"its result cannot be used: {unusable[number]}" for number in lost})
-
     def _sweep(self) -> None:
         """Submit chunks again whose jobs are missing in Redis; give up those without an attempt left."""
-        units = list(self.collector.units)
-        lost = self._store.missing(self.run, units)
-        if found := self._store.put_back(self.run, [number for number in units if number not in {*lost}]):
+        pieces = list(self.collector.pieces)
+        lost = self._store.missing(self.run, pieces)
+        if found := self._store.put_back(self.run, [number for number in pieces if number not in {*lost}]):
             logger.warning("Redis has lost lists of the queue: %d chunks are put back", found)
         self._after = "0"  # a server that lost its last entries may give new ones lower numbers
         self._collect(0)  # a missing job may have finished meanwhile; its result came with its end
-        if lost := [number for number in lost if number in self.collector.units]:
+        if lost := [number for number in lost if number in self.collector.pieces]:
             logger.warning("Redis has lost %d chunks", len(lost))
             self._retry(dict.fromkeys(lost, "it was lost"))
 
     def _retry(self, reasons: Mapping[int, str]) -> None:
-        """Submit units again, by number. A unit without an attempt left fails with its reason."""
+        """Submit pieces (again), by number. A piece without an attempt left fails with its reason."""
         if not reasons:
             return
         again, given_up = self.collector.retry(reasons, self._store.failed_attempts(self.run))
@@ -396,9 +386,9 @@ class RunDriver:
         elif given_up:
             self._accept(given_up)
         if again:
-            mine = self._store.count_attempts(self.run, {unit.number: unit.failed for unit in again})
-            if self.is_detached:
-                again = [unit for unit in again if unit.number in mine]
+            mine = self._store.count_attempts(self.run, {piece.number: piece.failed for piece in again})
+            if self.is_detached:  # another process may send them
+                again = [piece for piece in again if piece.number in mine]
             logger.warning("submitting %d chunks again", len(again))
             self._send(again)
 
@@ -410,62 +400,65 @@ class RunDriver:
         elif any(self.collector.how.settled):
             self._store.settle(self.run, self.collector.how.settled)
 
-    def _send(self, units: Sequence[Unit]) -> None:
+    def _send(self, pieces: Sequence[Piece]) -> None:
         if self.is_detached:
-            payloads = {unit.number: self._payload(unit, self._stored_pairs(unit)) for unit in units}
+            payloads = {piece.number: self._payload(piece, self._stored_pairs(piece)) for piece in pieces}
         else:
-            rows = sum(len(unit.table) for unit in units)
-            payloads = self._store.compute(lambda: self._encode(units), rows)
-        self.collector.sent(units)
+            rows = sum(len(piece.table) for piece in pieces)
+            payloads = self._store.compute(lambda: self._encode(pieces), rows)
+        self.collector.sent(pieces)
         try:
             self._store.enqueue(self.run, payloads, new=self._new)
             self._new = False
         finally:
             if self._cancelled:  # meanwhile, by another thread
                 self.cancel()
-        for unit in units:
-            with about(chunk=unit.chunk, job=keys.job_id(self.run.id, unit.number)):
-                logger.debug("submitted %d rows", len(unit.table))
+        for piece in pieces:
+            with about(chunk=piece.chunk, job=keys.job_id(self.run.id, piece.number)):
+                logger.debug("submitted %d rows", len(piece.table))
 
-    def _encode(self, units: Sequence[Unit]) -> dict[int, Payload]:
-        """The payloads of units, by number; several are encoded at once, in threads."""
+    def _encode(self, pieces: Sequence[Piece]) -> dict[int, Payload]:
+        """The payloads of pieces, by number; several are encoded at once, in threads."""
 
-        def encoded(unit: Unit) -> Payload:
-            return self._payload(unit, encode_pairs(*(unit.table[name] for name in self._columns)))
+        def encoded(piece: Piece) -> Payload:
+            return self._payload(piece, encode_pairs(*(piece.table[name] for name in self._columns)))
 
-        if len(units) == 1:
-            return {units[0].number: encoded(units[0])}
+        if len(pieces) == 1:
+            return {pieces[0].number: encoded(pieces[0])}
         if self._encoders is None:
             self._encoders = ThreadPoolExecutor(min(cores(), _ENCODERS), "rankmill-encode")
-        payloads = self._encoders.map(encoded, units)
-        return {unit.number: payload for unit, payload in zip(units, payloads, strict=True)}
+        payloads = self._encoders.map(encoded, pieces)
+        return {piece.number: payload for piece, payload in zip(pieces, payloads, strict=True)}
 
-    def _payload(self, unit: Unit, pairs: bytes) -> Payload:
-        unit.payload_bytes = len(pairs)
-        span = self._spans.get(unit.chunk)
+    def _payload(self, piece: Piece, pairs: bytes) -> Payload:
+        piece.payload_bytes = len(pairs)
+        span = self._spans.get(piece.chunk)
         return Payload(
             pairs,
-            len(unit.table),
+            len(piece.table),
             tracing.carrier(span) if span else {},
-            suspect=unit.piece,
+            suspect=piece.suspect,
             times=self._is_request,
-            failed=unit.failed,
+            failed=piece.failed,
         )
 
-    def _stored_pairs(self, unit: Unit) -> bytes:
-        """The pairs of a detached run's unit, from those of its chunk."""
-        payload = self._store.payload(self.run, unit.chunk)
+    def _stored_pairs(self, piece: Piece) -> bytes:
+        """The pairs of a detached run's piece, from those of its chunk."""
+        payload = self._store.payload(self.run, piece.chunk)
         if payload is None:
             raise expired(self.run.id, self.run.ttl)
-        rows = len(unit.table)
-        if rows == self._chunks[unit.chunk]:
+        rows = len(piece.table)
+        if rows == self._chunks[piece.chunk]:
             return payload
-        sides = (side[unit.start : unit.start + rows] for side in decode_pairs(payload))
+        sides = (side[piece.start : piece.start + rows] for side in decode_pairs(payload))
         return encode_pairs(*(pa.array(side, pa.string()) for side in sides))
 
     def _check_cancelled(self) -> None:
         if self._cancelled:
             raise RunCancelled(f"run {self.run.id} was cancelled")
+
+    def _seconds_since(self, moment: float) -> float:
+        return time.monotonic() - moment
 
     def _look_around(self) -> None:
         self.on_wait()
@@ -481,11 +474,11 @@ class RunDriver:
             yield
 
 
-def log_result(unit: Unit, result: ChunkResult, run: str) -> None:
+def log_result(piece: Piece, result: ChunkResult, run: str) -> None:
     """Log the result of a job, but not its error messages: they may contain text of the input."""
     worker = result.stats.worker if isinstance(result, ChunkScores) else result.worker
-    with about(chunk=unit.chunk, job=keys.job_id(run, unit.number), worker=worker):
-        rows = len(unit.table)
+    with about(chunk=piece.chunk, job=keys.job_id(run, piece.number), worker=worker):
+        rows = len(piece.table)
         if isinstance(result, ChunkScores):
             logger.debug("collected %d rows, %d without a score", rows, result.scores.null_count)
         elif result.died and rows > 1:

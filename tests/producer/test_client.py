@@ -221,7 +221,7 @@ def test_a_wait_for_workers_that_are_not_there_ends_with_a_word(server: Server) 
     run = client.submit(PAIRS)
     with pytest.raises(NoWorkers, match=r"no worker listens on queue 'nobody'.*score-workers.* run goes on"):
         run.scores(timeout=60)
-    assert client.store.queue("nobody").count == len(run._driver.collector.units)
+    assert client.store.queue("nobody").count == len(run._driver.collector.pieces)
     run.cancel()
     with pytest.raises(NoWorkers, match="the run is cancelled"):
         client.score(PAIRS, timeout=60)

@@ -97,7 +97,7 @@ def test_chunks_that_are_lost_and_rows_that_kill_their_worker(
         run.scores(1)
     pieces = [1 << 40, (1 << 40) + 5]
     # the list was lost, too: what it had is put back, and the others are submitted
-    assert queued(alone) == [keys.job_id(run.id, number) for number in (*pieces, 10, 30, 20)]
+    assert queued(alone) == [keys.job_id(run.id, number) for number in (10, 30, 20, *pieces)]
     other = attached(alone, run.id)
     with pytest.raises(RunTimeout):
         other.scores(1)
