@@ -7,7 +7,7 @@ out, and the driver (`rankmill.producer.collect.driver`) does it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -39,7 +39,7 @@ class Piece:
     """Rows that one job scores: a whole chunk, or some rows of it.
 
     ``start`` is the piece's first row within what is sent of the chunk; ``failed`` counts the attempts that
-    have failed; a ``suspect`` piece may kill its worker; ``payload_bytes`` is its size in Redis.
+    have failed; a ``suspect`` piece may kill its worker.
     """
 
     number: int
@@ -48,7 +48,6 @@ class Piece:
     start: int = 0
     failed: int = 0
     suspect: bool = False
-    payload_bytes: int = 0
 
     @cached_property
     def table_bytes(self) -> int:
@@ -269,13 +268,13 @@ class Collector:
         self._enter(piece, int(piece.table_bytes * self._payload_share))
         return piece
 
-    def sent(self, pieces: Sequence[Piece]) -> None:
-        """Take note of pieces that are in Redis, with the sizes of their payloads."""
-        for piece in pieces:
-            self._leave(piece)
-            self._enter(piece, piece.payload_bytes)
-        tables = sum(piece.table_bytes for piece in pieces)
-        self._payload_share = sum(piece.payload_bytes for piece in pieces) / max(tables, 1)
+    def sent(self, sizes: Mapping[int, int]) -> None:
+        """Take note of pieces that are in Redis, by number, with the bytes of their payloads."""
+        for number, size in sizes.items():
+            self._leave(self.pieces[number])
+            self._enter(self.pieces[number], size)
+        tables = sum(self.pieces[number].table_bytes for number in sizes)
+        self._payload_share = sum(sizes.values()) / max(tables, 1)
         self.most_bytes = max(self.most_bytes, int(self._load.payload / self._payload_share))
 
     def see(self, scored: Mapping[int, int], now: float) -> bool:

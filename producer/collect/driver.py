@@ -387,8 +387,9 @@ class RunDriver:
             self._accept(given_up)
         if again:
             mine = self._store.count_attempts(self.run, {piece.number: piece.failed for piece in again})
-            if self.is_detached:  # another process may send them
+            if self.is_detached:  # another process may send some
                 again = [piece for piece in again if piece.number in mine]
+        if again:
             logger.warning("submitting %d chunks again", len(again))
             self._send(again)
 
@@ -406,7 +407,7 @@ class RunDriver:
         else:
             rows = sum(len(piece.table) for piece in pieces)
             payloads = self._store.compute(lambda: self._encode(pieces), rows)
-        self.collector.sent(pieces)
+        self.collector.sent({number: len(payload.pairs) for number, payload in payloads.items()})
         try:
             self._store.enqueue(self.run, payloads, new=self._new)
             self._new = False
@@ -431,7 +432,6 @@ class RunDriver:
         return {piece.number: payload for piece, payload in zip(pieces, payloads, strict=True)}
 
     def _payload(self, piece: Piece, pairs: bytes) -> Payload:
-        piece.payload_bytes = len(pairs)
         span = self._spans.get(piece.chunk)
         return Payload(
             pairs,
