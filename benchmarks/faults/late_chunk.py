@@ -33,10 +33,10 @@ _LINE_SECONDS = 5
 
 
 class _LateScorer(NoScorer):
-    def begin(self, claim: Claim) -> ChunkScores | None:
+    def find_run(self, claim: Claim) -> ChunkScores | None:
         if claim.chunk == 0:
             time.sleep(float(os.environ[LATE_SECONDS]))
-        return super().begin(claim)
+        return super().find_run(claim)
 
 
 class LateWorker(IdleWorker):

@@ -212,7 +212,7 @@ def _awaited(
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
     """A method of `Client` for tasks; what it returns goes through `to`."""
 
-    async def call(self: AsyncClient, *args: P.args, **options: P.kwargs) -> R:
+    async def call(self: AsyncClient, /, *args: P.args, **options: P.kwargs) -> R:
         await self._open()
         return to(await bridge.run(do, self._client, *args, **options))
 

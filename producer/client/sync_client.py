@@ -37,7 +37,8 @@ from rankmill.producer.client.several import start_each
 from rankmill.producer.client.split import rows_by_version, split_run
 from rankmill.producer.client.submitted import SubmittedFile, file_request, submit_file, submitted_files
 from rankmill.producer.collect.cleanup import RunCleaner
-from rankmill.producer.collect.driver import RunDriver, collect_detached, expired, submit_detached
+from rankmill.producer.collect.detached import collect_detached, submit_detached
+from rankmill.producer.collect.driver import RunDriver, expired
 from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.pairs import COLUMNS, RowsAt, cut_pairs

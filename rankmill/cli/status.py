@@ -19,7 +19,7 @@ from rankmill.jobs.protocol.submitted.store import FileRunStore
 from rankmill.jobs.runtime.connection import connect
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.client.submitted import SubmittedFile, find_submitted, submitted_files
-from rankmill.producer.collect.driver import collect_detached
+from rankmill.producer.collect.detached import collect_detached
 
 _STATUS_RUNS = 10
 _WAIT_SECONDS = 5

@@ -207,12 +207,12 @@ def test_a_run_does_not_miss_workers_while_another_run_looks_for_them(
     def look(*_: object) -> QueueWorkers:
         nonlocal looks
         looks += 1
-        listeners.check(since=-3600)  # as another run's task or thread does meanwhile
+        presence.check(since=-3600)  # as another run's task or thread does meanwhile
         return QueueWorkers(scoring=frozenset({"w"}), other=frozenset())
 
     monkeypatch.setattr("rankmill.producer.collect.presence.queue_workers", look)
-    listeners = WorkerPresence(RunStore(fakeredis.FakeRedis()), "redis://r", "q", seconds=60)
-    listeners.check(since=-3600)
+    presence = WorkerPresence(RunStore(fakeredis.FakeRedis()), "redis://r", "q", seconds=60)
+    presence.check(since=-3600)
     assert looks == 1
 
 
