@@ -171,7 +171,7 @@ def _from_bytes(written: bytes) -> ScoredTable:
     stats = about.pop("stats")
     scores, errors = (table.column(at).combine_chunks() for at in (-2, -1))
     return ScoredTable(
-        table=table.select(range(table.num_columns - 2)).replace_schema_metadata(kept or None),
+        table=table.replace_schema_metadata(kept or None).select(range(table.num_columns - 2)),
         scores=scores,
         errors=errors,
         stats=stats and ChunkStats.read_json(stats, "the statistics of a chunk"),

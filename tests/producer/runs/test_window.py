@@ -157,4 +157,9 @@ def test_the_spool_leaves_no_file(tmp_path: Path) -> None:
         1, ScoredTable(table, pa.array([1.0] * 3, pa.float32()), pa.nulls(3, pa.string()), STATS, 1, "w")
     )
     assert spool.take(1).table == table
+    bare = table.select([])  # of a detached run
+    spool.put(
+        2, ScoredTable(bare, pa.array([1.0] * 3, pa.float32()), pa.nulls(3, pa.string()), STATS, 1, "w")
+    )
+    assert len(spool.take(2).table) == 3
     assert list(tmp_path.iterdir()) == []
