@@ -22,7 +22,7 @@ from benchmarks.cluster import wait_until
 from benchmarks.simulated import TOKENS, SimulatedCluster, collect, endless_pairs, finished, simulated_cluster
 from rankmill import Client
 from rankmill.jobs.runtime.hosts import TOKEN_BUDGETS
-from rankmill.producer.client.runs.scoring_run import ScoringRun
+from rankmill.producer.client.runs import ScoringRun
 
 BATCH = TOKEN_BUDGETS["cpu"] // TOKENS
 """Pairs in a full batch of a simulated worker."""

@@ -26,7 +26,7 @@ from benchmarks.cluster import cluster
 from benchmarks.simulated import simulated_cluster
 from rankmill import AsyncClient, Client
 from rankmill.jobs.contract.spec import ScoreSpec
-from rankmill.producer.client.runs.scoring_run import ScoringRun
+from rankmill.producer.client.runs import ScoringRun
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.host.device import resolve_device, resolve_token_budget, use_threads
 from rankmill.workers.models.loading import load_model

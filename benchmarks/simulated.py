@@ -42,7 +42,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.worker_report import queue_workers
 from rankmill.jobs.runtime.hosts import TOKEN_BUDGETS
 from rankmill.jobs.runtime.settings import WorkerSettings
-from rankmill.producer.client.runs.scoring_run import ScoringRun
+from rankmill.producer.client.runs import ScoringRun
 from rankmill.workers.batches.layout import PLAIN
 from rankmill.workers.batches.tokens import Batch, Tokens
 from rankmill.workers.models.description import Description

@@ -12,14 +12,16 @@ if TYPE_CHECKING:
     from rankmill.jobs.contract.spec import ScoreSpec
     from rankmill.jobs.protocol.job_functions import score_chunk, score_pairs
     from rankmill.jobs.protocol.submitted.store import score_file
-    from rankmill.producer.client.aio.client import AsyncClient
-    from rankmill.producer.client.aio.runs import AsyncDetachedRun, AsyncScoringRun, AsyncSubmittedFile
-    from rankmill.producer.client.client import Client
+    from rankmill.producer.client.async_client import (
+        AsyncClient,
+        AsyncDetachedRun,
+        AsyncScoringRun,
+        AsyncSubmittedFile,
+    )
     from rankmill.producer.client.cross_encoder import CrossEncoder
-    from rankmill.producer.client.runs.detached import DetachedRun
-    from rankmill.producer.client.runs.scores import Ranked, RunStats, Scores
-    from rankmill.producer.client.runs.scoring_run import ScoringRun
-    from rankmill.producer.client.submitted.file import SubmittedFile
+    from rankmill.producer.client.runs import Ranked, RunStats, Scores, ScoringRun
+    from rankmill.producer.client.submitted import SubmittedFile
+    from rankmill.producer.client.sync_client import Client
     from rankmill.workers.queue.connection import Connection
     from rankmill.workers.worker import ScoringWorker
 
@@ -31,7 +33,6 @@ __all__ = [
     "Client",
     "Connection",
     "CrossEncoder",
-    "DetachedRun",
     "Ranked",
     "RankmillError",
     "RunStats",
@@ -46,22 +47,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncClient": "producer.client.aio.client",
-    "AsyncDetachedRun": "producer.client.aio.runs",
-    "AsyncScoringRun": "producer.client.aio.runs",
-    "AsyncSubmittedFile": "producer.client.aio.runs",
-    "Client": "producer.client.client",
+    "AsyncClient": "producer.client.async_client",
+    "AsyncDetachedRun": "producer.client.async_client",
+    "AsyncScoringRun": "producer.client.async_client",
+    "AsyncSubmittedFile": "producer.client.async_client",
+    "Client": "producer.client.sync_client",
     "Connection": "workers.queue.connection",
     "CrossEncoder": "producer.client.cross_encoder",
-    "DetachedRun": "producer.client.runs.detached",
     "RankmillError": "jobs.contract.errors",
-    "Ranked": "producer.client.runs.scores",
-    "RunStats": "producer.client.runs.scores",
+    "Ranked": "producer.client.runs",
+    "RunStats": "producer.client.runs",
     "ScoreSpec": "jobs.contract.spec",
-    "Scores": "producer.client.runs.scores",
-    "ScoringRun": "producer.client.runs.scoring_run",
+    "Scores": "producer.client.runs",
+    "ScoringRun": "producer.client.runs",
     "ScoringWorker": "workers.worker",
-    "SubmittedFile": "producer.client.submitted.file",
+    "SubmittedFile": "producer.client.submitted",
     "score_chunk": "jobs.protocol.job_functions",
     "score_file": "jobs.protocol.submitted.store",
     "score_pairs": "jobs.protocol.job_functions",

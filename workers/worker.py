@@ -238,7 +238,7 @@ class ScoringWorker(SimpleWorker):
         scorer = ChunkScorer(self.name, self._engines, self._aliases, reading, refusals)
         claims = self._claims = Claims(self, self.store, scorer, pipeline, order, refusals)
         self._intake = Intake(self, claims, pipeline, order, refusals)
-        self._scored_rows = ScoredRowsBeat(self.connection, claims)
+        self._scored_rows = ScoredRowsBeat(self.store, claims)
         self._orders = Orders(self._started, self._engines, self._spec, claims, refusals)
         self._metrics_url = serve_health(settings.metrics_address, self.connection, self._obstacle)
         self._heartbeat = Heartbeat(

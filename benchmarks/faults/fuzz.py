@@ -37,7 +37,7 @@ import pyarrow.parquet as pq
 import redis
 from rq.job import Job
 
-import rankmill.producer.collect.submission
+import rankmill.producer.collect.driver
 from benchmarks.cluster import BIN, start_worker, valkey, wait_until
 from benchmarks.engine.models import random_bert
 from benchmarks.faults.damaged_jobs import put_damaged, put_leases
@@ -331,7 +331,7 @@ def readers(seed: int, folder: Path) -> Iterator[Fuzz]:
 def fuzz(found: Fuzz, minutes: float) -> None:
     """Damage keys for the given time."""
     logging.getLogger("rankmill.producer").setLevel(logging.ERROR)  # damaged results are expected
-    rankmill.producer.collect.submission._SWEEP_SECONDS = 1  # not 10, so that a round is short
+    rankmill.producer.collect.driver._SWEEP_SECONDS = 1  # not 10, so that a round is short
     attacks: list[Callable[[], None]] = [
         found.damage_jobs, found.damage_reports, found.damage_lists, found.replace_lists,
         found.damage_run, found.damage_run, found.damage_run, found.attack_surroundings,

@@ -21,7 +21,7 @@ from benchmarks.cluster import cluster
 from benchmarks.queue import PASSAGE, IdleWorker
 from rankmill import Client
 from rankmill.jobs.runtime.settings import WorkerSettings
-from rankmill.producer.client.runs.scoring_run import ScoringRun
+from rankmill.producer.client.runs import ScoringRun
 from rankmill.workers.queue.chunks import ChunkClaim, ChunkScorer
 
 LATE_SECONDS = "LATE_SECONDS"

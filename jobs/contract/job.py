@@ -44,7 +44,8 @@ class Payload(NamedTuple):
     """The encoded pairs of a chunk, their number (``rows``), and their trace, if any.
 
     A ``suspect`` chunk may kill its worker, so a worker runs it alone. It gets one attempt, so that it
-    can be split at once; a single row gets all attempts. ``times``: who reads the result knows the fields of
+    can be split at once; a single row gets all attempts. ``failed``: so many attempts at the chunk have
+    failed already; the job has those that are left. ``times``: who reads the result knows the fields of
     its statistics that say how long the stages took; releases before do not, and get none.
     """
 
@@ -53,6 +54,7 @@ class Payload(NamedTuple):
     trace: Mapping[str, str] = MappingProxyType({})
     suspect: bool = False
     times: bool = False
+    failed: int = 0
 
 
 def job_data(run: Run, chunk: int, payload: Payload, function: str = JOB_FUNCTION) -> Any:
@@ -65,7 +67,7 @@ def job_data(run: Run, chunk: int, payload: Payload, function: str = JOB_FUNCTIO
         ttl=run.ttl,
         result_ttl=0,
         failure_ttl=run.ttl,
-        retry=_retries(run.max_retries) if payload.rows == 1 or not payload.suspect else None,
+        retry=_retries(run.max_retries, payload),
         meta={
             _SUSPECT: payload.suspect,
             _READS: EXTENDED_FORMAT,
@@ -75,10 +77,13 @@ def job_data(run: Run, chunk: int, payload: Payload, function: str = JOB_FUNCTIO
     )
 
 
-def _retries(most: int) -> Retry | None:
-    """Return at most `most` retries, after pauses of about 2 s, 4 s, 8 s …"""
-    pauses = [round(_BACKOFF.pause(failures)) for failures in range(1, most + 1)]
-    return Retry(max=most, interval=pauses) if pauses else None
+def _retries(most: int, payload: Payload) -> Retry | None:
+    """What is left of `most` retries, after pauses of about 2 s, 4 s, 8 s …"""
+    if (payload.suspect and payload.rows > 1) or not most:
+        return None
+    retry = Retry(max=most, interval=[round(_BACKOFF.pause(failures)) for failures in range(1, most + 1)])
+    retry.max -= payload.failed  # perhaps 0, which RQ does not take from a caller
+    return retry
 
 
 _ARGUMENTS = TypeAdapter(tuple[str, Annotated[int, Field(ge=0)]])

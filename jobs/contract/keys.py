@@ -51,7 +51,7 @@ def detached(run_id: str) -> str:
 
 
 def submissions(run_id: str) -> str:
-    """Set: ``<chunk>:<number>`` for each further submission of a chunk of a detached run."""
+    """Set: ``<chunk>:<number>`` for each attempt at a chunk that has failed, whatever ended it."""
     return f"{PREFIX}:run:{run_id}:submissions"
 
 

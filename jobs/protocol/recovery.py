@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def failure_handler(store: RunStore) -> FailureHandler:
-    """Return an RQ exception handler that writes a failure to the run after a chunk's last attempt."""
+    """Return an RQ exception handler: it counts a failed attempt, or writes a failure after the last one."""
 
     def handle(
         job: Job, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -51,7 +51,7 @@ def failure_handler(store: RunStore) -> FailureHandler:
                 "runs again" if job.should_retry else "is given up",
             )
         parsed = keys.parse_job_id(job.id)  # not from the job's arguments, which may be damaged
-        if job.should_retry or parsed is None:
+        if parsed is None:
             return
         run_id, chunk = parsed
         try:
@@ -60,8 +60,11 @@ def failure_handler(store: RunStore) -> FailureHandler:
             return  # this release cannot read the run
         if run is None:
             return
-        reason = "its worker died" if died else f"{kind.__name__}: {error}"
         attempts = attempt(run, job)
+        if job.should_retry:
+            store.count_attempts(run, {chunk: attempts})
+            return
+        reason = "its worker died" if died else f"{kind.__name__}: {error}"
         message = f"given up after attempt {attempts}: {reason}"
         worker = job.worker_name or ""
         failure = ChunkFailure(

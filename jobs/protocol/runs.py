@@ -10,18 +10,22 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import redis
+from pydantic import Field
 from redis.client import Pipeline
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 
 from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.job import JOB_FUNCTION, OLD_JOB_FUNCTION, Payload, job_data
 from rankmill.jobs.contract.results import BadResult, ChunkResult, read_entry, to_entry
 from rankmill.jobs.contract.run import Progress, RowError, Run, Settled, read_run
+from rankmill.jobs.contract.schema import FORMAT, Count, WireModel
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.queues import QueueCapacity, read_capacity, use_queues
 from rankmill.jobs.protocol.worker_report import all_take_new_names
@@ -41,6 +45,16 @@ T = TypeVar("T")
 
 _INDEX_SECONDS = 7 * 86400
 """Expiry of the list of runs; it counts from the latest change to any run."""
+
+
+_SCORED_ROWS_SECONDS = 60
+"""Expiry of the rows that workers have scored of unfinished chunks; they renew it every second."""
+
+
+class DetachedChunks(WireModel):
+    """First row and number of rows of each chunk of a detached run, in order."""
+
+    chunks: tuple[tuple[Count, Annotated[int, Field(ge=1)]], ...]
 
 
 class RunStore:
@@ -174,6 +188,59 @@ class RunStore:
         pipe.xadd(stream, cast("dict[Any, Any]", to_entry(result)), nomkstream=True)
         pipe.expire(stream, ttl)
 
+    def write_chunks(self, run: Run, chunks: DetachedChunks) -> None:
+        """Write which chunks a detached run has, so that any process can collect it; they expire with it."""
+        text = DetachedChunks.model_dump_json(chunks)
+        self.redis.set(keys.detached(run.id), f'{{"format": {FORMAT}, {text[1:]}', ex=run.ttl)
+
+    def detached_chunks(self, run_id: str) -> DetachedChunks | None:
+        """The chunks of a run; ``None`` if it has expired, or is not detached.
+
+        Raises
+        ------
+        WireError
+            They are damaged, or of another release.
+        """
+        raw = cast("bytes | None", self.redis.get(keys.detached(run_id)))
+        return None if raw is None else DetachedChunks.read_json(raw, f"the chunks of run {run_id}")
+
+    def failed_attempts(self, run: Run) -> Mapping[int, int]:
+        """How many attempts at each chunk have failed so far; what cannot be read is left out."""
+        failed: dict[int, int] = defaultdict(int)
+        try:
+            noted = cast("set[bytes]", self.redis.smembers(keys.submissions(run.id)))
+        except redis.ResponseError as error:
+            if cannot_serve(error):
+                raise
+            self.redis.unlink(keys.submissions(run.id))  # the key is no set
+            return failed
+        for entry in noted:
+            chunk, _, number = entry.partition(b":")
+            if chunk.isdigit() and number.isdigit() and max(len(chunk), len(number)) < 19:
+                failed[int(chunk)] = max(failed[int(chunk)], int(number))
+        return failed
+
+    def count_attempts(self, run: Run, failed: Mapping[int, int]) -> list[int]:
+        """Count failed attempts at chunks, of which each has failed so often; a run that is gone has none.
+
+        Workers count here, and whoever finds a chunk lost or its result unusable: so a chunk has
+        `max_retries` + 1 attempts, whatever ends them. 0: the first attempt at a piece of a chunk begins.
+
+        Returns
+        -------
+        The chunks whose attempt nobody else has counted.
+        """
+        key = keys.submissions(run.id)
+        with self.redis.pipeline() as pipe:
+            for chunk, number in failed.items():
+                pipe.sadd(key, f"{chunk}:{number}")
+            pipe.expire(key, run.ttl)
+            pipe.exists(keys.run(run.id))
+            *new, _, there = pipe.execute()
+        if not there:
+            self.redis.unlink(key)
+        return [chunk for chunk, is_new in zip(failed, new, strict=True) if is_new]
+
     def write_result(self, run: Run, result: ChunkResult) -> None:
         """Write a result on its own, outside the transaction that ends a job."""
         with self.redis.pipeline() as pipe:
@@ -229,6 +296,52 @@ class RunStore:
         # Only if the key exists (xx): the run may have been cancelled meanwhile.
         pipe.set(keys.progress(run.id), progress.model_dump_json(), ex=run.ttl, xx=True)
 
+    def row_errors(self, run_id: str) -> tuple[list[RowError], int]:
+        """The first rows without a score of a run that has a producer, and the number of damaged entries.
+
+        Both together are at most `rankmill.jobs.contract.run.MAX_ROW_ERRORS`.
+        """
+        found: dict[int, RowError] = {}
+        damaged = 0
+        for raw in self.redis.lrange(keys.errors(run_id), 0, -1):
+            try:
+                error = RowError.read_json(raw, "a row error")
+            except WireError:
+                damaged += 1
+            else:
+                found[error.row] = error  # a row may be listed twice, after a lost reply
+        return list(found.values()), damaged
+
+    def write_scored_rows(self, counts: Mapping[str, Mapping[int, int]]) -> None:
+        """Write how many rows of unfinished chunks are scored, by run and chunk.
+
+        The worker that has a chunk writes its field, so one that moves from a dead worker to another is not
+        counted twice. A run that is gone gets no key.
+        """
+        with self.redis.pipeline() as pipe:
+            for run, rows in counts.items():
+                pipe.hset(keys.scored_rows(run), mapping={str(chunk): count for chunk, count in rows.items()})
+                pipe.expire(keys.scored_rows(run), _SCORED_ROWS_SECONDS)
+                pipe.exists(keys.run(run))
+            there = pipe.execute()[2::3]
+        gone = [keys.scored_rows(run) for run, exists in zip(counts, there, strict=True) if not exists]
+        if gone:
+            self.redis.unlink(*gone)
+
+    def scored_rows(self, run: Run) -> dict[int, int]:
+        """The number of scored rows by unfinished chunk; what is damaged is left out."""
+        try:
+            found = self.redis.hgetall(keys.scored_rows(run.id))
+        except redis.ResponseError as error:
+            if cannot_serve(error):
+                raise
+            return {}  # the key is no hash: progress is worth no run
+        return {
+            int(chunk): int(rows)
+            for chunk, rows in found.items()
+            if chunk.isdigit() and rows.isdigit() and max(len(chunk), len(rows)) < 19
+        }
+
     def find(self, prefix: str) -> list[str]:
         """Ids of the runs that begin with `prefix`."""
         if not prefix.isalnum():
@@ -281,15 +394,15 @@ class RunStore:
                 pipe.unlink(keys.cancelled(run.id))
             pipe.execute()
         paused, queued = 0, list[int]()
-        for piece in _pieces(known):
-            states = self._states(run, piece)
-            queued += [chunk for chunk in piece if states[chunk] == JobStatus.QUEUED]
+        for batch in _batches(known):
+            states = self._states(run, batch)
+            queued += [chunk for chunk in batch if states[chunk] == JobStatus.QUEUED]
             paused += self._remove_paused(
-                run, [each for each in piece if states[each] == JobStatus.SCHEDULED]
+                run, [each for each in batch if states[each] == JobStatus.SCHEDULED]
             )
         waiting = self.queue(run.queue).remove_run(run.id, queued) if queued else 0
-        for piece in _pieces([*known, *done]):
-            self.redis.unlink(*(keys.pairs(run.id, chunk) for chunk in piece))
+        for batch in _batches([*known, *done]):
+            self.redis.unlink(*(keys.pairs(run.id, chunk) for chunk in batch))
         return waiting + paused
 
     def _states(self, run: Run, chunks: Sequence[int]) -> dict[int, str]:
@@ -339,7 +452,7 @@ class RunStore:
         pipe.expire(keys.runs(), _INDEX_SECONDS)
 
 
-def _pieces(chunks: list[int]) -> Iterable[list[int]]:
+def _batches(chunks: list[int]) -> Iterable[list[int]]:
     return (chunks[first : first + _AT_ONCE] for first in range(0, len(chunks), _AT_ONCE))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmill.jobs.contract.errors import ConfigError, InputError, RunFailed
-from rankmill.producer.client.client import Client
+from rankmill.producer.client.sync_client import Client
 
 _KNOWN_ACTIVATIONS = {"Identity": "identity", "Sigmoid": "sigmoid"}
 """Classes of torch.nn that workers compute themselves."""

@@ -44,19 +44,19 @@ _GONE_SECONDS = 30
 
 
 class Load(NamedTuple):
-    """Units in Redis without a result: how many, their rows, the bytes of their payloads."""
+    """Pieces in Redis without a result: how many, their rows, the bytes of their payloads."""
 
-    units: int = 0
+    pieces: int = 0
     rows: int = 0
     payload: int = 0
 
     def plus(self, rows: int, payload: int) -> Load:
-        """The load with one unit more."""
-        return Load(self.units + 1, self.rows + rows, self.payload + payload)
+        """The load with one piece more."""
+        return Load(self.pieces + 1, self.rows + rows, self.payload + payload)
 
 
 class WindowSize:
-    """Most units of a run in Redis without a result: in number, and in bytes of payload.
+    """Most pieces of a run in Redis without a result: in number, and in bytes of payload.
 
     Parameters
     ----------
@@ -80,14 +80,14 @@ class WindowSize:
         self._pairs = _AHEAD * (capacity.claim_ahead + capacity.workers * chunk_rows) // self._sharers
 
     def is_full(self, load: Load) -> bool:
-        """Whether no unit fits beside the `load`."""
-        enough = load.units >= self._chunks and load.rows >= self._pairs
+        """Whether no piece fits beside the `load`."""
+        enough = load.pieces >= self._chunks and load.rows >= self._pairs
         return enough or load.payload >= self._payload_bytes
 
     def wants_more(self, load: Load) -> bool:
-        """Whether so much of the window is free that it is time to submit more units."""
+        """Whether so much of the window is free that it is time to submit more pieces."""
         free = max(self._chunks // _REFILL_SHARE, 1)
-        few = load.units <= self._chunks - free or load.rows < self._pairs * (1 - 1 / _REFILL_SHARE)
+        few = load.pieces <= self._chunks - free or load.rows < self._pairs * (1 - 1 / _REFILL_SHARE)
         return few and load.payload < self._payload_bytes
 
 

@@ -15,7 +15,7 @@ from typing import IO
 import pyarrow as pa
 
 from rankmill.jobs.contract.results import ChunkStats
-from rankmill.producer.collect.splitting import ScoredTable
+from rankmill.producer.collect.scored import ScoredTable
 
 MEMORY_BYTES = 64 << 20
 """Most bytes of finished chunks in memory."""
@@ -25,6 +25,9 @@ DISK_BYTES = 16 << 30
 
 _FILE_BYTES = 256 << 20
 """Size at which the next file begins; the space of a file is free once all chunks in it are taken."""
+
+_ABOUT = b"rankmill.about"
+"""Key of what is said of a chunk, in the metadata of its table."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,12 +43,11 @@ class _File:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a chunk is in a file; its description comes before its rows."""
+    """Where a chunk is in a file."""
 
     file: _File
     start: int
-    about: int
-    rows: int
+    size: int
 
 
 class Spool:
@@ -116,29 +118,20 @@ class Spool:
         """Write a chunk to disk; returns whether there was room."""
         if self.full:
             return False
-        about = json.dumps(
-            {
-                "stats": part.stats and part.stats.model_dump_json(),
-                "attempts": part.attempts,
-                "worker": part.worker,
-                "reused": part.reused,
-            }
-        ).encode()
-        rows = _to_bytes(part)
+        written = _to_bytes(part)
         try:
-            if sum(file.size for file in self._files) + len(about) + len(rows) > self._disk_bytes:
+            if sum(file.size for file in self._files) + len(written) > self._disk_bytes:
                 raise OSError(f"more than {self._disk_bytes:,} bytes wait on disk")
             file = self._file()
             file.file.seek(file.size)
-            file.file.write(about)
-            file.file.write(rows)
+            file.file.write(written)
             file.file.flush()
         except OSError as error:
             self.full = True
             logger.warning("no more chunks are submitted until the oldest is done: %s", error)
             return False
-        self._on_disk[chunk] = _Place(file, file.size, len(about), len(rows))
-        file.size += len(about) + len(rows)
+        self._on_disk[chunk] = _Place(file, file.size, len(written))
+        file.size += len(written)
         file.chunks += 1
         return True
 
@@ -151,8 +144,7 @@ class Spool:
     def _read(self, place: _Place) -> ScoredTable:
         file = place.file
         file.file.seek(place.start)
-        about = json.loads(file.file.read(place.about))
-        part = _from_bytes(file.file.read(place.rows), about)
+        part = _from_bytes(file.file.read(place.size))
         file.chunks -= 1
         if not file.chunks:
             self._files.remove(file)
@@ -161,27 +153,27 @@ class Spool:
 
 
 def _to_bytes(part: ScoredTable) -> memoryview:
+    stats = part.stats and part.stats.model_dump_json()
+    about = {"stats": stats, "attempts": part.attempts, "worker": part.worker, "reused": part.reused}
     table = part.table.append_column("score", part.scores).append_column("error", part.errors)
+    kept = part.table.schema.metadata or {}
+    table = table.replace_schema_metadata({**kept, _ABOUT: json.dumps(about)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     return memoryview(sink.getvalue())
 
 
-def _from_bytes(rows: bytes, about: dict[str, object]) -> ScoredTable:
-    table = pa.ipc.open_stream(rows).read_all()
+def _from_bytes(written: bytes) -> ScoredTable:
+    table = pa.ipc.open_stream(written).read_all()
+    kept = dict(table.schema.metadata)
+    about = json.loads(kept.pop(_ABOUT))
+    stats = about.pop("stats")
     scores, errors = (table.column(at).combine_chunks() for at in (-2, -1))
-    columns = table.num_columns - 2
-    stats, attempts, worker = about["stats"], about["attempts"], about["worker"]
-    reused = about["reused"]
-    assert isinstance(attempts, int)
-    assert isinstance(reused, int)
     return ScoredTable(
-        table=table.select(range(columns)),
+        table=table.replace_schema_metadata(kept or None).select(range(table.num_columns - 2)),
         scores=scores,
         errors=errors,
-        stats=None if stats is None else ChunkStats.read_json(str(stats), "the statistics of a chunk"),
-        attempts=attempts,
-        worker=str(worker),
-        reused=reused,
+        stats=stats and ChunkStats.read_json(stats, "the statistics of a chunk"),
+        **about,
     )

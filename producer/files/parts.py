@@ -8,7 +8,7 @@ from types import TracebackType
 
 from rankmill.jobs.contract.errors import InputChanged, InputError
 from rankmill.producer.collect.journal import Finished, Journal
-from rankmill.producer.collect.splitting import ScoredTable
+from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.layout import Layout
 from rankmill.producer.files.outputs import default_ending
 from rankmill.producer.files.part_names import PART, PARTS, Part, is_of_parts, part_name, part_of

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import OutputError
 from rankmill.producer.collect.journal import Journal
-from rankmill.producer.collect.splitting import ScoredTable
+from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.layout import Layout, Step
 from rankmill.producer.files.part_names import errors_name
 from rankmill.producer.files.stores.made import Made

@@ -15,7 +15,7 @@ import pyarrow as pa
 from rankmill.jobs.contract.errors import InputChanged, InputError
 from rankmill.jobs.contract.wire import is_text
 from rankmill.producer.collect.pairs import RowsAt, cut_tables
-from rankmill.producer.collect.splitting import ScoredTable
+from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.inputs import PARQUET, InputFile
 from rankmill.producer.files.manifest import fingerprint
 from rankmill.producer.files.readers import Reader, Survey, TextColumns

@@ -14,12 +14,10 @@ from rankmill.cluster.snapshot import PAGE_RUNS, read_cluster
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.run import MAX_ROW_ERRORS, Run
-from rankmill.jobs.protocol.detached import read_chunks
-from rankmill.jobs.protocol.row_errors import read_row_errors
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.client.runs.detached import DetachedRun
-from rankmill.producer.client.submitted.file import SubmittedFile, find_submitted, submitted_files
+from rankmill.producer.client.submitted import SubmittedFile, find_submitted, submitted_files
+from rankmill.producer.collect.detached import collect_detached
 
 _STATUS_RUNS = 10
 
@@ -112,11 +110,11 @@ def errors(run_id: str, settings: Settings, as_json: bool) -> None:
     """
     store = RunStore(options.connection(settings))
     run = _find(store, run_id)
-    chunks = read_chunks(store.redis, run.id)
+    chunks = store.detached_chunks(run.id)
     if chunks is not None:
-        found, damaged = DetachedRun(store, run, chunks).row_errors(), 0
+        found, damaged = collect_detached(store, run, chunks).row_errors(), 0
     else:
-        found, damaged = read_row_errors(store.redis, run.id)
+        found, damaged = store.row_errors(run.id)
     if damaged:
         click.echo(f"{damaged} entries of {keys.errors(run.id)} are damaged and are not shown", err=True)
     if as_json:

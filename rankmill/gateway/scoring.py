@@ -19,7 +19,7 @@ from rankmill.gateway.score_request import RequestScores, ScoreRequest
 from rankmill.jobs.contract.errors import ConfigError, RunFailed
 from rankmill.jobs.contract.priority import Priority, choose_priority
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.client.aio.client import AsyncClient, AsyncScoringRun
+from rankmill.producer.client.async_client import AsyncClient, AsyncScoringRun
 
 _NO_WORKERS_SECONDS = 15.0
 

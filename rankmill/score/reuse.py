@@ -10,7 +10,7 @@ from rankmill.jobs.cache.folder import cache_folder
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.collect.reuse.earlier import EarlierScores, check_same, open_earlier
+from rankmill.producer.collect.earlier import EarlierScores, check_same, open_earlier
 from rankmill.producer.files.manifest import content_here
 from rankmill.producer.files.stores.paths import as_path
 from rankmill.producer.files.stores.reading import open_random

@@ -22,13 +22,11 @@ from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.client.runs.scoring_run import ScoringRun
-from rankmill.producer.client.runs.several import SeveralRuns
-from rankmill.producer.collect.agreed import Agreed
+from rankmill.producer.client.runs import ScoringRun
+from rankmill.producer.collect.collector import FIRST_PIECE, HowScored
+from rankmill.producer.collect.earlier import EarlierScores, no_earlier
 from rankmill.producer.collect.journal import OLD_CHUNK_SIZE, Journal
 from rankmill.producer.collect.pairs import RowsAt
-from rankmill.producer.collect.reuse.earlier import EarlierScores, no_earlier
-from rankmill.producer.collect.window import FIRST_PIECE
 from rankmill.producer.files.manifest import differences, manifest
 from rankmill.producer.files.parts import ScoredParts
 from rankmill.producer.files.shards import shard_metadata
@@ -185,7 +183,7 @@ def _score(
     if tally.resumed_rows:
         logger.info("continuing: %s rows are scored already (%s)", f"{tally.resumed_rows:,}", work.folder)
 
-    begun: list[ScoringRun | SeveralRuns] = []
+    begun: list[ScoringRun] = []
 
     def look() -> None:
         show(begun[0].progress if begun else Progress(rows=tally.resumed_rows), watch.workers)
@@ -242,8 +240,9 @@ def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> Non
         if left and resumes:
             results = [result for _, result in store.results(left, after="0", block_ms=1)]
             scored = [result for result in results if isinstance(result, ChunkScores)]
-            agreed = Agreed(left.spec, journal.first)
-            ours = [result for result in scored if not agreed.objection(result.stats, lambda mine: mine)]
+            how = HowScored(left.spec, journal.first)
+            how.settled = how.news(result.stats for result in scored) or how.settled
+            ours = [result for result in scored if not how.objection(result.stats)]
             whole = [result for result in ours if len(result.scores) == _rows_of(store, left, result.chunk)]
             journal.add({result.chunk: (len(result.scores), result) for result in whole})
     except WireError as error:

@@ -18,10 +18,9 @@ from rankmill.jobs.contract.errors import ConnectionFailed, InputError, Rankmill
 from rankmill.jobs.contract.results import ChunkStats
 from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.client.client import Client
-from rankmill.producer.client.runs.scores import Scores, as_array
-from rankmill.producer.client.runs.scoring_run import ScoringRun
-from rankmill.producer.client.runs.several import SeveralRuns, start_several
+from rankmill.producer.client.runs import Scores, ScoringRun, as_array
+from rankmill.producer.client.several import start_several
+from rankmill.producer.client.sync_client import Client
 from rankmill.producer.collect.pairs import RowsAt, cut_pairs
 from rankmill.producer.local.embedded import EmbeddedCluster
 from rankmill.producer.local.worker_watch import WorkerWatch
@@ -111,7 +110,7 @@ class Session:
         on_wait: Callable[[], None] = lambda: None,
         models: Sequence[str] = (),
         **options: Any,
-    ) -> Iterator[ScoringRun | SeveralRuns]:
+    ) -> Iterator[ScoringRun]:
         """Start a run, or one of each of several `models`; an error inside the ``with`` block cancels it.
 
         Other parameters as of `Client.start` and `start_several`. While it waits for results, the session
@@ -128,7 +127,7 @@ class Session:
             self.watch.look()
             on_wait()
 
-        start = partial(start_several, self.client, models) if models else self.client.start
+        start = partial(start_several, self.client.start, models) if models else self.client.start
         run = start(cut, columns, on_wait=look, **options)
         try:
             yield run

@@ -86,7 +86,7 @@ def test_a_damaged_payload_is_submitted_again(
     tiny_model: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rankmill.producer.collect.submission._SWEEP_SECONDS", 1)
+    monkeypatch.setattr("rankmill.producer.collect.driver._SWEEP_SECONDS", 1)
     server, worker = one_worker
     client = Client(server.url, model=str(tiny_model), chunk_size=10)
     bomb = b"RKML" + FORMAT.to_bytes(4, "big") + (100).to_bytes(8, "big")
@@ -128,7 +128,7 @@ def test_every_field_of_a_job_may_be_damaged(field: bytes, server: Server, tiny_
 def test_what_is_set_aside_is_shown_and_its_chunk_is_submitted_again(
     server: Server, workers: StartWorker, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("rankmill.producer.collect.submission._SWEEP_SECONDS", 1)
+    monkeypatch.setattr("rankmill.producer.collect.driver._SWEEP_SECONDS", 1)
     client = Client(server.url, model=str(tiny_model), chunk_size=10)
     run = client.submit(PAIRS)
     job_id = keys.job_id(run.id, 10)

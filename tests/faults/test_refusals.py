@@ -72,7 +72,7 @@ def test_a_worker_without_the_settled_precision_hands_the_chunks_back(
     assert precisions(client, PAIRS[:20]) == ({"bf16"}, {"a"}, {1})
     odd(workers, "b", AUTO="fp32", LACKS="bf16")
     run = client.submit(PAIRS)
-    client.store.settle(run._submission.run, Settled("bf16", None))  # as if worker a were the first
+    client.store.settle(run._driver.run, Settled("bf16", None))  # as if worker a were the first
     parts = list(run.tables())
     assert {(part.stats.precision, part.stats.worker) for part in parts if part.stats} == {("bf16", "a")}
     assert not run.errors

@@ -12,11 +12,11 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.wire import decode_pairs
 from rankmill.jobs.protocol.runs import RunStore
+from rankmill.producer.collect.cleanup import RunCleaner
+from rankmill.producer.collect.driver import RunDriver
+from rankmill.producer.collect.earlier import EarlierScores
 from rankmill.producer.collect.journal import Journal
-from rankmill.producer.collect.leftovers import Leftovers
-from rankmill.producer.collect.reuse.earlier import EarlierScores
 from rankmill.producer.collect.sizing import ChunkSize, Sizes, WindowSize
-from rankmill.producer.collect.submission import Submission
 from tests.harness.runs import stored_run
 
 STATS = ChunkStats(
@@ -41,10 +41,10 @@ class QueueByHand:
         self.run = stored_run(self.store, ttl=100, max_retries=1)
         columns = ("query", "passage")
         sizes = Sizes(window, ChunkSize(len(tables[0]), "m", journal, {}))
-        self.submission = Submission(
+        self.driver = RunDriver(
             self.store,
             self.run,
-            Leftovers(self.store),
+            RunCleaner(self.store),
             source or iter(tables),
             columns,
             sizes,
@@ -89,9 +89,9 @@ class QueueByHand:
 
     def scores(self, work: Callable[[], None]) -> list[float]:
         """All scores in order; `work` is called while the producer waits."""
-        self.submission.on_wait = work
-        self.submission.fill()
-        return [score for part in self.submission.tables() for score in part.scores.to_pylist()]
+        self.driver.on_wait = work
+        self.driver.fill()
+        return [score for part in self.driver.tables() for score in part.scores.to_pylist()]
 
 
 def pairs(rows: int, start: int = 0, passage: str = "p") -> pa.Table:

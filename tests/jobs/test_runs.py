@@ -16,7 +16,6 @@ from rankmill.jobs.contract.run import Progress, Run
 from rankmill.jobs.protocol.queues import QueueCapacity, write_capacity
 from rankmill.jobs.protocol.recovery import enqueue_due
 from rankmill.jobs.protocol.runs import RunStore
-from rankmill.jobs.protocol.scored_rows import read_scored_rows
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from tests.harness.runs import stored_run
 
@@ -150,7 +149,7 @@ def test_damaged_keys_of_the_window_and_of_progress_end_no_run(store: RunStore, 
     store.redis.rpush(keys.capacity("q"), "no string")
     store.redis.set(keys.scored_rows(run.id), "no hash")
     assert store.capacity("q") == QueueCapacity()
-    assert read_scored_rows(store.redis, run) == {}
+    assert store.scored_rows(run) == {}
     store.redis.sadd("rq:workers:q", b"\xff", "rq:worker:odd")
     store.redis.set(keys.worker("odd"), b"\xff")
     write_capacity(store.redis, "q", 10)

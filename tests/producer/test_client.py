@@ -36,8 +36,8 @@ from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.wire import decode_pairs
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import QueueWorkers
-from rankmill.producer.collect.listeners import Listeners
 from rankmill.producer.collect.pairs import CHUNK_TEXT_BYTES
+from rankmill.producer.collect.presence import WorkerPresence
 from tests.conftest import Server
 from tests.harness.auto import AUTO
 from tests.harness.models.tiny import cross_encoder
@@ -86,7 +86,7 @@ def test_scores_come_one_by_one_while_the_input_goes_on(client: Client) -> None:
 def test_chunks_are_submitted_several_at_a_time(server: Server) -> None:
     client = Client(server.url, model="demo", chunk_size=1, window=8)
     run = client.submit((f"q {n}", "p") for n in range(20))
-    submitted = run._submission
+    submitted = run._driver
 
     def waiting() -> int:
         return client.store.queue("rankmill").count
@@ -186,9 +186,9 @@ def test_no_wait_at_the_server_is_longer_than_the_time_that_is_left(
     waits: list[int] = []
     results = client.store.results
 
-    def noted(run: Run, *, block_ms: int) -> Any:
+    def noted(run: Run, *, after: str, block_ms: int) -> Any:
         waits.append(block_ms)
-        return results(run, block_ms=block_ms)
+        return results(run, after=after, block_ms=block_ms)
 
     monkeypatch.setattr(client.store, "results", noted)
     run = client.submit(PAIRS)
@@ -207,12 +207,12 @@ def test_a_run_does_not_miss_workers_while_another_run_looks_for_them(
     def look(*_: object) -> QueueWorkers:
         nonlocal looks
         looks += 1
-        listeners.check(since=-3600)  # as another run's task or thread does meanwhile
+        presence.check(since=-3600)  # as another run's task or thread does meanwhile
         return QueueWorkers(scoring=frozenset({"w"}), other=frozenset())
 
-    monkeypatch.setattr("rankmill.producer.collect.listeners.queue_workers", look)
-    listeners = Listeners(RunStore(fakeredis.FakeRedis()), "redis://r", "q", seconds=60)
-    listeners.check(since=-3600)
+    monkeypatch.setattr("rankmill.producer.collect.presence.queue_workers", look)
+    presence = WorkerPresence(RunStore(fakeredis.FakeRedis()), "redis://r", "q", seconds=60)
+    presence.check(since=-3600)
     assert looks == 1
 
 
@@ -221,7 +221,7 @@ def test_a_wait_for_workers_that_are_not_there_ends_with_a_word(server: Server) 
     run = client.submit(PAIRS)
     with pytest.raises(NoWorkers, match=r"no worker listens on queue 'nobody'.*score-workers.* run goes on"):
         run.scores(timeout=60)
-    assert client.store.queue("nobody").count == len(run._submission._window.units)
+    assert client.store.queue("nobody").count == len(run._driver.collector.pieces)
     run.cancel()
     with pytest.raises(NoWorkers, match="the run is cancelled"):
         client.score(PAIRS, timeout=60)

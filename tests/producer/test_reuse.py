@@ -16,12 +16,10 @@ from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores
+from rankmill.producer.collect import repeats
+from rankmill.producer.collect.earlier import EarlierScores, no_earlier, open_earlier
 from rankmill.producer.collect.journal import Journal
-from rankmill.producer.collect.reuse import shared
-from rankmill.producer.collect.reuse.asked import NOBODY, AskedPairs
-from rankmill.producer.collect.reuse.earlier import EarlierScores, no_earlier, open_earlier
-from rankmill.producer.collect.reuse.pair_keys import pair_keys
-from rankmill.producer.collect.reuse.rows import rows_to_score
+from rankmill.producer.collect.repeats import NOBODY, PairIndex, distinct_pairs, pair_keys
 from rankmill.producer.collect.sizing import WindowSize
 from tests.harness.queue_by_hand import STATS, QueueByHand, pairs
 
@@ -50,24 +48,31 @@ def test_every_row_gets_the_score_of_its_pair(
 ) -> None:
     numbers = {pair: float(number) for number, pair in enumerate(dict.fromkeys(pairs))}
     have = [numbers[pair] if row in known else None for row, pair in enumerate(pairs)]
-    asked = rows_to_score(table(pairs, dictionary=dictionary), COLUMNS, pa.array(have, pa.float32()))
+    asked = distinct_pairs(
+        table(pairs, dictionary=dictionary),
+        COLUMNS,
+        pa.array(have, pa.float32()),
+        pair_keys(table(pairs), COLUMNS),
+    )
     sent = [pairs[row] for row in asked.rows]
     assert sent == list(dict.fromkeys(pair for row, pair in enumerate(pairs) if have[row] is None))
     assert asked.select(table(pairs)).equals(table(sent)) or not sent
     if not sent:
-        assert asked.table(table(pairs), None).scores.to_pylist() == have
+        assert asked.table(table(pairs)).scores.to_pylist() == have
         return
     scores = pa.array([None if pair == ("a", "b") else numbers[pair] for pair in sent], pa.float32())
     errors = pa.array(["bad" if pair == ("a", "b") else None for pair in sent], pa.string())
-    result = ChunkScores(7, scores, errors, STATS)
-    part, whole = asked.table(table(pairs), result), asked.whole(0, result)
+    asked.result = ChunkScores(7, scores, errors, STATS)
+    part, whole = asked.table(table(pairs)), asked.whole(0)
+    assert whole
     for row, pair in enumerate(pairs):
         is_bad = pair == ("a", "b") and have[row] is None
         expected = (None, "bad") if is_bad else (numbers[pair], None)
         assert (part.scores[row].as_py(), part.errors[row].as_py()) == expected
     assert (whole.chunk, whole.scores, whole.errors) == (0, part.scores, part.errors)
     assert part.reused == sum(score is not None for score in have)
-    failed = asked.table(table(pairs), ChunkFailure(chunk=7, message="died", fatal=False, attempts=3))
+    asked.result = ChunkFailure(chunk=7, message="died", fatal=False, attempts=3)
+    failed = asked.table(table(pairs))
     assert failed.scores.to_pylist() == have
     assert failed.errors.to_pylist() == ["died" if score is None else None for score in have]
 
@@ -101,7 +106,7 @@ def test_a_pair_of_several_chunks_in_the_window_is_asked_for_once(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if keys_are_alike:
-            patch.setattr(shared, "pair_keys", lambda table, _: np.full(len(table), 8, np.uint64))
+            patch.setattr(repeats, "pair_keys", lambda table, _: np.full(len(table), 8, np.uint64))
         _check_asked_once(chunks, random, window, failing, strictly=window == 40)
 
 
@@ -154,7 +159,7 @@ KEYS = st.integers(0, 63).map(lambda n: n << 58) | st.integers(0, 1 << 63)  # so
 
 @given(st.lists(st.lists(KEYS, max_size=40, unique=True), max_size=30), st.randoms())
 def test_the_table_of_asked_pairs_is_a_dictionary(chunks: list[list[int]], random: Random) -> None:
-    table, expected, numbers = AskedPairs(), dict[int, int](), count()
+    table, expected, numbers = PairIndex(), dict[int, int](), count()
     added: list[list[int]] = []
     for keys in chunks:
         fresh = {key: next(numbers) for key in keys if key not in expected}

@@ -169,7 +169,7 @@ def test_sigterm_hands_back_what_is_not_finished(
 def test_what_redis_forgets_is_submitted_again(
     flush: bool, server: Server, workers: StartWorker, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rankmill.producer.collect.submission._SWEEP_SECONDS", 1)
+    monkeypatch.setattr("rankmill.producer.collect.driver._SWEEP_SECONDS", 1)
     run = client.submit(PAIRS)
     if flush:
         server.client.flushall()
@@ -184,7 +184,7 @@ def test_what_redis_forgets_is_submitted_again(
 def test_a_server_that_restarts_without_its_data(
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rankmill.producer.collect.submission._SWEEP_SECONDS", 1)
+    monkeypatch.setattr("rankmill.producer.collect.driver._SWEEP_SECONDS", 1)
     with tempfile.TemporaryDirectory(prefix="rm-") as directory:
         valkey = ValkeyServer(port=0, unix_socket_path=Path(directory) / "s", data_dir=Path(directory))
         valkey.start()

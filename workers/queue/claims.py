@@ -24,7 +24,6 @@ from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
 from rankmill.jobs.protocol.refusals import RunRefusals
 from rankmill.jobs.protocol.runs import RunStore
-from rankmill.jobs.protocol.scored_rows import write_scored_rows
 from rankmill.jobs.protocol.set_aside import DamagedJob, set_aside
 from rankmill.jobs.runtime import tracing
 from rankmill.jobs.runtime.logs import about_job
@@ -365,8 +364,8 @@ class ScoredRowsBeat:
     It does so from a thread of its own, with one small command a second for all runs.
     """
 
-    def __init__(self, connection: redis.Redis, claims: Claims) -> None:
-        self._connection = connection
+    def __init__(self, store: RunStore, claims: Claims) -> None:
+        self._store = store
         self._claims = claims
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scored-rows", daemon=True)
@@ -393,7 +392,7 @@ class ScoredRowsBeat:
                 counts.setdefault(claim.run_id, {})[claim.chunk] = claim.work.done
         if counts:
             try:
-                write_scored_rows(self._connection, counts)
+                self._store.write_scored_rows(counts)
             except redis.ResponseError as error:  # for instance, the key is not a hash
                 logger.warning("the scored rows cannot be counted: %s", error)
             except Exception:  # progress is worth no worker

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.collect.pairs import RowsAt
-from rankmill.producer.collect.splitting import ScoredTable
+from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.corpus.index import TextIndex, in_memory, on_disk
 from rankmill.producer.files.corpus.run_file import SCHEMA, read_run
 from rankmill.producer.files.corpus.run_files import RunFiles

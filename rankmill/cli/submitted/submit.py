@@ -10,7 +10,7 @@ from rankmill.cli import options
 from rankmill.cli.files.request import SETTINGS, file_options
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.client.client import Client
+from rankmill.producer.client.sync_client import Client
 
 
 @options.command("submit")

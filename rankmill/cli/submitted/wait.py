@@ -14,9 +14,9 @@ from rankmill.cluster.tables import duration, plain
 from rankmill.jobs.contract.errors import ExitCode
 from rankmill.jobs.protocol.submitted.record import FileRun
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.client.client import Client
-from rankmill.producer.client.runs.detached import DetachedRun
-from rankmill.producer.client.submitted.file import SubmittedFile, find_submitted
+from rankmill.producer.client.runs import ScoringRun
+from rankmill.producer.client.submitted import SubmittedFile, find_submitted
+from rankmill.producer.client.sync_client import Client
 from rankmill.score.progress import Show, progress_view
 
 _EPILOG = """\b
@@ -43,7 +43,7 @@ def wait(run_id: str, timeout: float | None, settings: Settings, as_json: bool, 
     options.server(settings)
     client = Client(settings=settings)
     submitted = find_submitted(client.files, run_id)
-    if submitted is None and isinstance(detached := client.attach(run_id), DetachedRun):
+    if submitted is None and isinstance(detached := client.attach(run_id), ScoringRun):
         _wait_for_scores(detached, timeout, as_json)
         return
     submitted = submitted or SubmittedFile(client.files, run_id)
@@ -61,7 +61,7 @@ def wait(run_id: str, timeout: float | None, settings: Settings, as_json: bool, 
     sys.exit(ExitCode.ROW_ERRORS if run.outcome and run.outcome.row_errors else 0)
 
 
-def _wait_for_scores(run: DetachedRun, timeout: float | None, as_json: bool) -> None:
+def _wait_for_scores(run: ScoringRun, timeout: float | None, as_json: bool) -> None:
     scores = run.scores(timeout)
     counts = {"id": run.id, "rows": len(scores), "row_errors": len(scores.errors)}
     line = f"run {run.id}: {len(scores):,} rows are scored, {len(scores.errors):,} of them have an error"

@@ -92,7 +92,7 @@ def test_results_that_the_shared_reader_has_not_brought_yet_are_not_lost(
         return []
 
     monkeypatch.setattr(Streams, "read", nothing)
-    monkeypatch.setattr("rankmill.producer.collect.submission._SWEEP_SECONDS", 0)
+    monkeypatch.setattr("rankmill.producer.collect.driver._SWEEP_SECONDS", 0)
     store = RunStore(shared_server.client)
 
     async def work(client: AsyncClient) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.collect.splitting import ScoredTable
+from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files import ranking as ranking_module
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.layout import plan_layout

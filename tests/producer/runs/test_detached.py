@@ -12,12 +12,12 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from rankmill import Client, DetachedRun
+from rankmill import Client, ScoringRun
 from rankmill.cli.main import rankmill
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import InputError, RunCancelled, RunExpired, RunFailed, RunTimeout
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats
-from rankmill.producer.client.runs import detached
+from rankmill.producer.collect import driver
 from tests.conftest import Server, run_command
 
 STATS = ChunkStats(
@@ -35,14 +35,14 @@ def alone(shared_server: Server, request: pytest.FixtureRequest) -> Client:
     )
 
 
-def attached(client: Client, run_id: str) -> DetachedRun:
+def attached(client: Client, run_id: str) -> ScoringRun:
     found = client.attach(run_id)
-    assert isinstance(found, DetachedRun)
+    assert isinstance(found, ScoringRun)
     return found
 
 
 def write(
-    client: Client, run: DetachedRun, number: int, scores: list[float], revision: str | None = None
+    client: Client, run: ScoringRun, number: int, scores: list[float], revision: str | None = None
 ) -> None:
     found = client.store.load(run.id)
     assert found is not None
@@ -83,7 +83,7 @@ def test_chunks_that_are_lost_and_rows_that_kill_their_worker(
     alone: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processes that wait for the same run agree on the pieces of a chunk."""
-    monkeypatch.setattr(detached, "_SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(driver, "_SWEEP_SECONDS", 0.1)
     run = alone.submit(PAIRS, detached=True)
     stored = alone.store.load(run.id)
     assert stored is not None
@@ -118,7 +118,7 @@ def test_chunks_that_are_lost_and_rows_that_kill_their_worker(
 def test_results_of_another_content_of_the_model_are_not_taken(
     alone: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(detached, "_SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(driver, "_SWEEP_SECONDS", 0.1)
     run = alone.submit(PAIRS[:20], detached=True)
     alone.store.redis.delete(*(f"rq:job:{job}" for job in queued(alone)))
     write(alone, run, 0, [1.0] * 10, revision="a")
@@ -196,7 +196,7 @@ def alone_url(client: Client) -> str:
 def test_submissions_are_counted_for_all_processes_and_are_as_many_as_of_a_live_run(
     alone: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(detached, "_SWEEP_SECONDS", 0.1)
+    monkeypatch.setattr(driver, "_SWEEP_SECONDS", 0.1)
     client = Client(
         alone_url(alone), model="m", queue=alone.settings.queue, max_retries=2, no_workers_seconds=None
     )
@@ -210,8 +210,6 @@ def test_submissions_are_counted_for_all_processes_and_are_as_many_as_of_a_live_
             attached(client, run.id).scores(1)
     assert submissions == 3
     for each in (run, attached(client, run.id)):
-        assert set(each.scores(60).errors.values()) == {
-            "given up after 3 submissions: it was lost, or its result cannot be used"
-        }
+        assert set(each.scores(60).errors.values()) == {"given up after attempt 3: it was lost"}
     run.cancel()
     assert not [*client.store.redis.scan_iter(f"rankmill:run:{run.id}:[^c]*")]

@@ -15,9 +15,8 @@ from rankmill import Client
 from rankmill.cluster.snapshot import read_cluster
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.run import Progress
-from rankmill.jobs.protocol.scored_rows import write_scored_rows
 from rankmill.producer.collect.journal import Journal
-from rankmill.producer.collect.notes import Notes
+from rankmill.producer.collect.progress import RowCounter
 from rankmill.producer.collect.sizing import WindowSize
 from rankmill.score import progress as views
 from rankmill.score.progress import progress_view
@@ -33,18 +32,18 @@ def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_look_often")
 def test_rows_of_a_chunk_that_is_given_up_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankmill.producer.collect.submission._SWEEP_SECONDS", 0)
+    monkeypatch.setattr("rankmill.producer.collect.driver._SWEEP_SECONDS", 0)
     queue = QueueByHand([pairs(10, 10 * chunk) for chunk in range(2)], WindowSize(4, 1 << 20))
 
     def work() -> None:
         if 0 in queue.waiting():
             queue.score(0)
-        write_scored_rows(queue.store.redis, {queue.run.id: {10: 7}})
-        if queue.submission.progress.rows == 17:
+        queue.store.write_scored_rows({queue.run.id: {10: 7}})
+        if queue.driver.progress.rows == 17:
             queue.store.redis.unlink("rq:queue:q", Job.key_for(keys.job_id(queue.run.id, 10)))
 
     assert queue.scores(work)[10:] == [None] * 10
-    assert queue.submission.progress.rows == 20
+    assert queue.driver.progress.rows == 20
 
 
 @pytest.mark.usefixtures("_look_often")
@@ -53,10 +52,10 @@ def test_rows_of_unfinished_chunks_count_once() -> None:
     said: list[int] = []
 
     def scored(rows: dict[int, int]) -> None:
-        write_scored_rows(queue.store.redis, {queue.run.id: rows})
+        queue.store.write_scored_rows({queue.run.id: rows})
 
     def steps() -> None:
-        said.append(queue.submission.progress.rows)
+        said.append(queue.driver.progress.rows)
         raw = queue.store.redis.get(keys.progress(queue.run.id)) or b""
         assert Progress.read_json(raw, "it").rows == said[-1]
         match len(said):
@@ -80,7 +79,7 @@ def test_rows_of_unfinished_chunks_count_once() -> None:
 
     assert queue.scores(steps) == list(range(40))
     assert said[:7] == [0, 8, 5, 13, 23, 23, 20]
-    assert queue.submission.progress.rows == 40
+    assert queue.driver.progress.rows == 40
     assert not queue.store.redis.keys("rankmill:run:*")
     scored({10: 1})  # by a worker that does not know of the end yet
     assert not queue.store.redis.keys("rankmill:run:*")
@@ -91,7 +90,7 @@ def test_a_resumed_run_shows_its_share_from_the_start(tmp_path: Path) -> None:
     tables = [pairs(10, 10 * chunk) for chunk in range(8)]
     journal = Journal(tmp_path / "journal.db")
     first = QueueByHand(tables, WindowSize(2, 1 << 20), journal)
-    first.submission.begin()
+    first.driver.begin()
 
     def five_chunks_and_an_end() -> None:
         first.score(first.waiting()[-1])
@@ -103,13 +102,13 @@ def test_a_resumed_run_shows_its_share_from_the_start(tmp_path: Path) -> None:
     known = journal.rows
     assert 50 <= known < 80
     again = QueueByHand(tables, WindowSize(2, 1 << 20), journal)
-    again.submission.begin()
+    again.driver.begin()
     (run,) = read_cluster(again.store.redis).runs
     assert (run.rows_done, run.rows_per_second) == (known, None)
     said: list[int] = []
 
     def one_by_one() -> None:
-        said.append(again.submission.progress.rows)
+        said.append(again.driver.progress.rows)
         again.score(again.waiting()[0])
 
     assert again.scores(one_by_one) == list(range(80))
@@ -117,16 +116,15 @@ def test_a_resumed_run_shows_its_share_from_the_start(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_the_speed_is_that_of_the_last_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_speed_is_that_of_the_last_minute() -> None:
     now = 1000.0
-    monkeypatch.setattr("rankmill.producer.collect.notes.time.time", lambda: now)
-    notes = Notes(known_rows=5000)
-    notes.see(0)
+    notes = RowCounter(known_rows=5000)
+    notes.see(0, now)
     assert (notes.progress.rows, notes.progress.rows_per_second()) == (5000, None)
     now += 500  # the model is loaded
     for second in range(200):
         now += 1
-        notes.see(10 * second if second < 100 else 1000 + 50 * (second - 100))
+        notes.see(10 * second if second < 100 else 1000 + 50 * (second - 100), now)
         if second == 50:
             assert notes.progress.rows_per_second() == pytest.approx(10)
             assert notes.progress.seconds_left(10_500) == pytest.approx(500)
@@ -170,7 +168,7 @@ def test_progress_moves_before_the_first_chunk_is_done(
         return 0 < seen.rows_done == run.progress.rows < 5000 and seen.seconds_left is not None
 
     parts = run.tables()
-    run._submission.on_wait = lambda: _stop_if(under_way())
+    run._driver.on_wait = lambda: _stop_if(under_way())
     with pytest.raises(KeyboardInterrupt):
         wait_for(lambda: next(parts))
     assert server.client.hlen(keys.scored_rows(run.id)) == 1

@@ -21,11 +21,11 @@ from rankmill.jobs.contract.errors import RunFailed
 from rankmill.jobs.contract.results import ChunkFailure, ChunkScores, ChunkStats, to_entry
 from rankmill.jobs.contract.wire import encode_scores
 from rankmill.jobs.protocol.runs import RunStore
+from rankmill.producer.collect.cleanup import RunCleaner
+from rankmill.producer.collect.driver import RunDriver
 from rankmill.producer.collect.journal import Journal
-from rankmill.producer.collect.leftovers import Leftovers
+from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.collect.sizing import ChunkSize, Sizes, WindowSize
-from rankmill.producer.collect.splitting import ScoredTable
-from rankmill.producer.collect.submission import Submission
 from tests.conftest import Server, StartWorker
 from tests.harness.runs import stored_run
 
@@ -89,7 +89,7 @@ def scored(
     table = pa.table({"query": ["q"] * ROWS, "passage": ["p"] * ROWS})
     tables, columns = iter([table] * CHUNKS), ("query", "passage")
     sizes = Sizes(WindowSize(8, 1 << 20), ChunkSize(ROWS, "m", journal, {}))
-    submission = Submission(store, run, Leftovers(store), tables, columns, sizes, journal)
+    submission = RunDriver(store, run, RunCleaner(store), tables, columns, sizes, journal)
     attempts: dict[int, int] = {}
 
     def work() -> None:
@@ -111,7 +111,7 @@ def scored(
 
 def sweep_at_once(patch: pytest.MonkeyPatch) -> None:
     """It may not be known whose result was bad; then its chunk is one that was lost."""
-    patch.setattr("rankmill.producer.collect.submission._SWEEP_SECONDS", 0)
+    patch.setattr("rankmill.producer.collect.driver._SWEEP_SECONDS", 0)
     patch.setattr("rankmill.jobs.protocol.runs.RunStore.patrol_seconds", 0.01)
 
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputChanged, InputError
-from rankmill.producer.collect.splitting import ScoredTable
+from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.corpus import index as index_module
 from rankmill.producer.files.corpus.index import SUFFIX, in_memory, on_disk
 from rankmill.producer.files.corpus.joined import JoinedSource

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rankmill.jobs.contract import keys
 from rankmill.jobs.protocol.queues import QueueCapacity
 from rankmill.jobs.protocol.runs import RunStore
+from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.collect.sizing import WindowSize
-from rankmill.producer.collect.splitting import ScoredTable
 from rankmill.producer.collect.spool import Spool
 from tests.conftest import Server, StartWorker, wait_for
 from tests.harness.queue_by_hand import STATS, QueueByHand, pairs
@@ -23,7 +23,7 @@ from tests.harness.queue_by_hand import STATS, QueueByHand, pairs
 
 @pytest.mark.parametrize("memory", [0, 64 << 20])
 def test_a_late_chunk_keeps_no_other_from_being_scored(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankmill.producer.collect.window.Spool", lambda folder: Spool(folder, memory))
+    monkeypatch.setattr("rankmill.producer.collect.driver.Spool", lambda folder: Spool(folder, memory))
     queue = QueueByHand([pairs(3, 3 * chunk) for chunk in range(40)], WindowSize(4, 1 << 20))
 
     def all_but_the_first() -> None:
@@ -37,7 +37,7 @@ def test_a_late_chunk_keeps_no_other_from_being_scored(memory: int, monkeypatch:
 
 
 def test_workers_that_are_quicker_than_the_caller_fill_no_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankmill.producer.collect.window.Spool", lambda folder: Spool(folder, 60_000))
+    monkeypatch.setattr("rankmill.producer.collect.driver.Spool", lambda folder: Spool(folder, 60_000))
     monkeypatch.setattr(
         "rankmill.producer.collect.spool.tempfile.TemporaryFile", lambda **_: pytest.fail("a file was made")
     )
@@ -101,7 +101,7 @@ def test_without_room_on_disk_no_chunks_are_submitted_until_the_late_one_is_done
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(
-        "rankmill.producer.collect.window.Spool", lambda folder: Spool(folder, 0, disk_bytes=5000)
+        "rankmill.producer.collect.driver.Spool", lambda folder: Spool(folder, 0, disk_bytes=5000)
     )
     queue = QueueByHand([pairs(3, 3 * chunk) for chunk in range(40)], WindowSize(4, 1 << 20))
     finished: list[int] = []
@@ -157,4 +157,9 @@ def test_the_spool_leaves_no_file(tmp_path: Path) -> None:
         1, ScoredTable(table, pa.array([1.0] * 3, pa.float32()), pa.nulls(3, pa.string()), STATS, 1, "w")
     )
     assert spool.take(1).table == table
+    bare = table.select([])  # of a detached run
+    spool.put(
+        2, ScoredTable(bare, pa.array([1.0] * 3, pa.float32()), pa.nulls(3, pa.string()), STATS, 1, "w")
+    )
+    assert len(spool.take(2).table) == 3
     assert list(tmp_path.iterdir()) == []

@@ -21,7 +21,6 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RunCancelled
 from rankmill.jobs.contract.run import Progress, RowError
 from rankmill.jobs.protocol.queues import UNUSED_SECONDS
-from rankmill.jobs.protocol.row_errors import read_row_errors
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
@@ -63,7 +62,7 @@ def test_a_cluster_at_work_is_seen_as_it_is(server: Server, workers: StartWorker
         return worker.state == "busy" and found[-1].queues[0].started > 0 and under_way
 
     wait_for(at_work)
-    errors, damaged = read_row_errors(client.store.redis, run.id)
+    errors, damaged = client.store.row_errors(run.id)
     assert damaged == 0
     unkept = [key for key in server.client.scan_iter("rankmill:*") if server.client.ttl(key) == -1]
     (worker,) = found[-1].workers

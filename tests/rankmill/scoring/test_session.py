@@ -11,7 +11,7 @@ import pytest
 from rankmill.jobs.contract.errors import ConnectionFailed, InputError
 from rankmill.jobs.protocol.worker_report import queue_workers
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.producer.client.client import Client
+from rankmill.producer.client.sync_client import Client
 from rankmill.score.session import Session
 from tests.conftest import Server, StartWorker, wait_for
 

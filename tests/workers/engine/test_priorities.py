@@ -31,7 +31,7 @@ from rankmill.jobs.contract.run import new_run
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.ordered_queue import LOOK_AT, OrderedQueue
 from rankmill.jobs.protocol.runs import RunStore
-from rankmill.producer.client.runs.scoring_run import ScoringRun
+from rankmill.producer.client.runs import ScoringRun
 from rankmill.workers.queue.claim_order import ClaimOrder
 
 QUICK = {"RANKMILL_HEARTBEAT_SECONDS": "0.5", "RANKMILL_LEASE_SECONDS": "5", "RANKMILL_BATCH_WAIT_MS": "0"}
@@ -193,7 +193,7 @@ def test_small_runs_of_known_size_are_requests_unless_the_caller_says_otherwise(
     assert priority(pairs(3), priority="bulk") == "bulk"
     assert priority(pairs(300), priority="request") == "request"
     with pytest.raises(ConfigError, match="priority: 'soon' is none; it is request or bulk"):
-        client.submit(pairs(3), priority="soon")  # type: ignore[call-overload]
+        client.submit(pairs(3), priority="soon")  # type: ignore[arg-type]
     assert new_run(ScoreSpec(model="m"), queue="q", ttl=60, max_retries=0).priority == "bulk"
 
 

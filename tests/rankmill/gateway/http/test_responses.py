@@ -15,7 +15,7 @@ from rankmill.gateway.http import responses
 from rankmill.gateway.http.responses import event, event_stream
 from rankmill.gateway.refusals import Refusal
 from rankmill.gateway.scoring import SubmittedRequest
-from rankmill.producer.client.aio.client import AsyncScoringRun
+from rankmill.producer.client.async_client import AsyncScoringRun
 
 
 async def sent(events: AsyncGenerator[bytes], ends: AsyncExitStack, *, is_gone: bool = False) -> list[bytes]:

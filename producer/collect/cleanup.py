@@ -21,7 +21,7 @@ _AT_ONCE_SECONDS = 1
 logger = logging.getLogger(__name__)
 
 
-class Leftovers:
+class RunCleaner:
     """Removes keys and waiting jobs of ended runs from Redis; threads may share it, also after a fork.
 
     The caller does not wait for a server that cannot serve. A background thread retries instead, until

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import logging
-import time
 from collections import deque
 
-from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.results import ChunkResult, ChunkScores
 from rankmill.jobs.contract.run import MAX_ERROR_CHARS, MAX_ROW_ERRORS, Progress, RowError
-from rankmill.jobs.runtime.logs import about
-from rankmill.producer.collect.splitting import ScoredTable, Unit
+from rankmill.producer.collect.scored import ScoredTable
 
 _SPEED_SECONDS = 60
 """The speed is that of the later half of the last minute: a run's first seconds, in which its workers get
@@ -19,10 +14,8 @@ their first chunks, are soon forgotten."""
 _STEP_SECONDS = 0.5
 """Least time between two points from which the speed is told."""
 
-logger = logging.getLogger(__name__)
 
-
-class Notes:
+class RowCounter:
     """Counts rows as they are scored.
 
     Parameters
@@ -31,11 +24,14 @@ class Notes:
         Rows that earlier runs have scored.
     row_errors
         Rows without a score that are not added.
+    most_errors
+        Most row errors that are noted, those of `row_errors` included.
     """
 
-    def __init__(self, known_rows: int, row_errors: int = 0) -> None:
+    def __init__(self, known_rows: int, row_errors: int = 0, most_errors: int = MAX_ROW_ERRORS) -> None:
         self.errors: list[RowError] = []
         """Row errors that are not yet written to Redis; the caller empties the list."""
+        self._most_errors = most_errors
         self._known_rows = known_rows
         self._fresh_rows = 0
         self._partial_rows = 0
@@ -62,7 +58,7 @@ class Notes:
             self._fresh_rows += len(part.table)
         errors, attempts, worker = part.errors, part.attempts, part.worker
         failed = len(errors) - errors.null_count
-        room = MAX_ROW_ERRORS - self._row_errors
+        room = self._most_errors - self._row_errors
         self._row_errors += failed
         if failed and room > 0:
             found = [(row, reason) for row, reason in enumerate(errors.to_pylist(), start) if reason]
@@ -75,12 +71,14 @@ class Notes:
         """Take back known rows whose result cannot be used."""
         self._known_rows -= rows
 
-    def see(self, partial_rows: int) -> bool:
-        """Note the progress now, `partial_rows` of unfinished chunks included; return whether it is new."""
+    def see(self, partial_rows: int, now: float) -> bool:
+        """Note the progress at `now` (s since 1970), with `partial_rows` of unfinished chunks.
+
+        Returns whether it is new.
+        """
         self._partial_rows = partial_rows
         if self._rows == (self._points[-1][1] if self._points else self._known_rows):
             return False
-        now = time.time()
         if len(self._points) > 1 and now - self._points[-2][0] < _STEP_SECONDS:
             self._points.pop()
         self._points.append((now, self._rows))
@@ -91,16 +89,3 @@ class Notes:
     @property
     def _rows(self) -> int:
         return self._known_rows + self._fresh_rows + self._partial_rows
-
-
-def log_result(result: ChunkResult, unit: Unit, run: str) -> None:
-    """Log the result of a job, but not its error messages: they may contain text of the input."""
-    worker = result.stats.worker if isinstance(result, ChunkScores) else result.worker
-    with about(chunk=unit.chunk, job=keys.job_id(run, result.chunk), worker=worker):
-        rows = len(unit.table)
-        if isinstance(result, ChunkScores):
-            logger.debug("collected %d rows, %d without a score", rows, result.scores.null_count)
-        elif result.died and rows > 1:
-            logger.warning("%d rows whose workers died; trying their halves apart", rows)
-        else:
-            logger.warning("%d rows are given up after %d attempts", rows, result.attempts)

@@ -1,4 +1,4 @@
-"""Whether anybody listens on a queue, so that nobody waits without a word for workers that are not there."""
+"""Whether a queue has workers, so that nobody waits without a word for some that are not there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REMIND_SECONDS = 30.0
 logger = logging.getLogger(__name__)
 
 
-class Listeners:
+class WorkerPresence:
     """Looks for the workers of a queue while runs wait; the runs of a client share it, in any threads.
 
     Parameters

@@ -10,10 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from rankmill.jobs.contract.run import Progress
-from rankmill.producer.client.runs.scores import Scores, as_array
-from rankmill.producer.client.runs.scoring_run import ScoringRun, Submitter, read_together
+from rankmill.producer.client.runs import JoinedRuns, ScoringRun, as_array
 from rankmill.producer.collect.pairs import RowsAt
-from rankmill.producer.collect.splitting import ScoredTable
+from rankmill.producer.collect.scored import ScoredTable
 
 if TYPE_CHECKING:
     from rankmill.producer.collect.journal import Journal
@@ -49,8 +48,8 @@ class SharedTables:
         return min([*(rows_at(start) for rows_at in self._sizes), *(first - start for first, _ in known)])
 
 
-def start_several(
-    client: Submitter,
+def start_each(
+    start: Callable[..., ScoringRun],
     models: Sequence[str],
     cut: Callable[[RowsAt], Iterator[pa.Table]],
     columns: tuple[str, str],
@@ -58,90 +57,68 @@ def start_several(
     journals: Sequence[Journal | None] | None = None,
     revisions: Sequence[str | None] | None = None,
     **options: Any,
-) -> SeveralRuns:
+) -> list[ScoringRun]:
     """Start a run of each model over the same tables; they share one window.
 
     Parameters
     ----------
-    client
-        Submits the runs.
+    start
+        `Client.start`.
     models, journals, revisions
         The models, and for each its journal and its commit.
     cut, columns, options
         As of `Client.start`.
     """
     journals = journals or [None] * len(models)
+    revisions = revisions or [None] * len(models)
     tables = SharedTables(cut, journals)
     runs: list[ScoringRun] = []
     try:
-        for at, model in enumerate(models):
-            revision = revisions[at] if revisions else None
-            own: dict[str, Any] = {
-                "model": model,
-                "revision": revision,
-                "journal": journals[at],
-                "sharers": len(models),
-            }
-            runs.append(client.start(tables.reader, columns, **options, **own))
+        for model, journal, revision in zip(models, journals, revisions, strict=True):
+            own: dict[str, Any] = {"model": model, "revision": revision, "journal": journal}
+            runs.append(start(tables.reader, columns, sharers=len(models), **options, **own))
     except BaseException:
-        SeveralRuns(models, runs).cancel()
-        raise
-    return SeveralRuns(models, runs)
-
-
-class SeveralRuns:
-    """The runs of several models over the same tables; used as a `ScoringRun` is."""
-
-    def __init__(self, models: Sequence[str], runs: Sequence[ScoringRun]) -> None:
-        self._models = models
-        self._runs = runs
-
-    @property
-    def id(self) -> str:
-        """The id of the first model's run."""
-        return self._runs[0].id
-
-    @property
-    def progress(self) -> Progress:
-        """The rows done so far, and the speed: the mean of all models."""
-        each = [run.progress for run in self._runs]
-
-        def mean(values: list[float]) -> float:
-            return sum(values) / len(values)
-
-        return Progress(
-            rows=int(mean([one.rows for one in each])),
-            row_errors=max(one.row_errors for one in each),
-            since=mean([one.since for one in each]),
-            since_rows=int(mean([one.since_rows for one in each])),
-            at=mean([one.at for one in each]),
-        )
-
-    def tables(self) -> Iterator[ScoredTable]:
-        """Yield the input as tables in input order, with the scores of all models as lists."""
-        for parts in zip(*(run.tables() for run in self._runs), strict=True):
-            yield _together(self._models, parts)
-
-    def scores(self, timeout: float | None = None) -> list[Scores]:
-        """The scores of each model; the parameter and what it raises are as of `ScoringRun.scores`."""
-        return read_together(self._runs, timeout)
-
-    def cancel(self) -> None:
-        """Cancel all of them."""
-        for run in self._runs:
+        for run in runs:
             run.cancel()
+        raise
+    return runs
+
+
+def start_several(
+    start: Callable[..., ScoringRun], models: Sequence[str], *where: Any, **options: Any
+) -> ScoringRun:
+    """As `start_each`, read as one run: each row has a list with a score of each model."""
+    runs = start_each(start, models, *where, **options)
+
+    def tables() -> Iterator[ScoredTable]:
+        for parts in zip(*(run.tables() for run in runs), strict=True):
+            yield _together(models, parts)
+
+    return JoinedRuns(runs, tables, _mean_progress)
+
+
+def _mean_progress(each: Sequence[Progress]) -> Progress:
+    def mean(values: list[float]) -> float:
+        return sum(values) / len(values)
+
+    return Progress(
+        rows=int(mean([one.rows for one in each])),
+        row_errors=max(one.row_errors for one in each),
+        since=mean([one.since for one in each]),
+        since_rows=int(mean([one.since_rows for one in each])),
+        at=mean([one.at for one in each]),
+    )
 
 
 def _together(models: Sequence[str], parts: Sequence[ScoredTable]) -> ScoredTable:
     """The rows of a chunk with the scores of all models, null for a model that has none."""
     numbers = np.stack([as_array(part.scores) for part in parts], axis=1)
     flat = pa.array(numbers.ravel(), mask=np.isnan(numbers).ravel())
-    reasons = [part.errors for part in parts]
     workers = dict.fromkeys(part.worker for part in parts if part.worker)
     return ScoredTable(
         table=parts[0].table,
         scores=pa.FixedSizeListArray.from_arrays(flat, len(parts)),
-        errors=_reasons(models, reasons),
+        errors=_reasons(models, [part.errors for part in parts]),
         stats=None,
         attempts=max(part.attempts for part in parts),
         worker=", ".join(workers),

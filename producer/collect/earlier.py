@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.collect.reuse.pair_keys import as_bytes
+from rankmill.producer.collect.repeats import as_bytes
 
 _ROWS = 65_536
 

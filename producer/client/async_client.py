@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from functools import partial, update_wrapper
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 import redis
 
@@ -20,23 +20,26 @@ from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.connection import connection_failed
 from rankmill.producer.client.aio import bridge
 from rankmill.producer.client.aio.connection import LoopRedis
-from rankmill.producer.client.aio.runs import AsyncDetachedRun, AsyncScoringRun, AsyncSubmittedFile
-from rankmill.producer.client.client import Client
-from rankmill.producer.client.runs.detached import DetachedRun
+from rankmill.producer.client.runs import ScoringRun
+from rankmill.producer.client.sync_client import Client
 from rankmill.producer.collect.pairs import COLUMNS
 
 if TYPE_CHECKING:
     from rankmill.jobs.contract.priority import Priority
+    from rankmill.jobs.contract.run import Progress
     from rankmill.jobs.contract.spec import SpecOptions
+    from rankmill.jobs.protocol.submitted.record import FileRun
     from rankmill.jobs.registry.registry import Resolved
     from rankmill.jobs.runtime.settings import Settings
-    from rankmill.producer.client.runs.scores import Ranked, Scores
-    from rankmill.producer.client.runs.scoring_run import ScoringRun
+    from rankmill.producer.client.runs import RunStats, Scores
+    from rankmill.producer.client.submitted import SubmittedFile
     from rankmill.producer.collect.pairs import Pairs
 
-__all__ = ["AsyncClient", "AsyncScoringRun"]
-
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
+
+_LOOK_SECONDS = 0.3
 
 _PROBE_SECONDS = 5
 _PATROL_SECONDS = 0.2
@@ -100,6 +103,123 @@ class _LoopClient(Client):
             self._beginning.release()
 
 
+class _AsyncRun:
+    """What all runs have, as `ScoringRun`."""
+
+    def __init__(self, run: ScoringRun) -> None:
+        self._run = run
+
+    @property
+    def id(self) -> str:
+        """The run's id, as it appears in logs and Redis keys; with that of a detached run others attach."""
+        return self._run.id
+
+    @property
+    def model(self) -> str:
+        """The model that scores, with the version that an alias stood for."""
+        return self._run.model
+
+    @property
+    def stats(self) -> RunStats:
+        """How the rows read so far were scored."""
+        return self._run.stats
+
+    @property
+    def errors(self) -> Mapping[int, str]:
+        """Reasons by row number (from 0) for the rows read so far that have no score."""
+        return self._run.errors
+
+    async def scores(self, timeout: float | None = None) -> Scores:
+        """Wait for all scores as `ScoringRun.scores` does."""
+        return await self._read(self._run.scores, timeout)
+
+    async def __aiter__(self) -> AsyncIterator[float]:
+        """Yield the scores in input order, each as soon as it is available; NaN for rows in `errors`."""
+        scores = iter(self._run)
+        while (score := await self._read(next, scores, None)) is not None:
+            yield score
+
+    async def cancel(self) -> None:
+        """Cancel the run: its waiting chunks leave the queue, and its keys are deleted."""
+        await bridge.run(self._run.cancel)
+
+    async def _read(self, do: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        try:
+            return await bridge.run(do, *args, **options)
+        except asyncio.CancelledError:
+            if not self._run.is_detached:
+                await self.cancel()
+            raise
+
+
+class AsyncScoringRun(_AsyncRun):
+    """A submitted run. If the task that reads it is cancelled, the run is cancelled too."""
+
+    @property
+    def progress(self) -> Progress:
+        """The rows done so far, those of unfinished chunks included, and the speed."""
+        return self._run.progress
+
+
+class AsyncDetachedRun(_AsyncRun):
+    """A detached run; it goes on if the task that waits for it is cancelled."""
+
+    async def progress(self) -> Progress:
+        """The rows that are done now."""
+        return await bridge.run(lambda: self._run.progress)
+
+
+class AsyncSubmittedFile:
+    """A run of files that runners carry out, as `SubmittedFile`; it goes on if its task is cancelled."""
+
+    def __init__(self, run: SubmittedFile) -> None:
+        self._run = run
+
+    @property
+    def id(self) -> str:
+        """The run's id, with which any process can ask for it."""
+        return self._run.id
+
+    async def status(self) -> FileRun:
+        """The run as it is now: its state, progress, and what it has made."""
+        return await bridge.run(self._run.status)
+
+    async def wait(self, timeout: float | None = None) -> FileRun:
+        """Wait for the end of the run as `SubmittedFile.wait` does."""
+        try:
+            async with asyncio.timeout(timeout):
+                while (run := await bridge.run(self._run.outcome)) is None:
+                    await asyncio.sleep(_LOOK_SECONDS)
+                return run
+        except TimeoutError:
+            raise TimeoutError(f"submitted run {self.id} has not ended; it goes on") from None
+
+    async def cancel(self) -> FileRun:
+        """Cancel the run. One that a runner has ends with its next heartbeat; its scores are kept."""
+        return await bridge.run(self._run.cancel)
+
+
+def _attached(found: ScoringRun | SubmittedFile) -> AsyncDetachedRun | AsyncSubmittedFile:
+    return AsyncDetachedRun(found) if isinstance(found, ScoringRun) else AsyncSubmittedFile(found)
+
+
+def _as_it_is(found: T) -> T:
+    return found
+
+
+def _awaited(
+    do: Callable[Concatenate[Client, P], T], to: Callable[[T], R]
+) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
+    """A method of `Client` for tasks; what it returns goes through `to`."""
+
+    async def call(self: AsyncClient, /, *args: P.args, **options: P.kwargs) -> R:
+        await self._open()
+        return to(await bridge.run(do, self._client, *args, **options))
+
+    update_wrapper(call, do)
+    return call
+
+
 class AsyncClient:
     """The calls of `Client` for asyncio; any number of runs at the same time share a few connections.
 
@@ -160,22 +280,17 @@ class AsyncClient:
     ) -> AsyncScoringRun: ...
 
     async def submit(
-        self,
-        pairs: Pairs,
-        *,
-        columns: tuple[str, str] = COLUMNS,
-        priority: Priority | None = None,
-        detached: bool = False,
-        **spec: Unpack[SpecOptions],
+        self, pairs: Pairs, *, detached: bool = False, **options: Any
     ) -> AsyncScoringRun | AsyncDetachedRun:
         """Start a run as `Client.submit` does, with its parameters."""
         await self._open()
-        how: dict[str, Any] = {"columns": columns, "priority": priority, **spec}
-        if detached:
-            return AsyncDetachedRun(
-                await bridge.run(lambda: self._client.submit(pairs, detached=True, **how))
-            )
-        return AsyncScoringRun(await bridge.run(lambda: self._client.submit(pairs, **how)))
+        run = await bridge.run(partial(self._client.submit, pairs, detached=detached, **options))
+        return AsyncDetachedRun(run) if detached else AsyncScoringRun(run)
+
+    score = _awaited(Client.score, _as_it_is)
+    rank = _awaited(Client.rank, _as_it_is)
+    begin = _awaited(Client.begin, AsyncScoringRun)
+    attach = _awaited(Client.attach, _attached)
 
     async def submit_file(
         self, inputs: str | Sequence[str], output: str, **options: Any
@@ -183,55 +298,6 @@ class AsyncClient:
         """Hand files to runners as `Client.submit_file` does, with its parameters."""
         await self._open()
         return AsyncSubmittedFile(await bridge.run(self._client.submit_file, inputs, output, **options))
-
-    async def attach(self, run_id: str) -> AsyncSubmittedFile | AsyncDetachedRun:
-        """A run that any process has submitted, as `Client.attach` finds it."""
-        await self._open()
-        found = await bridge.run(self._client.attach, run_id)
-        return AsyncDetachedRun(found) if isinstance(found, DetachedRun) else AsyncSubmittedFile(found)
-
-    async def begin(
-        self,
-        pairs: Pairs,
-        *,
-        columns: tuple[str, str] = COLUMNS,
-        priority: Priority | None = None,
-        **spec: Unpack[SpecOptions],
-    ) -> AsyncScoringRun:
-        """Start a run, or those of an alias for several versions, as `Client.begin` does."""
-        await self._open()
-        begin = partial(self._client.begin, pairs, columns=columns, priority=priority, **spec)
-        return AsyncScoringRun(await bridge.run(begin))
-
-    async def score(
-        self,
-        pairs: Pairs,
-        *,
-        timeout: float | None = None,
-        columns: tuple[str, str] = COLUMNS,
-        priority: Priority | None = None,
-        **spec: Unpack[SpecOptions],
-    ) -> Scores:
-        """Score pairs as `Client.score` does, with its parameters."""
-        await self._open()
-        begin = partial(
-            self._client.score, pairs, timeout=timeout, columns=columns, priority=priority, **spec
-        )
-        return await bridge.run(begin)
-
-    async def rank(
-        self,
-        query: str,
-        passages: Sequence[str],
-        *,
-        top_k: int | None = None,
-        timeout: float | None = None,
-        **spec: Unpack[SpecOptions],
-    ) -> list[Ranked]:
-        """Rank passages as `Client.rank` does, with its parameters."""
-        await self._open()
-        begin = partial(self._client.rank, query, passages, top_k=top_k, timeout=timeout, **spec)
-        return await bridge.run(begin)
 
     async def close(self) -> None:
         """Close the connections; runs that are not finished stay on the server until they expire."""

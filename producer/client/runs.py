@@ -1,0 +1,296 @@
+"""Runs as their callers have them, and their scores."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.contract.wire import outputs
+
+if TYPE_CHECKING:
+    from rankmill.jobs.contract.run import Progress
+    from rankmill.producer.collect.driver import RunDriver
+    from rankmill.producer.collect.scored import ScoredTable
+
+
+class Scores(npt.NDArray[np.float32]):
+    """Scores of a run: float32 of shape ``[n]``, NaN for the rows in `errors`.
+
+    With ``all_labels`` it is ``[n, labels]``. An array like any other; what is computed or cut from it is one
+    without `errors` and `labels`.
+    """
+
+    errors: Mapping[int, str]
+    """Reasons by row number (from 0) for the rows without a score."""
+    labels: tuple[str, ...]
+    """Names of the columns of ``[n, labels]``."""
+
+    def __array_finalize__(self, _: object) -> None:
+        self.errors, self.labels = {}, ()
+
+    @classmethod
+    def of(
+        cls, parts: Sequence[npt.NDArray[np.float32]], errors: Mapping[int, str], labels: tuple[str, ...] = ()
+    ) -> Scores:
+        """The scores of a run's chunks, in order."""
+        if labels:  # a chunk without any score does not know how many there are
+            parts = [part if part.ndim > 1 else np.stack([part] * len(labels), 1) for part in parts]
+        whole = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+        found = whole.view(cls)
+        found.errors, found.labels = dict(errors), labels
+        return found
+
+
+def as_array(scores: pa.Array) -> npt.NDArray[np.float32]:
+    """Scores of rows as float32 ``[n]``, lists of them as ``[n, labels]``; NaN for null."""
+    each = outputs(scores)
+    if not each:
+        plain: npt.NDArray[np.float32] = scores.to_numpy(zero_copy_only=False).astype(np.float32)
+        return plain
+    found = np.full((len(scores), each), np.nan, np.float32)
+    known = scores.drop_null().flatten().to_numpy(zero_copy_only=False)
+    found[scores.is_valid().to_numpy(zero_copy_only=False)] = known.reshape(-1, each)
+    return found
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A passage ranked by `Client.rank`: its index in the given list, and its score.
+
+    ``error`` is the reason if there is no score, which is NaN then.
+    """
+
+    index: int
+    score: float
+    error: str | None = None
+
+
+def ranked(scores: Scores, top_k: int | None) -> list[Ranked]:
+    """Rank passages by their scores, best first; those without a score come last.
+
+    Raises
+    ------
+    ConfigError
+        They have several.
+    """
+    if scores.ndim > 1:
+        raise ConfigError("all_labels: passages are ranked by one score; name its label instead")
+    order = np.argsort(-np.asarray(scores), kind="stable")[:top_k].tolist()
+    return [Ranked(index, float(scores[index]), scores.errors.get(index)) for index in order]
+
+
+@dataclass
+class RunStats:
+    """How the rows that were read of a run so far were scored.
+
+    ``retries`` counts attempts beyond a chunk's first; ``tokens`` are real ones, ``padded_tokens`` have the
+    padding with them. ``workers`` has the rows of each worker, by name; ``seconds`` is the longest
+    time that a worker had a chunk, from fetching it to its scores; ``tokenize_seconds`` and
+    ``forward_seconds`` are parts of it (``None`` if they are not known: only requests ask for them).
+    ``precision``, ``backend`` and ``revision`` are those of the last chunk with scores (``None`` if there is
+    none, or no revision).
+    """
+
+    rows: int = 0
+    chunks: int = 0
+    retries: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    workers: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    tokenize_seconds: float | None = None
+    forward_seconds: float | None = None
+    precision: str | None = None
+    backend: str | None = None
+    revision: str | None = None
+
+    def add(self, part: ScoredTable) -> None:
+        """Count a chunk."""
+        rows = len(part.table)
+        self.rows += rows
+        self.chunks += 1
+        self.retries += max(part.attempts - 1, 0)
+        self.workers[part.worker] = self.workers.get(part.worker, 0) + rows
+        if part.stats:
+            self.tokens += part.stats.tokens
+            self.padded_tokens += part.stats.padded_tokens
+            if part.stats.seconds >= self.seconds:
+                self.seconds = part.stats.seconds
+                self.tokenize_seconds = part.stats.tokenize_seconds
+                self.forward_seconds = part.stats.forward_seconds
+            self.precision, self.backend = part.stats.precision, part.stats.backend
+            self.revision = part.stats.revision
+
+
+class ScoringRun:
+    """A submitted run. Read its results once: all with `scores`, or in parts by iterating.
+
+    Chunks beyond the window are submitted while the caller reads results. One thread at a time reads a run;
+    any may use `cancel` and `progress`.
+
+    A detached run is in Redis as a whole. Any process that knows its id may read it, until ``run_ttl``
+    seconds after its submission; its tables have no columns.
+    """
+
+    def __init__(self, driver: RunDriver) -> None:
+        self._driver = driver
+        self._scores: list[npt.NDArray[np.float32]] = []
+        self.errors: dict[int, str] = {}
+        """Reasons by row number (from 0) for the rows read so far that have no score."""
+        self.stats = RunStats()
+        """How the rows read so far were scored."""
+        self.labels: tuple[str, ...] = ()
+        """Names of a row's scores, with ``all_labels``; known after the first scored chunk."""
+
+    @property
+    def id(self) -> str:
+        """The run's id, as it appears in logs and Redis keys; with that of a detached run others attach."""
+        return self._driver.run.id
+
+    @property
+    def model(self) -> str:
+        """The model that scores, with the version that an alias stood for."""
+        return self._driver.run.spec.model
+
+    @property
+    def is_detached(self) -> bool:
+        """Whether the run needs no process."""
+        return self._driver.is_detached
+
+    @property
+    def progress(self) -> Progress:
+        """The rows done so far, those of unfinished chunks included, and the speed."""
+        self._driver.refresh()
+        return self._driver.progress
+
+    def scores(self, timeout: float | None = None) -> Scores:
+        """Wait for all scores: float32 of shape ``[n]`` (``[n, labels]``), NaN for the rows in `errors`.
+
+        Parameters
+        ----------
+        timeout
+            Longest time to wait, in seconds.
+
+        Raises
+        ------
+        RunTimeout, NoWorkers
+            Some scores are still missing. The run goes on; call this again to go on waiting, or `cancel`.
+        RunFailed, RunCancelled
+            The run has ended without all of its scores.
+        RunExpired
+            The results of a detached run are no longer kept.
+        """
+        return read_together([self], timeout)[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the scores in input order, each as soon as it is available; NaN for rows in `errors`.
+
+        Each is a float, or with ``all_labels`` a list of them.
+        """
+        for part in self.tables():
+            for score in part.scores.to_pylist():
+                yield math.nan if score is None else score
+
+    def tables(self) -> Iterator[ScoredTable]:
+        """Yield the input as tables in input order, each with its scores, errors and statistics."""
+        for part in self._tables():
+            if part.errors.null_count < len(part.table):
+                reasons = enumerate(part.errors.to_pylist(), self.stats.rows)
+                self.errors |= {row: reason for row, reason in reasons if reason is not None}
+            for each in part.parts or (part,):
+                self.stats.add(each)
+                if each.stats:
+                    self.labels = each.stats.labels
+            yield part
+
+    def cancel(self) -> None:
+        """Cancel the run: its waiting chunks leave the queue, and its keys are deleted."""
+        self._driver.cancel()
+
+    def _tables(self) -> Iterator[ScoredTable]:
+        return self._driver.tables()
+
+    def _wait_until(self, deadline: float) -> None:
+        """Set when to stop waiting (`time.monotonic`)."""
+        self._driver.deadline = deadline
+
+
+class JoinedRuns(ScoringRun):
+    """Several runs that are read as one.
+
+    Parameters
+    ----------
+    runs
+        The runs.
+    tables
+        Joins their tables; each has the tables that it was made of as its parts.
+    progress
+        Joins their progress.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[ScoringRun],
+        tables: Callable[[], Iterator[ScoredTable]],
+        progress: Callable[[Sequence[Progress]], Progress],
+    ) -> None:
+        self._runs, self._join, self._join_progress = runs, tables, progress
+        self._scores = []
+        self.errors = {}
+        self.stats = RunStats()
+        self.labels = ()
+
+    @property
+    def id(self) -> str:
+        """The ids of the runs."""
+        return ",".join(run.id for run in self._runs)
+
+    @property
+    def model(self) -> str:
+        """The models that score."""
+        return ",".join(run.model for run in self._runs)
+
+    @property
+    def is_detached(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def progress(self) -> Progress:
+        """The progress of all runs."""
+        return self._join_progress([run.progress for run in self._runs])
+
+    def cancel(self) -> None:
+        """Cancel all of them."""
+        for run in self._runs:
+            run.cancel()
+
+    def _tables(self) -> Iterator[ScoredTable]:
+        return self._join()
+
+    def _wait_until(self, deadline: float) -> None:
+        for run in self._runs:
+            run._wait_until(deadline)
+
+
+def read_together(runs: Sequence[ScoringRun], timeout: float | None) -> list[Scores]:
+    """Wait for the scores of runs over the same tables, a table of each at a time; as `ScoringRun.scores`."""
+    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    for run in runs:
+        run._wait_until(deadline)
+    try:
+        for parts in zip(*(run.tables() for run in runs), strict=True):
+            for run, part in zip(runs, parts, strict=True):
+                run._scores.append(as_array(part.scores))
+    finally:
+        for run in runs:
+            run._wait_until(math.inf)
+    return [Scores.of(run._scores, run.errors, run.labels) for run in runs]

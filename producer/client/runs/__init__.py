@@ -1,1 +1,0 @@
-"""What a caller has of its runs: scores, reasons, progress, statistics."""

@@ -1,1 +1,0 @@
-"""Runs that outlive the process that submitted them."""

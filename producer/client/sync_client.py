@@ -1,0 +1,482 @@
+"""Scoring from other services: pairs in, scores out, through the queue.
+
+>>> client = Client("redis://localhost:6379/0")                       # doctest: +SKIP
+>>> client.score([("how far is the moon", "About 384,000 km.")])      # doctest: +SKIP
+array([8.1], dtype=float32)
+>>> client.rank("how far is the moon", ["Cheese.", "About 384,000 km."])[0].index   # doctest: +SKIP
+1
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence, Sized
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+import pyarrow as pa
+
+from rankmill.jobs.contract.errors import ConfigError, InputError, RankmillError, StillWaiting
+from rankmill.jobs.contract.priority import Priority, choose_priority
+from rankmill.jobs.contract.run import Run, new_run
+from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS
+from rankmill.jobs.contract.spec import ScoreSpec, SpecOptions
+from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
+from rankmill.jobs.registry.resolver import Resolver
+from rankmill.jobs.runtime.connection import connect
+from rankmill.jobs.runtime.logs import about
+from rankmill.jobs.runtime.patience import redis_errors
+from rankmill.jobs.runtime.settings import Settings, load_settings
+from rankmill.jobs.runtime.specs import run_spec
+from rankmill.producer.client.runs import Ranked, Scores, ScoringRun, ranked, read_together
+from rankmill.producer.client.several import start_each
+from rankmill.producer.client.split import rows_by_version, split_run
+from rankmill.producer.client.submitted import SubmittedFile, file_request, submit_file, submitted_files
+from rankmill.producer.collect.cleanup import RunCleaner
+from rankmill.producer.collect.detached import collect_detached, submit_detached
+from rankmill.producer.collect.driver import RunDriver, expired
+from rankmill.producer.collect.earlier import EarlierScores
+from rankmill.producer.collect.journal import Journal
+from rankmill.producer.collect.pairs import COLUMNS, RowsAt, cut_pairs
+from rankmill.producer.collect.presence import WorkerPresence
+from rankmill.producer.collect.sizing import MIN_ROWS, REQUEST_ROWS, ChunkSize, Sizes, WindowSize
+from rankmill.producer.local.embedded import EmbeddedCluster
+
+if TYPE_CHECKING:
+    from rankmill.jobs.protocol.submitted.request import FileRequest
+    from rankmill.jobs.protocol.submitted.store import FileRunStore
+    from rankmill.jobs.registry.registry import Resolved
+    from rankmill.producer.collect.pairs import Pairs
+
+_DETACHED_ROWS = 256
+"""Rows in a chunk of a detached run with ``chunk_size: auto``: nobody sees the workers' speed."""
+
+_SHADOWS = 8
+"""Runs of a shadow at a time, for each client; what comes while there are so many has none."""
+
+_SHADOW_SECONDS = 300.0
+
+logger = logging.getLogger(__name__)
+
+
+class Client:
+    """Submits pairs to the workers of one queue. A client may have any number of runs at the same time.
+
+    Threads may share it. After a fork, parent and child may both go on using it, each with connections of its
+    own; a run belongs to the process that has submitted it.
+
+    Parameters
+    ----------
+    redis_url
+        URL that begins with ``redis://``, ``rediss://``, ``unix://`` or ``redis+sentinel://``; default:
+        `redis_url` of the settings (``REDIS_URL``).
+    no_workers_seconds
+        A wait for scores ends with `NoWorkers` when no worker has listened on the queue for so long;
+        ``None``: never.
+    settings
+        Settings to start from; default: environment, config file and defaults.
+    options
+        Values for settings of ``configs/base.yaml`` by name, such as ``model`` or ``queue``.
+
+    Raises
+    ------
+    ConfigError
+        No Redis server is named, or a setting is unknown or invalid.
+    ConnectionFailed
+        No server answers at the URL.
+    """
+
+    _resolver_class = Resolver
+
+    def __init__(
+        self,
+        redis_url: str | None = None,
+        *,
+        no_workers_seconds: float | None = 60.0,
+        settings: Settings | None = None,
+        **options: Any,
+    ) -> None:
+        self.settings = settings or load_settings(options)
+        url = redis_url or self.settings.redis_url
+        if not url:
+            raise ConfigError("no Redis server is named: give redis_url or set REDIS_URL")
+        if "," in self.settings.queue:
+            raise ConfigError(f"queue: {self.settings.queue!r:.80} are several; a run goes to one queue")
+        self.store = self._connect(url)
+        self._resolver = self._resolver_class(self.settings.registry)
+        self._shadows = threading.BoundedSemaphore(_SHADOWS)
+        self._cleaner = RunCleaner(self.store)
+        self._chunk_rows: dict[str, int] = {}
+        self._cluster: EmbeddedCluster | None = None
+        self._ends = ExitStack()
+        self._presence: WorkerPresence | None = None
+        if no_workers_seconds is not None:
+            self._presence = WorkerPresence(self.store, url, self.settings.queue, no_workers_seconds)
+
+    @classmethod
+    def embedded(cls, *, settings: Settings | None = None, **options: Any) -> Client:
+        """A client with a server and workers of its own on this host, for a notebook or a script.
+
+        They end with `close`, the ``with`` block, or this process, even if it is killed. It needs
+        ``rankmill[worker]``. Parameters are the constructor's; also settings of workers, such as ``device``.
+
+        Raises
+        ------
+        ConfigError
+            A package is missing, or a setting is unknown or invalid.
+        EmbeddedError
+            The server does not start; also from all waits for scores: server or workers cannot be kept alive.
+        """
+        cluster = EmbeddedCluster(settings or load_settings(options))
+        with ExitStack() as started:
+            started.enter_context(cluster)
+            client = cls(cluster.url(), no_workers_seconds=None, settings=cluster.settings)
+            client._cluster, client._ends = cluster, started.pop_all()
+        return client
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections, and end the embedded server and workers, if any."""
+        self.store.redis.close()
+        self._ends.close()
+
+    def _connect(self, url: str) -> RunStore:
+        return RunStore(connect(url, self.settings.redis_wait_seconds))
+
+    def start(
+        self,
+        cut: Callable[[RowsAt], Iterator[pa.Table]],
+        columns: tuple[str, str],
+        *,
+        chunk_size: int | None = None,
+        rows: int | None = None,
+        priority: Priority | None = None,
+        on_wait: Callable[[], None] = lambda: None,
+        journal: Journal | None = None,
+        reuse: EarlierScores | None = None,
+        deadline: float = math.inf,
+        sharers: int = 1,
+        **spec: Unpack[SpecOptions],
+    ) -> ScoringRun:
+        """Like `submit`, for tables that the caller cuts.
+
+        Parameters
+        ----------
+        cut, columns
+            Returns tables to score, one chunk each; the names of their query and passage columns.
+        chunk_size
+            Most rows in a chunk; default: the setting.
+        rows
+            Number of rows in all tables, if it is known.
+        priority, spec
+            As for `submit`.
+        on_wait
+            Called at least every second while the producer waits for results.
+        journal, reuse
+            Stores the results; scores of an earlier output. Chunks and pairs that they have are not scored.
+        deadline, sharers
+            When to stop waiting for the server, in `time.monotonic` seconds; as of `WindowSize`.
+        """
+        settings = self.settings
+        run = self._new_run(rows, priority, **spec)
+        with about(run=run.id):
+            total = "rows as they come" if rows is None else f"{rows} rows"
+            logger.info("run begins: %s on queue %r, model %s", total, run.queue, run.spec.model)
+        window = WindowSize(settings.window, settings.window_mib << 20, sharers)
+        least = REQUEST_ROWS if run.priority == "request" else MIN_ROWS
+        most = chunk_size or settings.chunk_size
+        chunks = ChunkSize(most, run.spec.model, journal, self._chunk_rows, least)
+        sizes, tables = Sizes(window, chunks), cut(chunks.at)
+        driver = RunDriver(self.store, run, self._cleaner, tables, columns, sizes, journal, reuse)
+        driver.deadline, driver.presence = deadline, self._presence
+
+        def look() -> None:
+            if self._cluster:
+                self._cluster.check()
+            on_wait()
+
+        driver.on_wait = look
+        try:
+            if journal:
+                journal.begin(run.id)
+            driver.begin()
+            driver.fill()
+        except BaseException:
+            driver.cancel()  # for example: an item is not a pair of texts, or Redis is not reachable
+            raise
+        return ScoringRun(driver)
+
+    def _new_run(self, rows: int | None, priority: Priority | None, **spec: Any) -> Run:
+        settings = self.settings
+        return new_run(
+            self._resolver.pinned(run_spec(settings, spec)),
+            queue=settings.queue,
+            ttl=settings.run_ttl,
+            max_retries=settings.max_retries,
+            rows=rows,
+            priority=priority,
+        )
+
+    def score(
+        self,
+        pairs: Pairs,
+        *,
+        timeout: float | None = None,
+        columns: tuple[str, str] = COLUMNS,
+        priority: Priority | None = None,
+        **spec: Unpack[SpecOptions],
+    ) -> Scores:
+        """Score pairs and wait at most `timeout` seconds: `submit`, then `ScoringRun.scores`.
+
+        If the model is an alias for several versions, the query decides which of them scores a pair.
+
+        Whatever keeps the scores from coming, the run is cancelled then; one that is to go on is started with
+        `submit`.
+
+        Raises
+        ------
+        RunTimeout, NoWorkers
+            Not all scores came in time, or nobody listens on the queue.
+        """
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        try:
+            run = self.begin(pairs, columns=columns, priority=priority, deadline=deadline, **spec)
+            try:
+                return run.scores(None if timeout is None else deadline - time.monotonic())
+            except BaseException:
+                run.cancel()
+                raise
+        except StillWaiting as error:
+            raise error.of_a_cancelled_run() from None
+
+    def score_models(
+        self,
+        pairs: Pairs,
+        models: Sequence[str],
+        *,
+        timeout: float | None = None,
+        columns: tuple[str, str] = COLUMNS,
+        priority: Priority | None = None,
+        **spec: Unpack[SpecOptions],
+    ) -> dict[str, Scores]:
+        """Score pairs with several models, reading them once; parameters as of `Client.score`.
+
+        Returns
+        -------
+        The scores of each model, by its name.
+
+        Raises
+        ------
+        ConfigError
+            A model is named twice, or none is.
+        RunTimeout, NoWorkers
+            Not all scores came in time, or nobody listens on the queue. All runs are cancelled then.
+        """
+        if not models or len(set(models)) < len(models):
+            raise ConfigError(f"models: name each once, not {', '.join(models) or 'none'}")
+
+        def cut(rows_at: RowsAt) -> Iterator[pa.Table]:
+            return cut_pairs(pairs, columns, rows_at)
+
+        runs = start_each(self.start, models, cut, columns, priority=priority, **spec)
+        try:
+            return dict(zip(models, read_together(runs, timeout), strict=True))
+        except BaseException:
+            for run in runs:
+                run.cancel()
+            raise
+
+    def rank(
+        self,
+        query: str,
+        passages: Sequence[str],
+        *,
+        top_k: int | None = None,
+        timeout: float | None = None,
+        **spec: Unpack[SpecOptions],
+    ) -> list[Ranked]:
+        """Order `passages` by their score with `query`, best first, those without one last; as `score`."""
+        if isinstance(passages, str):  # its characters would be the passages
+            raise InputError(f"passages are one string, {passages!r:.80}; give a list of them")
+        scores = self.score([(query, passage) for passage in passages], timeout=timeout, **spec)
+        return ranked(scores, top_k)
+
+    def submit(
+        self,
+        pairs: Pairs,
+        *,
+        columns: tuple[str, str] = COLUMNS,
+        priority: Priority | None = None,
+        detached: bool = False,
+        **spec: Unpack[SpecOptions],
+    ) -> ScoringRun:
+        """Start a run; its first chunks are in the queue when this returns.
+
+        Parameters
+        ----------
+        pairs
+            An iterable of ``(query, passage)``, a pandas data frame, an Arrow table or an Arrow record
+            batch. An iterable is read while the run goes on, so it may be endless.
+        columns
+            Names of the query and passage columns in a data frame or table.
+        priority
+            ``request``: the run's chunks come before those of bulk runs, in queues and in workers. ``bulk``:
+            they come after. Default: ``request`` for up to 256 pairs, ``bulk`` for more or an unknown number.
+        detached
+            Put all pairs into Redis at once: the run needs this process no more. Any process fetches the
+            scores with `attach`, until `run_ttl` seconds after this call.
+        spec
+            Fields of `ScoreSpec`, such as ``model``, that replace the client's settings for this run.
+
+        Raises
+        ------
+        InputError
+            A column does not exist, or an item is not a pair of texts. Of a detached run also: there are no
+            pairs, or they need more than `window_mib`.
+        ConfigError
+            The priority or a part of the spec is unknown or invalid.
+        """
+        if not detached:
+            return self._start(pairs, columns, priority=priority, **spec)
+        settings = self.settings
+        run = self._new_run(_rows(pairs), priority, **spec)
+        size = _DETACHED_ROWS if settings.chunk_size == "auto" else settings.chunk_size
+        tables = cut_pairs(pairs, columns, lambda start: size)
+        return self._attached(
+            run, submit_detached(self.store, run, tables, columns, settings.window_mib << 20)
+        )
+
+    def attach(self, run_id: str) -> SubmittedFile | ScoringRun:
+        """A run that any process has submitted: of files, or of pairs that are detached.
+
+        Raises
+        ------
+        RunExpired
+            There is none with this id, or not any more.
+        """
+        files = self.files
+        with redis_errors():
+            if files.has(run_id):
+                return SubmittedFile(files, run_id)
+            run, chunks = self.store.load(run_id), self.store.detached_chunks(run_id)
+        if run is None or chunks is None:
+            raise expired(run_id, self.settings.run_ttl)
+        return self._attached(run, chunks)
+
+    def _attached(self, run: Run, chunks: DetachedChunks) -> ScoringRun:
+        driver = collect_detached(self.store, run, chunks)
+        driver.presence = self._presence
+        return ScoringRun(driver)
+
+    @property
+    def files(self) -> FileRunStore:
+        """The submitted runs of files on the server."""
+        return submitted_files(self.store.redis, self.settings)
+
+    def submit_file(
+        self, inputs: str | Sequence[str], output: str, *, webhook: str | None = None, **options: Any
+    ) -> SubmittedFile:
+        """Hand files to runners (``rankmill runner``), which score them whatever becomes of this process.
+
+        Parameters
+        ----------
+        inputs, output
+            As of score-file: paths on hosts where runners are, which need not see this process's files.
+        webhook
+            URL that a runner calls at the end.
+        options
+            Options of score-file by name, such as ``top_k`` or ``score_column``, and fields of `ScoreSpec`.
+
+        Raises
+        ------
+        ConfigError
+            An option is unknown or not valid.
+        """
+        spec = {name: options.pop(name) for name in list(options) if name in ScoreSpec.model_fields}
+        return self.submit_request(file_request(inputs, output, options), webhook=webhook, **spec)
+
+    def submit_request(
+        self, request: FileRequest, *, webhook: str | None = None, **spec: Any
+    ) -> SubmittedFile:
+        """`submit_file`, for a request that is made already."""
+        return submit_file(
+            self.files, request, self._resolver.pinned(run_spec(self.settings, spec)), self.settings, webhook
+        )
+
+    def begin(
+        self,
+        pairs: Pairs,
+        *,
+        columns: tuple[str, str] = COLUMNS,
+        priority: Priority | None = None,
+        deadline: float = math.inf,
+        **spec: Unpack[SpecOptions],
+    ) -> ScoringRun:
+        """As `submit` (or `start`, with `deadline`), also for an alias for several versions."""
+        choice = self._resolver.choice(str(spec.get("model", self.settings.model)))
+        if choice is None or choice.only:
+            return self._start(pairs, columns, priority=priority, deadline=deadline, **spec)
+        return self._start_split(choice, pairs, columns, priority, deadline, **spec)
+
+    def _start(self, pairs: Pairs, columns: tuple[str, str], **options: Any) -> ScoringRun:
+        """Start a run of `pairs`; `options` as of `start`."""
+        return self.start(partial(cut_pairs, pairs, columns), columns, rows=_rows(pairs), **options)
+
+    def _start_split(
+        self,
+        choice: Resolved,
+        pairs: Pairs,
+        columns: tuple[str, str],
+        priority: Priority | None,
+        deadline: float,
+        **spec: Any,
+    ) -> ScoringRun:
+        """Start a run for each version of an alias, and one of its shadow."""
+        tables = [*cut_pairs(pairs, columns, lambda _: MAX_CHUNK_ROWS)]
+        table = pa.concat_tables(tables).select(list(columns)) if tables else pa.table({})
+        queries = table[columns[0]].to_pylist() if tables else []
+        rows = rows_by_version(choice.name, choice.versions, queries)
+        options = {**spec, "priority": choose_priority(priority, len(table)), "deadline": deadline}
+        runs: list[ScoringRun] = []
+        try:
+            for version, numbers in rows.items():
+                options["model"] = f"{choice.name}@{version}"
+                runs.append(self._start(table.take(numbers), columns, **options))
+        except BaseException:
+            for run in runs:
+                run.cancel()
+            raise
+        if choice.shadow and tables:
+            self._start_shadow(table, columns, **{**spec, "model": f"{choice.name}@{choice.shadow}"})
+        return split_run(table, [*rows.values()], runs)
+
+    def _start_shadow(self, table: pa.Table, columns: tuple[str, str], *, model: str, **spec: Any) -> None:
+        """Score pairs in the background, unless that is done for many others; nobody reads the scores."""
+        if not self._shadows.acquire(blocking=False):
+            logger.debug("%s has enough to do: a run is not scored in the shadow", model)
+            return
+
+        def score() -> None:
+            try:
+                self.score(
+                    table, columns=columns, timeout=_SHADOW_SECONDS, priority="bulk", model=model, **spec
+                )
+            except RankmillError as error:
+                logger.warning("%s could not score in the shadow: %s", model, error)
+            finally:
+                self._shadows.release()
+
+        self.store.later(score)
+
+
+def _rows(pairs: Pairs) -> int | None:
+    return len(pairs) if isinstance(pairs, Sized) else None

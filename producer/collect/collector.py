@@ -1,0 +1,427 @@
+"""What becomes of the chunks of a run: which are sent, what a result means, and what is sent again or split.
+
+Nothing here reads a clock, a disk or a server. Chunks, results and the time go in; what is to be done comes
+out, and the driver (`rankmill.producer.collect.driver`) does it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from rankmill.jobs.contract.results import BadResult, ChunkFailure, ChunkResult, ChunkScores, ChunkStats
+from rankmill.jobs.contract.run import Run, Settled
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.runtime.logs import about
+from rankmill.producer.collect.earlier import EarlierScores
+from rankmill.producer.collect.progress import RowCounter
+from rankmill.producer.collect.repeats import ChunkPairs, RepeatedPairs
+from rankmill.producer.collect.scored import ScoredTable, join_results, scored_table, scores_and_errors
+from rankmill.producer.collect.sizing import Load, WindowSize
+
+AT_ONCE = 64
+"""Most chunks that are cut at once."""
+
+FIRST_PIECE = 1 << 40
+"""No run has so many rows. The number of a piece that is no whole chunk is its first row, and so much more
+for each time that the chunk was split; so all who collect a run number its pieces alike."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Piece:
+    """Rows that one job scores: a whole chunk, or some rows of it.
+
+    ``start`` is the piece's first row within what is sent of the chunk; ``failed`` counts the attempts that
+    have failed; a ``suspect`` piece may kill its worker.
+    """
+
+    number: int
+    chunk: int
+    table: pa.Table
+    start: int = 0
+    failed: int = 0
+    suspect: bool = False
+
+    @cached_property
+    def table_bytes(self) -> int:
+        """The size of the table."""
+        return int(self.table.nbytes)
+
+    def halves(self) -> list[Piece]:
+        """Split the piece, of at least two rows, into two."""
+        middle = len(self.table) // 2
+        depth = self.number // FIRST_PIECE + 1
+        cuts = ((0, middle), (middle, len(self.table) - middle))
+        return [
+            Piece(
+                number=depth * FIRST_PIECE + self.chunk + self.start + at,
+                chunk=self.chunk,
+                table=self.table.slice(at, rows),
+                start=self.start + at,
+                suspect=True,
+            )
+            for at, rows in cuts
+        ]
+
+
+@dataclass
+class UnfinishedChunk:
+    """The rows of a chunk that has no result yet, and the results of its pieces."""
+
+    table: pa.Table
+    pairs: ChunkPairs | None = None
+    """The pairs to score, and which of them another chunk asks for; ``None``: all rows are scored."""
+    results: list[tuple[Piece, ChunkResult]] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """How many rows are sent."""
+        return int(self.pairs.own.sum()) if self.pairs else len(self.table)
+
+
+class FinishedChunk(NamedTuple):
+    """A chunk with its scores; ``result`` is for the journal (``None``: it is there, or is tried again)."""
+
+    number: int
+    part: ScoredTable
+    result: ChunkResult | None
+
+
+class Accepted(NamedTuple):
+    """What is to be done after results came in.
+
+    ``taken`` are the results, with their pieces. ``halves`` of pieces that kill workers are to be sent.
+    Pieces with ``unusable`` results, by number with the reasons, are to be sent again, unless their job will
+    write another result.
+    """
+
+    taken: list[tuple[Piece, ChunkResult]]
+    halves: list[Piece]
+    unusable: dict[int, str]
+
+
+class HowScored:
+    """What all chunks of a run have in common, known after the first: precision, model's content, labels.
+
+    Parameters
+    ----------
+    spec
+        That of the run.
+    first
+        Statistics of a chunk that is scored already.
+    """
+
+    def __init__(self, spec: ScoreSpec, first: ChunkStats | None) -> None:
+        self._spec = spec
+        self.settled = self._of(first) if first else Settled(None, None)
+        self._labels = first.labels if first else None
+
+    def news(self, stats: Iterable[ChunkStats]) -> Settled | None:
+        """What the run is scored with, if these first results say more of it than is known."""
+        settled = self.settled
+        for own in map(self._of, stats):
+            settled = Settled(*(known or new for known, new in zip(settled, own, strict=True)))
+        return settled if settled != self.settled else None
+
+    def objection(self, stats: ChunkStats) -> str | None:
+        """Why a chunk with these statistics is none of this run; ``None`` if it is one."""
+        mine = self._of(stats)
+        if mine.precision != self.settled.precision:
+            return f"it is in {mine.precision}, and the run in {self.settled.precision}"
+        if mine.revision and mine.revision != self.settled.revision:  # older workers name no content
+            return f"its model has content {mine.revision:.12}, and the run's {self.settled.revision:.12}"
+        if self._labels is None:
+            self._labels = stats.labels if self._spec.all_labels else ()
+        if stats.labels != self._labels:
+            return f"its labels are {stats.labels}, and the run's are {self._labels}"
+        return None
+
+    def _of(self, stats: ChunkStats) -> Settled:
+        """What can differ between workers: the precision only where the run leaves it open."""
+        return Settled(stats.precision if self._spec.precision == "auto" else None, stats.revision)
+
+
+class Collector:
+    """The chunks of a run between the input and the caller.
+
+    The number of a chunk is its first row in the input. No more pieces are without a result than the window
+    allows. Chunks are finished in any order and taken in that of the input, so a late one keeps no other from
+    being scored.
+
+    Parameters
+    ----------
+    run
+        The run to which the chunks belong.
+    window
+        Most pieces without a result.
+    rows
+        Counts the rows that are done.
+    first
+        Statistics of a chunk that an earlier run has scored.
+    start
+        The first row of the first chunk.
+    reuse
+        The scores that are known, perhaps none; rows with these pairs are not sent, nor pairs that another
+        row or a chunk without a result asks for. ``None``: all rows are sent.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        window: WindowSize,
+        rows: RowCounter,
+        *,
+        first: ChunkStats | None = None,
+        start: int = 0,
+        reuse: EarlierScores | None = None,
+    ) -> None:
+        self.rows = rows
+        self.how = HowScored(run.spec, first)
+        self.cut = self.taken = start
+        """Rows that are cut into chunks, and rows that the caller has; each is a chunk's number."""
+        self.exhausted = False
+        """Whether all chunks are cut; the driver sets it."""
+        self.chunk_rows = 0
+        """Rows of the largest chunk so far."""
+        self.pieces: dict[int, Piece] = {}
+        """Pieces without a result, by the chunk number in their job."""
+        self.answered: list[int] = []
+        """Numbers of the pieces that have a result; the driver empties it when Redis has forgotten them."""
+        self.fatal: ChunkFailure | None = None
+        """Why no chunk of the run can be scored."""
+        self.most_bytes = 0
+        """Most bytes of tables that were in Redis at once."""
+        self._run, self._window = run, window
+        self._unfinished: dict[int, UnfinishedChunk] = {}
+        self._finished: list[FinishedChunk] = []
+        self._waiting: dict[int, int] = {}
+        """Rows of finished chunks that are not taken, by number."""
+        self._reuse = reuse
+        self._repeats = None if reuse is None else RepeatedPairs(reuse.columns)
+        self._idle = 0
+        """Chunks that wait only for others' scores."""
+        self._load = Load()
+        self._payloads: dict[int, int] = {}
+        """Bytes of payload of the pieces in the load, by number."""
+        self._payload_share = 1.0
+        """Bytes of payload for a byte of a table, as last seen."""
+        self._scored: Mapping[int, int] = {}
+        """Scored rows of pieces without a result, by number, as last seen."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the next chunk in input order has its result."""
+        return self.taken in self._waiting
+
+    @property
+    def done(self) -> bool:
+        """Whether all chunks are taken."""
+        return self.exhausted and self.taken == self.cut
+
+    @property
+    def complete(self) -> bool:
+        """Whether all chunks have their result; some may not be taken yet."""
+        return self.exhausted and not self.pieces
+
+    @property
+    def wants_chunks(self) -> bool:
+        """Whether so much of the window is free that it is time to cut chunks."""
+        return not self.exhausted and self._idle < AT_ONCE and self._window.wants_more(self._load)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another chunk fits into the window."""
+        return self._idle < AT_ONCE and not self._window.is_full(self._load)
+
+    def add(self, table: pa.Table, known: ChunkResult | None = None) -> Piece | None:
+        """Take in the next chunk, perhaps with a `known` result; return what of it is to be sent."""
+        number = self.cut
+        self.cut += len(table)
+        self.chunk_rows = max(self.chunk_rows, len(table))
+        if known:
+            columns = scores_and_errors(known, len(table))
+            self._finish(number, scored_table(table, known, columns), None, fresh=False)
+            return None
+        pairs = None
+        if self._reuse is not None and self._repeats is not None:
+            scores = self._reuse.known(self._reuse.digests(table)) if len(self._reuse) else None
+            pairs = self._repeats.enter(number, table, scores)
+            if pairs and not len(pairs.rows):
+                self._finish(number, pairs.table(table), None)
+                return None
+        chunk = self._unfinished[number] = UnfinishedChunk(table, pairs)
+        if not chunk.rows:
+            self._idle += 1
+            return None
+        if pairs is None or chunk.rows == len(table):
+            piece = Piece(number, number, table)
+        else:
+            piece = Piece(FIRST_PIECE + number, number, pairs.select(table))
+        self.pieces[piece.number] = piece
+        self._enter(piece, int(piece.table_bytes * self._payload_share))
+        return piece
+
+    def sent(self, sizes: Mapping[int, int]) -> None:
+        """Take note of pieces that are in Redis, by number, with the bytes of their payloads."""
+        for number, size in sizes.items():
+            self._leave(self.pieces[number])
+            self._enter(self.pieces[number], size)
+        tables = sum(self.pieces[number].table_bytes for number in sizes)
+        self._payload_share = sum(sizes.values()) / max(tables, 1)
+        self.most_bytes = max(self.most_bytes, int(self._load.payload / self._payload_share))
+
+    def see(self, scored: Mapping[int, int], now: float) -> bool:
+        """Note the progress at `now` (s since 1970); return whether it is new.
+
+        `scored` has the scored rows of pieces without a result, by number.
+        """
+        self._scored, pieces = scored, self.pieces
+        counts = (min(rows, len(pieces[number].table)) for number, rows in scored.items() if number in pieces)
+        return self.rows.see(sum(counts), now)
+
+    def news(self, results: Iterable[ChunkResult | BadResult]) -> Settled | None:
+        """What the run is scored with, if these results, which are not accepted yet, are the first to say."""
+        scored = (result for result in results if isinstance(result, ChunkScores))
+        return self.how.news(result.stats for result in scored if self._fits(result))
+
+    def accept(self, results: Iterable[ChunkResult | BadResult], now: float) -> Accepted:
+        """Take in results, which came at `now` (s since 1970), and note the chunks that they finish."""
+        taken: list[tuple[Piece, ChunkResult]] = []
+        fresh: list[Piece] = []
+        unusable: dict[int, str] = {}
+        for result in results:
+            bad = self._objection(result)
+            if bad is not None or isinstance(result, BadResult):
+                with about(chunk="unknown" if result.chunk is None else result.chunk):
+                    logger.warning("a result cannot be used: %s", bad)
+                if result.chunk in self.pieces:
+                    unusable[result.chunk] = str(bad)
+                continue
+            piece = self.pieces.pop(result.chunk, None)
+            if piece is None:
+                continue  # a second result with the same scores, or not a chunk of this run
+            self._leave(piece)
+            self.answered.append(piece.number)
+            if isinstance(result, ChunkFailure) and result.fatal:
+                self.fatal = result
+                continue
+            taken.append((piece, result))
+            if isinstance(result, ChunkFailure) and result.died and len(piece.table) > 1:
+                halves = piece.halves()
+                self.pieces |= {half.number: half for half in halves}
+                fresh += halves
+                continue
+            chunk = self._unfinished[piece.chunk]
+            chunk.results.append((piece, result))
+            if sum(len(each.table) for each, _ in chunk.results) == chunk.rows:
+                ordered = sorted(chunk.results, key=lambda each: each[0].start)
+                whole = join_results(piece.chunk, [(len(each.table), found) for each, found in ordered])
+                self._has_answer(piece.chunk, whole)
+        self.see(self._scored, now)
+        still_bad = {number: why for number, why in unusable.items() if number in self.pieces}
+        return Accepted(taken, [piece for piece in fresh if piece.number in self.pieces], still_bad)
+
+    def retry(
+        self, reasons: Mapping[int, str], failed: Mapping[int, int]
+    ) -> tuple[list[Piece], list[ChunkFailure]]:
+        """What becomes of halves that are new, and of pieces whose attempt has failed.
+
+        Parameters
+        ----------
+        reasons
+            Why the last attempt at each has failed, by number.
+        failed
+            How many attempts before the last one have failed, by number.
+
+        Returns
+        -------
+        The pieces to send again, and the failures of those without an attempt left.
+        """
+        again: list[Piece] = []
+        given_up: list[ChunkFailure] = []
+        for number, reason in reasons.items():
+            begun = -1 if self.pieces[number].suspect else 0  # that a half is sent at all is counted, too
+            attempts = failed.get(number, begun) + 1
+            if attempts > self._run.max_retries:
+                message = f"given up after attempt {attempts}: {reason}"
+                given_up.append(ChunkFailure(chunk=number, message=message, fatal=False, attempts=attempts))
+            else:
+                self.pieces[number].failed = attempts
+                again.append(self.pieces[number])
+        return again, given_up
+
+    def pop_finished(self) -> list[FinishedChunk]:
+        """The chunks that were finished since the last call."""
+        found, self._finished = self._finished, []
+        return found
+
+    def take(self) -> int:
+        """The number of the next chunk, which must have its result."""
+        number = self.taken
+        self.taken += self._waiting.pop(number)
+        return number
+
+    def _fits(self, result: ChunkScores) -> bool:
+        piece = self.pieces.get(result.chunk)
+        return piece is not None and len(result.scores) == len(piece.table)
+
+    def _objection(self, result: ChunkResult | BadResult) -> str | None:
+        """Why a result is not that of its piece; ``None`` if it is, or is of none."""
+        if isinstance(result, BadResult):
+            return result.reason
+        if result.chunk not in self.pieces or isinstance(result, ChunkFailure):
+            return None
+        if not self._fits(result):
+            rows = len(self.pieces[result.chunk].table)
+            return f"it has {len(result.scores)} scores for {rows} pairs"
+        return self.how.objection(result.stats)
+
+    def _has_answer(self, number: int, whole: ChunkResult) -> None:
+        """Finish a chunk whose pieces have their results, and those that waited for its scores."""
+        chunk = self._unfinished[number]
+        answers = self._repeats.answer(number, whole) if self._repeats else {}
+        if chunk.pairs is None:
+            del self._unfinished[number]
+            columns = scores_and_errors(whole, len(chunk.table))
+            self._finish(number, scored_table(chunk.table, whole, columns), whole)
+        else:
+            chunk.pairs.result = whole
+            self._finish_if_complete(number, chunk.pairs)
+        for each, found in answers.items():
+            waiting = self._unfinished[each].pairs
+            assert waiting
+            waiting.add(found)
+            self._finish_if_complete(each, waiting)
+
+    def _finish_if_complete(self, number: int, pairs: ChunkPairs) -> None:
+        """Finish a chunk of which others ask for some pairs, if it has all answers."""
+        if pairs.is_complete:
+            chunk = self._unfinished.pop(number)
+            self._idle -= not chunk.rows
+            self._finish(number, pairs.table(chunk.table), pairs.whole(number))
+
+    def _finish(
+        self, number: int, part: ScoredTable, result: ChunkResult | None, *, fresh: bool = True
+    ) -> None:
+        self.rows.add(number, part, fresh=fresh)
+        self._waiting[number] = len(part.table)
+        self._finished.append(FinishedChunk(number, part, result))
+
+    def _enter(self, piece: Piece, payload: int) -> None:
+        """Count a piece into the load."""
+        self._payloads[piece.number] = payload
+        self._load = self._load.plus(len(piece.table), payload)
+
+    def _leave(self, piece: Piece) -> None:
+        """Take a piece out of the load, if it is in it."""
+        payload = self._payloads.pop(piece.number, None)
+        if payload is not None:
+            rows = len(piece.table)
+            self._load = Load(self._load.pieces - 1, self._load.rows - rows, self._load.payload - payload)

@@ -1,0 +1,493 @@
+"""Drives the collector of a run: sends its chunks to the server, and brings it what comes back."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+
+import pyarrow as pa
+from opentelemetry.trace import Span
+
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.errors import (
+    RedisUnavailable,
+    RunCancelled,
+    RunExpired,
+    RunFailed,
+    RunTimeout,
+)
+from rankmill.jobs.contract.job import Payload
+from rankmill.jobs.contract.results import BadResult, ChunkResult, ChunkScores
+from rankmill.jobs.contract.run import MAX_ROW_ERRORS, Progress, RowError, Run
+from rankmill.jobs.contract.wire import decode_pairs, encode_pairs
+from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
+from rankmill.jobs.runtime import tracing
+from rankmill.jobs.runtime.limits import cores
+from rankmill.jobs.runtime.logs import about
+from rankmill.jobs.runtime.patience import redis_errors, waiting
+from rankmill.producer.collect.cleanup import RunCleaner
+from rankmill.producer.collect.collector import AT_ONCE, Accepted, Collector, Piece
+from rankmill.producer.collect.earlier import EarlierScores
+from rankmill.producer.collect.journal import Journal
+from rankmill.producer.collect.presence import WorkerPresence
+from rankmill.producer.collect.progress import RowCounter
+from rankmill.producer.collect.scored import ScoredTable
+from rankmill.producer.collect.sizing import Sizes
+from rankmill.producer.collect.spool import Spool
+
+_SWEEP_SECONDS = 10
+"""After waiting so long for a chunk, check that the jobs of all chunks in Redis still exist."""
+
+_ENCODERS = 8
+"""Most threads that encode and compress chunks; Arrow releases Python's lock meanwhile."""
+
+logger = logging.getLogger(__name__)
+
+
+class RunDriver:
+    """Submits the chunks of a run and yields its scored tables in input order.
+
+    It works while the caller iterates `tables`: it submits chunks when the window has room, so Redis never
+    holds more than the window allows. Finished chunks that wait for an earlier one are in memory or on disk.
+    It deletes from Redis what it has collected.
+
+    A detached run is in Redis as a whole (`submit_detached`). Any number of processes may collect it, so its
+    pairs and results stay there until they expire, and all that is decided of it is decided alike by all.
+
+    Parameters
+    ----------
+    store, run
+        The server, and the run that `begin` stores there.
+    cleaner
+        Removes the run from Redis when it has ended.
+    source, columns
+        Tables to score, one chunk each, and the names of their query and passage columns.
+    sizes
+        How many chunks may be in Redis without a result, and how large the source cuts them.
+    journal
+        Stores each result before Redis deletes it. Chunks whose result it has are not submitted.
+    reuse
+        As of `Collector`.
+    detached
+        The chunks of a detached run; it needs no source.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        run: Run,
+        cleaner: RunCleaner,
+        source: Iterator[pa.Table],
+        columns: tuple[str, str],
+        sizes: Sizes,
+        journal: Journal | None = None,
+        reuse: EarlierScores | None = None,
+        *,
+        detached: DetachedChunks | None = None,
+    ) -> None:
+        self.run = run
+        self.is_detached = detached is not None
+        self.on_wait: Callable[[], None] = lambda: None
+        """Called at least every second while waiting; an exception it raises ends the wait."""
+        self.deadline = math.inf
+        """When to stop waiting, in `time.monotonic` seconds."""
+        self.presence: WorkerPresence | None = None
+        """Looks whether there are workers; ``None``: nobody does."""
+        self._store, self._cleaner, self._source, self._columns = store, cleaner, source, columns
+        self._journal, self._sizes = journal, sizes
+        finished = journal.finished if journal else None
+        self.collector = Collector(
+            run,
+            sizes.window,
+            RowCounter(
+                journal.rows if journal else 0,
+                finished.row_errors if finished else 0,
+                sys.maxsize if detached else MAX_ROW_ERRORS,
+            ),
+            first=journal.first if journal else None,
+            start=finished.rows if finished else 0,
+            reuse=reuse,
+        )
+        self._spool = Spool(journal.folder if journal else None)
+        self._span = tracing.begin("run", run=run.id, model=run.spec.model, queue=run.queue)
+        self._spans: dict[int, Span] = {}
+        self._encoders: ThreadPoolExecutor | None = None
+        self._waits_since = self._collected = self._heard = time.monotonic()
+        self._is_request = run.priority == "request" and journal is None and not detached
+        self._new = self._is_request  # until the run is stored, together with its first chunks
+        self._looked = self._heard if self._is_request else -math.inf
+        self._after = "0"  # where a detached run's stream is read on
+        self._entries: list[str] = []  # ids of what was collected of the stream and is still in Redis
+        self._cancelled = False
+        self._late = False  # whether the caller's time was over, when it was last looked at
+        self._chunks = dict(detached.chunks if detached else ())
+        if detached:
+            self.collector.exhausted = True
+            for rows in self._chunks.values():
+                self.collector.add(pa.table({"": pa.nulls(rows)}).select([]))
+
+    def begin(self) -> None:
+        """Store the run on the server, unless it is a request."""
+        if not self._new:
+            with self._at_redis():
+                self._restore()
+                self._store.note(self.run, self.progress)
+                self._look_at_workers()
+
+    def tables(self) -> Iterator[ScoredTable]:
+        """Yield every table of the source with its scores, in order.
+
+        Raises
+        ------
+        RunFailed
+            The run cannot be scored: for example, its model cannot be loaded.
+        RunCancelled
+            `cancel` was called, or another process cancelled the run.
+        RunExpired
+            The results of a detached run are no longer kept.
+        RedisUnavailable, RedisFailed
+            The server could not serve during the whole allowed wait, or it refuses a command.
+        RunTimeout, NoWorkers
+            `deadline` has passed, or nobody listens; call again to go on.
+        """
+        collector = self.collector
+        self._heard = time.monotonic()
+        try:
+            self.refresh()
+            while not collector.done:
+                self.fill()
+                if collector.ready:
+                    if collector.pieces and self._seconds_since(self._collected) > self._store.patrol_seconds:
+                        self._catch_up()
+                    yield self._spool.take(collector.take())
+                    self._waits_since = time.monotonic()
+                elif not collector.done:
+                    self._wait()
+        except (RunFailed, RunCancelled):
+            self._spool.close()
+            raise
+        self._spool.close()
+        if not self.is_detached:
+            self._cleaner.remove(self.run, [], answered=collector.answered)
+        self._span.end()
+        with about(run=self.run.id):
+            done = self.progress
+            logger.info("run complete: %d rows, %d without a score", done.rows, done.row_errors)
+
+    @property
+    def progress(self) -> Progress:
+        """The rows done so far, those of unfinished chunks included."""
+        return self.collector.rows.progress
+
+    def row_errors(self) -> list[RowError]:
+        """The rows of a detached run that have no score so far, in order."""
+        self.refresh()
+        return sorted(self.collector.rows.errors, key=lambda error: error.row)
+
+    def refresh(self) -> None:
+        """Collect what there is of a detached run, which goes on while nobody reads it."""
+        if self.is_detached and not self.collector.complete:
+            self._check_cancelled()
+            self._catch_up()
+
+    def fill(self) -> None:
+        """Submit some chunks if the window has room; between two such steps, results are collected."""
+        self._check_cancelled()
+        if self._wants_chunks() and (fresh := self._cut()):
+            with self._at_redis():
+                self._send(fresh)
+
+    def cancel(self) -> None:
+        """Cancel the run and remove its waiting chunks from the queue; all who collect it are told."""
+        if not self._cancelled:
+            self._span.add_event("cancelled")
+            self._span.end()
+        self._cancelled = True
+        chunks = {*self.collector.pieces, *self.collector.answered}
+        if self.is_detached:
+            with redis_errors():
+                self._store.delete(self.run, chunks, tell=True)
+        else:
+            self._cleaner.remove(self.run, chunks, hurry=self._late)
+
+    def _wants_chunks(self) -> bool:
+        has_room = not self.collector.ready or self._spool.has_room(self.collector.most_bytes)
+        return has_room and not self._spool.full and self.collector.wants_chunks
+
+    def _cut(self) -> list[Piece]:
+        """Cut chunks until the window is full, or there are several; return what is to be sent."""
+        fresh: list[Piece] = []
+        for _ in range(AT_ONCE):
+            if self._spool.full or not self.collector.has_room:
+                break
+            table = next(self._source, None)
+            if table is None:
+                self.collector.exhausted = True
+                break
+            number = self.collector.cut
+            if piece := self.collector.add(table, self._known(number, len(table))):
+                fresh.append(piece)
+                self._spans[number] = tracing.begin("chunk", self._span, chunk=number, rows=len(table))
+            self._keep_finished()
+        return fresh
+
+    def _known(self, chunk: int, rows: int) -> ChunkResult | None:
+        """The result of a chunk, if an earlier run has left a sound one."""
+        if self._journal is None:
+            return None
+        damaged = self._journal.damaged_rows
+        known = self._journal.get(chunk, rows)
+        self.collector.rows.lose(self._journal.damaged_rows - damaged)
+        return known
+
+    def _wait(self) -> None:
+        """Collect results, waiting a little for the first; a fatal failure ends the run."""
+        self._look_around()
+        with self._at_redis():
+            patrol = self._store.patrol_seconds
+            if self.presence and self._seconds_since(self._heard) > patrol:
+                self.presence.check(self._heard)
+            self._collect(0 if self._wants_chunks() else patrol)
+            self._look_at_workers()
+            if self._seconds_since(self._waits_since) > _SWEEP_SECONDS:
+                self._sweep()
+                self._waits_since = time.monotonic()
+        if self.collector.fatal:
+            if not self.is_detached:
+                self.cancel()
+            raise RunFailed(self.collector.fatal.message)
+
+    def _catch_up(self) -> None:
+        """Collect what is there, without a wait."""
+        with self._at_redis():
+            self._collect(0)
+            self._look_at_workers()
+
+    def _look_at_workers(self) -> None:
+        """Note now and then what workers have scored of their chunks, and what they claim ahead."""
+        now, window = time.monotonic(), self._sizes.window
+        if now - self._looked < self._store.patrol_seconds:
+            return
+        self._looked = now
+        with suppress(RedisUnavailable), waiting(most=0):  # other commands wait for the server
+            if window.follows_workers:
+                window.follow(self._store.capacity(self.run.queue), self.collector.chunk_rows)
+            if self.collector.see(self._store.scored_rows(self.run), time.time()):
+                self._store.note(self.run, self.progress)
+
+    def _collect(self, seconds: float) -> None:
+        """Collect the results that have arrived, waiting up to `seconds` for the first.
+
+        It keeps no position in the stream of a run that is not detached: what it has read it deletes, and a
+        server that lost its data may number new results lower than those before.
+        """
+        self._collected = time.monotonic()
+        block = math.ceil(1000 * max(min(seconds, self.deadline - self._collected), 0))
+        entries = self._store.results(self.run, after=self._after, block_ms=block)
+        if not entries:
+            self._check_existence()
+            return
+        self._heard = time.monotonic()
+        found = [result for _, result in entries]
+        self._settle(found)
+        accepted = self._accept(found)
+        if self.is_detached:
+            self._after = entries[-1][0]
+            self._store.note(self.run, self.progress)
+            if accepted.halves or accepted.unusable:
+                self._waits_since = -math.inf  # who waits for the run looks which of them nobody has sent
+            return
+        self._entries += [entry for entry, _ in entries]
+        if not (self._is_request and self.collector.complete):  # else all of it is deleted now
+            self._forget()
+        self._retry({half.number: "it was lost" for half in accepted.halves})
+        if accepted.unusable:  # those that have a job will have another result
+            why = accepted.unusable
+            lost = self._store.missing(self.run, why)
+            self._retry({number: f"its result cannot be used: {why[number]}" for number in lost})
+
+    def _accept(self, results: Sequence[ChunkResult | BadResult]) -> Accepted:
+        accepted = self.collector.accept(results, time.time())
+        for piece, result in accepted.taken:
+            if isinstance(result, ChunkScores):
+                self._sizes.chunks.see(result.stats.worker, len(result.scores))
+            if not self.is_detached:  # whoever collects it again is told of nothing new
+                log_result(piece, result, self.run.id)
+        self._keep_finished()
+        return accepted
+
+    def _check_existence(self) -> None:
+        """Raise an error if the run was cancelled, or is detached and has expired."""
+        if self._store.was_cancelled(self.run):
+            logger.warning("run cancelled by somebody else")
+            self.cancel()
+        self._check_cancelled()
+        if self.is_detached and self.collector.pieces and not self._store.exists(self.run.id):
+            raise expired(self.run.id, self.run.ttl)
+
+    def _settle(self, results: Sequence[ChunkResult | BadResult]) -> None:
+        """Fix what the run is scored with, if these are its first results.
+
+        Nobody need know where no other chunk is to be scored. The first result of a detached run is the same
+        in every process.
+        """
+        if news := self.collector.news(results):
+            is_last = self.collector.exhausted and len(self.collector.pieces) == 1
+            alone = is_last or self.is_detached
+            self.collector.how.settled = news if alone else self._store.settle(self.run, news)
+
+    def _keep_finished(self) -> None:
+        """Put finished chunks into the journal, and where they wait for their turn."""
+        finished = self.collector.pop_finished()
+        results = {each.number: (len(each.part.table), each.result) for each in finished if each.result}
+        if self._journal and results:
+            self._journal.add(results)
+        for chunk in finished:
+            self._spool.put(chunk.number, chunk.part)
+            if span := self._spans.pop(chunk.number, None):
+                span.end()
+
+    def _forget(self) -> None:
+        """Delete the collected results from Redis, and write the run's progress there."""
+        collector, rows = self.collector, self.collector.rows
+        self._store.forget(self.run, collector.answered, self._entries, self.progress, rows.errors)
+        collector.answered, self._entries, rows.errors = [], [], []
+        if self._cancelled:  # meanwhile, by another thread
+            self.cancel()
+
+    def _sweep(self) -> None:
+        """Submit chunks again whose jobs are missing in Redis; give up those without an attempt left."""
+        pieces = list(self.collector.pieces)
+        lost = self._store.missing(self.run, pieces)
+        if found := self._store.put_back(self.run, [number for number in pieces if number not in {*lost}]):
+            logger.warning("Redis has lost lists of the queue: %d chunks are put back", found)
+        self._after = "0"  # a server that lost its last entries may give new ones lower numbers
+        self._collect(0)  # a missing job may have finished meanwhile; its result came with its end
+        if lost := [number for number in lost if number in self.collector.pieces]:
+            logger.warning("Redis has lost %d chunks", len(lost))
+            self._retry(dict.fromkeys(lost, "it was lost"))
+
+    def _retry(self, reasons: Mapping[int, str]) -> None:
+        """Submit pieces (again), by number. A piece without an attempt left fails with its reason."""
+        if not reasons:
+            return
+        again, given_up = self.collector.retry(reasons, self._store.failed_attempts(self.run))
+        self._restore()
+        if self.is_detached:  # whoever collects the run reads the same
+            for failure in given_up:
+                self._store.write_result(self.run, failure)
+        elif given_up:
+            self._accept(given_up)
+        if again:
+            mine = self._store.count_attempts(self.run, {piece.number: piece.failed for piece in again})
+            if self.is_detached:  # another process may send some
+                again = [piece for piece in again if piece.number in mine]
+        if again:
+            logger.warning("submitting %d chunks again", len(again))
+            self._send(again)
+
+    def _restore(self) -> None:
+        """Store the run on the server again, with what is settled."""
+        self._store.restore(self.run)
+        if self.is_detached:
+            self._store.unlist(self.run)
+        elif any(self.collector.how.settled):
+            self._store.settle(self.run, self.collector.how.settled)
+
+    def _send(self, pieces: Sequence[Piece]) -> None:
+        if self.is_detached:
+            payloads = {piece.number: self._payload(piece, self._stored_pairs(piece)) for piece in pieces}
+        else:
+            rows = sum(len(piece.table) for piece in pieces)
+            payloads = self._store.compute(lambda: self._encode(pieces), rows)
+        self.collector.sent({number: len(payload.pairs) for number, payload in payloads.items()})
+        try:
+            self._store.enqueue(self.run, payloads, new=self._new)
+            self._new = False
+        finally:
+            if self._cancelled:  # meanwhile, by another thread
+                self.cancel()
+        for piece in pieces:
+            with about(chunk=piece.chunk, job=keys.job_id(self.run.id, piece.number)):
+                logger.debug("submitted %d rows", len(piece.table))
+
+    def _encode(self, pieces: Sequence[Piece]) -> dict[int, Payload]:
+        """The payloads of pieces, by number; several are encoded at once, in threads."""
+
+        def encoded(piece: Piece) -> Payload:
+            return self._payload(piece, encode_pairs(*(piece.table[name] for name in self._columns)))
+
+        if len(pieces) == 1:
+            return {pieces[0].number: encoded(pieces[0])}
+        if self._encoders is None:
+            self._encoders = ThreadPoolExecutor(min(cores(), _ENCODERS), "rankmill-encode")
+        payloads = self._encoders.map(encoded, pieces)
+        return {piece.number: payload for piece, payload in zip(pieces, payloads, strict=True)}
+
+    def _payload(self, piece: Piece, pairs: bytes) -> Payload:
+        span = self._spans.get(piece.chunk)
+        return Payload(
+            pairs,
+            len(piece.table),
+            tracing.carrier(span) if span else {},
+            suspect=piece.suspect,
+            times=self._is_request,
+            failed=piece.failed,
+        )
+
+    def _stored_pairs(self, piece: Piece) -> bytes:
+        """The pairs of a detached run's piece, from those of its chunk."""
+        payload = self._store.payload(self.run, piece.chunk)
+        if payload is None:
+            raise expired(self.run.id, self.run.ttl)
+        rows = len(piece.table)
+        if rows == self._chunks[piece.chunk]:
+            return payload
+        sides = (side[piece.start : piece.start + rows] for side in decode_pairs(payload))
+        return encode_pairs(*(pa.array(side, pa.string()) for side in sides))
+
+    def _check_cancelled(self) -> None:
+        if self._cancelled:
+            raise RunCancelled(f"run {self.run.id} was cancelled")
+
+    def _seconds_since(self, moment: float) -> float:
+        return time.monotonic() - moment
+
+    def _look_around(self) -> None:
+        self.on_wait()
+        self._check_cancelled()
+        self._late = time.monotonic() > self.deadline
+        if self._late:
+            raise RunTimeout(f"run {self.run.id}: {self.progress.rows} rows were done when the time was over")
+
+    @contextmanager
+    def _at_redis(self) -> Iterator[None]:
+        """Redis commands in the ``with`` block wait for the server; `_look_around` is called meanwhile."""
+        with about(run=self.run.id), redis_errors(), waiting(look=self._look_around, until=self.deadline):
+            yield
+
+
+def log_result(piece: Piece, result: ChunkResult, run: str) -> None:
+    """Log the result of a job, but not its error messages: they may contain text of the input."""
+    worker = result.stats.worker if isinstance(result, ChunkScores) else result.worker
+    with about(chunk=piece.chunk, job=keys.job_id(run, piece.number), worker=worker):
+        rows = len(piece.table)
+        if isinstance(result, ChunkScores):
+            logger.debug("collected %d rows, %d without a score", rows, result.scores.null_count)
+        elif result.died and rows > 1:
+            logger.warning("%d rows whose workers died; trying their halves apart", rows)
+        else:
+            logger.warning("%d rows are given up after %d attempts", rows, result.attempts)
+
+
+def expired(run_id: str, ttl: int) -> RunExpired:
+    """The error for results that are not there (any more)."""
+    return RunExpired(
+        f"there are no results of run {run_id}: they are kept for {ttl:,} s (run_ttl) after its submission, "
+        "unless the run is cancelled or the server loses its data"
+    )

@@ -1,0 +1,404 @@
+"""Pairs that several rows in the window have: one chunk asks for their score, for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rankmill.jobs.contract.results import ChunkResult, ChunkScores, ChunkStats
+from rankmill.producer.collect.scored import ScoredTable, scored_table, scores_and_errors
+
+Keys = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[np.int64]
+
+Answer = tuple[float | list[float] | None, str | None]
+"""Score and error of a pair; one of them is null."""
+
+NOBODY = -1
+"""The number where no row asks."""
+
+_FEWEST_BITS = 12
+_ROOM = 4
+"""Fewest places for each key. With four, at most one key in eight finds its place taken."""
+
+_WORD = 8
+_FACTORS = np.random.default_rng(0).integers(1 << 63, size=4, dtype=np.uint64) | np.uint64(1)
+_OF_QUERY, _OF_LENGTH, _OF_FIRST, _OF_LAST = _FACTORS
+"""Odd numbers of 64 bits, by which the parts of a key are multiplied."""
+
+_NO_WORK = {"attempt": 1, "tokens": 0, "padded_tokens": 0, "batches": 0, "seconds": 0.0, "windows": 0}
+"""Statistics of a chunk for which no worker did anything."""
+
+
+def pair_keys(table: pa.Table, columns: tuple[str, str]) -> Keys:
+    """A multiple of four for each row's pair: equal pairs have equal numbers.
+
+    It is made of the lengths of the texts and of their first and last eight bytes, which is several times as
+    quick as a hash of all. So pairs of texts that differ only elsewhere have the same number.
+    """
+    return _joined(*(_of_places(as_bytes(table[name])) for name in columns))
+
+
+def whole_keys(table: pa.Table, columns: tuple[str, str]) -> Keys:
+    """As `pair_keys`, but of the whole texts, and other numbers; they hold in this process only."""
+    return _joined(*(_hashes(as_bytes(table[name])) for name in columns)) + np.uint64(1)
+
+
+def as_bytes(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The texts of a column of any text type as bytes."""
+    kind = column.type
+    return (column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column).cast(pa.binary())
+
+
+def _joined(query: Keys, passage: Keys) -> Keys:
+    keys: Keys = (query * _OF_QUERY ^ passage) & ~np.uint64(3)
+    return keys
+
+
+def _of_places(texts: pa.ChunkedArray) -> Keys:
+    return np.concatenate([np.zeros(0, np.uint64), *map(_of_places_in, texts.chunks)])
+
+
+def _of_places_in(texts: pa.BinaryArray) -> Keys:
+    _, offsets, data = texts.buffers()
+    bounds = np.frombuffer(offsets, np.int32)[texts.offset : texts.offset + len(texts) + 1].astype(np.int64)
+    starts, lengths = bounds[:-1], np.diff(bounds)
+    keys: Keys = lengths.view(np.uint64) * _OF_LENGTH
+    is_short = lengths < _WORD
+    if data is not None and data.size >= _WORD:
+        words = np.ndarray((data.size - _WORD + 1,), "<u8", np.frombuffer(data, np.uint8), strides=(1,))
+        room = np.maximum(lengths - _WORD, 0)  # 0 in short texts, whose words are not used
+        starts = np.minimum(starts, len(words) - 1)
+        keys += words[starts] * _OF_FIRST + words[starts + room] * _OF_LAST
+    if is_short.any():
+        keys[is_short] = _hashes(texts.filter(pa.array(is_short)))
+    return keys
+
+
+def _hashes(texts: pa.Array | pa.ChunkedArray) -> Keys:
+    objects = texts.to_numpy(zero_copy_only=False)
+    return np.fromiter(map(hash, objects), np.int64, len(objects)).view(np.uint64)
+
+
+class PairIndex:
+    """The number of the row that asks for a pair, by the pair's key.
+
+    The first bits of a key are its place in the arrays. A key whose place another key has is in a
+    dictionary, and the place counts it. So a chunk of keys costs a few array operations, where a dictionary
+    of all keys costs several operations for each.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._make(_FEWEST_BITS)
+
+    def find(self, keys: Keys) -> Numbers:
+        """The number of the row that asks for each key, or `NOBODY`."""
+        places = self._places(keys)
+        found: Numbers = np.where(self._keys[places] == keys, self._numbers[places], NOBODY)
+        crowded = np.flatnonzero(self._others[places])
+        for each, key in zip(crowded.tolist(), keys[crowded].tolist(), strict=True):
+            if key in self._rest:
+                found[each] = self._rest[key]
+        return found
+
+    def add(self, keys: Keys, numbers: Numbers) -> None:
+        """Note the rows that ask for `keys`, which are distinct and for which none has asked."""
+        self._count += len(keys)
+        if self._count * _ROOM > len(self._keys):
+            self._grow()
+        self._put(keys, numbers)
+
+    def remove(self, keys: Keys) -> None:
+        """Forget keys that were added."""
+        self._count -= len(keys)
+        places = self._places(keys)
+        here = (self._keys[places] == keys) & (self._numbers[places] != NOBODY)
+        self._numbers[places[here]] = NOBODY
+        for key in keys[~here].tolist():
+            del self._rest[key]
+        np.subtract.at(self._others, places[~here], np.uint32(1))
+
+    def _make(self, bits: int) -> None:
+        self._bits = bits
+        self._keys = np.zeros(1 << bits, np.uint64)
+        self._numbers = np.full(1 << bits, NOBODY)
+        self._others = np.zeros(1 << bits, np.uint32)
+        """How many keys of a place are in the dictionary."""
+        self._rest: dict[int, int] = {}
+
+    def _places(self, keys: Keys) -> npt.NDArray[np.intp]:
+        return (keys >> np.uint64(64 - self._bits)).astype(np.intp)
+
+    def _put(self, keys: Keys, numbers: Numbers) -> None:
+        places = self._places(keys)
+        free = self._numbers[places] == NOBODY
+        self._numbers[places[free]] = numbers[free]  # of several with the same place, the last one has it
+        here = self._numbers[places] == numbers
+        self._keys[places[here]] = keys[here]
+        self._rest |= zip(keys[~here].tolist(), numbers[~here].tolist(), strict=True)
+        np.add.at(self._others, places[~here], np.uint32(1))
+
+    def _grow(self) -> None:
+        """Make room for all keys that are counted."""
+        live, rest = self._numbers != NOBODY, self._rest
+        keys = np.concatenate([self._keys[live], np.fromiter(rest, np.uint64, len(rest))])
+        numbers = np.concatenate([self._numbers[live], np.fromiter(rest.values(), np.int64, len(rest))])
+        self._make((self._count * _ROOM - 1).bit_length())
+        self._put(keys, numbers)
+
+
+class Answers(NamedTuple):
+    """Answers to pairs by their keys, the type of the scores, and the statistics of their chunk, if any."""
+
+    found: Mapping[int, Answer]
+    kind: pa.DataType
+    stats: ChunkStats | None
+
+
+@dataclass
+class ChunkPairs:
+    """The distinct pairs of a chunk without a known score, and the answers to them.
+
+    ``rows`` are the first rows that have them. ``places`` has for each row of the chunk the place of its pair
+    among them; null where the score is ``known``. This chunk asks for its ``own`` pairs, and another one for
+    the rest, whose ``keys`` are in ``missing`` until their answers are there.
+    """
+
+    rows: Numbers
+    places: pa.Array
+    known: pa.Array
+    keys: Keys
+    own: npt.NDArray[np.bool_]
+    missing: set[int] = field(default_factory=set)
+    result: ChunkResult | None = None
+    """What a worker says of the own pairs."""
+    answers: dict[int, Answer] = field(default_factory=dict)
+    kind: pa.DataType = field(default_factory=pa.float32)
+    elsewhere: ChunkStats | None = None
+    """How the last answers of another chunk were made."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all answers are there."""
+        return not self.missing and (self.result is not None or not self.own.any())
+
+    def select(self, table: pa.Table) -> pa.Table:
+        """The rows of the chunk's table that this chunk asks for itself."""
+        return table.take(pa.array(self.rows[self.own]))
+
+    def add(self, answers: Answers) -> None:
+        """Take in answers to pairs that another chunk has asked for."""
+        self.answers.update(answers.found)
+        self.missing.difference_update(answers.found)
+        if answers.stats:
+            self.kind, self.elsewhere = answers.kind, answers.stats
+
+    def whole(self, chunk: int) -> ChunkScores | None:
+        """The result of all rows for the journal; ``None`` where there are no statistics."""
+        if isinstance(self.result, ChunkScores):
+            stats = self.result.stats
+        elif self.result is None and self.elsewhere:
+            stats = self.elsewhere.model_copy(update=_NO_WORK)
+        else:
+            return None
+        return ChunkScores(chunk, *self._columns(), stats)
+
+    def table(self, table: pa.Table) -> ScoredTable:
+        """The chunk's rows with their scores."""
+        return scored_table(table, self.result, self._columns(), len(table) - self.known.null_count)
+
+    def _columns(self) -> tuple[pa.Array, pa.Array]:
+        """Scores and errors of all rows."""
+        if not len(self.rows):
+            return self.known, pa.nulls(len(self.known), pa.string())
+        scores, errors = (side.take(self.places) for side in self._found())
+        return pc.coalesce(self.known, scores) if self.known.null_count < len(self.known) else scores, errors
+
+    def _found(self) -> tuple[pa.Array, pa.Array]:
+        """Scores and errors of the distinct pairs, in order."""
+        own: Iterator[Answer] = iter(())
+        kind = self.kind
+        if self.result is not None:
+            scores, errors = scores_and_errors(self.result, int(self.own.sum()))
+            if self.own.all():
+                return scores, errors
+            own = zip(scores.to_pylist(), errors.to_pylist(), strict=True)
+            kind = scores.type if isinstance(self.result, ChunkScores) else kind
+        found = [
+            next(own) if is_own else self.answers[key]
+            for key, is_own in zip(self.keys.tolist(), self.own, strict=True)
+        ]
+        scores, errors = ([answer[side] for answer in found] for side in (0, 1))
+        return pa.array(scores, kind), pa.array(errors, pa.string())
+
+
+def distinct_pairs(table: pa.Table, columns: tuple[str, str], known: pa.Array, keys: Keys) -> ChunkPairs:
+    """The distinct pairs of a chunk, for all of which it asks itself.
+
+    Parameters
+    ----------
+    table, columns
+        The chunk, and its columns of queries and passages.
+    known, keys
+        The known score of each row, or null; the key of each row's pair.
+    """
+    codes = [_codes(table[name]) for name in columns]
+    pairs = codes[0] * (int(codes[1].max(initial=0)) + 1) + codes[1]
+    left = np.flatnonzero(np.asarray(pc.is_null(known)))
+    _, first, source = np.unique(pairs[left], return_index=True, return_inverse=True)
+    order = np.argsort(first)  # as they are in the chunk
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    places = np.full(len(table), -1, np.int64)
+    places[left] = place[source]
+    rows = left[first[order]]
+    return ChunkPairs(rows, pa.array(places, mask=places < 0), known, keys[rows], np.ones(len(rows), bool))
+
+
+def _codes(column: pa.ChunkedArray) -> Numbers:
+    """Numbers that are equal where the texts are."""
+    whole = column.combine_chunks()
+    if pa.types.is_dictionary(whole.type):
+        whole = whole.cast(whole.type.value_type)
+    indices = pc.dictionary_encode(whole, null_encoding="encode").indices
+    return np.asarray(indices).astype(np.int64)
+
+
+class _Asking(NamedTuple):
+    """The rows that a chunk without a result asks for, and their keys."""
+
+    rows: pa.Table
+    keys: Keys
+
+
+class RepeatedPairs:
+    """Which chunk asks for a pair, and which others wait for its answer.
+
+    A chunk in which no pair is repeated costs the keys of its pairs, and looking these up.
+
+    Parameters
+    ----------
+    columns
+        Those of the query and the passage.
+    """
+
+    def __init__(self, columns: tuple[str, str]) -> None:
+        self._columns = columns
+        self._asking: dict[int, _Asking] = {}
+        """What chunks ask for, by chunk, in order. The number of a row is the chunk's and its place in it."""
+        self._asked = PairIndex()
+        self._waiting: dict[int, list[int]] = {}
+        """The chunks that wait for a pair of another one, by the pair's key."""
+        self._unlike = count(2, 4)
+        """Keys of pairs whose own keys are those of another pair: no other pair has one of these."""
+
+    def enter(self, chunk: int, table: pa.Table, known: pa.Array | None) -> ChunkPairs | None:
+        """The pairs of a new chunk: it asks for those that no row before and no chunk in the window asks for.
+
+        Parameters
+        ----------
+        chunk, table
+            The chunk, and its rows.
+        known
+            The scores that are known; ``None``: none is.
+
+        Returns
+        -------
+        The pairs; ``None`` if the chunk asks for all of its rows.
+        """
+        keys = pair_keys(table, self._columns)
+        if known is None:
+            if not _alike(keys, self._asked).any():
+                self._ask(chunk, table, keys)
+                return None
+            known = pa.nulls(len(table), pa.float32())
+        pairs = distinct_pairs(table, self._columns, known, keys)
+        rows = pairs.select(table)
+        elsewhere = self._asked_elsewhere(rows, pairs.keys)
+        self._tell_apart(rows, pairs.keys, elsewhere)
+        pairs.own, pairs.missing = ~elsewhere, set(pairs.keys[elsewhere].tolist())
+        for key in pairs.missing:
+            self._waiting.setdefault(key, []).append(chunk)
+        if pairs.own.any():
+            self._ask(chunk, pairs.select(table), pairs.keys[pairs.own])
+        return pairs
+
+    def _ask(self, chunk: int, rows: pa.Table, keys: Keys) -> None:
+        self._asking[chunk] = _Asking(rows, keys)
+        self._asked.add(keys, chunk + np.arange(len(keys)))
+
+    def _tell_apart(self, rows: pa.Table, keys: Keys, elsewhere: npt.NDArray[np.bool_]) -> None:
+        """Give each pair of this chunk's own that has the key of another pair a key for itself."""
+        places = np.flatnonzero(~elsewhere)
+        if len(alike := places[_alike(keys[places], self._asked)]):
+            others = rows.take(pa.array(alike))
+            keys[alike] = whole_keys(others, self._columns)
+            elsewhere[alike] = self._asked_elsewhere(others, keys[alike])
+            left = alike[~elsewhere[alike]]
+            for place in left[_alike(keys[left], self._asked)].tolist():
+                keys[place] = next(self._unlike)
+
+    def _asked_elsewhere(self, rows: pa.Table, keys: Keys) -> npt.NDArray[np.bool_]:
+        """Which of the rows have a pair that another chunk asks for; the texts decide, not the keys."""
+        elsewhere = np.zeros(len(keys), bool)
+        numbers = self._asked.find(keys)
+        found = np.flatnonzero(numbers != NOBODY)
+        chunks = np.fromiter(self._asking, np.int64)
+        askers = chunks[np.searchsorted(chunks, numbers[found], "right") - 1]
+        for asker in np.unique(askers).tolist():
+            here = found[askers == asker]
+            there = self._asking[asker].rows.take(pa.array(numbers[here] - asker))
+            elsewhere[here] = self._same(rows.take(pa.array(here)), there)
+        return elsewhere
+
+    def _same(self, first: pa.Table, second: pa.Table) -> npt.NDArray[np.bool_]:
+        same = np.ones(len(first), bool)
+        for name in self._columns:
+            one, other = as_bytes(first[name]), as_bytes(second[name])
+            both_null = pc.and_(pc.is_null(one), pc.is_null(other))
+            same &= np.asarray(pc.or_(both_null, pc.fill_null(pc.equal(one, other), False)))
+        return same
+
+    def answer(self, chunk: int, result: ChunkResult) -> dict[int, Answers]:
+        """Note the result of the rows that a chunk asked for.
+
+        Returns
+        -------
+        The answers for the chunks that wait for them.
+        """
+        asking = self._asking.pop(chunk)
+        self._asked.remove(asking.keys)
+        keys = asking.keys.tolist() if self._waiting else []
+        wanted = [row for row, key in enumerate(keys) if key in self._waiting]
+        if not wanted:
+            return {}
+        scores, errors = scores_and_errors(result, len(keys))
+        rows = pa.array(wanted)
+        stats = result.stats if isinstance(result, ChunkScores) else None
+        found: dict[int, dict[int, Answer]] = {}
+        for row, score, error in zip(
+            wanted, scores.take(rows).to_pylist(), errors.take(rows).to_pylist(), strict=True
+        ):
+            key = keys[row]
+            for each in self._waiting.pop(key):
+                found.setdefault(each, {})[key] = (score, error)
+        return {each: Answers(answers, scores.type, stats) for each, answers in found.items()}
+
+
+def _alike(keys: Keys, asked: PairIndex) -> npt.NDArray[np.bool_]:
+    """Which keys are those of pairs that a chunk asks for, or that are in a row before."""
+    alike: npt.NDArray[np.bool_] = asked.find(keys) != NOBODY
+    ordered = np.sort(keys)  # ten times as quick as np.unique
+    if (ordered[1:] == ordered[:-1]).any():
+        repeated = np.ones(len(keys), bool)
+        repeated[np.unique(keys, return_index=True)[1]] = False
+        alike |= repeated
+    return alike

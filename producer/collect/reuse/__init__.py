@@ -1,1 +1,0 @@
-"""Scores without work: those that an earlier output has, and those of pairs that repeat another."""
