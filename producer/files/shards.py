@@ -9,7 +9,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -18,11 +18,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.outputs import OutputFormat
-from rankmill.producer.files.part_names import PART, PARTS, errors_name, whole
+from rankmill.producer.files.formats.base import text_of
+from rankmill.producer.files.formats.table import PARQUET
+from rankmill.producer.files.outputs import PART, PARTS, OutputFormat, errors_name, part_of
 from rankmill.producer.files.source import Shard
 from rankmill.producer.files.stores.reading import open_random, open_stream
-from rankmill.producer.files.stores.whole import whole_file
+from rankmill.producer.files.stores.writing import whole_file
 
 _NUMBER, _OF, _WHOLE = "rankmill.shard", "rankmill.shards", "rankmill.shard_of"
 _SAME = ("rankmill.revision", "rankmill.precision")
@@ -41,7 +42,7 @@ class Merged:
 
 def check_shard(target: Path, form: OutputFormat) -> None:
     """Check that a shard, or a part of one, can be written at `target`; raises `InputError` if not."""
-    if form.of(target) != "parquet" or form.ranks(target):
+    if form.of(target) is not PARQUET or form.ranks(target):
         raise InputError(
             f"{target}: a shard is Parquet, and its rows are not ranked (--shard); "
             "rankmill merge writes other formats"
@@ -67,7 +68,7 @@ def merge(paths: Sequence[Path], target: Path) -> Merged:
     OutputError
         The output cannot be written.
     """
-    ordered = _in_order(whole(paths))
+    ordered = _in_order(_with_parts(paths))
     paths = [each.path for each in ordered]
     footers = [_footer(path) for path in paths]
     largest = max(footers, key=lambda footer: footer.num_rows)
@@ -95,6 +96,37 @@ def merge(paths: Sequence[Path], target: Path) -> Merged:
         else:
             errors.unlink(missing_ok=True)
     return Merged(rows, row_errors)
+
+
+def _with_parts(paths: Iterable[Path]) -> list[Path]:
+    """Replace each folder by its parts, in order.
+
+    Raises
+    ------
+    InputError
+        A folder has no parts, lacks one, or has parts of two outputs.
+    """
+    found: list[Path] = []
+    for path in paths:
+        found += _parts_in(path) if path.is_dir() else [path]
+    return found
+
+
+def _parts_in(folder: Path) -> list[Path]:
+    parts = {path: part for path in folder.iterdir() if (part := part_of(path.name))}
+    counts = {(part.count, path.suffix) for path, part in parts.items()}
+    if not parts:
+        raise InputError(f"{folder}: no part of an output in this directory")
+    if len(counts) > 1:
+        raise InputError(f"{folder} has parts of several outputs; name the files")
+    there = {part.number for part in parts.values()}
+    missing = [str(number) for number in range(1, max(counts)[0] + 1) if number not in there]
+    if missing:
+        raise InputError(
+            f"{folder}: part {', '.join(missing[:5])} of {max(counts)[0]} is not there; "
+            "let score-file finish, the same command continues"
+        )
+    return sorted(parts, key=lambda path: parts[path].number)
 
 
 @dataclass(frozen=True)
@@ -163,7 +195,7 @@ def _footer(path: Path) -> pq.FileMetaData:
     try:
         return pq.read_metadata(open_random(path))
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path}: not a whole Parquet file: {' '.join(str(error).split())}") from None
+        raise InputError(f"{path}: not a whole Parquet file: {text_of(error)}") from None
 
 
 def _copy_errors(path: Path, first: int, out: IO[bytes]) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from pathlib import Path
@@ -16,17 +17,20 @@ from rankmill.jobs.contract.errors import InputChanged, InputError
 from rankmill.jobs.contract.wire import is_text
 from rankmill.producer.collect.pairs import RowsAt, cut_tables
 from rankmill.producer.collect.splitting import ScoredTable
-from rankmill.producer.files.inputs import PARQUET, InputFile
+from rankmill.producer.files.formats.base import Reader, ReadOptions, Survey, TextColumns, text_of
+from rankmill.producer.files.formats.table import open_reader
+from rankmill.producer.files.inputs import InputFile
 from rankmill.producer.files.manifest import fingerprint
-from rankmill.producer.files.readers import Reader, Survey, TextColumns
-from rankmill.producer.files.readers.ahead import read_ahead
-from rankmill.producer.files.readers.choice import Options, choose
 from rankmill.producer.files.schema import conform, to_ask_for, unify, with_partition
 
 _BATCH_ROWS = 1024
 """Rows that are read at once, about; more would read faster, and take more memory where texts are long."""
 
 _SELECT_ROWS = 65_536
+
+_AHEAD_BYTES = 16 << 20
+_AHEAD_BATCHES = 64
+"""Most bytes and batches that are read before they are asked for; one batch always is."""
 
 
 Shard = tuple[int, int]
@@ -155,9 +159,8 @@ class Source:
         every = zip(self.files, self.fingerprints, self.surveys, self.readers, strict=True)
         for file, before, survey, reader in islice(every, skipped, None):
             found = 0
-            asked = to_ask_for(survey, schema if file.kind in PARQUET else self.schema)
             try:
-                for batch in reader.batches(file.path, asked, rows):
+                for batch in reader.batches(to_ask_for(survey, schema), rows):
                     found += batch.num_rows
                     self._check_texts(file.path, batch, found)
                     yield conform(batch, schema, file)
@@ -165,7 +168,7 @@ class Source:
                 check_file_unchanged(file.path, before)
                 if isinstance(error, InputError):
                     raise
-                raise InputError(f"{file.path}: {' '.join(str(error).split())}") from None
+                raise InputError(f"{file.path}: {text_of(error)}") from None
             check_file_unchanged(file.path, before)
             if found != survey.rows:
                 raise _changed(file.path, f"{survey.rows:,} rows", f"{found:,} rows")
@@ -182,6 +185,23 @@ class Source:
                 ) from None
 
 
+def _read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield `batches`, which a thread reads before they are asked for; Arrow decodes without Python's lock.
+
+    An exception comes when the batch is asked for whose reading has raised it.
+    """
+    thread = ThreadPoolExecutor(1, "rankmill-ahead")
+    pending: deque[Future[pa.RecordBatch | None]] = deque([thread.submit(next, batches, None)])
+    try:
+        while (batch := pending.popleft().result()) is not None:
+            most = min(_AHEAD_BYTES // max(batch.nbytes, 1), _AHEAD_BATCHES)
+            while len(pending) < max(most, 1):
+                pending.append(thread.submit(next, batches, None))
+            yield batch
+    finally:
+        thread.shutdown(cancel_futures=True)
+
+
 def cut_batches(
     batches: Iterator[pa.RecordBatch],
     schema: pa.Schema,
@@ -190,7 +210,7 @@ def cut_batches(
     start: int = 0,
 ) -> Iterator[pa.Table]:
     """Yield the rows of `batches`, the first of which is row `start`, as a table for each chunk."""
-    tables = (pa.Table.from_batches([batch], schema) for batch in read_ahead(batches))
+    tables = (pa.Table.from_batches([batch], schema) for batch in _read_ahead(batches))
     return cut_tables(tables, columns.names, rows_at, start)
 
 
@@ -201,7 +221,7 @@ def open_source(
     allow_nulls: bool,
     as_text: Collection[str] = (),
     fingerprints: Sequence[str] | None = None,
-    options: Options | None = None,
+    options: ReadOptions | None = None,
     limit: int | None = None,
     shard: Shard | None = None,
 ) -> Source:
@@ -234,9 +254,9 @@ def open_source(
     before = fingerprints or [fingerprint(file.path) for file in files]
     surveys, readers = [], []
     for file in files:
-        reader = choose(file, columns.names, options or Options())
+        reader = open_reader(file.path, columns.names, options)
         readers.append(reader)
-        found = reader.survey(file.path, columns.names, find_nulls=not allow_nulls)
+        found = reader.survey(find_nulls=not allow_nulls)
         survey = with_partition(file, found)
         surveys.append(survey)
         if found.schema.names or found.rows:

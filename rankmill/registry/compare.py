@@ -15,7 +15,7 @@ from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.lab.tuning.pairs import file_sample
 from rankmill.lab.tuning.precision_check import Measured, compare
-from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.formats.base import TextColumns
 from rankmill.score.session import RunScores, Session
 
 _WARM_ROWS = 64

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.files.layout import MeanColumn
+from rankmill.producer.files.mean_scores import MeanColumn
 from rankmill.score.request import Request
 
 

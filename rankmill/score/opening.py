@@ -8,11 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files import standard_input
-from rankmill.producer.files.corpus.run_files import RunFiles
-from rankmill.producer.files.inputs import InputFile, find_files
+from rankmill.producer.files.formats.base import ReadOptions
+from rankmill.producer.files.inputs import (
+    InputFile,
+    RankingFiles,
+    find_files,
+    forget_stdin,
+    receive_stdin,
+)
 from rankmill.producer.files.manifest import fingerprint, named
-from rankmill.producer.files.readers.choice import Options
 from rankmill.producer.files.source import PairSource, open_source
 from rankmill.score.request import Request
 
@@ -23,14 +27,14 @@ class Found:
 
     request: Request
     files: tuple[InputFile, ...]
-    run: RunFiles | None
+    run: RankingFiles | None
     fingerprints: Sequence[str] = ()
 
     def identify(self, folder: Path, stack: ExitStack) -> dict[str, str]:
         """Identify the input for the manifest; standard input is kept in `folder` until `stack` ends."""
         if self.request.reads_stdin:
-            stack.callback(standard_input.forget, folder)
-            file, content = standard_input.receive(folder)
+            stack.callback(forget_stdin, folder)
+            file, content = receive_stdin(folder)
             self.files = (file,)
             self.fingerprints = [fingerprint(file.path)]
             return {"standard input": content}
@@ -47,9 +51,11 @@ class Found:
         """
         request = self.request
         if self.run:
-            from rankmill.producer.files.corpus.joined import JoinedSource  # pandas, which is slow to import
+            from rankmill.producer.files.corpus.ranking_source import (
+                RankingSource,  # pandas, which is slow to import
+            )
 
-            return JoinedSource(
+            return RankingSource(
                 self.run,
                 self.fingerprints,
                 allow_missing=request.allow_nulls,
@@ -62,7 +68,7 @@ class Found:
             allow_nulls=request.allow_nulls,
             as_text=request.text_columns,
             fingerprints=self.fingerprints,
-            options=Options(request.delimiter, request.list_columns, request.max_field_mib),
+            options=ReadOptions(request.delimiter, request.list_columns, request.max_field_mib),
             limit=request.limit,
             shard=request.shard,
         )

@@ -9,19 +9,24 @@ from pathlib import Path
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.submitted.request import DATASET, STANDARD_INPUT, FileRequest
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.files.corpus.irds import DatasetPart, source_path
-from rankmill.producer.files.corpus.run_files import RunFiles
-from rankmill.producer.files.inputs import InputFile, find_files, stem
+from rankmill.producer.files.corpus.datasets import DatasetPart, source_path
+from rankmill.producer.files.formats.base import TextColumns
+from rankmill.producer.files.formats.table import stem
+from rankmill.producer.files.inputs import InputFile, RankingFiles, find_files
 from rankmill.producer.files.manifest import fingerprint
-from rankmill.producer.files.means import Mean
-from rankmill.producer.files.outputs import OutputFormat, check_target, default_ending
-from rankmill.producer.files.part_names import Part, check_folder, part_name
-from rankmill.producer.files.parts import PartsFolder
-from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.mean_scores import Mean
+from rankmill.producer.files.outputs import (
+    OutputFormat,
+    Part,
+    check_folder,
+    check_target,
+    default_ending,
+    part_name,
+)
 from rankmill.producer.files.shards import check_shard
 from rankmill.producer.files.source import Shard
 from rankmill.producer.files.stores.paths import as_path, is_url, resolved
-from rankmill.producer.files.workspace import Output, OutputFile
+from rankmill.producer.files.workspace import Output, OutputFile, PartsFolder
 
 TEXTS = ("query", "passage")
 """Columns of a run with its queries and corpus that are in the output only if they are asked for."""
@@ -29,7 +34,7 @@ TEXTS = ("query", "passage")
 
 @dataclass(frozen=True)
 class RunRequest:
-    """A run to score, its queries and its corpus; ``depth`` as of `RunFiles`."""
+    """A run to score, its queries and its corpus; ``depth`` as of `RankingFiles`."""
 
     run: str
     queries: Sequence[str]
@@ -38,7 +43,7 @@ class RunRequest:
     with_texts: bool = False
     qrels: str | None = None
 
-    def files(self) -> RunFiles:
+    def files(self) -> RankingFiles:
         """Find the files.
 
         Raises
@@ -50,7 +55,7 @@ class RunRequest:
         qrels = _one_file("--qrels", self.qrels, "qrels") if self.qrels else None
         queries = find_files([str(source_path(name, "queries")) for name in self.queries])
         corpus = find_files([str(source_path(name, "docs")) for name in self.corpus])
-        return RunFiles(run, queries, corpus, self.depth, qrels)
+        return RankingFiles(run, queries, corpus, self.depth, qrels)
 
 
 def _one_file(option: str, name: str, part: DatasetPart) -> InputFile:

@@ -28,11 +28,10 @@ from rankmill.producer.collect.journal import OLD_CHUNK_SIZE, Journal
 from rankmill.producer.collect.pairs import RowsAt
 from rankmill.producer.collect.reuse.earlier import EarlierScores, no_earlier
 from rankmill.producer.collect.window import FIRST_PIECE
-from rankmill.producer.files.layout import plan_layout
 from rankmill.producer.files.manifest import differences, manifest
-from rankmill.producer.files.parts import ScoredParts
+from rankmill.producer.files.plan import plan_output
 from rankmill.producer.files.shards import shard_metadata
-from rankmill.producer.files.sink import ScoredFile
+from rankmill.producer.files.sink import ScoredFile, ScoredParts
 from rankmill.producer.files.source import PairSource
 from rankmill.producer.files.stores.paths import resolved
 from rankmill.producer.files.workspace import Workspace
@@ -112,7 +111,7 @@ def score_file(
         file = request.file_at(target)
         revision = _revision(work.journal, settings)
         columns = score_columns(request, settings, partial(session.labels, revision=revision))
-        layout = plan_layout(source, file, request.form, columns, left_out, mean_column(request))
+        plan = plan_output(source, file, request.form, columns, left_out, mean_column(request))
         tally = Tally.read(work.journal.finished.tally)
         tally.each = [Tally() for _ in request.models]
         several = models if request.models else ()
@@ -124,9 +123,9 @@ def score_file(
             return about | (shard_metadata(part_of, made_with) if part_of else {})
 
         output: ScoredFile | ScoredParts = (
-            ScoredParts(target, work, layout, source.rows, request.rows_per_part, about, tally.written)
+            ScoredParts(target, work, plan, source.rows, request.rows_per_part, about, tally.written)
             if request.rows_per_part
-            else ScoredFile(target, work.folder, layout, made=work.made)
+            else ScoredFile(target, work.folder, plan, record=work.record)
         )
         stack.enter_context(output)
         logger.debug("run on queue %r, %s", settings.queue, "embedded" if session.embedded else "of --redis")

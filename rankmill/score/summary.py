@@ -14,8 +14,7 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.spec import ADDED
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.collect.splitting import ScoredTable
-from rankmill.producer.files.parts import ScoredParts
-from rankmill.producer.files.sink import ScoredFile
+from rankmill.producer.files.sink import ScoredFile, ScoredParts
 
 
 @dataclass(frozen=True)

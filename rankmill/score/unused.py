@@ -7,10 +7,9 @@ from pathlib import Path
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.submitted.request import FileRequest
+from rankmill.producer.files.formats.table import CSV, TREC, TSV
 from rankmill.producer.files.inputs import InputFile
 from rankmill.score.request import Request
-
-_DELIMITED = {".csv", ".tsv"}
 
 
 def refuse_unused(request: Request, files: Sequence[InputFile], target: Path) -> None:
@@ -31,7 +30,7 @@ def _of_input(request: Request, files: Sequence[InputFile]) -> Iterator[tuple[st
     }
     if request.run:
         yield from ((option, "it is for files of pairs, not for a run") for option in given if given[option])
-    elif not _DELIMITED & {file.kind for file in files}:
+    elif not any(file.format in (CSV, TSV) for file in files):
         why = "no file of the input is CSV or TSV"
         yield from ((option, why) for option in ("--delimiter", "--max-field-mib") if given[option])
 
@@ -39,7 +38,7 @@ def _of_input(request: Request, files: Sequence[InputFile]) -> Iterator[tuple[st
 def _of_output(request: Request, target: Path) -> Iterator[tuple[str, str]]:
     """Options that say what the output looks like, and why they do nothing."""
     form, file = request.form, request.file_at(target)
-    is_trec, is_ranked = form.of(file) == "trec", form.ranks(file)
+    is_trec, is_ranked = form.of(file) is TREC, form.ranks(file)
     if is_trec:
         if request.score_column != _usual("score_column") and not request.reuse:
             yield "--score-column", "a TREC run has no names of columns"

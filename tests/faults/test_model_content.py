@@ -19,7 +19,7 @@ from rankmill.jobs.cache.models import model_content
 from rankmill.jobs.contract.errors import InputChanged, RunFailed
 from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.formats.base import TextColumns
 from rankmill.score.request import Request
 from rankmill.score.score_file import score_file as score_here
 from tests.conftest import Server, StartWorker, score_file, start_command, wait_for

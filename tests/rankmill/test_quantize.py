@@ -26,7 +26,7 @@ from rankmill.lab.quantization.search import Search, groups
 from rankmill.lab.tuning.agreement import Agreement
 from rankmill.lab.tuning.pairs import fingerprint
 from rankmill.lab.tuning.precision_check import Measured
-from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.formats.base import TextColumns
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models.loading import load_model
 from tests.conftest import BIN, ENVIRON, Outcome, run_command, wait_for

@@ -13,8 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from rankmill.jobs.contract.errors import OutputBusy, RankmillError
-from rankmill.producer.files.stores.paths import ObjectPath
-from rankmill.producer.files.stores.patience import LOOK_SECONDS, patiently
+from rankmill.producer.files.stores.paths import LOOK_SECONDS, ObjectPath, patiently
 
 BEAT_SECONDS = 5.0
 """How often the holder of a lock writes it again."""

@@ -48,15 +48,15 @@ def evaluate(
     SCORED is an output of score-file or a TREC run. A judged query that it lacks counts as 0.
     """
     from rankmill.lab.evaluation import evaluate as evaluation
-    from rankmill.lab.evaluation.rankings import read_ranking, read_scored
-    from rankmill.producer.files.corpus.irds import source_path
-    from rankmill.producer.files.corpus.tables import read_qrels
+    from rankmill.lab.evaluation.rankings import ranking_frame, read_scored
+    from rankmill.producer.files.corpus.datasets import source_path
+    from rankmill.producer.files.corpus.rankings import read_qrels
 
     set_up("warning", "auto")
     if picture and find_spec("matplotlib") is None:
         raise ConfigError("plots need matplotlib: pip install 'rankmill[bench]'")
     after, own = read_scored(scored, score_column)
-    ranking = read_ranking(before) if before else own
+    ranking = ranking_frame(before) if before else own
     names = [name.strip() for name in measures.split(",") if name.strip()]
     results = evaluation.evaluate(after, ranking, read_qrels(source_path(qrels, "qrels")), names)
     if picture:

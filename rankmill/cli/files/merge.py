@@ -9,6 +9,7 @@ import click
 
 from rankmill.cli import options
 from rankmill.jobs.contract.errors import ExitCode, InputError
+from rankmill.producer.files.formats.table import TREC
 from rankmill.producer.files.outputs import OutputFormat, check_target
 from rankmill.producer.files.shards import merge
 from rankmill.producer.files.stores.paths import ObjectPath
@@ -26,7 +27,7 @@ def merge_shards(shards: tuple[Path, ...], output: Path, force: bool) -> None:
     checks that all shards are there, once, and were made from the same input with the same options.
     """
     check_target(output, OutputFormat())
-    if OutputFormat().of(output) == "trec":
+    if OutputFormat().of(output) is TREC:
         raise InputError(f"{output}: shards are not ranked; name a .parquet, .csv, .tsv or .jsonl file")
     if output.exists() and not force:
         raise InputError(f"{output} exists already; replace it with --force or name another with -o")

@@ -12,8 +12,9 @@ import pandas as pd
 from rankmill.cli import options
 from rankmill.jobs.contract.errors import InputError
 from rankmill.lab.mining.mine import FORMATS, Mined, Rules, mine, read_ids, training_rows, with_rows
+from rankmill.producer.files.formats.table import TREC
 from rankmill.producer.files.outputs import OutputFormat, check_target
-from rankmill.producer.files.stores.whole import whole_file
+from rankmill.producer.files.stores.writing import whole_file
 
 
 @options.command("mine")
@@ -52,7 +53,7 @@ def mine_negatives(
     """
     target = OutputFormat()
     check_target(output, target)
-    if target.of(output) == "trec":
+    if target.of(output) is TREC:
         raise InputError(
             f"{output}: training data is no TREC run; name a .parquet, .csv, .tsv or .jsonl file"
         )

@@ -17,7 +17,7 @@ from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.lab.tuning.agreement import TOP
 from rankmill.lab.tuning.precision_check import REFERENCE, Measured, check_precisions
-from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.formats.base import TextColumns
 
 
 class PrecisionRefused(RankmillError):

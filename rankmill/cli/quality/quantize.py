@@ -19,7 +19,7 @@ from rankmill.lab.quantization.make import quantize as make
 from rankmill.lab.quantization.pairs import read_pairs
 from rankmill.lab.tuning.agreement import TOP
 from rankmill.lab.tuning.precision_check import REFERENCE, Measured
-from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.formats.base import TextColumns
 
 
 @options.command("quantize", interrupted="nothing is left of it")

@@ -16,7 +16,7 @@ from rankmill.cli import options
 from rankmill.cli.watch import console
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.formats.base import TextColumns
 from rankmill.registry.compare import Comparison, Side, compare_models
 
 _SHOWN = 10

@@ -26,7 +26,7 @@ from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.contract.errors import InputError, RunFailed
 from rankmill.jobs.protocol.submitted.record import FileRun
 from rankmill.jobs.protocol.submitted.request import BatchOrder, FileRequest
-from rankmill.producer.files.stores.made import record_of
+from rankmill.producer.files.stores.output_record import record_of
 from rankmill.producer.files.stores.paths import as_path
 from rankmill.producer.files.stores.reading import open_random
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from rankmill.jobs.contract.errors import InputError
 from rankmill.lab.tuning.pairs import draw, file_sample, sample
 from rankmill.producer.collect.pairs import COLUMNS
-from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.formats.base import TextColumns
 
 _FILE_ROWS = 100_000
 _OF_QUERIES = 5

@@ -14,7 +14,7 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.lab.tuning.agreement import Agreement, agreement
 from rankmill.lab.tuning.pairs import file_sample
 from rankmill.lab.tuning.quality import Qrels, ndcg
-from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.formats.base import TextColumns
 from rankmill.score.session import RunScores, Session
 
 REFERENCE = "fp32"

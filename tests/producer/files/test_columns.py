@@ -14,8 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.formats import delimited
+from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
-from rankmill.producer.files.readers import TextColumns, delimited
 from rankmill.producer.files.source import Source, open_source
 
 COLUMNS = TextColumns("query", "passage")

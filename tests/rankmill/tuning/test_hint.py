@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rankmill.cli.score import describe
-from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.formats.base import TextColumns
 from rankmill.score.request import Request
 from rankmill.score.summary import Summary
 from tests.conftest import Server, score_file

@@ -7,6 +7,7 @@ go on as soon as the next query begins; otherwise they wait on disk until all ro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -23,27 +24,35 @@ Numbers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class Means:
+@dataclass(frozen=True)
+class MeanColumn:
+    """A column with the mean of the scores of several models, or of the ranks by them."""
+
+    name: str
+    of: Mean
+
+
+class MeanScores:
     """Adds the column.
 
     Parameters
     ----------
     folder
         Folder for the rows that wait.
-    group, scores, name
-        Names of the column that tells queries apart, of the columns of scores, and of the column to add.
+    group, scores
+        Names of the column that tells queries apart, and of the columns of scores.
     mean
-        Of what. Rank 1 is the best; equal scores share the mean of their ranks.
+        The column to add. Rank 1 is the best; equal scores share the mean of their ranks.
     is_grouped
         Whether the rows of every query follow each other.
     """
 
     def __init__(
-        self, folder: Path, group: str, scores: Sequence[str], name: str, mean: Mean, *, is_grouped: bool
+        self, folder: Path, group: str, scores: Sequence[str], mean: MeanColumn, *, is_grouped: bool
     ) -> None:
         self._path = folder / "means.arrow"
-        self._names, self._name = list(scores), name
-        self._compute = _ranks if mean == "ranks" else _standardized
+        self._names, self._name = list(scores), mean.name
+        self._compute = _ranks if mean.of == "ranks" else _standardized
         self._is_grouped = is_grouped
         self._queries = QueryNumbers(group, is_grouped=is_grouped)
         self._rows: list[pa.Table] = []

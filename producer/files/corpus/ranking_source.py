@@ -1,10 +1,11 @@
-"""A run with its queries and its corpus as an input: pairs whose texts are looked up as they are needed."""
+"""A ranking with its queries and its corpus as an input: pairs whose texts are looked up when needed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +16,10 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.collect.pairs import RowsAt
 from rankmill.producer.collect.splitting import ScoredTable
 from rankmill.producer.files.corpus.index import TextIndex, in_memory, on_disk
-from rankmill.producer.files.corpus.run_file import SCHEMA, read_run
-from rankmill.producer.files.corpus.run_files import RunFiles
-from rankmill.producer.files.corpus.tables import read_qrels
-from rankmill.producer.files.inputs import InputFile
+from rankmill.producer.files.corpus.rankings import SCHEMA, read_qrels, read_ranking
+from rankmill.producer.files.formats.base import TextColumns
+from rankmill.producer.files.inputs import RankingFiles
 from rankmill.producer.files.ranking import Repeats
-from rankmill.producer.files.readers import TextColumns
 from rankmill.producer.files.source import Shard, check_file_unchanged, cut_batches, cut_range, shard_range
 
 _TEXT_FIELDS = [pa.field("query", pa.dictionary(pa.int32(), pa.string())), pa.field("passage", pa.string())]
@@ -32,7 +31,7 @@ _ROWS_AT_ONCE = 16_384
 _Labels = dict[tuple[str, str], int]
 
 
-class JoinedSource:
+class RankingSource:
     """The pairs of a run, in its order, with columns `SCHEMA`, ``query`` and ``passage``.
 
     Texts that are not there are null, so that their rows get an error; `explain` names the missing id.
@@ -61,7 +60,7 @@ class JoinedSource:
 
     def __init__(
         self,
-        files: RunFiles,
+        files: RankingFiles,
         fingerprints: Iterable[str],
         *,
         allow_missing: bool,
@@ -70,10 +69,11 @@ class JoinedSource:
     ) -> None:
         self._files = files
         self._marks = tuple(fingerprints)
-        self._queries = in_memory(files.queries, ", ".join(str(file.path) for file in files.queries))
+        self._queries = in_memory([file.path for file in files.queries])
         first = 1 + len(files.queries)
-        self._corpus = on_disk(files.corpus, self._marks[first : first + len(files.corpus)])
-        self._labels = _labels(files.qrels) if files.qrels else None
+        marks = self._marks[first : first + len(files.corpus)]
+        self._corpus = on_disk([file.path for file in files.corpus], marks)
+        self._labels = _labels(files.qrels.path) if files.qrels else None
         self._id_schema = pa.schema([*SCHEMA, *(_LABEL_FIELDS if files.qrels else [])])
         self.schema = pa.schema([*self._id_schema, *_TEXT_FIELDS])
         self._limit = limit
@@ -84,7 +84,9 @@ class JoinedSource:
             repeats.add(batch)
             rows += len(batch)
         if twice := repeats.first(self._all_ids):
-            raise InputError(f"{files.run.path}: query {twice[0]!r} has passage {twice[1]!r} twice; keep one")
+            raise InputError(
+                f"{files.ranking.path}: query {twice[0]!r} has passage {twice[1]!r} twice; keep one"
+            )
         self._start, self._stop = shard_range(rows, shard)
 
     @property
@@ -129,9 +131,9 @@ class JoinedSource:
 
     def _all_ids(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the run to be scored."""
-        batches = read_run(self._files.run)
+        batches = read_ranking(self._files.ranking.path)
         if self._files.depth is not None:
-            batches = _cut_queries(batches, self._files, self._files.depth)
+            batches = _cut_queries(batches, self._files.ranking.path, self._files.depth)
         if self._limit is not None:
             batches = cut_range(batches, 0, self._limit)
         return batches if self._labels is None else self._labelled(batches, self._labels)
@@ -180,13 +182,13 @@ class JoinedSource:
                 names = ", ".join(str(file.path) for file in files)
                 first = batch[key][int(missing[0])].as_py()
                 raise InputError(
-                    f"{self._files.run.path}: {key} {first!r} is not in {names}; "
+                    f"{self._files.ranking.path}: {key} {first!r} is not in {names}; "
                     "leave out --on-null fail to have it reported as a row error"
                 )
 
 
-def _labels(file: InputFile) -> _Labels:
-    frame = read_qrels(file.path)
+def _labels(path: Path) -> _Labels:
+    frame = read_qrels(path)
     pairs = zip(frame["query_id"].tolist(), frame["doc_id"].tolist(), strict=True)
     return dict(zip(pairs, frame["relevance"].tolist(), strict=True))
 
@@ -197,7 +199,7 @@ def _present(index: TextIndex, ids: pa.Array) -> pa.StringArray:
     return pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), pa.scalar(None, pa.string()), texts)
 
 
-def _cut_queries(batches: Iterator[pa.RecordBatch], files: RunFiles, depth: int) -> Iterator[pa.RecordBatch]:
+def _cut_queries(batches: Iterator[pa.RecordBatch], path: Path, depth: int) -> Iterator[pa.RecordBatch]:
     """Keep the first `depth` passages of each query: by rank, else by score, else as they come."""
     seen: set[int] = set()
     rest: pa.RecordBatch | None = None
@@ -206,22 +208,22 @@ def _cut_queries(batches: Iterator[pa.RecordBatch], files: RunFiles, depth: int)
         starts = _starts(whole)
         last = int(starts[-1]) if len(starts) else 0
         if last:
-            yield _best(whole.slice(0, last), starts[:-1], files, seen, depth)
+            yield _best(whole.slice(0, last), starts[:-1], path, seen, depth)
         rest = whole.slice(last)
     if rest is not None and len(rest):
-        yield _best(rest, _starts(rest), files, seen, depth)
+        yield _best(rest, _starts(rest), path, seen, depth)
 
 
 def _best(
-    batch: pa.RecordBatch, starts: npt.NDArray[np.int64], files: RunFiles, seen: set[int], depth: int
+    batch: pa.RecordBatch, starts: npt.NDArray[np.int64], path: Path, seen: set[int], depth: int
 ) -> pa.RecordBatch:
     """The rows to keep of whole queries, which begin at `starts`."""
     for start in starts:
         query = batch["query_id"][int(start)].as_py()
         if hash(query) in seen:
             raise InputError(
-                f"{files.run.path}: the passages of query {query!r} do not follow each other, which --depth "
-                "needs; sort the run by its queries"
+                f"{path}: the passages of query {query!r} do not follow each other, which --depth needs; "
+                "sort the run by its queries"
             )
         seen.add(hash(query))
     sizes = np.diff(np.r_[starts, len(batch)])
