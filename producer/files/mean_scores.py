@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,10 @@ import pyarrow as pa
 
 from rankmill.producer.files.ranking import QueryNumbers
 from rankmill.producer.files.stores.writing import discard
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pandas.core.groupby import DataFrameGroupBy
 
 Mean = Literal["ranks", "scores"]
 
@@ -52,7 +56,7 @@ class MeanScores:
     ) -> None:
         self._path = folder / "means.arrow"
         self._names, self._name = list(scores), mean.name
-        self._compute = _ranks if mean.of == "ranks" else _standardized
+        self._of = mean.of
         self._is_grouped = is_grouped
         self._queries = QueryNumbers(group, is_grouped=is_grouped)
         self._rows: list[pa.Table] = []
@@ -115,37 +119,23 @@ class MeanScores:
 
     def _mean(self, numbers: Numbers, scores: Floats) -> Floats:
         """The mean of each row; NaN for rows that lack a score, which do not count for the others either."""
+        import pandas as pd  # slow to import
+
         means = np.full(len(numbers), np.nan)
-        whole = np.flatnonzero(np.isfinite(scores).all(axis=1))
-        if len(whole):
-            _, queries = np.unique(numbers[whole], return_inverse=True)
-            columns = scores[whole].astype(np.float64).T
-            means[whole] = np.mean([self._compute(queries, column) for column in columns], axis=0)
+        whole = np.isfinite(scores).all(axis=1)
+        if whole.any():
+            by_query = pd.DataFrame(scores[whole].astype(np.float64)).groupby(numbers[whole])
+            means[whole] = (_ranks if self._of == "ranks" else _standardized)(by_query).mean(axis=1)
         return means
 
 
-def _ranks(queries: Numbers, scores: Floats) -> Floats:
+def _ranks(by_query: DataFrameGroupBy) -> pd.DataFrame:
     """Ranks within the queries, from 1 for the highest score; equal scores share the mean of theirs."""
-    order = np.lexsort((-scores, queries))
-    sorted_queries, sorted_scores = queries[order], scores[order]
-    first = np.flatnonzero(np.diff(sorted_queries, prepend=-1))
-    sizes = np.diff(np.append(first, len(order)))
-    places = np.arange(len(order)) - np.repeat(first, sizes) + 1.0
-    begins = (np.diff(sorted_queries, prepend=-1) != 0) | (np.diff(sorted_scores, prepend=np.nan) != 0)
-    ties = np.cumsum(begins) - 1
-    ranks = np.empty(len(order))
-    ranks[order] = (np.bincount(ties, places) / np.bincount(ties))[ties]
-    return ranks
+    return by_query.rank(ascending=False)
 
 
-def _standardized(queries: Numbers, scores: Floats) -> Floats:
+def _standardized(by_query: DataFrameGroupBy) -> pd.DataFrame:
     """Scores less their query's mean, in units of its standard deviation; 0 where all are the same."""
-    count = np.bincount(queries)
-    off = scores - (np.bincount(queries, scores) / count)[queries]
-    deviation = np.sqrt(np.bincount(queries, off**2) / count)
-    highest = np.full(len(count), -np.inf)
-    np.maximum.at(highest, queries, scores)
-    lowest = np.full(len(count), np.inf)
-    np.minimum.at(lowest, queries, scores)
-    differ = (highest > lowest)[queries]
-    return np.divide(off, deviation[queries], out=np.zeros_like(off), where=differ)
+    differ = by_query.transform("max") > by_query.transform("min")
+    off = by_query.obj - by_query.transform("mean")
+    return (off / by_query.transform("std", ddof=0)).where(differ, 0.0)

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.wire import outputs
 from rankmill.producer.files.formats.table import TREC
+from rankmill.producer.files.formats.text import undictionary
 from rankmill.producer.files.mean_scores import MeanColumn, MeanScores
 from rankmill.producer.files.outputs import OutputFormat
-from rankmill.producer.files.ranking import Ranking, Repeats
+from rankmill.producer.files.ranking import Ranking, Repeats, starts_of
 from rankmill.producer.files.source import PairSource
 
 
@@ -140,7 +140,7 @@ def _survey(source: PairSource, group: str, ids: Sequence[str]) -> bool:
         row += len(batch)
         if not is_grouped:
             continue
-        for value in _without_repeats(batch[group]):
+        for value in batch[group].take(pa.array(starts_of(batch[group]))).to_pylist():
             if value != last:
                 is_grouped = is_grouped and hash(value) not in seen
                 seen.add(hash(value))
@@ -150,21 +150,9 @@ def _survey(source: PairSource, group: str, ids: Sequence[str]) -> bool:
     return is_grouped
 
 
-def _without_repeats(column: pa.Array) -> list[object]:
-    """The values of the column, those that follow an equal one left out."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    encoded = pc.dictionary_encode(column, null_encoding="encode")
-    places = encoded.indices.to_numpy()
-    starts = np.flatnonzero(np.diff(places, prepend=-1))
-    values: list[object] = encoded.dictionary.take(pa.array(places[starts])).to_pylist()
-    return values
-
-
 def _check_ids(column: pa.Array, name: str, first: int) -> None:
     """Raise `InputError` if an id cannot be written between spaces."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
+    column = undictionary(column)
     bad = pc.invert(pc.fill_null(pc.match_substring_regex(column.cast(pa.string()), r"^\S+$"), False))
     place = pc.index(bad, True).as_py()
     if place >= 0:
