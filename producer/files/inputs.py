@@ -15,10 +15,10 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rankmill.jobs.contract.errors import InputError, OutputError
 from rankmill.producer.files.formats.base import BYTE_ORDER_MARK
+from rankmill.producer.files.formats.parquet import metadata_of
 from rankmill.producer.files.formats.table import (
     PARQUET,
     READ_ENDINGS,
@@ -30,7 +30,6 @@ from rankmill.producer.files.formats.table import (
 )
 from rankmill.producer.files.outputs import part_of
 from rankmill.producer.files.stores.paths import WORKSPACE, ObjectPath, as_path, resolved, workspace_of
-from rankmill.producer.files.stores.reading import open_random
 from rankmill.producer.files.stores.writing import discard
 
 _LISTS = (".yaml.tuning.jsonl", ".yml.tuning.jsonl")
@@ -195,8 +194,8 @@ def _is_output(path: Path, output: str | None) -> bool:
     if format_of(path) is not PARQUET:
         return is_unfinished  # text has no place for metadata
     try:
-        return b"rankmill.version" in (pq.read_metadata(open_random(path)).metadata or {})
-    except (pa.ArrowException, OSError):
+        return "rankmill.version" in metadata_of(path)
+    except InputError:
         return False
 
 

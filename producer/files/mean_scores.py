@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -66,25 +66,21 @@ class MeanScores:
 
     def add(self, table: pa.Table) -> Iterator[pa.Table]:
         """Take in rows; yield rows of complete queries."""
-        self._numbers.append(self._queries.of(table))
+        numbers = self._queries.of(table)
+        self._numbers.append(numbers)
         self._scores.append(np.stack([table[name].to_numpy() for name in self._names], axis=1))
         if not self._is_grouped:
             self._spill(table)
             return
         self._rows.append(table)
-        last = self._numbers[-1][-1] if len(table) else None
-        if last is None or last == self._numbers[0][0]:
-            return
-        rows, numbers, scores = self._held()
-        done = int(np.searchsorted(numbers, last))  # grouped rows have ascending numbers
-        yield self._with_mean(rows.slice(0, done), numbers[:done], scores[:done])
-        self._rows, self._numbers, self._scores = [rows.slice(done)], [numbers[done:]], [scores[done:]]
+        if len(table) and numbers[-1] != self._numbers[0][0]:
+            yield self._complete(int(numbers[-1]))
 
     def finish(self) -> Iterator[pa.Table]:
         """Yield the remaining rows."""
         if self._writer is None:
             if self._rows:
-                yield self._with_mean(*self._held())
+                yield self._complete(None)
             return
         self._writer.close()
         means = self._mean(np.concatenate(self._numbers), np.concatenate(self._scores))
@@ -92,7 +88,7 @@ class MeanScores:
         with pa.ipc.open_file(pa.memory_map(str(self._path))) as spilled:
             for at in range(spilled.num_record_batches):
                 table = pa.Table.from_batches([spilled.get_batch(at)])
-                yield self._appended(table, means[start : start + len(table)])
+                yield self._with_means(table, means[start : start + len(table)])
                 start += len(table)
 
     def close(self) -> None:
@@ -107,13 +103,15 @@ class MeanScores:
             self._writer = pa.ipc.new_file(self._path, table.schema, options=options)
         self._writer.write_table(table.combine_chunks())
 
-    def _held(self) -> tuple[pa.Table, Numbers, Floats]:
-        return pa.concat_tables(self._rows), np.concatenate(self._numbers), np.concatenate(self._scores)
+    def _complete(self, open_query: int | None) -> pa.Table:
+        """Remove and return the rows of the queries before the one that may go on; ``None``: all rows."""
+        rows, numbers = pa.concat_tables(self._rows), np.concatenate(self._numbers)
+        scores = np.concatenate(self._scores)
+        done = len(rows) if open_query is None else int(np.searchsorted(numbers, open_query))
+        self._rows, self._numbers, self._scores = [rows.slice(done)], [numbers[done:]], [scores[done:]]
+        return self._with_means(rows.slice(0, done), self._mean(numbers[:done], scores[:done]))
 
-    def _with_mean(self, rows: pa.Table, numbers: Numbers, scores: Floats) -> pa.Table:
-        return self._appended(rows, self._mean(numbers, scores))
-
-    def _appended(self, rows: pa.Table, means: Floats) -> pa.Table:
+    def _with_means(self, rows: pa.Table, means: Floats) -> pa.Table:
         column = pa.array(means.astype(np.float32), mask=np.isnan(means))
         return rows.append_column(pa.field(self._name, pa.float32()), column)
 
@@ -129,12 +127,12 @@ class MeanScores:
         return means
 
 
-def _ranks(by_query: DataFrameGroupBy) -> pd.DataFrame:
+def _ranks(by_query: DataFrameGroupBy[Any, Any]) -> pd.DataFrame:
     """Ranks within the queries, from 1 for the highest score; equal scores share the mean of theirs."""
     return by_query.rank(ascending=False)
 
 
-def _standardized(by_query: DataFrameGroupBy) -> pd.DataFrame:
+def _standardized(by_query: DataFrameGroupBy[Any, Any]) -> pd.DataFrame:
     """Scores less their query's mean, in units of its standard deviation; 0 where all are the same."""
     differ = by_query.transform("max") > by_query.transform("min")
     off = by_query.obj - by_query.transform("mean")

@@ -28,22 +28,17 @@ _LIST = re.compile(rf"_{_NAME.pattern}\.errors\.jsonl")
 
 
 @dataclass(frozen=True)
-class Part:
+class OutputPart:
     """A part that a file's name speaks of: its number (from 1), and how many parts there are."""
 
     number: int
     count: int
 
 
-def part_of(name: str) -> Part | None:
+def part_of(name: str) -> OutputPart | None:
     """The part of which a file's name speaks; ``None`` if it is no part's name."""
     found = _NAME.fullmatch(name)
-    return found and Part(int(found[1]), int(found[2]))
-
-
-def part_name(part: Part, ending: str) -> str:
-    """The name of a part's file."""
-    return f"part-{part.number:05}-of-{part.count:05}{ending}"
+    return found and OutputPart(int(found[1]), int(found[2]))
 
 
 def errors_name(name: str) -> str:
@@ -80,6 +75,15 @@ class OutputFormat:
     query_id: str | None = None
     passage_id: str | None = None
     tag: str = "rankmill"
+
+    @property
+    def ending(self) -> str:
+        """The ending of an output that the user has not named."""
+        return f".{self.kind or 'parquet'}"
+
+    def part_name(self, part: OutputPart) -> str:
+        """The name of a part's file."""
+        return f"part-{part.number:05}-of-{part.count:05}{self.ending}"
 
     def of(self, path: Path) -> Format:
         """The format of the file at `path`.
@@ -142,11 +146,6 @@ class OutputFormat:
             return found.writer(path, schema, compression)
         columns = (*self.ids(schema), self.rank_column, score)
         return found.writer(path, schema, compression, columns, self.tag)
-
-
-def default_ending(kind: str | None) -> str:
-    """The ending of an output that the user has not named."""
-    return f".{kind or 'parquet'}"
 
 
 def check_target(path: Path, form: OutputFormat) -> None:

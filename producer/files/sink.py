@@ -17,7 +17,7 @@ from rankmill.jobs.contract.errors import InputChanged, OutputError
 from rankmill.producer.collect.journal import Finished, Journal
 from rankmill.producer.collect.splitting import ScoredTable
 from rankmill.producer.files.formats.parquet import ROW_GROUP_ROWS
-from rankmill.producer.files.outputs import PART, PARTS, Part, default_ending, errors_name, part_name
+from rankmill.producer.files.outputs import PART, PARTS, OutputPart, errors_name
 from rankmill.producer.files.plan import OutputPlan, Transform
 from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.paths import ObjectPath
@@ -131,9 +131,7 @@ class ScoredFile:
     def __enter__(self) -> ScoredFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._thread, suppress(OSError, pa.ArrowException):
             self._wait()
         if self._upload:
@@ -282,7 +280,7 @@ class ScoredParts:
     def _open(self) -> None:
         """Begin the next part, if there is one."""
         if self._done < self._count:
-            name = part_name(Part(self._done + 1, self._count), default_ending(self._plan.form.kind))
+            name = self._plan.form.part_name(OutputPart(self._done + 1, self._count))
             self._file = ScoredFile(self.path / name, self._work, self._plan, self.rows, self._record)
 
     def _publish(self) -> None:

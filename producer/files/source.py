@@ -120,7 +120,7 @@ class _OpenFile:
     survey: Survey
 
 
-class Source(PairSource):
+class FileSource(PairSource):
     """Files of pairs in order, with one schema; `open_source` makes it.
 
     Parquet files are read only in part where only some columns or rows are wanted.
@@ -153,7 +153,7 @@ class Source(PairSource):
         return self._rows(_BATCH_ROWS, self.schema, start)
 
     def _rows(self, size: int, schema: pa.Schema, start: int = 0) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the limit and the shard, from row `start` of them on; files before are not read."""
+        """Yield rows of the limit and the shard, from row `start` of them on; files before are not read."""
         if self._is_whole and not start:  # to the end of the last file, which may have grown
             return self._all_rows(self._opened, size, schema)
         first = self._start + start
@@ -220,7 +220,7 @@ def open_source(
     options: ReadOptions | None = None,
     limit: int | None = None,
     shard: Shard | None = None,
-) -> Source:
+) -> FileSource:
     """Survey all files and check that they can be scored.
 
     Parameters
@@ -264,7 +264,7 @@ def open_source(
         rows += survey.rows
         opened.append(_OpenFile(file, before, reader, survey))
     schema = unify(files, [each.survey for each in opened], columns.names, as_text)
-    return Source(opened, columns, schema, limit, shard)
+    return FileSource(opened, columns, schema, limit, shard)
 
 
 def _check_file_unchanged(path: Path, before: str) -> None:

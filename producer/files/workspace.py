@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 from rankmill.jobs.contract.errors import InputChanged, InputError, OutputBusy, OutputError
 from rankmill.producer.collect.journal import Journal
@@ -26,33 +25,6 @@ from rankmill.producer.files.stores.writing import identity, sync
 logger = logging.getLogger(__name__)
 
 
-class Output(Protocol):
-    """What is at the place of an output."""
-
-    path: Path
-
-    @property
-    def lock(self) -> Path:
-        """The object that locks an output in a store; it is beside or in the output."""
-        ...
-
-    def taken(self, journal: Journal) -> Path | None:
-        """What is there and is not of the journal's run; ``None`` if there is nothing."""
-        ...
-
-    def check(self, journal: Journal) -> None:
-        """Check that what the journal relies on is there; raises `InputError` if not."""
-        ...
-
-    def clear(self) -> None:
-        """Delete what would be mixed with the output of a new run."""
-        ...
-
-    def there(self) -> list[Path]:
-        """What is there that a run replaces or deletes."""
-        ...
-
-
 class OutputFile:
     """The place of an output that is one file: it is replaced, and so never mixed with another."""
 
@@ -61,11 +33,11 @@ class OutputFile:
 
     @property
     def lock(self) -> Path:
-        """See `Output.lock`."""
+        """The object that locks an output in a store; it is beside or in the output."""
         return self.path.with_name(f"_{self.path.name}{WORKSPACE}")
 
     def taken(self, journal: Journal) -> Path | None:
-        """The file, if another run or somebody else has made it."""
+        """What is there and is not of the journal's run; ``None`` if there is nothing."""
         if not self.path.exists():
             return None
         sealed = journal.sealed
@@ -73,26 +45,23 @@ class OutputFile:
         return None if own else self.path
 
     def check(self, journal: Journal) -> None:
-        """See `Output.check`; the journal has all that is needed."""
+        """Check that what the journal relies on is there; raises `InputError` if not."""
 
     def clear(self) -> None:
-        """See `Output.clear`; there is nothing to delete."""
+        """Delete what would be mixed with the output of a new run."""
 
     def there(self) -> list[Path]:
-        """See `Output.there`: the file, and its list of row errors."""
+        """What is there that a run replaces or deletes: the file, and its list of row errors."""
         both = (self.path, self.path.with_name(errors_name(self.path.name)))
         return [path for path in both if path.exists()]
 
 
-class PartsFolder:
-    """The folder of an output in parts, as `Workspace` sees it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
+class PartsFolder(OutputFile):
+    """The folder of an output in parts."""
 
     @property
     def lock(self) -> Path:
-        """See `Output.lock`."""
+        """See `OutputFile.lock`."""
         return self.path / f"_parts{WORKSPACE}"
 
     def taken(self, journal: Journal) -> Path | None:
@@ -122,7 +91,7 @@ class PartsFolder:
             sync(self.path)
 
     def there(self) -> list[Path]:
-        """See `Output.there`: all parts, and their lists of row errors."""
+        """See `OutputFile.there`: all parts, and their lists of row errors."""
         there = self.path.iterdir() if self.path.is_dir() else ()
         return [path for path in there if is_of_parts(path.name)]
 
@@ -160,7 +129,7 @@ class Workspace:
         On entering: the store of the output does not take anything.
     """
 
-    def __init__(self, output: Output, *, restart: bool, force: bool, models: int = 1) -> None:
+    def __init__(self, output: OutputFile, *, restart: bool, force: bool, models: int = 1) -> None:
         self._models = models
         self._output = output
         self._target = target = output.path

@@ -27,7 +27,7 @@ from typing import Any
 
 from rankmill.jobs.contract.errors import EmbeddedError, RankmillError
 from rankmill.jobs.runtime.logs import set_up
-from rankmill.producer.local.processes import Worker, WorkerProcesses
+from rankmill.producer.local.processes import LocalWorker, WorkerProcesses
 
 _MAX_SOCKET_PATH = 100
 """Longest path of a Unix socket used here, in bytes; systems allow about 104."""
@@ -62,7 +62,7 @@ class Supervisor:
         url = f"unix://{path}"
         prefix = f"embedded-{os.getpid()}"
 
-        def report_death(worker: Worker, code: int) -> None:
+        def report_death(worker: LocalWorker, code: int) -> None:
             log = processes.log(worker)
             words = _last_line(log) if log else ""
             _emit(event="worker-died", worker=worker.name, code=code, words=words)

@@ -17,16 +17,14 @@ from rankmill.producer.files.manifest import fingerprint
 from rankmill.producer.files.mean_scores import Mean
 from rankmill.producer.files.outputs import (
     OutputFormat,
-    Part,
+    OutputPart,
     check_folder,
     check_target,
-    default_ending,
-    part_name,
 )
 from rankmill.producer.files.shards import check_shard
 from rankmill.producer.files.source import Shard
 from rankmill.producer.files.stores.paths import as_path, is_url, resolved
-from rankmill.producer.files.workspace import Output, OutputFile, PartsFolder
+from rankmill.producer.files.workspace import OutputFile, PartsFolder
 
 TEXTS = ("query", "passage")
 """Columns of a run with its queries and corpus that are in the output only if they are asked for."""
@@ -162,7 +160,7 @@ class Request:
             raise InputError("the input is in an object store; name the output with -o")
         if self.run and self.run.run.startswith(DATASET):
             raise InputError("the run is a dataset's; name the output with -o")
-        ending = "" if self.rows_per_part else default_ending(self.form.kind)
+        ending = "" if self.rows_per_part else self.form.ending
         if self.shard:
             raise InputError("--shard makes one output of several; name it with -o")
         if self.run:
@@ -179,11 +177,9 @@ class Request:
 
     def file_at(self, target: Path) -> Path:
         """The output's file, or that of its only part: its name says the format."""
-        return (
-            target / part_name(Part(1, 1), default_ending(self.form.kind)) if self.rows_per_part else target
-        )
+        return target / self.form.part_name(OutputPart(1, 1)) if self.rows_per_part else target
 
-    def place(self, target: Path) -> Output:
+    def place(self, target: Path) -> OutputFile:
         """What is at the place of the output."""
         return PartsFolder(target) if self.rows_per_part else OutputFile(target)
 

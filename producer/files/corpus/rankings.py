@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.formats.base import ReadOptions
 from rankmill.producer.files.formats.table import CSV, TSV, format_of, is_readable, open_reader
-from rankmill.producer.files.formats.trec import Lines, read_lines
+from rankmill.producer.files.formats.trec import LineFormat, read_lines
 from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS
 
 SCHEMA = pa.schema(
@@ -37,7 +37,7 @@ _USUAL = {
 
 _RELEVANCE = ("relevance", "score", "rel", "label")
 
-_RANKING = Lines(
+_RANKING = LineFormat(
     SCHEMA,
     {
         2: ("query_id", "doc_id"),
@@ -50,7 +50,7 @@ _RANKING = Lines(
     "TREC, between tabs or spaces",
 )
 
-_QRELS = Lines(
+_QRELS = LineFormat(
     pa.schema({"query_id": pa.string(), "doc_id": pa.string(), "relevance": pa.int64()}),
     {3: ("query_id", "doc_id", "relevance"), 4: ("query_id", "", "doc_id", "relevance")},
     QUERY_IDS,

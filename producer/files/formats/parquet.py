@@ -76,6 +76,13 @@ class ParquetWriter:
         self._writer.close()
 
 
+def metadata_of(path: Path) -> dict[str, str]:
+    """What the footer of a file says besides its columns; raises `InputError` if it is not whole."""
+    with _open(path) as file:
+        found = file.metadata.metadata or {}
+    return {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in found.items()}
+
+
 def _open(path: Path) -> pq.ParquetFile:
     try:
         file = pq.ParquetFile(open_random(path), buffer_size=_BUFFER_BYTES, pre_buffer=False)

@@ -20,7 +20,7 @@ _SPACES = re.compile(rb"[ \t]+")
 
 
 @dataclass(frozen=True)
-class Lines:
+class LineFormat:
     """A kind of file of lines.
 
     ``schema`` has its columns, ``by_count`` their names by the number of fields, empty for a field that is
@@ -35,7 +35,7 @@ class Lines:
 
 
 def read_lines(
-    path: Path, lines: Lines, fields_of: Callable[[Sequence[str]], Sequence[str]] = lambda words: ()
+    path: Path, lines: LineFormat, fields_of: Callable[[Sequence[str]], Sequence[str]] = lambda words: ()
 ) -> Iterator[pa.RecordBatch]:
     """Yield the lines of a file in order, as batches of ``lines.schema``; what it lacks is null.
 

@@ -10,7 +10,6 @@ import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from rankmill.jobs.contract.errors import OutputBusy, RankmillError
 from rankmill.producer.files.stores.paths import LOOK_SECONDS, ObjectPath, patiently
@@ -66,9 +65,7 @@ class ObjectLock:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
         with suppress(RankmillError):

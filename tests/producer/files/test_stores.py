@@ -23,7 +23,7 @@ from rankmill.jobs.contract.errors import InputChanged, InputError, OutputBusy, 
 from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.manifest import fingerprint
-from rankmill.producer.files.source import Source, open_source
+from rankmill.producer.files.source import FileSource, open_source
 from rankmill.producer.files.stores import lock, paths, reading, writing
 from rankmill.producer.files.stores.paths import ObjectPath, as_path, is_url, object_path
 from rankmill.producer.files.stores.reading import ObjectReader
@@ -50,7 +50,7 @@ def lines(rows: list[dict[str, object]]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def opened(*names: str) -> Source:
+def opened(*names: str) -> FileSource:
     return open_source(find_files(names), TextColumns("query", "passage"), allow_nulls=True)
 
 
