@@ -72,7 +72,7 @@ class WorkerProcesses:
     wait_seconds
         How long to wait for a server that cannot serve while the jobs of a dead worker are returned.
     logs
-        Folder for the workers' logs; default: workers write to this process's output.
+        Folder for the workers' logs, ``NAME.log``; default: workers write to this process's output.
     on_death
         Called with the worker and its exit status after a death.
     """
@@ -114,10 +114,6 @@ class WorkerProcesses:
                     return worker
         return None
 
-    def log(self, worker: LocalWorker) -> Path | None:
-        """Path of the worker's log file; ``None`` if it has none."""
-        return self._logs and self._logs / f"{worker.name}.log"
-
     def send(self, signum: signal.Signals) -> None:
         """Send a signal to all living workers."""
         for process in self._alive():
@@ -135,8 +131,7 @@ class WorkerProcesses:
         return _FIRST_PAUSE_SECONDS * 2**worker.early_deaths if worker.deaths else 0.0
 
     def _start(self, worker: LocalWorker) -> None:
-        log = self.log(worker)
-        output = log.open("ab") if log else None
+        output = (self._logs / f"{worker.name}.log").open("ab") if self._logs else None
         worker.process = subprocess.Popen(
             worker_command(self._queues, worker.rq_name),
             stdin=subprocess.PIPE,  # ends with this process; see SUPERVISED
@@ -144,7 +139,7 @@ class WorkerProcesses:
             stderr=subprocess.STDOUT if output else None,
             cwd=self._logs,
             env={**os.environ, **worker.environ, **server_environ(self._url), SUPERVISED: "1"},
-            start_new_session=log is None,  # Ctrl-C reaches the parent, which passes it on
+            start_new_session=output is None,  # Ctrl-C reaches the parent, which passes it on
         )
         if output:
             output.close()

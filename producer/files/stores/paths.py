@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path, PosixPath
 from typing import Any, TypeVar
 
@@ -77,16 +77,20 @@ class ObjectPath(PosixPath):
         """What comes before ``://``."""
         return self.parts[0].removesuffix(":")
 
+    def ask(self, what: Callable[[Any, str], T], seconds: float = LOOK_SECONDS, doing: str = "") -> T:
+        """What `what` returns of the store and the object's name in it; it waits for a store that is away.
+
+        Raises
+        ------
+        InputError, StoreError, RunnerError
+            As of `patiently` and `store`; the message begins with `doing`.
+        """
+        system, name = self.store
+        return patiently(f"{doing}{self}", lambda: what(system, name), seconds)
+
     def about(self) -> Mapping[str, Any]:
         """What the store says of the object, as fsspec's ``info``; raises `InputError` if it is not there."""
-        system, name = self.store
-
-        def look() -> Mapping[str, Any]:
-            system.invalidate_cache(name)
-            found: Mapping[str, Any] = system.info(name)
-            return found
-
-        return patiently(self, look, WORK_SECONDS)
+        return self.ask(_about, WORK_SECONDS)
 
     def fingerprint(self) -> str:
         """A text that changes when the object does: its size and version, or else its time."""
@@ -116,45 +120,50 @@ class ObjectPath(PosixPath):
 
     def iterdir(self) -> Generator[ObjectPath, None, None]:
         """What is directly below this name."""
-        system, name = self.store
-        for found in patiently(self, lambda: system.ls(name, detail=False, refresh=True), LOOK_SECONDS):
-            yield object_path(system.unstrip_protocol(found))
+        yield from self._paths(lambda system, name: system.ls(name, detail=False, refresh=True))
 
     def below(self) -> list[Path]:
         """All objects below this name, in order."""
-        system, name = self.store
-        found = patiently(self, lambda: system.find(name), LOOK_SECONDS)
-        return [object_path(system.unstrip_protocol(each)) for each in sorted(found)]
+        return list(self._paths(lambda system, name: sorted(system.find(name))))
 
     def matches(self) -> list[Path]:
         """The objects that fit this name as a glob, in order."""
-        system, name = self.store
-        found = patiently(self, lambda: system.glob(name, detail=True), LOOK_SECONDS)
-        files = sorted(each for each, about in found.items() if about["type"] == "file")
-        return [object_path(system.unstrip_protocol(each)) for each in files]
+        return list(
+            self._paths(
+                lambda system, name: sorted(
+                    each for each, about in system.glob(name, detail=True).items() if about["type"] == "file"
+                )
+            )
+        )
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Delete the object."""
-        system, name = self.store
         try:
-            patiently(self, lambda: system.rm_file(name), WORK_SECONDS)
+            self.ask(lambda system, name: system.rm_file(name), WORK_SECONDS)
         except InputError:  # some stores say so, and others do not
             if not missing_ok:
                 raise
-        system.invalidate_cache(name)
+        self.ask(lambda system, name: system.invalidate_cache(name))
 
     def _is(self, test: str) -> bool:
-        system, name = self.store
-
-        def look() -> bool:
-            system.invalidate_cache(name)
+        def look(system: Any, name: str) -> bool:
             try:
-                about = system.info(name)  # the tests of fsspec call every failure a no
+                about = _about(system, name)  # the tests of fsspec call every failure a no
             except FileNotFoundError:
                 return False
             return test == "exists" or (about["type"] == "file") == (test == "isfile")
 
-        return patiently(self, look, LOOK_SECONDS)
+        return self.ask(look)
+
+    def _paths(self, what: Callable[[Any, str], Iterable[str]]) -> Iterator[ObjectPath]:
+        names = self.ask(lambda system, name: [system.unstrip_protocol(each) for each in what(system, name)])
+        return map(object_path, names)
+
+
+def _about(system: Any, name: str) -> Mapping[str, Any]:
+    system.invalidate_cache(name)
+    found: Mapping[str, Any] = system.info(name)
+    return found
 
 
 def is_url(name: str) -> bool:

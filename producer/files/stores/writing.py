@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import OutputError
-from rankmill.producer.files.stores.paths import WORK_SECONDS, ObjectPath, patiently
+from rankmill.producer.files.stores.paths import WORK_SECONDS, ObjectPath
 from rankmill.producer.files.stores.reading import ObjectReader
 from rankmill.producer.files.stores.roots import check_opened
 
@@ -135,7 +135,9 @@ def put(file: Path, target: Path, upload: Upload | None = None) -> None:
         Its folder is outside of the roots.
     """
     if isinstance(target, ObjectPath):
-        patiently(f"cannot write {target}", lambda: _send(file, target, upload), WORK_SECONDS)
+        target.ask(
+            lambda system, name: _send(system, name, file, target, upload), WORK_SECONDS, "cannot write "
+        )
         discard(file)
         return
     if not target.parent.exists():  # of parts
@@ -217,8 +219,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _send(file: Path, target: ObjectPath, upload: Upload | None) -> None:
-    system, name = target.store
+def _send(system: Any, name: str, file: Path, target: ObjectPath, upload: Upload | None) -> None:
     if upload and upload.finish():
         pass
     elif target.protocol in _WHOLE:
