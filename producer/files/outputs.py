@@ -123,20 +123,19 @@ class OutputFormat:
         InputError
             There is no such column.
         """
-        query = _id_column(schema, self.query_id, QUERY_IDS, "--query-id-column")
-        passage = _id_column(schema, self.passage_id, PASSAGE_IDS, "--passage-id-column")
-        for option, found, usual in (
-            ("--query-id-column", query, QUERY_IDS),
-            ("--passage-id-column", passage, PASSAGE_IDS),
+        found = []
+        for option, named, usual in (
+            ("--query-id-column", self.query_id, QUERY_IDS),
+            ("--passage-id-column", self.passage_id, PASSAGE_IDS),
         ):
-            if found is None:
+            name = _id_column(schema, named, usual, option)
+            if name is None:
                 raise InputError(
                     f"a TREC run needs ids, and the input has no column {' or '.join(usual)}; "
                     f"name the column with {option}"
                 )
-        assert query is not None
-        assert passage is not None
-        return query, passage
+            found.append(name)
+        return found[0], found[1]
 
     def writer(self, path: Path, target: Path, schema: pa.Schema, score: str) -> Writer:
         """Open `path` to write what becomes the file at `target`."""
