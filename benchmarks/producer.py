@@ -105,7 +105,6 @@ def write_input(folder: Path, pairs: str, rows: int, kind: str) -> Path:
 def write_run(folder: Path, pairs: str, rows: int, texts: int) -> Path:
     """A TREC run of `rows` rows, its queries, and a corpus of `texts` texts with its index."""
     from rankmill.producer.files.corpus.index import on_disk
-    from rankmill.producer.files.inputs import InputFile
     from rankmill.producer.files.manifest import fingerprint
 
     part = sample(pairs, 10_000)
@@ -131,7 +130,7 @@ def write_run(folder: Path, pairs: str, rows: int, texts: int) -> Path:
             run.writelines(
                 f"q{query} Q0 {doc} {rank} {1000 - rank} bm25\n" for rank, doc in enumerate(found, 1)
             )
-    on_disk((InputFile(corpus),), [fingerprint(corpus)])
+    on_disk([corpus], [fingerprint(corpus)])
     return folder / "run.trec"
 
 
@@ -183,7 +182,7 @@ def measure(source: str, url: str, args: argparse.Namespace, profile: Path | Non
 
 
 def _score(out: Any, name: str, url: str, chunk_size: str, profile: Path | None) -> None:
-    import rankmill.producer.files.corpus.joined  # noqa: F401 (pandas, which score_file imports where it is needed)
+    import rankmill.producer.files.corpus.ranking_source  # noqa: F401 (pandas, imported where it is needed)
     from rankmill.jobs.protocol.submitted.request import FileRequest
     from rankmill.jobs.runtime.settings import load_settings
     from rankmill.producer.files.stores.paths import as_path

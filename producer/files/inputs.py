@@ -1,37 +1,41 @@
-"""Input files from paths, directories and globs, without files that rankmill itself wrote."""
+"""Input files from paths, directories, globs and standard input, without what rankmill itself wrote."""
 
 from __future__ import annotations
 
 import glob
+import gzip
+import hashlib
+import io
 import logging
 import os
-import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.part_names import part_of
+from rankmill.jobs.contract.errors import InputError, OutputError
+from rankmill.producer.files.formats.base import BYTE_ORDER_MARK
+from rankmill.producer.files.formats.parquet import metadata_of
+from rankmill.producer.files.formats.table import (
+    PARQUET,
+    READ_ENDINGS,
+    Format,
+    check_readable,
+    format_of,
+    is_output_name,
+    is_readable,
+)
+from rankmill.producer.files.outputs import part_of
 from rankmill.producer.files.stores.paths import WORKSPACE, ObjectPath, as_path, resolved, workspace_of
-from rankmill.producer.files.stores.reading import open_random
+from rankmill.producer.files.stores.writing import discard
 
-PARQUET = (".parquet", ".pq")
-KINDS = (*PARQUET, ".csv", ".tsv", ".jsonl", ".ndjson", ".json")
-COMPRESSED = (".gz", ".zst")
+_LISTS = (".yaml.tuning.jsonl", ".yml.tuning.jsonl")
+"""Ends of the names of records that `rankmill tune` writes beside its output."""
 
-_LEFT_BESIDE = re.compile(
-    r"\.((parquet|pq|((csv|tsv|jsonl|ndjson|trec)(\.gz|\.zst)?))\.errors|ya?ml\.tuning)\.jsonl$",
-    re.IGNORECASE,
-)
-"""Ends of the names of lists that commands write beside their output."""
-
-_WORKSPACE_NAME = re.compile(
-    r"\.(parquet|pq|(csv|tsv|jsonl|ndjson|trec)(\.gz|\.zst)?)\.rankmill$", re.IGNORECASE
-)
+_READ_BYTES = 1 << 20
 
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
@@ -46,12 +50,30 @@ class InputFile:
     partition: tuple[tuple[str, str | None], ...] = ()
 
     @property
-    def kind(self) -> str:
-        """The ending that gives the file's format, without ``.gz`` or ``.zst``."""
-        suffixes = [suffix.lower() for suffix in self.path.suffixes]
-        if suffixes and suffixes[-1] in COMPRESSED and not set(suffixes[-2:-1]) & set(PARQUET):
-            suffixes.pop()
-        return suffixes[-1] if suffixes else ""
+    def format(self) -> Format | None:
+        """The format that the file's name says."""
+        return format_of(self.path)
+
+
+@dataclass(frozen=True)
+class RankingFiles:
+    """The files of a ranking to score.
+
+    ``depth`` is the number of passages to take of each query, by rank. Judgements (``qrels``) add columns:
+    ``relevance`` of each passage, null where it is not judged, and ``in_run``; and relevant passages that
+    are not in the ranking (or deeper) come after its rows, for the queries that it has.
+    """
+
+    ranking: InputFile
+    queries: tuple[InputFile, ...]
+    corpus: tuple[InputFile, ...]
+    depth: int | None = None
+    qrels: InputFile | None = None
+
+    @property
+    def all(self) -> tuple[InputFile, ...]:
+        """Every file."""
+        return (self.ranking, *self.queries, *self.corpus, *([self.qrels] if self.qrels else []))
 
 
 def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputFile, ...]:
@@ -74,14 +96,8 @@ def find_files(inputs: Sequence[str], output: str | None = None) -> tuple[InputF
     if len(kept) < len(found):
         logger.info("left out of the input: %d files that rankmill itself wrote", len(found) - len(kept))
     for file in kept:
-        if file.kind not in KINDS:
-            raise InputError(f"{file.path}: cannot tell what is in it; its name must end in {_endings()}")
+        check_readable(file.path)
     return tuple(kept)
-
-
-def stem(path: Path) -> str:
-    """The file's name without the endings that give its format: ``a.b`` for ``a.b.csv.gz``."""
-    return (path.with_suffix("") if path.suffix.lower() in COMPRESSED else path).stem
 
 
 def _found(name: str, inputs: Sequence[str]) -> Iterator[InputFile]:
@@ -89,9 +105,9 @@ def _found(name: str, inputs: Sequence[str]) -> Iterator[InputFile]:
     if isinstance(path, ObjectPath):
         files, root = _objects(path), path if path.is_dir() else _fixed_part(path)
     elif path.is_dir():
-        files = sorted(file for file in path.rglob("*") if InputFile(file).kind in KINDS and file.is_file())
+        files = sorted(file for file in path.rglob("*") if is_readable(file) and file.is_file())
         if not files:
-            raise InputError(f"{name}: no file with one of the endings {_endings()} in this directory")
+            raise InputError(f"{name}: no file with one of the endings {READ_ENDINGS} in this directory")
         root = path
     elif path.exists():
         files, root = [path], _common_folder(inputs)
@@ -112,9 +128,9 @@ def _objects(path: ObjectPath) -> list[Path]:
     if glob.has_magic(str(path)):
         files = path.matches()
     else:
-        files = [file for file in path.below() if InputFile(file).kind in KINDS]
+        files = [file for file in path.below() if is_readable(file)]
     if not files:
-        raise InputError(f"{path}: no such object, and none below it with one of the endings {_endings()}")
+        raise InputError(f"{path}: no such object, and none below it with one of the endings {READ_ENDINGS}")
     return files
 
 
@@ -152,14 +168,17 @@ def _printable(name: str) -> str:
 
 
 def _is_left_behind(path: Path) -> bool:
-    folders = any(_is_workspace(parent) for parent in path.parents)
-    return folders or bool(_LEFT_BESIDE.search(path.name))
+    """Whether a file is in the folder of a run, or a list that a command writes beside its output."""
+    name = path.name.lower()
+    is_list = name.endswith(".errors.jsonl") and is_output_name(name.removesuffix(".errors.jsonl"))
+    return is_list or name.endswith(_LISTS) or any(map(_is_workspace, path.parents))
 
 
 def _is_workspace(folder: Path) -> bool:
     """Whether the folder is a run's; that of an output in parts is called for a folder."""
-    of_parts = folder.suffix == WORKSPACE and (folder / "journal.db").exists()
-    return of_parts or bool(_WORKSPACE_NAME.search(folder.name))
+    if folder.suffix.lower() != WORKSPACE:
+        return False
+    return is_output_name(folder.stem) or (folder / "journal.db").exists()
 
 
 def _is_output(path: Path, output: str | None) -> bool:
@@ -172,13 +191,74 @@ def _is_output(path: Path, output: str | None) -> bool:
     is_unfinished = workspace_of(whole).is_dir()
     if not (asked or is_unfinished):
         return False
-    if InputFile(path).kind not in PARQUET:
+    if format_of(path) is not PARQUET:
         return is_unfinished  # text has no place for metadata
     try:
-        return b"rankmill.version" in (pq.read_metadata(open_random(path)).metadata or {})
-    except (pa.ArrowException, OSError):
+        return "rankmill.version" in metadata_of(path)
+    except InputError:
         return False
 
 
-def _endings() -> str:
-    return ", ".join(KINDS) + " (each except Parquet may be followed by .gz or .zst)"
+def receive_stdin(folder: Path) -> tuple[InputFile, str]:
+    """Write standard input, which is read more than once, to a file in `folder`; return it and a digest.
+
+    The file's name says its format, which is noticed from its beginning: Parquet, JSON, or else text with
+    delimiters; text may be compressed with gzip or zstd.
+
+    Raises
+    ------
+    InputError
+        Standard input is a terminal.
+    OutputError
+        The file cannot be written.
+    """
+    if sys.stdin is None or sys.stdin.isatty():
+        raise InputError("standard input (-) is a terminal; pipe a file into the command")
+    forget_stdin(folder)
+    digest = hashlib.sha256()
+    path = folder / "stdin"
+    start = b""
+    try:
+        with path.open("wb") as file:
+            while data := sys.stdin.buffer.read(_READ_BYTES):
+                start = start or data
+                digest.update(data)
+                file.write(data)
+        kept = path.rename(folder / f"stdin{_ending(start)}")
+    except OSError as error:
+        raise OutputError(f"cannot keep standard input in {folder}: {error.strerror}") from None
+    return InputFile(kept), f"digest {digest.hexdigest()}"
+
+
+def forget_stdin(folder: Path) -> None:
+    """Delete what `receive_stdin` has written."""
+    for path in folder.glob("stdin*"):
+        discard(path)
+
+
+def _ending(start: bytes) -> str:
+    if start.startswith(b"PAR1"):
+        return ".parquet"
+    for magic, ending in ((b"\x1f\x8b", ".gz"), (b"\x28\xb5\x2f\xfd", ".zst")):
+        if start.startswith(magic):
+            return _text_ending(_unpacked(start, ending)) + ending
+    return _text_ending(start)
+
+
+def _text_ending(start: bytes) -> str:
+    first = start.removeprefix(BYTE_ORDER_MARK).lstrip()[:1]
+    if first in {b"{", b"["}:
+        return ".json"
+    line = start.split(b"\n", 1)[0]
+    return ".tsv" if b"\t" in line and b'"' not in line else ".csv"
+
+
+def _unpacked(start: bytes, ending: str) -> bytes:
+    """The beginning of compressed text; nothing if it is damaged, which its reader will say."""
+    try:
+        if ending == ".gz":
+            return gzip.GzipFile(fileobj=io.BytesIO(start)).read(1024)
+        with pa.CompressedInputStream(pa.BufferReader(start), "zstd") as stream:
+            return bytes(stream.read(1024))
+    except (OSError, EOFError, pa.ArrowException):
+        return b""

@@ -123,14 +123,6 @@ def fingerprint(path: Path) -> str:
     """Identify a file and its state; raises `InputError` if it cannot be read."""
     if isinstance(path, ObjectPath):
         return path.fingerprint()
-    about, digest = _look(path)
-    changed = dt.datetime.fromtimestamp(about.st_mtime_ns // 10**9).isoformat(sep=" ")
-    nanoseconds = about.st_mtime_ns % 10**9
-    return f"{about.st_size:,} bytes of {changed}.{nanoseconds:09} (digest {digest[:12]})"
-
-
-def _look(path: Path) -> tuple[os.stat_result, str]:
-    """What the system says about a file, and a digest of its ends."""
     try:
         with admitted(path) as place, place.open("rb") as file:
             about = os.fstat(file.fileno())
@@ -139,4 +131,6 @@ def _look(path: Path) -> tuple[os.stat_result, str]:
             digest.update(file.read(_DIGESTED_BYTES))
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
-    return about, digest.hexdigest()
+    changed = dt.datetime.fromtimestamp(about.st_mtime_ns // 10**9).isoformat(sep=" ")
+    nanoseconds = about.st_mtime_ns % 10**9
+    return f"{about.st_size:,} bytes of {changed}.{nanoseconds:09} (digest {digest.hexdigest()[:12]})"

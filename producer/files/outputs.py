@@ -1,4 +1,4 @@
-"""The output's format, from its name or from options."""
+"""What an output is: its format, the names of its files, and whether it can be written at its place."""
 
 from __future__ import annotations
 
@@ -12,20 +12,43 @@ from pathlib import Path
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.inputs import COMPRESSED
+from rankmill.producer.files.formats.base import Writer
+from rankmill.producer.files.formats.table import FORMATS, TREC, WRITTEN_ENDINGS, Format, split_ending
 from rankmill.producer.files.stores.own_folder import kind_of
 from rankmill.producer.files.stores.paths import ObjectPath, check_container
-from rankmill.producer.files.writers import Writer
-from rankmill.producer.files.writers.parquet import ParquetWriter
-from rankmill.producer.files.writers.text import CsvWriter, JsonlWriter, TrecWriter, TsvWriter
-
-_ENDINGS = {
-    ".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl",
-    ".ndjson": "jsonl", ".trec": "trec",
-}  # fmt: skip
 
 QUERY_IDS = ("query_id", "qid", "query-id", "topic_id")
 PASSAGE_IDS = ("passage_id", "pid", "doc_id", "docid", "docno", "corpus_id", "corpus-id")
+
+PART, PARTS = "rankmill.part", "rankmill.parts"
+"""Metadata of a part: its number, and how many parts there are."""
+
+_NAME = re.compile(r"part-([0-9]{5,})-of-([0-9]{5,})\.[a-z]+")
+_LIST = re.compile(rf"_{_NAME.pattern}\.errors\.jsonl")
+
+
+@dataclass(frozen=True)
+class OutputPart:
+    """A part that a file's name speaks of: its number (from 1), and how many parts there are."""
+
+    number: int
+    count: int
+
+
+def part_of(name: str) -> OutputPart | None:
+    """The part of which a file's name speaks; ``None`` if it is no part's name."""
+    found = _NAME.fullmatch(name)
+    return found and OutputPart(int(found[1]), int(found[2]))
+
+
+def errors_name(name: str) -> str:
+    """The name of a file's list of row errors; readers of a whole folder skip names that begin with _."""
+    return f"{'_' if part_of(name) else ''}{name}.errors.jsonl"
+
+
+def is_of_parts(name: str) -> bool:
+    """Whether a file is a part, or the list of a part's row errors."""
+    return part_of(name) is not None or _LIST.fullmatch(name) is not None
 
 
 @dataclass(frozen=True)
@@ -35,7 +58,7 @@ class OutputFormat:
     Parameters
     ----------
     kind
-        One of `OUTPUT_FORMATS`; ``None``: the name of the output says it.
+        The name of a format; ``None``: the name of the output says it.
     top_k
         Number of passages to keep of each query, ranked by score; ``None``: all rows in input order.
     rank_column
@@ -53,31 +76,40 @@ class OutputFormat:
     passage_id: str | None = None
     tag: str = "rankmill"
 
-    def of(self, path: Path) -> str:
-        """The format of the file at `path`, one of `OUTPUT_FORMATS`.
+    @property
+    def ending(self) -> str:
+        """The ending of an output that the user has not named."""
+        return f".{self.kind or 'parquet'}"
+
+    def part_name(self, part: OutputPart) -> str:
+        """The name of a part's file."""
+        return f"part-{part.number:05}-of-{part.count:05}{self.ending}"
+
+    def of(self, path: Path) -> Format:
+        """The format of the file at `path`.
 
         Raises
         ------
         InputError
             The name does not say it, or says another one.
         """
-        ending = next((end for end in _suffixes(path)[-1:]), "")
-        named = _ENDINGS.get(ending)
-        kind = self.kind or named
-        if kind is None:
+        ending, compression = split_ending(path)
+        named = next((each for each in FORMATS if each.writer and ending in each.endings), None)
+        found = next((each for each in FORMATS if each.name == self.kind), named)
+        if found is None:
             raise InputError(
-                f"{path}: cannot tell the format from the name; end it in {', '.join(_ENDINGS)} (text also "
+                f"{path}: cannot tell the format from the name; end it in {WRITTEN_ENDINGS} (text also "
                 "in .gz or .zst), or name it with --output-format"
             )
-        if named not in {None, kind}:
-            raise InputError(f"{path}: --output-format {kind} does not fit the name's ending {ending}")
-        if kind == "parquet" and _compression(path):
+        if named not in (None, found):
+            raise InputError(f"{path}: --output-format {found.name} does not fit the name's ending {ending}")
+        if compression and not found.is_text:
             raise InputError(f"{path}: Parquet is compressed inside; leave {path.suffix} out of the name")
-        return kind
+        return found
 
     def ranks(self, path: Path) -> bool:
         """Whether the rows are ranked by score within their query."""
-        return self.top_k is not None or self.of(path) == "trec"
+        return self.top_k is not None or self.of(path) is TREC
 
     def group(self, schema: pa.Schema, query: str) -> str:
         """The column that says which rows belong to one query: its id, or else its text."""
@@ -91,35 +123,28 @@ class OutputFormat:
         InputError
             There is no such column.
         """
-        query = _id_column(schema, self.query_id, QUERY_IDS, "--query-id-column")
-        passage = _id_column(schema, self.passage_id, PASSAGE_IDS, "--passage-id-column")
-        for option, found, usual in (
-            ("--query-id-column", query, QUERY_IDS),
-            ("--passage-id-column", passage, PASSAGE_IDS),
+        found = []
+        for option, named, usual in (
+            ("--query-id-column", self.query_id, QUERY_IDS),
+            ("--passage-id-column", self.passage_id, PASSAGE_IDS),
         ):
-            if found is None:
+            name = _id_column(schema, named, usual, option)
+            if name is None:
                 raise InputError(
                     f"a TREC run needs ids, and the input has no column {' or '.join(usual)}; "
                     f"name the column with {option}"
                 )
-        assert query is not None
-        assert passage is not None
-        return query, passage
+            found.append(name)
+        return found[0], found[1]
 
     def writer(self, path: Path, target: Path, schema: pa.Schema, score: str) -> Writer:
         """Open `path` to write what becomes the file at `target`."""
-        kind, compression = self.of(target), _compression(target)
-        if kind == "parquet":
-            return ParquetWriter(path, schema)
-        if kind == "trec":
-            columns = (*self.ids(schema), self.rank_column, score)
-            return TrecWriter(path, schema, compression, columns, self.tag)
-        return {"csv": CsvWriter, "tsv": TsvWriter, "jsonl": JsonlWriter}[kind](path, schema, compression)
-
-
-def default_ending(kind: str | None) -> str:
-    """The ending of an output that the user has not named."""
-    return f".{kind or 'parquet'}"
+        found, compression = self.of(target), split_ending(target)[1]
+        assert found.writer
+        if found is not TREC:
+            return found.writer(path, schema, compression)
+        columns = (*self.ids(schema), self.rank_column, score)
+        return found.writer(path, schema, compression, columns, self.tag)
 
 
 def check_target(path: Path, form: OutputFormat) -> None:
@@ -127,15 +152,27 @@ def check_target(path: Path, form: OutputFormat) -> None:
     if path.is_dir():
         raise InputError(f"{path} is a directory; name a file with -o, or add --rows-per-part")
     check_replaceable(path)
-    if form.of(path) == "trec" and not re.fullmatch(r"\S+", form.tag):
+    if form.of(path) is TREC and not re.fullmatch(r"\S+", form.tag):
         raise InputError(f"--tag {form.tag!r}: a TREC run needs a name without spaces")
+    _check_writable(path)
+
+
+def check_folder(folder: Path) -> None:
+    """Check that parts can be written to `folder`, if need be a new one; raises `InputError` if not."""
+    if not isinstance(folder, ObjectPath) and folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file; --rows-per-part needs a folder, name one with -o")
+    _check_writable(folder)
+
+
+def _check_writable(path: Path) -> None:
     if isinstance(path, ObjectPath):
         check_container(path)
         return
     if not path.parent.is_dir():
         raise InputError(f"{path.parent}: no such directory to write the output to")
-    if not os.access(path.parent, os.W_OK):
-        raise InputError(f"{path.parent} is not writable; name another place with -o")
+    for each in (path.parent, path):  # beside a folder of parts is the run's own
+        if each.is_dir() and not os.access(each, os.W_OK):
+            raise InputError(f"{each} is not writable; name another place with -o")
 
 
 def check_replaceable(path: Path) -> None:
@@ -159,12 +196,3 @@ def _id_column(schema: pa.Schema, named: str | None, usual: Sequence[str], optio
     if found and pa.types.is_nested(schema.field(found).type):
         raise InputError(f"column {found!r} holds {schema.field(found).type}, not ids; choose with {option}")
     return found
-
-
-def _suffixes(path: Path) -> list[str]:
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    return suffixes[:-1] if suffixes and suffixes[-1] in COMPRESSED else suffixes
-
-
-def _compression(path: Path) -> str | None:
-    return {".gz": "gzip", ".zst": "zstd"}.get(path.suffix.lower())

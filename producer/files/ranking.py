@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rankmill.producer.files.formats.text import undictionary
 from rankmill.producer.files.stores.writing import discard
 
 _BUFFER_ROWS = 262_144
@@ -56,7 +57,7 @@ class QueryNumbers:
 
     def of(self, table: pa.Table) -> npt.NDArray[np.int64]:
         """The number of each row's query."""
-        column = _undictionary(table[self._group].combine_chunks())
+        column = undictionary(table[self._group].combine_chunks())
         encoded = pc.dictionary_encode(column, null_encoding="encode")
         known = np.array([self._number(value) for value in encoded.dictionary.to_pylist()], np.int64)
         numbers: npt.NDArray[np.int64] = known[encoded.indices.to_numpy()]
@@ -102,7 +103,7 @@ class Repeats:
         return None
 
     def _ids(self, batch: pa.RecordBatch) -> Iterator[Ids]:
-        columns = [_undictionary(batch[name]).cast(pa.string()).to_pylist() for name in self._names]
+        columns = [undictionary(batch[name]).cast(pa.string()).to_pylist() for name in self._names]
         return zip(*columns, strict=True)
 
 
@@ -252,5 +253,7 @@ def _places(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.arange(len(numbers)) - np.repeat(starts, sizes) + 1
 
 
-def _undictionary(column: pa.Array) -> pa.Array:
-    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+def starts_of(column: pa.Array) -> npt.NDArray[np.int64]:
+    """The first row of each value that follows another one."""
+    encoded = pc.dictionary_encode(undictionary(column), null_encoding="encode")
+    return np.flatnonzero(np.diff(encoded.indices.to_numpy().astype(np.int64), prepend=-1))

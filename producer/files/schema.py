@@ -9,9 +9,16 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.wire import is_text
+from rankmill.producer.files.formats.base import Survey
+from rankmill.producer.files.formats.notations import (
+    ALL_NOTATIONS,
+    Notation,
+    Notations,
+    fits,
+    notations_of,
+    type_of,
+)
 from rankmill.producer.files.inputs import InputFile
-from rankmill.producer.files.readers import Survey
-from rankmill.producer.files.readers.forms import ALL_FORMS, Form, Forms, fits, forms_of, type_of
 
 
 def with_partition(file: InputFile, survey: Survey) -> Survey:
@@ -22,7 +29,7 @@ def with_partition(file: InputFile, survey: Survey) -> Survey:
     InputError
         The file itself has a column of the same name.
     """
-    schema, forms = survey.schema, dict(survey.forms)
+    schema, notations = survey.schema, dict(survey.notations)
     for name, text in file.partition:
         if name in schema.names:
             raise InputError(
@@ -30,9 +37,9 @@ def with_partition(file: InputFile, survey: Survey) -> Survey:
                 "rename one"
             )
         schema = schema.append(pa.field(name, pa.string()))
-        known = forms_of(pa.array([text], pa.string()))
-        forms[name] = known if text is None else known & {Form.INT}
-    return replace(survey, schema=schema, forms=forms)
+        known = notations_of(pa.array([text], pa.string()))
+        notations[name] = known if text is None else known & {Notation.INT}
+    return replace(survey, schema=schema, notations=notations)
 
 
 def unify(
@@ -52,11 +59,11 @@ def unify(
     unknown = set(as_text) - {name for survey in surveys for name in survey.schema.names}
     if unknown and any(survey.schema.names for survey in surveys):
         raise InputError(f"--text-columns: no column {min(unknown)!r} in the input")
-    forms = _common_forms(surveys)
-    texts = {*as_text, *(name for name, known in forms.items() if not _typed(name, known, surveys))}
+    notations = _common_notations(surveys)
+    texts = {*as_text, *(name for name, known in notations.items() if not _typed(name, known, surveys))}
     merged = pa.schema([])
     for file, survey in zip(files, surveys, strict=True):
-        own = pa.schema([_chosen(file, field, survey, forms, texts, as_text) for field in survey.schema])
+        own = pa.schema([_chosen(file, field, survey, notations, texts, as_text) for field in survey.schema])
         try:
             options = "permissive" if merged.names else "default"
             merged = pa.unify_schemas([merged, own], promote_options=options)
@@ -75,7 +82,7 @@ def to_ask_for(survey: Survey, schema: pa.Schema) -> pa.Schema:
     fields = []
     for field in schema:
         place = survey.schema.get_field_index(field.name)
-        if place >= 0 and field.name not in survey.forms and is_text(field.type):
+        if place >= 0 and field.name not in survey.notations and is_text(field.type):
             own = survey.schema.field(place)
             field = field if is_text(own.type) else own  # noqa: PLW2901
         fields.append(field)
@@ -99,34 +106,34 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, file: InputFile) -> pa.Rec
     return pa.record_batch(columns, schema=schema)
 
 
-def _common_forms(surveys: Sequence[Survey]) -> dict[str, Forms]:
-    names = {name for survey in surveys for name in survey.forms}
+def _common_notations(surveys: Sequence[Survey]) -> dict[str, Notations]:
+    names = {name for survey in surveys for name in survey.notations}
     return {
-        name: ALL_FORMS.intersection(*(survey.forms.get(name, ALL_FORMS) for survey in surveys))
+        name: ALL_NOTATIONS.intersection(*(survey.notations.get(name, ALL_NOTATIONS) for survey in surveys))
         for name in names
     }
 
 
-def _typed(name: str, forms: Forms, surveys: Sequence[Survey]) -> bool:
-    """Whether an untyped column need not be text: its forms agree, and fit its types in the other files."""
+def _typed(name: str, notations: Notations, surveys: Sequence[Survey]) -> bool:
+    """Whether an untyped column need not be text: its notations agree, and fit its types in other files."""
     declared = [
         survey.schema.field(name).type
         for survey in surveys
-        if name not in survey.forms and survey.schema.get_field_index(name) >= 0
+        if name not in survey.notations and survey.schema.get_field_index(name) >= 0
     ]
-    return bool(forms) and all(fits(forms, kind) for kind in declared)
+    return bool(notations) and all(fits(notations, kind) for kind in declared)
 
 
 def _chosen(
     file: InputFile,
     field: pa.Field,
     survey: Survey,
-    forms: Mapping[str, Forms],
+    notations: Mapping[str, Notations],
     texts: Collection[str],
     as_text: Collection[str],
 ) -> pa.Field:
     if field.name not in texts:
-        return field.with_type(type_of(forms[field.name])) if field.name in survey.forms else field
+        return field.with_type(type_of(notations[field.name])) if field.name in survey.notations else field
     if is_text(field.type):
         return field.with_type(pa.string()) if pa.types.is_null(field.type) else field
     if pa.types.is_primitive(field.type) or pa.types.is_decimal(field.type):

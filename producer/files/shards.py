@@ -9,20 +9,21 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.outputs import OutputFormat
-from rankmill.producer.files.part_names import PART, PARTS, errors_name, whole
+from rankmill.producer.files.formats.base import ReadOptions
+from rankmill.producer.files.formats.parquet import ParquetReader, metadata_of
+from rankmill.producer.files.formats.table import PARQUET
+from rankmill.producer.files.outputs import PART, PARTS, OutputFormat, errors_name, part_of
 from rankmill.producer.files.source import Shard
-from rankmill.producer.files.stores.reading import open_random, open_stream
-from rankmill.producer.files.stores.whole import whole_file
+from rankmill.producer.files.stores.reading import open_stream
+from rankmill.producer.files.stores.writing import whole_file
 
 _NUMBER, _OF, _WHOLE = "rankmill.shard", "rankmill.shards", "rankmill.shard_of"
 _SAME = ("rankmill.revision", "rankmill.precision")
@@ -32,7 +33,7 @@ _ROWS = 65_536
 
 
 @dataclass(frozen=True)
-class Merged:
+class MergeSummary:
     """What was merged: ``rows`` in all, of which ``row_errors`` have no score."""
 
     rows: int
@@ -41,7 +42,7 @@ class Merged:
 
 def check_shard(target: Path, form: OutputFormat) -> None:
     """Check that a shard, or a part of one, can be written at `target`; raises `InputError` if not."""
-    if form.of(target) != "parquet" or form.ranks(target):
+    if form.of(target) is not PARQUET or form.ranks(target):
         raise InputError(
             f"{target}: a shard is Parquet, and its rows are not ranked (--shard); "
             "rankmill merge writes other formats"
@@ -55,7 +56,7 @@ def shard_metadata(shard: Shard, manifest: Mapping[str, str]) -> dict[str, str]:
     return {_NUMBER: str(shard[0]), _OF: str(shard[1]), _WHOLE: digest}
 
 
-def merge(paths: Sequence[Path], target: Path) -> Merged:
+def merge(paths: Sequence[Path], target: Path) -> MergeSummary:
     """Merge all shards of an output, in the order of the input; lists of row errors are merged as well.
 
     A folder stands for the parts in it.
@@ -67,26 +68,20 @@ def merge(paths: Sequence[Path], target: Path) -> Merged:
     OutputError
         The output cannot be written.
     """
-    ordered = _in_order(whole(paths))
-    paths = [each.path for each in ordered]
-    footers = [_footer(path) for path in paths]
-    largest = max(footers, key=lambda footer: footer.num_rows)
-    metadata = {key.decode(): value.decode() for key, value in (largest.metadata or {}).items()}
+    pieces = _in_order(_with_parts(paths))
     left_out = {_NUMBER, _OF, _WHOLE, PART, PARTS}
-    kept = {
-        key: value for key, value in metadata.items() if key.startswith("rankmill.") and key not in left_out
-    }
+    about = max(pieces, key=lambda piece: piece.rows).about
+    kept = {key: value for key, value in about.items() if key.startswith("rankmill.") and key not in left_out}
     errors = target.with_name(f"{target.name}.errors.jsonl")
     rows = row_errors = first = 0
     with whole_file(target) as partial, tempfile.TemporaryFile("w+b") as listed:
-        writer = OutputFormat().writer(partial, target, footers[0].schema.to_arrow_schema(), "score")
-        for each in ordered:
-            first = rows if each.part == 1 else first  # row numbers in the lists are those of a shard
-            row_errors += _copy_errors(each.path, first, listed)
-            with pq.ParquetFile(open_random(each.path)) as file:
-                for batch in file.iter_batches(_ROWS):
-                    writer.write(pa.Table.from_batches([batch]))
-                    rows += len(batch)
+        writer = OutputFormat().writer(partial, target, pieces[0].schema, "score")
+        for piece in pieces:
+            first = rows if piece.part == 1 else first  # row numbers in the lists are those of a shard
+            row_errors += _copy_errors(piece.path, first, listed)
+            for batch in piece.reader.batches(piece.schema, _ROWS):
+                writer.write(pa.Table.from_batches([batch]))
+                rows += len(batch)
         writer.close(kept)
         if row_errors:
             with whole_file(errors) as partial_errors, partial_errors.open("wb") as out:
@@ -94,44 +89,79 @@ def merge(paths: Sequence[Path], target: Path) -> Merged:
                 shutil.copyfileobj(listed, out)
         else:
             errors.unlink(missing_ok=True)
-    return Merged(rows, row_errors)
+    return MergeSummary(rows, row_errors)
 
 
-@dataclass(frozen=True)
+def _with_parts(paths: Iterable[Path]) -> list[Path]:
+    """Replace each folder by its parts, in order.
+
+    Raises
+    ------
+    InputError
+        A folder has no parts, lacks one, or has parts of two outputs.
+    """
+    found: list[Path] = []
+    for path in paths:
+        found += _parts_in(path) if path.is_dir() else [path]
+    return found
+
+
+def _parts_in(folder: Path) -> list[Path]:
+    parts = {path: part for path in folder.iterdir() if (part := part_of(path.name))}
+    counts = {(part.count, path.suffix) for path, part in parts.items()}
+    if not parts:
+        raise InputError(f"{folder}: no part of an output in this directory")
+    if len(counts) > 1:
+        raise InputError(f"{folder} has parts of several outputs; name the files")
+    there = {part.number for part in parts.values()}
+    missing = [str(number) for number in range(1, max(counts)[0] + 1) if number not in there]
+    if missing:
+        raise InputError(
+            f"{folder}: part {', '.join(missing[:5])} of {max(counts)[0]} is not there; "
+            "let score-file finish, the same command continues"
+        )
+    return sorted(parts, key=lambda path: parts[path].number)
+
+
 class _Piece:
-    """A shard, or a part of one; each number counts from 1."""
+    """A shard, or a part of one; each number counts from 1. Raises `InputError` if it is none."""
 
-    path: Path
-    shard: int
-    part: int
-    parts: int
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.reader = ParquetReader(path, (), ReadOptions())
+        found = self.reader.survey(find_nulls=False)
+        self.rows, self.schema = found.rows, found.schema
+        self.about = about = metadata_of(path)
+        if not all(about.get(name, "").isdecimal() for name in (_NUMBER, _OF)):
+            raise InputError(f"{path} is no shard; make shards with score-file --shard 1/8, 2/8 and so on")
+        if not all(about.get(name, "1").isdecimal() for name in (PART, PARTS)):
+            raise InputError(f"{path}: its metadata is damaged; make it again")
+        self.shard, self.shards = int(about[_NUMBER]), int(about[_OF])
+        self.part, self.parts = int(about.get(PART, 1)), int(about.get(PARTS, 1))
 
 
 def _in_order(paths: Sequence[Path]) -> list[_Piece]:
     """The shards by their number; raises `InputError` unless all are there, once, and belong together."""
     found: dict[tuple[int, int], _Piece] = {}
-    first: dict[str, tuple[Path, str]] = {}
-    for path in paths:
-        about, rows = _about(path)
-        for name in (_WHOLE, _OF, *(_SAME if rows else ())):  # without rows, nothing was scored
-            other, value = first.setdefault(name, (path, about.get(name, "")))
-            if about.get(name, "") != value:
+    first: dict[str, _Piece] = {}
+    for piece in map(_Piece, paths):
+        for name in (_WHOLE, _OF, *(_SAME if piece.rows else ())):  # without rows, nothing was scored
+            other = first.setdefault(name, piece)
+            if piece.about.get(name, "") != other.about.get(name, ""):
                 what = f"another {name[9:]}" if name in _SAME else "another input or other options"
-                raise InputError(f"{path} and {other} are not shards of one output: one was made with {what}")
-        piece = _Piece(path, int(about[_NUMBER]), int(about.get(PART, 1)), int(about.get(PARTS, 1)))
-        place = (piece.shard, piece.part)
-        if place in found:
+                raise InputError(
+                    f"{piece.path} and {other.path} are not shards of one output: one was made with {what}"
+                )
+        same = found.setdefault((piece.shard, piece.part), piece)
+        if same is not piece:
             part = f"part {piece.part} of " if piece.parts > 1 else ""
-            raise InputError(
-                f"{path} and {found[place].path} are both {part}shard {piece.shard}; name it once"
-            )
-        found[place] = piece
-    _check_complete(list(found.values()), int(first[_OF][1]))
+            raise InputError(f"{piece.path} and {same.path} are both {part}shard {piece.shard}; name it once")
+    _check_complete(list(found.values()))
     return [found[place] for place in sorted(found)]
 
 
-def _check_complete(pieces: Sequence[_Piece], shards: int) -> None:
-    parts = {piece.shard: piece.parts for piece in pieces}
+def _check_complete(pieces: Sequence[_Piece]) -> None:
+    shards, parts = pieces[0].shards, {piece.shard: piece.parts for piece in pieces}
     missing = [str(number) for number in range(1, shards + 1) if number not in parts]
     if missing:
         raise InputError(
@@ -145,25 +175,6 @@ def _check_complete(pieces: Sequence[_Piece], shards: int) -> None:
                     f"part {part} of {count} of shard {shard} of {shards} is not there; name all of them, "
                     "or their folder"
                 )
-
-
-def _about(path: Path) -> tuple[dict[str, str], int]:
-    """Metadata and number of rows of a shard; raises `InputError` if it is none."""
-    footer = _footer(path)
-    metadata = footer.metadata or {}
-    about = {key.decode(): value.decode("utf-8", "replace") for key, value in metadata.items()}
-    if not all(about.get(name, "").isdecimal() for name in (_NUMBER, _OF)):
-        raise InputError(f"{path} is no shard; make shards with score-file --shard 1/8, 2/8 and so on")
-    if not all(about.get(name, "1").isdecimal() for name in (PART, PARTS)):
-        raise InputError(f"{path}: its metadata is damaged; make it again")
-    return about, int(footer.num_rows)
-
-
-def _footer(path: Path) -> pq.FileMetaData:
-    try:
-        return pq.read_metadata(open_random(path))
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path}: not a whole Parquet file: {' '.join(str(error).split())}") from None
 
 
 def _copy_errors(path: Path, first: int, out: IO[bytes]) -> int:

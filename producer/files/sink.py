@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,16 +13,16 @@ from typing import TextIO
 
 import pyarrow as pa
 
-from rankmill.jobs.contract.errors import OutputError
-from rankmill.producer.collect.journal import Journal
+from rankmill.jobs.contract.errors import InputChanged, OutputError
+from rankmill.producer.collect.journal import Finished, Journal
 from rankmill.producer.collect.scored import ScoredTable
-from rankmill.producer.files.layout import Layout, Step
-from rankmill.producer.files.part_names import errors_name
-from rankmill.producer.files.stores.made import Made
+from rankmill.producer.files.formats.parquet import ROW_GROUP_ROWS
+from rankmill.producer.files.outputs import PART, PARTS, OutputPart, errors_name
+from rankmill.producer.files.plan import OutputPlan, Transform
+from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.paths import ObjectPath
-from rankmill.producer.files.stores.upload import Upload
-from rankmill.producer.files.stores.writing import discard, identity, put, sync
-from rankmill.producer.files.writers.parquet import ROW_GROUP_ROWS
+from rankmill.producer.files.stores.writing import Upload, discard, identity, put, sync
+from rankmill.producer.files.workspace import PartsFolder, Workspace
 
 _ROW_GROUP_BYTES = 64 << 20
 
@@ -39,11 +39,11 @@ class ScoredFile:
         The file to create.
     folder
         Folder for the incomplete file, on the same file system as `path`.
-    layout
+    plan
         The columns and the order of the rows.
     first_row
         Number of the first row in the input, for the list of row errors.
-    made
+    record
         What runners have made at this place; ``None``: whatever is there is replaced.
 
     Raises
@@ -55,7 +55,12 @@ class ScoredFile:
     """
 
     def __init__(
-        self, path: Path, folder: Path, layout: Layout, first_row: int = 0, made: Made | None = None
+        self,
+        path: Path,
+        folder: Path,
+        plan: OutputPlan,
+        first_row: int = 0,
+        record: OutputRecord | None = None,
     ) -> None:
         self.path = path
         self.errors_path = path.with_name(errors_name(path.name))
@@ -63,18 +68,18 @@ class ScoredFile:
         self.rows = 0
         self.row_errors = 0
         self.partial_errors = folder / "errors.jsonl"
-        self._layout = layout
+        self._plan = plan
         self._first_row = first_row
-        self._made = made
+        self._record = record
         self._pending: list[pa.Table] = []
         self._pending_rows = self._pending_bytes = 0
         self._thread = ThreadPoolExecutor(1, "rankmill-write")
         self._writing: Future[None] | None = None
         self._errors: TextIO | None = None
-        self._steps = layout.steps(folder)
+        self._transforms = plan.transforms(folder)
         self._upload = Upload(self.partial, path) if isinstance(path, ObjectPath) else None
         with _as_output_error(path):
-            self._writer = layout.form.writer(self.partial, path, layout.schema, layout.score)
+            self._writer = plan.form.writer(self.partial, path, plan.schema, plan.score)
 
     @property
     def last(self) -> ScoredFile:
@@ -83,20 +88,20 @@ class ScoredFile:
 
     def write(self, part: ScoredTable) -> None:
         """Append rows."""
-        scored = part.table.select(self._layout.kept)
-        for name, scores in zip(self._layout.scores, self._layout.columns(part.scores), strict=True):
+        scored = part.table.select(self._plan.kept)
+        for name, scores in zip(self._plan.scores, self._plan.columns(part.scores), strict=True):
             scored = scored.append_column(pa.field(name, pa.float32()), scores)
         with _as_output_error(self.path):
             if part.errors.null_count < len(part.errors):
                 self._write_errors(part)
             self.rows += len(part.table)
-            self._pass((scored,), self._steps)
+            self._pass((scored,), self._transforms)
 
     def finish(self, metadata: Mapping[str, str]) -> None:
         """Complete the file, with `metadata` where its format has a place for it, and sync it."""
         with _as_output_error(self.path):
-            for at, step in enumerate(self._steps, 1):
-                self._pass(step.finish(), self._steps[at:])
+            for at, each in enumerate(self._transforms, 1):
+                self._pass(each.finish(), self._transforms[at:])
             self._flush()
             self._wait()
             self._writer.close(metadata)
@@ -113,10 +118,10 @@ class ScoredFile:
         if journal:
             journal.seal(identity(self.partial, in_store=isinstance(self.path, ObjectPath)))
         with _as_output_error(self.path):
-            if self._made:
+            if self._record:
                 listed = {} if self._errors is None else {self.errors_path: self.partial_errors}
-                self._made.check((self.path, self.errors_path))
-                self._made.note({self.path: self.partial, **listed})
+                self._record.check((self.path, self.errors_path))
+                self._record.note({self.path: self.partial, **listed})
             if self._errors is None:
                 self.errors_path.unlink(missing_ok=True)  # from an earlier run with the same output
             else:
@@ -126,28 +131,26 @@ class ScoredFile:
     def __enter__(self) -> ScoredFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._thread, suppress(OSError, pa.ArrowException):
             self._wait()
         if self._upload:
             self._upload.abandon()
         with suppress(OSError, pa.ArrowException):
             self._writer.abandon()
-        for step in self._steps:
-            step.close()
+        for each in self._transforms:
+            each.close()
         if self._errors is not None:
             with suppress(OSError):
                 self._errors.close()
         discard(self.partial)
         discard(self.partial_errors)
 
-    def _pass(self, tables: Iterable[pa.Table], steps: Sequence[Step]) -> None:
-        """Pass rows through the steps, and append what comes out."""
+    def _pass(self, tables: Iterable[pa.Table], transforms: Sequence[Transform]) -> None:
+        """Pass rows through the transforms, and append what comes out."""
         for table in tables:
-            if steps:
-                self._pass(steps[0].add(table), steps[1:])
+            if transforms:
+                self._pass(transforms[0].add(table), transforms[1:])
             else:
                 self._append(table)
 
@@ -181,6 +184,118 @@ class ScoredFile:
                 record = {"row": row, "error": reason, "attempts": part.attempts, "worker": part.worker}
                 self._errors.write(json.dumps(record, ensure_ascii=False) + "\n")
                 self.row_errors += 1
+
+
+class ScoredParts:
+    """Writes rows with their scores as parts of `rows_per_part` rows; used as `ScoredFile` is.
+
+    When a part is in place, the journal notes that, and forgets the scores of its rows: so a run that
+    continues begins after the last part. A part that is in place when its process dies, before the journal
+    notes it, is made again under the same name, with the same scores.
+
+    Parameters
+    ----------
+    folder
+        The folder to create.
+    work
+        The run's folder, with its journal. No chunk in that goes beyond the end of a part.
+    plan
+        The columns of the rows, which are not ranked.
+    rows, rows_per_part
+        Rows in all, and in each part but the last.
+    about
+        Returns the metadata of a part.
+    tally
+        Returns what the journal is to keep of the caller's sums over the rows so far.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        work: Workspace,
+        plan: OutputPlan,
+        rows: int,
+        rows_per_part: int,
+        about: Callable[[], Mapping[str, str]],
+        tally: Callable[[], str],
+    ) -> None:
+        self.path = folder
+        self.errors_path = folder / "_part-*.errors.jsonl"
+        self._folder = PartsFolder(folder)
+        self._work = work.folder
+        self._record = work.record
+        self._check = work.check
+        self._plan = plan
+        self._rows_per_part = rows_per_part
+        self._journal = journal = work.journal
+        self._about = about
+        self._tally = tally
+        self._count = max(-(-rows // rows_per_part), 1)
+        self._file: ScoredFile | None = None
+        self._done = journal.finished.parts
+        self.rows = journal.finished.rows
+        self.row_errors = journal.finished.row_errors
+        self._open()
+
+    @property
+    def last(self) -> ScoredFile | None:
+        """The file that `publish` moves into place, if there is one left."""
+        return self._file
+
+    def write(self, part: ScoredTable) -> None:
+        """Append the rows of a chunk, none of which belong to another part; publish a part that is full."""
+        assert self._file is not None
+        before = self._file.row_errors
+        self._file.write(part)
+        self.rows += len(part.table)
+        self.row_errors += self._file.row_errors - before
+        if self._file.rows == self._rows_per_part and self._done + 1 < self._count:
+            self.finish(self._about())
+            self._publish()
+            self._open()
+
+    def finish(self, metadata: Mapping[str, str]) -> None:
+        """Complete the file of the part, and sync it."""
+        if self._file:
+            numbers = {PART: str(self._done + 1), PARTS: str(self._count)}
+            self._file.finish({**metadata, **numbers})
+
+    def publish(self, journal: Journal) -> None:
+        """Move the last part into place."""
+        self._publish()
+
+    def __enter__(self) -> ScoredParts:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file:
+            self._file.__exit__(kind, error, trace)
+        if isinstance(error, InputChanged):  # parts may be from before or after the change
+            self._folder.clear()
+        elif error and self._done:
+            error.add_note(f"{self._done:,} of {self._count:,} parts are in {self.path}")
+
+    def _open(self) -> None:
+        """Begin the next part, if there is one."""
+        if self._done < self._count:
+            name = self._plan.form.part_name(OutputPart(self._done + 1, self._count))
+            self._file = ScoredFile(self.path / name, self._work, self._plan, self.rows, self._record)
+
+    def _publish(self) -> None:
+        if self._file is None:
+            return
+        self._check()
+        self._file.publish()
+        self._file.__exit__(None, None, None)
+        self._file = None
+        self._done += 1
+        first = self._journal.first
+        finished = Finished(
+            parts=self._done, rows=self.rows, row_errors=self.row_errors, first=first, tally=self._tally()
+        )
+        self._journal.finish(finished)
 
 
 @contextmanager

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
 
 import pyarrow as pa
 
@@ -16,17 +17,20 @@ from rankmill.jobs.contract.errors import InputChanged, InputError
 from rankmill.jobs.contract.wire import is_text
 from rankmill.producer.collect.pairs import RowsAt, cut_tables
 from rankmill.producer.collect.scored import ScoredTable
-from rankmill.producer.files.inputs import PARQUET, InputFile
+from rankmill.producer.files.formats.base import Reader, ReadOptions, Survey, TextColumns, text_of
+from rankmill.producer.files.formats.table import open_reader
+from rankmill.producer.files.inputs import InputFile
 from rankmill.producer.files.manifest import fingerprint
-from rankmill.producer.files.readers import Reader, Survey, TextColumns
-from rankmill.producer.files.readers.ahead import read_ahead
-from rankmill.producer.files.readers.choice import Options, choose
 from rankmill.producer.files.schema import conform, to_ask_for, unify, with_partition
 
 _BATCH_ROWS = 1024
 """Rows that are read at once, about; more would read faster, and take more memory where texts are long."""
 
 _SELECT_ROWS = 65_536
+
+_AHEAD_BYTES = 16 << 20
+_AHEAD_BATCHES = 64
+"""Most bytes and batches that are read before they are asked for; one batch always is."""
 
 
 Shard = tuple[int, int]
@@ -49,126 +53,133 @@ def cut_range(batches: Iterator[pa.RecordBatch], start: int, stop: int) -> Itera
         row += len(batch)
 
 
-class PairSource(Protocol):
-    """An input: pairs in order, checked before scoring begins."""
+class PairSource(ABC):
+    """An input: pairs in order, checked before scoring begins.
 
-    @property
-    def columns(self) -> TextColumns:
-        """Names of the columns with the texts."""
-        ...
+    Attributes
+    ----------
+    columns
+        Names of the columns with the texts.
+    schema
+        The columns of every table.
+    """
 
-    @property
-    def schema(self) -> pa.Schema:
-        """The columns of every table."""
-        ...
+    columns: TextColumns
+    schema: pa.Schema
+
+    def __init__(
+        self, files: Sequence[InputFile], fingerprints: Sequence[str], rows: int, shard: Shard | None
+    ) -> None:
+        self._files, self._fingerprints = files, fingerprints
+        self._start, self._stop = shard_range(rows, shard)
 
     @property
     def rows(self) -> int:
         """Number of pairs."""
-        ...
+        return self._stop - self._start
 
     def tables(self, rows_at: RowsAt, start: int = 0) -> Iterator[pa.Table]:
-        """Yield the pairs from row `start` on, in order, as a table for each chunk."""
-        ...
-
-    def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-        """Yield some columns of all pairs in order."""
-        ...
-
-    def check_unchanged(self) -> None:
-        """Raise `InputChanged` if a file has changed since the source was opened."""
-        ...
-
-    def explain(self, part: ScoredTable) -> ScoredTable:
-        """Say more in the errors of rows, where the source knows more than a worker."""
-        ...
-
-
-@dataclass(frozen=True)
-class Source:
-    """Checked input files in order, with ``rows`` rows in all and one schema."""
-
-    files: tuple[InputFile, ...]
-    fingerprints: tuple[str, ...]
-    surveys: tuple[Survey, ...]
-    columns: TextColumns
-    schema: pa.Schema
-    readers: tuple[Reader, ...]
-    limit: int | None = None
-    shard: Shard | None = None
-
-    @property
-    def rows(self) -> int:
-        """Number of rows: those of all files, at most `limit`, and of them the shard's."""
-        start, stop = self._range
-        return stop - start
-
-    @property
-    def _range(self) -> tuple[int, int]:
-        rows = sum(survey.rows for survey in self.surveys)
-        return shard_range(rows if self.limit is None else min(rows, self.limit), self.shard)
-
-    def tables(self, rows_at: RowsAt, start: int = 0) -> Iterator[pa.Table]:
-        """Yield the rows from `start` on, in order, as a table for each chunk; files before it are not read.
+        """Yield the pairs from row `start` on, in order, as a table for each chunk.
 
         Raises
         ------
         InputChanged
             A file has changed since the source was opened.
         InputError
-            A file is damaged in a way that `open_source` could not find.
+            A file is damaged in a way that could not be found before.
         """
-        return cut_batches(self._batches(_BATCH_ROWS, start=start), self.schema, self.columns, rows_at, start)
+        batches = _read_ahead(self._batches(start))
+        tables = (pa.Table.from_batches([batch], self.schema) for batch in batches)
+        return cut_tables(tables, self.columns.names, rows_at, start)
 
+    @abstractmethod
     def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-        """Yield some columns of all rows in order; Parquet files are read only in part."""
-        wanted = list(names)
-        for batch in self._batches(_SELECT_ROWS, wanted):
-            yield batch.select(wanted)
+        """Yield some columns of all pairs in order."""
 
     def check_unchanged(self) -> None:
         """Raise `InputChanged` if a file has changed since the source was opened."""
-        for file, before in zip(self.files, self.fingerprints, strict=True):
-            check_file_unchanged(file.path, before)
+        for file, before in zip(self._files, self._fingerprints, strict=True):
+            _check_file_unchanged(file.path, before)
 
     def explain(self, part: ScoredTable) -> ScoredTable:
-        """See `PairSource.explain`."""
+        """Say more in the errors of rows, where the source knows more than a worker."""
         return part
 
-    def _batches(
-        self, rows: int, names: Sequence[str] | None = None, start: int = 0
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of the limit and the shard, from row `start` of them on."""
-        first, stop = self._range
-        first += start
-        whole = self.limit is None and self.shard is None and not start
-        if whole:
-            yield from self._all_batches(rows, names, 0)
-            return
-        ends = list(accumulate((survey.rows for survey in self.surveys), initial=0))
-        files = max(bisect_right(ends, first) - 1, 0)
-        yield from cut_range(self._all_batches(rows, names, files), first - ends[files], stop - ends[files])
+    @abstractmethod
+    def _batches(self, start: int) -> Iterator[pa.RecordBatch]:
+        """Yield the pairs from row `start` on."""
 
-    def _all_batches(self, rows: int, names: Sequence[str] | None, skipped: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of all files but the first `skipped` ones."""
-        schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
-        every = zip(self.files, self.fingerprints, self.surveys, self.readers, strict=True)
-        for file, before, survey, reader in islice(every, skipped, None):
-            found = 0
-            asked = to_ask_for(survey, schema if file.kind in PARQUET else self.schema)
+
+@dataclass(frozen=True)
+class _OpenFile:
+    """A file of the input that was looked at."""
+
+    file: InputFile
+    fingerprint: str
+    reader: Reader
+    survey: Survey
+
+
+class FileSource(PairSource):
+    """Files of pairs in order, with one schema; `open_source` makes it.
+
+    Parquet files are read only in part where only some columns or rows are wanted.
+    """
+
+    def __init__(
+        self,
+        opened: Sequence[_OpenFile],
+        columns: TextColumns,
+        schema: pa.Schema,
+        limit: int | None,
+        shard: Shard | None,
+    ) -> None:
+        self.columns, self.schema, self._opened = columns, schema, opened
+        rows = sum(each.survey.rows for each in opened)
+        self._is_whole = limit is None and shard is None
+        super().__init__(
+            [each.file for each in opened],
+            [each.fingerprint for each in opened],
+            rows if limit is None else min(rows, limit),
+            shard,
+        )
+
+    def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
+        """See `PairSource.select`."""
+        schema = pa.schema([self.schema.field(name) for name in names])
+        return self._rows(_SELECT_ROWS, schema)
+
+    def _batches(self, start: int) -> Iterator[pa.RecordBatch]:
+        return self._rows(_BATCH_ROWS, self.schema, start)
+
+    def _rows(self, size: int, schema: pa.Schema, start: int = 0) -> Iterator[pa.RecordBatch]:
+        """Yield rows of the limit and the shard, from row `start` of them on; files before are not read."""
+        if self._is_whole and not start:  # to the end of the last file, which may have grown
+            return self._all_rows(self._opened, size, schema)
+        first = self._start + start
+        ends = list(accumulate((each.survey.rows for each in self._opened), initial=0))
+        skipped = max(bisect_right(ends, first) - 1, 0)
+        rows = self._all_rows(self._opened[skipped:], size, schema)
+        return cut_range(rows, first - ends[skipped], self._stop - ends[skipped])
+
+    def _all_rows(
+        self, opened: Sequence[_OpenFile], size: int, schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        for each in opened:
+            path, found = each.file.path, 0
             try:
-                for batch in reader.batches(file.path, asked, rows):
+                for batch in each.reader.batches(to_ask_for(each.survey, schema), size):
                     found += batch.num_rows
-                    self._check_texts(file.path, batch, found)
-                    yield conform(batch, schema, file)
+                    self._check_texts(path, batch, found)
+                    yield conform(batch, schema, each.file)
             except (InputError, pa.ArrowException) as error:
-                check_file_unchanged(file.path, before)
+                _check_file_unchanged(path, each.fingerprint)
                 if isinstance(error, InputError):
                     raise
-                raise InputError(f"{file.path}: {' '.join(str(error).split())}") from None
-            check_file_unchanged(file.path, before)
-            if found != survey.rows:
-                raise _changed(file.path, f"{survey.rows:,} rows", f"{found:,} rows")
+                raise InputError(f"{path}: {text_of(error)}") from None
+            _check_file_unchanged(path, each.fingerprint)
+            if found != each.survey.rows:
+                raise _changed(path, f"{each.survey.rows:,} rows", f"{found:,} rows")
 
     def _check_texts(self, path: Path, batch: pa.RecordBatch, rows: int) -> None:
         for name in self.columns.names:
@@ -182,16 +193,21 @@ class Source:
                 ) from None
 
 
-def cut_batches(
-    batches: Iterator[pa.RecordBatch],
-    schema: pa.Schema,
-    columns: TextColumns,
-    rows_at: RowsAt,
-    start: int = 0,
-) -> Iterator[pa.Table]:
-    """Yield the rows of `batches`, the first of which is row `start`, as a table for each chunk."""
-    tables = (pa.Table.from_batches([batch], schema) for batch in read_ahead(batches))
-    return cut_tables(tables, columns.names, rows_at, start)
+def _read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield `batches`, which a thread reads before they are asked for; Arrow decodes without Python's lock.
+
+    An exception comes when the batch is asked for whose reading has raised it.
+    """
+    thread = ThreadPoolExecutor(1, "rankmill-ahead")
+    pending: deque[Future[pa.RecordBatch | None]] = deque([thread.submit(next, batches, None)])
+    try:
+        while (batch := pending.popleft().result()) is not None:
+            most = min(_AHEAD_BYTES // max(batch.nbytes, 1), _AHEAD_BATCHES)
+            while len(pending) < max(most, 1):
+                pending.append(thread.submit(next, batches, None))
+            yield batch
+    finally:
+        thread.shutdown(cancel_futures=True)
 
 
 def open_source(
@@ -201,10 +217,10 @@ def open_source(
     allow_nulls: bool,
     as_text: Collection[str] = (),
     fingerprints: Sequence[str] | None = None,
-    options: Options | None = None,
+    options: ReadOptions | None = None,
     limit: int | None = None,
     shard: Shard | None = None,
-) -> Source:
+) -> FileSource:
     """Survey all files and check that they can be scored.
 
     Parameters
@@ -231,27 +247,27 @@ def open_source(
     InputError
         A file cannot be scored; the message names the file, column and row, and how to fix it.
     """
-    before = fingerprints or [fingerprint(file.path) for file in files]
-    surveys, readers = [], []
-    for file in files:
-        reader = choose(file, columns.names, options or Options())
-        readers.append(reader)
-        found = reader.survey(file.path, columns.names, find_nulls=not allow_nulls)
+    opened: list[_OpenFile] = []
+    rows = 0
+    for file, before in zip(files, fingerprints or [fingerprint(file.path) for file in files], strict=True):
+        reader = open_reader(file.path, columns.names, options)
+        found = reader.survey(find_nulls=not allow_nulls)
         survey = with_partition(file, found)
-        surveys.append(survey)
         if found.schema.names or found.rows:
             _check_columns(file.path, survey.schema, columns)
-        within = limit is None or (survey.first_null or 0) + sum(each.rows for each in surveys[:-1]) < limit
-        if survey.first_null is not None and not allow_nulls and within:
+        null = survey.first_null
+        if null is not None and not allow_nulls and (limit is None or rows + null < limit):
             raise InputError(
-                f"{file.path}: row {survey.first_null} (counted from 0) has a null query or passage; "
+                f"{file.path}: row {null} (counted from 0) has a null query or passage; "
                 "remove it, or leave out --on-null fail to have it reported as a row error"
             )
-    schema = unify(files, surveys, columns.names, as_text)
-    return Source(tuple(files), tuple(before), tuple(surveys), columns, schema, tuple(readers), limit, shard)
+        rows += survey.rows
+        opened.append(_OpenFile(file, before, reader, survey))
+    schema = unify(files, [each.survey for each in opened], columns.names, as_text)
+    return FileSource(opened, columns, schema, limit, shard)
 
 
-def check_file_unchanged(path: Path, before: str) -> None:
+def _check_file_unchanged(path: Path, before: str) -> None:
     """Raise `InputChanged` if the file's fingerprint is no longer `before`."""
     try:
         now = fingerprint(path)

@@ -10,48 +10,19 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 from rankmill.jobs.contract.errors import InputChanged, InputError, OutputBusy, OutputError
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.files.manifest import differences
-from rankmill.producer.files.outputs import check_replaceable
-from rankmill.producer.files.part_names import errors_name
+from rankmill.producer.files.outputs import check_replaceable, errors_name, is_of_parts, part_of
 from rankmill.producer.files.stores.lock import ObjectLock
-from rankmill.producer.files.stores.made import Made
+from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.own_folder import OwnFolder
 from rankmill.producer.files.stores.paths import WORKSPACE, ObjectPath, workspace_of
 from rankmill.producer.files.stores.roots import confined
 from rankmill.producer.files.stores.writing import identity, sync
 
 logger = logging.getLogger(__name__)
-
-
-class Output(Protocol):
-    """What is at the place of an output."""
-
-    path: Path
-
-    @property
-    def lock(self) -> Path:
-        """The object that locks an output in a store; it is beside or in the output."""
-        ...
-
-    def taken(self, journal: Journal) -> Path | None:
-        """What is there and is not of the journal's run; ``None`` if there is nothing."""
-        ...
-
-    def check(self, journal: Journal) -> None:
-        """Check that what the journal relies on is there; raises `InputError` if not."""
-        ...
-
-    def clear(self) -> None:
-        """Delete what would be mixed with the output of a new run."""
-        ...
-
-    def there(self) -> list[Path]:
-        """What is there that a run replaces or deletes."""
-        ...
 
 
 class OutputFile:
@@ -62,11 +33,11 @@ class OutputFile:
 
     @property
     def lock(self) -> Path:
-        """See `Output.lock`."""
+        """The object that locks an output in a store; it is beside or in the output."""
         return self.path.with_name(f"_{self.path.name}{WORKSPACE}")
 
     def taken(self, journal: Journal) -> Path | None:
-        """The file, if another run or somebody else has made it."""
+        """What is there and is not of the journal's run; ``None`` if there is nothing."""
         if not self.path.exists():
             return None
         sealed = journal.sealed
@@ -74,15 +45,55 @@ class OutputFile:
         return None if own else self.path
 
     def check(self, journal: Journal) -> None:
-        """See `Output.check`; the journal has all that is needed."""
+        """Check that what the journal relies on is there; raises `InputError` if not."""
 
     def clear(self) -> None:
-        """See `Output.clear`; there is nothing to delete."""
+        """Delete what would be mixed with the output of a new run."""
 
     def there(self) -> list[Path]:
-        """See `Output.there`: the file, and its list of row errors."""
+        """What is there that a run replaces or deletes: the file, and its list of row errors."""
         both = (self.path, self.path.with_name(errors_name(self.path.name)))
         return [path for path in both if path.exists()]
+
+
+class PartsFolder(OutputFile):
+    """The folder of an output in parts."""
+
+    @property
+    def lock(self) -> Path:
+        """See `OutputFile.lock`."""
+        return self.path / f"_parts{WORKSPACE}"
+
+    def taken(self, journal: Journal) -> Path | None:
+        """A part that is there and is not of the journal's run; ``None`` if there is none.
+
+        The part after those that the journal knows may be there: its process died before it noted that.
+        """
+        known = journal.finished.parts + 1 if journal.rows else 0
+        parts = {path: part for path in self.there() if (part := part_of(path.name))}
+        return next((path for path in sorted(parts) if parts[path].number > known), None)
+
+    def check(self, journal: Journal) -> None:
+        """Check that all parts that the journal knows are there; raises `InputError` if not."""
+        there = {part.number for path in self.there() if (part := part_of(path.name))}
+        for number in range(1, journal.finished.parts + 1):
+            if number not in there:
+                raise InputError(
+                    f"{self.path}: part {number} is gone, and its scores are kept nowhere else; "
+                    "put it back, or start over with --restart"
+                )
+
+    def clear(self) -> None:
+        """Delete all parts."""
+        for path in self.there():
+            path.unlink()
+        if not isinstance(self.path, ObjectPath) and self.path.is_dir():
+            sync(self.path)
+
+    def there(self) -> list[Path]:
+        """See `OutputFile.there`: all parts, and their lists of row errors."""
+        there = self.path.iterdir() if self.path.is_dir() else ()
+        return [path for path in there if is_of_parts(path.name)]
 
 
 class Workspace:
@@ -118,7 +129,7 @@ class Workspace:
         On entering: the store of the output does not take anything.
     """
 
-    def __init__(self, output: Output, *, restart: bool, force: bool, models: int = 1) -> None:
+    def __init__(self, output: OutputFile, *, restart: bool, force: bool, models: int = 1) -> None:
         self._models = models
         self._output = output
         self._target = target = output.path
@@ -127,7 +138,7 @@ class Workspace:
         self.folder = workspace_of(target)
         self.resumes = False
         """Whether an earlier run in this folder has the same manifest and is resumed."""
-        self.made = Made(target) if confined() else None
+        self.record = OutputRecord(target) if confined() else None
         """What runners have put at the output's place, in a process that replaces nothing else."""
         self._begun = False
         self._remote: ObjectLock | None = None
@@ -256,8 +267,8 @@ class Workspace:
         """
         changed = differences(self.journal.manifest, manifest)
         rows = self._rows
-        if self.made and (self._restart or self._force or not rows):
-            self.made.check(self._output.there())
+        if self.record and (self._restart or self._force or not rows):
+            self.record.check(self._output.there())
         if self._restart or not rows:
             self._output.clear()
         if self._restart or (changed and not rows):

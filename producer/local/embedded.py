@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-from types import TracebackType
 from typing import Any
 
 from rankmill.jobs.contract.errors import EmbeddedError
@@ -92,9 +91,7 @@ class EmbeddedCluster:
                 self.worker_deaths += 1
                 self.last_death = _how(event["code"], event["words"])
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:

@@ -29,7 +29,7 @@ class WorkersFailed(RankmillError):
 
 
 @dataclass
-class Worker:
+class LocalWorker:
     """A worker of this host: its current process, and how often its processes have died."""
 
     name: str
@@ -72,7 +72,7 @@ class WorkerProcesses:
     wait_seconds
         How long to wait for a server that cannot serve while the jobs of a dead worker are returned.
     logs
-        Folder for the workers' logs; default: workers write to this process's output.
+        Folder for the workers' logs, ``NAME.log``; default: workers write to this process's output.
     on_death
         Called with the worker and its exit status after a death.
     """
@@ -86,13 +86,13 @@ class WorkerProcesses:
         names: Iterable[str],
         wait_seconds: float,
         logs: Path | None = None,
-        on_death: Callable[[Worker, int], None] = lambda worker, code: None,
+        on_death: Callable[[LocalWorker, int], None] = lambda worker, code: None,
     ) -> None:
         self._queues, self._url, self._logs, self._on_death = queues, url, logs, on_death
         self._wait_seconds = wait_seconds
-        self.workers = [Worker(name, environ) for name, environ in zip(names, environs, strict=True)]
+        self.workers = [LocalWorker(name, environ) for name, environ in zip(names, environs, strict=True)]
 
-    def restart_dead(self) -> Worker | None:
+    def restart_dead(self) -> LocalWorker | None:
         """Start every worker that is not running; returns a worker that must not be started again, if any.
 
         Such a worker refuses to start, dies repeatedly at its start, or has given up waiting for Redis.
@@ -114,10 +114,6 @@ class WorkerProcesses:
                     return worker
         return None
 
-    def log(self, worker: Worker) -> Path | None:
-        """Path of the worker's log file; ``None`` if it has none."""
-        return self._logs and self._logs / f"{worker.name}.log"
-
     def send(self, signum: signal.Signals) -> None:
         """Send a signal to all living workers."""
         for process in self._alive():
@@ -131,12 +127,11 @@ class WorkerProcesses:
     def _alive(self) -> list[subprocess.Popen[bytes]]:
         return [worker.process for worker in self.workers if worker.process and worker.process.poll() is None]
 
-    def _pause(self, worker: Worker) -> float:
+    def _pause(self, worker: LocalWorker) -> float:
         return _FIRST_PAUSE_SECONDS * 2**worker.early_deaths if worker.deaths else 0.0
 
-    def _start(self, worker: Worker) -> None:
-        log = self.log(worker)
-        output = log.open("ab") if log else None
+    def _start(self, worker: LocalWorker) -> None:
+        output = (self._logs / f"{worker.name}.log").open("ab") if self._logs else None
         worker.process = subprocess.Popen(
             worker_command(self._queues, worker.rq_name),
             stdin=subprocess.PIPE,  # ends with this process; see SUPERVISED
@@ -144,13 +139,13 @@ class WorkerProcesses:
             stderr=subprocess.STDOUT if output else None,
             cwd=self._logs,
             env={**os.environ, **worker.environ, **server_environ(self._url), SUPERVISED: "1"},
-            start_new_session=log is None,  # Ctrl-C reaches the parent, which passes it on
+            start_new_session=output is None,  # Ctrl-C reaches the parent, which passes it on
         )
         if output:
             output.close()
         worker.started = time.monotonic()
 
-    def _record_death(self, worker: Worker, code: int) -> None:
+    def _record_death(self, worker: LocalWorker, code: int) -> None:
         """Return the jobs of a dead worker to the queue, and record whether it died early."""
         died = time.monotonic()
         # A death does not count as early if the worker had claimed a chunk (a chunk's retries are bounded),
@@ -163,7 +158,7 @@ class WorkerProcesses:
         worker.process, worker.died = None, time.monotonic()
         self._on_death(worker, code)
 
-    def _hand_on(self, worker: Worker) -> int:
+    def _hand_on(self, worker: LocalWorker) -> int:
         from rankmill.jobs.protocol.recovery import hand_on_jobs  # imported late: most runs never need it
         from rankmill.jobs.protocol.runs import RunStore
         from rankmill.jobs.runtime.connection import client_for

@@ -21,13 +21,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rankmill.jobs.contract.errors import EmbeddedError, RankmillError
 from rankmill.jobs.runtime.logs import set_up
-from rankmill.producer.local.processes import Worker, WorkerProcesses
+from rankmill.producer.local.processes import WorkerProcesses
 
 _MAX_SOCKET_PATH = 100
 """Longest path of a Unix socket used here, in bytes; systems allow about 104."""
@@ -40,9 +40,10 @@ _WAIT_SECONDS = 5
 """Seconds to wait for an embedded server that cannot serve."""
 
 
-@dataclass
-class Supervisor:
-    """Starts the server and the workers, restarts dead workers, and ends all of them.
+def supervise(queue: str, environs: Sequence[Mapping[str, str]]) -> None:
+    """Start the server and the workers, restart dead workers, and end all of them.
+
+    It serves until standard input closes or SIGTERM arrives.
 
     Parameters
     ----------
@@ -51,62 +52,52 @@ class Supervisor:
     environs
         Environment variables of each worker.
     """
+    directory = _private_directory()
+    path = directory / "server.sock"
+    url = f"unix://{path}"
+    prefix = f"embedded-{os.getpid()}"
+    processes = WorkerProcesses(
+        [queue],
+        url,
+        [{**environ, "TMPDIR": str(directory)} for environ in environs],  # PyTorch leaves a folder
+        names=[f"{prefix}-{number}" for number, _ in enumerate(environs, 1)],
+        wait_seconds=_WAIT_SECONDS,
+        logs=directory,
+        on_death=lambda worker, code: _emit(
+            event="worker-died", worker=worker.name, code=code, words=_last_words(directory, worker.name)
+        ),
+    )
+    server = None
+    try:
+        processes.restart_dead()  # they import for longer than the server takes to start
+        server = _start_server(directory, path)
+        if not _answers(path, server):
+            _emit(event="failed", reason=_last_words(directory, "server"))
+            return
+        _emit(event="ready", url=url, directory=str(directory))
+        _keep(processes, server, directory)
+    finally:
+        processes.send(signal.SIGKILL)
+        processes.wait()
+        if server is not None:
+            server.kill()
+            server.wait()
+        shutil.rmtree(directory, ignore_errors=True)
 
-    queue: str
-    environs: list[dict[str, str]]
 
-    def run(self) -> None:
-        """Serve until standard input closes or SIGTERM arrives."""
-        directory = _private_directory()
-        path = directory / "server.sock"
-        url = f"unix://{path}"
-        prefix = f"embedded-{os.getpid()}"
-
-        def report_death(worker: Worker, code: int) -> None:
-            log = processes.log(worker)
-            words = _last_line(log) if log else ""
-            _emit(event="worker-died", worker=worker.name, code=code, words=words)
-
-        processes = WorkerProcesses(
-            [self.queue],
-            url,
-            [{**environ, "TMPDIR": str(directory)} for environ in self.environs],  # PyTorch leaves a folder
-            names=[f"{prefix}-{number}" for number, _ in enumerate(self.environs, 1)],
-            wait_seconds=_WAIT_SECONDS,
-            logs=directory,
-            on_death=report_death,
-        )
-        server = None
-        try:
-            processes.restart_dead()  # they import for longer than the server takes to start
-            server = _start_server(directory, path)
-            if not _answers(path, server):
-                _emit(event="failed", reason=_last_line(directory / "server.log"))
-                return
-            _emit(event="ready", url=url, directory=str(directory))
-            self._keep(processes, server)
-        finally:
-            processes.send(signal.SIGKILL)
-            processes.wait()
-            if server is not None:
-                server.kill()
-                server.wait()
-            shutil.rmtree(directory, ignore_errors=True)
-
-    def _keep(self, processes: WorkerProcesses, server: subprocess.Popen[bytes]) -> None:
+def _keep(processes: WorkerProcesses, server: subprocess.Popen[bytes], directory: Path) -> None:
+    failed = processes.restart_dead()
+    while not _stdin_closed(timeout=0.1):
+        if server.poll() is not None:
+            _emit(event="failed", reason="the embedded server has died")
+            return
+        if failed:
+            continue  # the parent knows, and is about to end this process
         failed = processes.restart_dead()
-        while not _stdin_closed(timeout=0.1):
-            if server.poll() is not None:
-                _emit(event="failed", reason="the embedded server has died")
-                return
-            if failed:
-                continue  # the parent knows, and is about to end this process
-            failed = processes.restart_dead()
-            if failed:
-                log = processes.log(failed)
-                times, words = failed.early_deaths, _last_line(log) if log else ""
-                died = f"worker {failed.name} has died {times} times in a row, last with {words!r}"
-                _emit(event="failed", reason=words if failed.refuses else died)
+        if failed:
+            words = _last_words(directory, failed.name)
+            died = f"worker {failed.name} has died {failed.early_deaths} times in a row, last with {words!r}"
+            _emit(event="failed", reason=words if failed.refuses else died)
 
 
 def _start_server(directory: Path, path: Path) -> subprocess.Popen[bytes]:
@@ -193,9 +184,10 @@ def _emit(**event: Any) -> None:
         sys.exit(0)
 
 
-def _last_line(log: Path) -> str:
-    """The last line of a log; after a Python error it is the error itself."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+def _last_words(directory: Path, name: str) -> str:
+    """The last line of the log of a worker or the server; after a Python error it is the error itself."""
+    log = (directory / f"{name}.log").read_text(errors="replace")
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
     return lines[-1] if lines else "nothing in its log"
 
 
@@ -213,7 +205,7 @@ def main() -> None:
     config = json.loads(sys.argv[1])
     set_up(*config["log"])
     try:
-        Supervisor(config["queue"], config["environs"]).run()
+        supervise(config["queue"], config["environs"])
     except _failures() as error:
         _emit(event="failed", reason=" ".join(str(error).split()))
 

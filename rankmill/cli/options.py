@@ -344,11 +344,12 @@ def new_table(output: Path, why: str, *, force: bool) -> OutputFormat:
     InputError
         It cannot be written, or is a TREC run; `why` it cannot be one.
     """
-    from rankmill.producer.files.outputs import OutputFormat, check_target  # pyarrow, which is slow to import
+    from rankmill.producer.files.formats.table import TREC  # pyarrow, which is slow to import
+    from rankmill.producer.files.outputs import OutputFormat, check_target
 
     form = OutputFormat()
     check_target(output, form)
-    if form.of(output) == "trec":
+    if form.of(output) is TREC:
         raise InputError(f"{output}: {why}; name a .parquet, .csv, .tsv or .jsonl file")
     if output.exists() and not force:
         raise InputError(f"{output} exists already; replace it with --force or name another with -o")

@@ -15,7 +15,7 @@ from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.local.embedded import worker_environs
-from rankmill.producer.local.processes import Worker, WorkerProcesses, WorkersFailed, worker_names
+from rankmill.producer.local.processes import LocalWorker, WorkerProcesses, WorkersFailed, worker_names
 
 _LOOK_SECONDS = 0.2
 
@@ -93,7 +93,7 @@ class _Stopped(Exception):
     """A signal arrived while the command waited for Redis."""
 
 
-def _why(worker: Worker) -> str:
+def _why(worker: LocalWorker) -> str:
     """Why the worker cannot be started again, in one line."""
     if worker.gave_up:
         return f"{worker.name} has given up waiting for Redis; its last lines above say why"
@@ -101,6 +101,6 @@ def _why(worker: Worker) -> str:
     return f"{worker.name} {'cannot start' if worker.refuses else died}; its last lines above say why"
 
 
-def _log_death(worker: Worker, code: int) -> None:
+def _log_death(worker: LocalWorker, code: int) -> None:
     with about(worker=worker.rq_name):
         logger.warning("worker died with status %d, starting it again", code)

@@ -12,11 +12,9 @@ import pandas as pd
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import ConfigError, InputError
-from rankmill.producer.files.corpus.run_file import read_run
-from rankmill.producer.files.corpus.tables import check_once, column_of, frame_of, read_table
-from rankmill.producer.files.inputs import KINDS, InputFile
+from rankmill.producer.files.corpus.rankings import check_once, column_of, frame_of, read_ranking, read_table
+from rankmill.producer.files.formats.table import TSV, format_of, is_readable, open_reader
 from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS
-from rankmill.producer.files.readers.delimited import DelimitedReader
 
 
 def read_scored(path: Path, score: str) -> tuple[pd.DataFrame, pd.DataFrame | None]:
@@ -31,12 +29,13 @@ def read_scored(path: Path, score: str) -> tuple[pd.DataFrame, pd.DataFrame | No
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
-    file = InputFile(path)
-    is_text = file.kind not in KINDS
-    if is_text or (file.kind == ".tsv" and score not in DelimitedReader("\t", has_quotes=False).header(path)):
-        return read_ranking(path), None
-    table = read_table(file)
-    names = [column_of(path, table, usual) for usual in (QUERY_IDS, PASSAGE_IDS)]
+    is_table = is_readable(path)
+    if format_of(path) is TSV:
+        is_table = score in open_reader(path).beginning().names
+    if not is_table:
+        return ranking_frame(path), None
+    table = read_table(path)
+    names = [column_of(path, table.column_names, usual) for usual in (QUERY_IDS, PASSAGE_IDS)]
     if score not in table.column_names:
         raise InputError(f"{path}: no column {score!r}; name it with --score-column")
     if "in_run" in table.column_names:  # judged passages that were added for mining
@@ -52,7 +51,7 @@ def read_scored(path: Path, score: str) -> tuple[pd.DataFrame, pd.DataFrame | No
     return after, before
 
 
-def read_ranking(path: Path) -> pd.DataFrame:
+def ranking_frame(path: Path) -> pd.DataFrame:
     """Read a run as its ranking: by score, else by rank, else as the passages come.
 
     Raises
@@ -62,7 +61,7 @@ def read_ranking(path: Path) -> pd.DataFrame:
     """
     if not path.is_file():
         raise InputError(f"{path}: no such file")
-    batches = list(read_run(InputFile(path)))
+    batches = list(read_ranking(path))
     if not batches:
         raise InputError(f"{path}: the run is empty")
     found = pa.Table.from_batches(batches)

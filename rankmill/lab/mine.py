@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.corpus.tables import check_once
+from rankmill.producer.files.corpus.rankings import check_once
+from rankmill.producer.files.formats.base import text_of
 from rankmill.producer.files.stores.reading import open_random
 
 Form = Literal["triplet", "n-tuple", "labeled-pair", "labeled-list"]
@@ -64,7 +65,7 @@ def read_ids(path: Path) -> pd.DataFrame:
     try:
         schema = pq.read_schema(open_random(path))
     except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path}: not a Parquet file: {' '.join(str(error).split())}") from None
+        raise InputError(f"{path}: not a Parquet file: {text_of(error)}") from None
     missing = [name for name in _NEEDED if name not in schema.names]
     if missing:
         raise InputError(

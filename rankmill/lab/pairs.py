@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.shipped import shipped
 from rankmill.producer.collect.pairs import COLUMNS
+from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
-from rankmill.producer.files.readers import TextColumns
 from rankmill.producer.files.source import open_source
 
 BUILT_IN = ("varied", "example")

@@ -13,7 +13,7 @@ from rankmill.jobs.contract.errors import InputError, RunFailed
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.lab.agreement import TOP, Agreement, Qrels, agreement, ndcg
 from rankmill.lab.pairs import file_sample
-from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.formats.base import TextColumns
 from rankmill.score.session import RunScores, Session
 
 REFERENCE = "fp32"

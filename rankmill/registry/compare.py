@@ -13,7 +13,7 @@ from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.lab.pairs import file_sample
 from rankmill.lab.precision import Measured, compare, score_sample
-from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.formats.base import TextColumns
 from rankmill.score.session import Session
 
 _WARM_ROWS = 64

@@ -9,13 +9,16 @@ from pathlib import Path
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.submitted.request import FileRequest
-from rankmill.producer.files import standard_input
-from rankmill.producer.files.corpus.irds import DatasetPart, source_path
-from rankmill.producer.files.corpus.run_files import RunFiles
-from rankmill.producer.files.inputs import InputFile, find_files
+from rankmill.producer.files.corpus.datasets import DatasetPart, source_path
+from rankmill.producer.files.formats.base import ReadOptions, TextColumns
+from rankmill.producer.files.inputs import (
+    InputFile,
+    RankingFiles,
+    find_files,
+    forget_stdin,
+    receive_stdin,
+)
 from rankmill.producer.files.manifest import fingerprint, named
-from rankmill.producer.files.readers import TextColumns
-from rankmill.producer.files.readers.choice import Options
 from rankmill.producer.files.source import PairSource, open_source
 
 RUN_TEXTS = TextColumns("query", "passage")
@@ -33,14 +36,14 @@ class FoundInput:
 
     request: FileRequest
     files: tuple[InputFile, ...]
-    run: RunFiles | None = None
+    run: RankingFiles | None = None
     fingerprints: Sequence[str] = ()
 
     def identify(self, folder: Path, stack: ExitStack) -> dict[str, str]:
         """Identify the input for the manifest; standard input is kept in `folder` until `stack` ends."""
         if self.request.reads_stdin:
-            stack.callback(standard_input.forget, folder)
-            file, content = standard_input.receive(folder)
+            stack.callback(forget_stdin, folder)
+            file, content = receive_stdin(folder)
             self.files = (file,)
             self.fingerprints = [fingerprint(file.path)]
             return {"standard input": content}
@@ -57,9 +60,11 @@ class FoundInput:
         """
         request, allow_nulls = self.request, self.request.on_null == "error"
         if self.run:
-            from rankmill.producer.files.corpus.joined import JoinedSource  # pandas, which is slow to import
+            from rankmill.producer.files.corpus.ranking_source import (
+                RankingSource,  # pandas, which is slow to import
+            )
 
-            return JoinedSource(
+            return RankingSource(
                 self.run,
                 self.fingerprints,
                 allow_missing=allow_nulls,
@@ -72,7 +77,7 @@ class FoundInput:
             allow_nulls=allow_nulls,
             as_text=request.text_columns,
             fingerprints=self.fingerprints,
-            options=Options(request.delimiter, request.list_columns, request.max_field_mib),
+            options=ReadOptions(request.delimiter, request.list_columns, request.max_field_mib),
             limit=request.limit,
             shard=request.shard,
         )
@@ -91,7 +96,7 @@ def find_input(request: FileRequest) -> FoundInput:
             raise InputError(
                 "give either INPUT files of pairs or --run with --queries and --corpus, or --dataset"
             )
-        run = RunFiles(
+        run = RankingFiles(
             _one_file("--run", request.run, "scoreddocs"),
             find_files([str(source_path(name, "queries")) for name in request.queries]),
             find_files([str(source_path(name, "docs")) for name in request.corpus]),

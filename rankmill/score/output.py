@@ -10,19 +10,17 @@ from typing import Any
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.submitted.request import DATASET, FileRequest
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.files.inputs import InputFile, stem
-from rankmill.producer.files.layout import Layout, MeanColumn, plan_layout
+from rankmill.producer.files.formats.table import CSV, TREC, TSV, stem
+from rankmill.producer.files.inputs import InputFile
 from rankmill.producer.files.manifest import fingerprint
-from rankmill.producer.files.outputs import OutputFormat, check_target, default_ending
-from rankmill.producer.files.part_names import Part, check_folder, part_name
-from rankmill.producer.files.parts import PartsFolder
+from rankmill.producer.files.mean_scores import MeanColumn
+from rankmill.producer.files.outputs import OutputFormat, OutputPart, check_folder, check_target
+from rankmill.producer.files.plan import OutputPlan, plan_output
 from rankmill.producer.files.shards import check_shard
 from rankmill.producer.files.source import PairSource
 from rankmill.producer.files.stores.paths import as_path, is_url, resolved
-from rankmill.producer.files.workspace import Output, OutputFile
+from rankmill.producer.files.workspace import OutputFile, PartsFolder
 from rankmill.score.input import RUN_TEXTS, text_columns
-
-_DELIMITED = {".csv", ".tsv"}
 
 _ALWAYS = ("query_column", "passage_column", "score_column", "on_null")
 """Options that a manifest names also where they are as usual."""
@@ -58,14 +56,14 @@ class OutputTarget:
         """The output's file, or that of its only part: its name says the format."""
         if not self.request.rows_per_part:
             return self.path
-        return self.path / part_name(Part(1, 1), default_ending(self.request.output_format))
+        return self.path / self.form.part_name(OutputPart(1, 1))
 
     @property
     def is_ranked(self) -> bool:
         """Whether the rows are ranked by score within their query."""
         return self.form.ranks(self.file)
 
-    def place(self) -> Output:
+    def place(self) -> OutputFile:
         """What is at the place of the output."""
         return PartsFolder(self.path) if self.request.rows_per_part else OutputFile(self.path)
 
@@ -122,12 +120,12 @@ class OutputTarget:
         delimited = ("delimiter", "max_field_mib")
         if self.request.run:
             yield from ((name, "it is for files of pairs, not for a run") for name in (*columns, *delimited))
-        elif not _DELIMITED & {file.kind for file in files}:
+        elif not any(file.format in (CSV, TSV) for file in files):
             yield from ((name, "no file of the input is CSV or TSV") for name in delimited)
 
     def _unused_by_output(self) -> Iterator[tuple[str, str]]:
         """Options that say nothing of this output, and why."""
-        request, is_trec = self.request, self.form.of(self.file) == "trec"
+        request, is_trec = self.request, self.form.of(self.file) is TREC
         if is_trec:
             if not request.reuse:
                 yield "score_column", "a TREC run has no names of columns"
@@ -153,7 +151,7 @@ class OutputTarget:
         column, labels = self.request.score_column, ask() if settings.all_labels else ()
         return [f"{column}_{label}" for label in labels] or [column]
 
-    def layout(self, source: PairSource, columns: Sequence[str]) -> Layout:
+    def plan(self, source: PairSource, columns: Sequence[str]) -> OutputPlan:
         """The output's columns, those of scores called `columns`, and the order of its rows."""
         request, mean = self.request, None
         if request.mean:
@@ -161,7 +159,7 @@ class OutputTarget:
             name = request.rank_column if of_ranks else request.score_column.partition(",")[0]
             mean = MeanColumn(f"{name}_mean", request.mean)
         left_out = RUN_TEXTS.names if request.run and not request.with_texts else ()
-        return plan_layout(source, self.file, self.form, columns, left_out, mean)
+        return plan_output(source, self.file, self.form, columns, left_out, mean)
 
 
 def find_target(request: FileRequest, files: Sequence[InputFile]) -> OutputTarget:
@@ -181,7 +179,7 @@ def find_target(request: FileRequest, files: Sequence[InputFile]) -> OutputTarge
         raise InputError("the run is a dataset's; name the output with -o")
     if request.shard:
         raise InputError("--shard makes one output of several; name it with -o")
-    ending = "" if request.rows_per_part else default_ending(request.output_format)
+    ending = "" if request.rows_per_part else OutputFormat(request.output_format).ending
     if request.run:
         path = resolved(Path(request.run))
         return OutputTarget(request, path.with_name(f"{stem(path)}.scored{ending}"))

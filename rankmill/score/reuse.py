@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import ValidationError
 
 from rankmill.jobs.cache.folder import cache_folder
@@ -11,6 +9,7 @@ from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.collect.earlier import EarlierScores, check_same, open_earlier
+from rankmill.producer.files.formats.parquet import metadata_of
 from rankmill.producer.files.manifest import content_here
 from rankmill.producer.files.stores.paths import as_path
 from rankmill.producer.files.stores.reading import open_random
@@ -33,10 +32,9 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
     if not path.is_file():
         raise InputError(f"{path}: no such file (--reuse)")
     try:
-        raw = pq.read_metadata(open_random(path)).metadata or {}
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path}: --reuse needs Parquet: {' '.join(str(error).split())}") from None
-    found = {key.decode("utf-8", "replace"): value.decode("utf-8", "replace") for key, value in raw.items()}
+        found = metadata_of(path)
+    except InputError as error:
+        raise InputError(f"{path}: --reuse needs Parquet: {str(error).removeprefix(f'{path}: ')}") from None
     wanted = metadata(settings, Tally()) | named_columns(request)
     if content := content_here(settings.model, cache_folder(settings.cache_dir)):
         wanted["rankmill.revision"] = content

@@ -28,9 +28,8 @@ from rankmill.producer.collect.earlier import EarlierScores, no_earlier
 from rankmill.producer.collect.journal import OLD_CHUNK_SIZE, Journal
 from rankmill.producer.collect.pairs import RowsAt
 from rankmill.producer.files.manifest import differences, manifest
-from rankmill.producer.files.parts import ScoredParts
 from rankmill.producer.files.shards import shard_metadata
-from rankmill.producer.files.sink import ScoredFile
+from rankmill.producer.files.sink import ScoredFile, ScoredParts
 from rankmill.producer.files.source import PairSource
 from rankmill.producer.files.workspace import Workspace
 from rankmill.producer.local.embedded import EmbeddedCluster
@@ -104,7 +103,7 @@ def score_file(
         logger.debug("%s rows in %d files", f"{source.rows:,}", len(found.files))
         revision = _revision(work.journal, settings)
         columns = target.score_columns(settings, partial(session.labels, revision=revision))
-        layout = target.layout(source, columns)
+        plan = target.plan(source, columns)
         tally = Tally.read(work.journal.finished.tally)
         tally.each = [Tally() for _ in request.models]
         several = models if request.models else ()
@@ -116,9 +115,9 @@ def score_file(
             return about | (shard_metadata(part_of, made_with) if part_of else {})
 
         output: ScoredFile | ScoredParts = (
-            ScoredParts(target.path, work, layout, source.rows, request.rows_per_part, about, tally.written)
+            ScoredParts(target.path, work, plan, source.rows, request.rows_per_part, about, tally.written)
             if request.rows_per_part
-            else ScoredFile(target.path, work.folder, layout, made=work.made)
+            else ScoredFile(target.path, work.folder, plan, record=work.record)
         )
         stack.enter_context(output)
         logger.debug("run on queue %r, %s", settings.queue, "embedded" if session.embedded else "of --redis")

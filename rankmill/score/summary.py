@@ -15,8 +15,7 @@ from rankmill.jobs.contract.spec import ADDED
 from rankmill.jobs.protocol.submitted.record import RunOutcome
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.collect.scored import ScoredTable
-from rankmill.producer.files.parts import ScoredParts
-from rankmill.producer.files.sink import ScoredFile
+from rankmill.producer.files.sink import ScoredFile, ScoredParts
 
 
 class Summary(RunOutcome):

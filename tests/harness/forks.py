@@ -86,7 +86,7 @@ _LIBRARIES_OF_WORKERS = (
 )
 
 _LIBRARIES_OF_COMMANDS = (  # the gateway's ``tei.v1`` is not for forks of the other process
-    "rankmill.producer.files.corpus.joined",
+    "rankmill.producer.files.corpus.ranking_source",
     "rankmill.cli.exporter",
     "rankmill.cli.gateway.serve",
     "rankmill.cli.models",

@@ -13,7 +13,7 @@ import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,6 @@ import pyarrow.compute as pc
 from rankmill.jobs.cache.folder import cache_folder, make_folder, strangers
 from rankmill.jobs.contract.errors import InputError, OutputError
 from rankmill.producer.files.corpus.texts import read_texts
-from rankmill.producer.files.inputs import InputFile
 from rankmill.producer.files.stores.paths import ObjectPath, resolved
 from rankmill.producer.files.stores.roots import confined
 from rankmill.producer.files.stores.writing import sync
@@ -87,13 +86,13 @@ class TextIndex:
         return texts
 
 
-def in_memory(files: Iterable[InputFile], what: str) -> TextIndex:
+def in_memory(files: Sequence[Path]) -> TextIndex:
     """Read all texts of `files` into memory.
 
     Raises
     ------
     InputError
-        A file cannot be read, or two texts have the same id; `what` names them.
+        A file cannot be read, or two texts have the same id.
     """
     parts = [part for file in files for part in read_texts(file)]
     ids = pa.concat_arrays([part.cast(pa.large_string()) for part, _ in parts] or [_no_texts()])
@@ -101,11 +100,11 @@ def in_memory(files: Iterable[InputFile], what: str) -> TextIndex:
     hashes = _hashes(ids)
     rows = np.argsort(hashes, kind="stable")
     index = TextIndex(ids, texts, hashes[rows], rows)
-    _check_unique(index, what)
+    _check_unique(index, files)
     return index
 
 
-def on_disk(files: tuple[InputFile, ...], fingerprints: Iterable[str]) -> TextIndex:
+def on_disk(files: Sequence[Path], fingerprints: Iterable[str]) -> TextIndex:
     """The index of a corpus: the one beside its first file if it fits the files, else a new one.
 
     Where that folder cannot be written, or is in an object store, the index is in the user's cache folder.
@@ -117,12 +116,12 @@ def on_disk(files: tuple[InputFile, ...], fingerprints: Iterable[str]) -> TextIn
     OutputError
         The index cannot be written.
     """
-    about = {"format": _FORMAT, "files": [[str(resolved(file.path)), mark] for file, mark in
+    about = {"format": _FORMAT, "files": [[str(resolved(file)), mark] for file, mark in
                                           zip(files, fingerprints, strict=True)]}  # fmt: skip
-    name = hashlib.sha256(str(resolved(files[0].path)).encode()).hexdigest()[:16]
+    name = hashlib.sha256(str(resolved(files[0])).encode()).hexdigest()[:16]
     cache = cache_folder("auto")
     kept = cache / "corpora" / name
-    first = files[0].path
+    first = files[0]
     beside = kept if isinstance(first, ObjectPath) else first.with_name(first.name + SUFFIX)
     for folder in (beside, kept):
         if _about(folder) == about:
@@ -161,7 +160,7 @@ def _about(folder: Path) -> object:
         return None
 
 
-def _build(folder: Path, files: Iterable[InputFile]) -> None:
+def _build(folder: Path, files: Sequence[Path]) -> None:
     hashes: list[Hashes] = []
     with _Strings(folder, "ids") as ids, _Strings(folder, "texts") as texts:
         for file in files:
@@ -170,7 +169,7 @@ def _build(folder: Path, files: Iterable[InputFile]) -> None:
                 ids.add(some_ids)
                 texts.add(some_texts)
                 if len(hashes) % 50 == 0:
-                    logger.info("indexing %s: %s texts", file.path, f"{ids.count:,}")
+                    logger.info("indexing %s: %s texts", file, f"{ids.count:,}")
     every = np.concatenate(hashes) if hashes else np.zeros(0, np.uint64)
     rows = np.argsort(every, kind="stable")
     every[rows].tofile(folder / "hashes")
@@ -178,7 +177,7 @@ def _build(folder: Path, files: Iterable[InputFile]) -> None:
     for name in ("ids", "texts", "hashes", "rows"):
         for path in folder.glob(f"{name}*"):
             sync(path)
-    _check_unique(_open(folder), ", ".join(str(file.path) for file in files))
+    _check_unique(_open(folder), files)
 
 
 def _open(folder: Path) -> TextIndex:
@@ -245,14 +244,14 @@ def _hashes(ids: pa.Array) -> Hashes:
     return pd.util.hash_array(values.astype(object), categorize=False)
 
 
-def _check_unique(index: TextIndex, what: str) -> None:
+def _check_unique(index: TextIndex, files: Sequence[Path]) -> None:
     for place in np.flatnonzero(index.hashes[1:] == index.hashes[:-1]):
         first, second = (index.ids[int(index.rows[place + side])].as_py() for side in (0, 1))
         if first == second:
             rows = sorted(int(index.rows[place + side]) for side in (0, 1))
-            raise InputError(
-                f"{what}: id {first!r} is there twice, in rows {rows[0]} and {rows[1]} (counted from 0)"
-            )
+            names = ", ".join(map(str, files))
+            where = f"in rows {rows[0]} and {rows[1]} (counted from 0)"
+            raise InputError(f"{names}: id {first!r} is there twice, {where}")
 
 
 def _no_texts() -> pa.LargeStringArray:

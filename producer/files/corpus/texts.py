@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv as pcsv
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.inputs import PARQUET, InputFile
-from rankmill.producer.files.readers.choice import Options, choose
-from rankmill.producer.files.readers.jsonl import JsonlReader
-from rankmill.producer.files.readers.quotes import MAX_FIELD_MIB, open_quoted
-from rankmill.producer.files.stores.reading import open_stream
+from rankmill.producer.files.formats.base import ReadOptions
+from rankmill.producer.files.formats.table import CSV, PARQUET, TSV, format_of, open_reader
 
 IDS = ("_id", "id", "query_id", "qid", "doc_id", "docid", "docno", "pid", "passage_id", "corpus_id")
 TEXTS = ("text", "query", "passage", "contents", "body", "question", "title")
 TITLE = "title"
 
 _ROWS = 16_384
-_BLOCK_BYTES = 16 << 20
-_START_BYTES = 1 << 20
-_WAY_OUT = "write the texts as Parquet"
 
 
-def read_texts(file: InputFile) -> Iterator[tuple[pa.Array, pa.Array]]:
+def read_texts(path: Path) -> Iterator[tuple[pa.Array, pa.Array]]:
     """Yield ``(ids, texts)``: string arrays of one length, in the file's order; a missing text is null.
 
     A text is ``title + " " + text`` where the file has both and the title is not empty, as in BEIR. The
@@ -41,12 +32,12 @@ def read_texts(file: InputFile) -> Iterator[tuple[pa.Array, pa.Array]]:
         The file has no such columns, is damaged, or has an id that is null.
     """
     row = 0
-    for batch in _batches(file):
-        names = _columns(file.path, batch.schema.names)
+    for batch in _batches(path):
+        names = _columns(path, batch.schema.names)
         ids = batch[names[0]].cast(pa.string())
         if ids.null_count:
             place = pc.index(pc.is_null(ids), True).as_py()
-            raise InputError(f"{file.path}: row {row + place} (counted from 0) has no {names[0]}")
+            raise InputError(f"{path}: row {row + place} (counted from 0) has no {names[0]}")
         texts = batch[names[1]].cast(pa.string())
         if len(names) > 2:
             titles = pc.utf8_trim_whitespace(pc.fill_null(batch[names[2]].cast(pa.string()), ""))
@@ -68,72 +59,25 @@ def _columns(path: Path, names: Sequence[str]) -> list[str]:
     return [key, text, TITLE] if TITLE in names and text != TITLE else [key, text]
 
 
-def _batches(file: InputFile) -> Iterator[pa.RecordBatch]:
-    if file.kind in PARQUET:
-        reader = choose(file, [], Options())
-        schema = reader.survey(file.path, [], find_nulls=False).schema
-        names = _columns(file.path, schema.names)
-        yield from reader.batches(file.path, pa.schema([schema.field(name) for name in names]), _ROWS)
-    elif file.kind in {".csv", ".tsv"}:
-        yield from _delimited(file)
-    else:
-        yield from _json(file.path)
-
-
-def _json(path: Path) -> Iterator[pa.RecordBatch]:
-    """Read only the needed keys; the first record says which, and whether ids are numbers."""
-    try:
-        with open_stream(path) as stream:
-            start = stream.read(_START_BYTES).removeprefix(b"\xef\xbb\xbf").lstrip()
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
-    if not start:
+def _batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """Yield the needed columns alone: the beginning of the file says which."""
+    options = ReadOptions(way_out="write the texts as Parquet")
+    found = format_of(path)
+    if found is CSV:
+        options = replace(options, delimiter=",")
+    schema = open_reader(path, options=options).beginning()
+    if not schema.names:
         return
-    try:
-        line = start.split(b"\n", 1)[0] if start.startswith(b"{") else start.lstrip(b"[ \t\r\n")
-        first, _ = json.JSONDecoder(strict=False).raw_decode(line.decode("utf-8", "replace"))
-        names = _columns(path, list(first))
-    except (ValueError, TypeError, RecursionError):
-        raise InputError(f"{path}: does not begin with a JSON object of at most 1 MiB") from None
-    key = pa.int64() if type(first[names[0]]) is int else pa.string()
-    kinds = {TITLE: pa.string(), names[0]: key, names[1]: pa.string()}
-    for batch in JsonlReader().batches(path, pa.schema(list(kinds.items())), _ROWS):
-        yield batch.select([names[0], *(name for name in kinds if name != names[0])])
-
-
-def _delimited(file: InputFile) -> Iterator[pa.RecordBatch]:
-    try:
-        with open_stream(file.path) as stream:
-            start = stream.read(_START_BYTES).decode("utf-8-sig", "replace")
-        is_tsv = file.kind == ".tsv"
-        quoting = csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL
-        first = next(csv.reader(io.StringIO(start), delimiter="\t" if is_tsv else ",", quoting=quoting), [])  # type: ignore[arg-type]
-        if not first:
-            return
-        has_header = bool({*IDS} & {*first})
-        if not has_header and len(first) != 2:
+    if found in {CSV, TSV} and not set(IDS) & set(schema.names):
+        if len(schema.names) != 2:
             raise InputError(
-                f"{file.path}: {len(first)} columns and no header; without one there must be two, id and text"
+                f"{path}: {len(schema.names)} columns and no header; "
+                "without one there must be two, id and text"
             )
-        names = first if has_header else ["id", "text"]
-        reader = pcsv.open_csv(
-            open_stream(file.path) if is_tsv else open_quoted(file.path, ",", MAX_FIELD_MIB, _WAY_OUT),
-            read_options=pcsv.ReadOptions(
-                block_size=_BLOCK_BYTES, use_threads=False, column_names=names, skip_rows=int(has_header)
-            ),
-            parse_options=pcsv.ParseOptions(
-                delimiter="\t" if is_tsv else ",",
-                quote_char=False if is_tsv else '"',
-                newlines_in_values=not is_tsv,
-            ),
-            convert_options=pcsv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.string()),
-                include_columns=_columns(file.path, names),
-                null_values=[""],
-                strings_can_be_null=True,
-                quoted_strings_can_be_null=False,
-            ),
-        )
-        yield from reader
-    except (OSError, csv.Error, pa.ArrowException) as error:
-        raise InputError(f"{file.path}: {' '.join(str(error).split())}") from None
+        options = replace(options, names=("id", "text"))
+        schema = pa.schema([("id", pa.string()), ("text", pa.string())])
+    names = _columns(path, schema.names)
+    asked = [schema.field(name) for name in names]
+    if found not in {PARQUET, CSV, TSV}:  # the first record need not have a title, or one that is text
+        asked = [asked[0], *(pa.field(name, pa.string()) for name in dict.fromkeys([names[1], TITLE]))]
+    yield from open_reader(path, options=options).batches(pa.schema(asked), _ROWS)

@@ -10,11 +10,10 @@ import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 from rankmill.jobs.contract.errors import OutputBusy, RankmillError
 from rankmill.producer.files.stores.paths import ObjectPath
-from rankmill.producer.files.stores.patience import LOOK_SECONDS, patiently
 
 BEAT_SECONDS = 5.0
 """How often the holder of a lock writes it again."""
@@ -67,9 +66,7 @@ class ObjectLock:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
         with suppress(RankmillError):
@@ -118,28 +115,23 @@ class ObjectLock:
 
     def _create(self) -> bool:
         """Write the lock if it is not there; whether it was written. Some stores cannot tell."""
-        system, name = self._lock.store
 
-        def create() -> bool:
+        def create(system: Any, name: str) -> bool:
             try:
                 system.pipe_file(name, self._content(), mode="create")
-            except FileExistsError:
-                return False
-            except (NotImplementedError, TypeError, ValueError):
+            except (FileExistsError, NotImplementedError, TypeError, ValueError):
                 return False
             return True
 
-        return patiently(f"cannot write {self._lock}", create, LOOK_SECONDS)
+        return self._lock.ask(create, doing="cannot write ")
 
     def _write(self) -> None:
-        system, name = self._lock.store
-        patiently(f"cannot write {self._lock}", lambda: system.pipe_file(name, self._content()), LOOK_SECONDS)
+        self._lock.ask(lambda system, name: system.pipe_file(name, self._content()), doing="cannot write ")
 
     def _read(self) -> dict[str, str] | None:
         """The lock's content; ``None`` if it is not there or is damaged."""
-        system, name = self._lock.store
 
-        def read() -> dict[str, str] | None:
+        def read(system: Any, name: str) -> dict[str, str] | None:
             try:
                 raw = system.cat_file(name)
             except FileNotFoundError:
@@ -150,7 +142,7 @@ class ObjectLock:
             except (ValueError, KeyError, TypeError):
                 return None
 
-        return patiently(f"cannot read {self._lock}", read, LOOK_SECONDS)
+        return self._lock.ask(read, doing="cannot read ")
 
 
 def _owner(folder: Path) -> str:

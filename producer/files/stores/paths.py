@@ -1,16 +1,17 @@
-"""Paths of objects: `Path`s that stand for what is at a URL."""
+"""Paths of objects: `Path`s that stand for what is at a URL; and waiting for a store that does not serve."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
-from collections.abc import Callable, Generator, Mapping
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from pathlib import Path, PosixPath
-from typing import Any
+from typing import Any, TypeVar
 
-from rankmill.jobs.contract.errors import InputError, StoreError
-from rankmill.producer.files.stores.patience import LOOK_SECONDS, WORK_SECONDS, patiently
+from rankmill.jobs.contract.errors import InputError, RankmillError, StoreError
 
 WORKSPACE = ".rankmill"
 """Suffix of a run's folder: its name is the output's name with this suffix."""
@@ -26,6 +27,22 @@ NOT_WRITTEN = {"memory", "data", "http", "https"}
 _VERSIONS = ("ETag", "etag", "VersionId", "version_id", "generation", "blob_id", "md5", "sha256")
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created")
 
+
+LOOK_SECONDS = 15.0
+"""How long a store may be away when something is looked up: at the beginning, before any work."""
+
+WORK_SECONDS = 600.0
+"""How long a store may be away while an object is read or written."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
+
+_LASTING = (ImportError, NotImplementedError, TypeError, ValueError)
+_LASTING_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
+"""Names of errors of libraries that need not be installed."""
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 Guard = Callable[["ObjectPath"], Mapping[str, Any]]
 """Returns options of fsspec for an object, or raises an error if it may not be asked for."""
@@ -60,16 +77,20 @@ class ObjectPath(PosixPath):
         """What comes before ``://``."""
         return self.parts[0].removesuffix(":")
 
+    def ask(self, what: Callable[[Any, str], T], seconds: float = LOOK_SECONDS, doing: str = "") -> T:
+        """What `what` returns of the store and the object's name in it; it waits for a store that is away.
+
+        Raises
+        ------
+        InputError, StoreError, RunnerError
+            As of `patiently` and `store`; the message begins with `doing`.
+        """
+        system, name = self.store
+        return patiently(f"{doing}{self}", lambda: what(system, name), seconds)
+
     def about(self) -> Mapping[str, Any]:
         """What the store says of the object, as fsspec's ``info``; raises `InputError` if it is not there."""
-        system, name = self.store
-
-        def look() -> Mapping[str, Any]:
-            system.invalidate_cache(name)
-            found: Mapping[str, Any] = system.info(name)
-            return found
-
-        return patiently(self, look, WORK_SECONDS)
+        return self.ask(_about, WORK_SECONDS)
 
     def fingerprint(self) -> str:
         """A text that changes when the object does: its size and version, or else its time."""
@@ -99,45 +120,50 @@ class ObjectPath(PosixPath):
 
     def iterdir(self) -> Generator[ObjectPath, None, None]:
         """What is directly below this name."""
-        system, name = self.store
-        for found in patiently(self, lambda: system.ls(name, detail=False, refresh=True), LOOK_SECONDS):
-            yield object_path(system.unstrip_protocol(found))
+        yield from self._paths(lambda system, name: system.ls(name, detail=False, refresh=True))
 
     def below(self) -> list[Path]:
         """All objects below this name, in order."""
-        system, name = self.store
-        found = patiently(self, lambda: system.find(name), LOOK_SECONDS)
-        return [object_path(system.unstrip_protocol(each)) for each in sorted(found)]
+        return list(self._paths(lambda system, name: sorted(system.find(name))))
 
     def matches(self) -> list[Path]:
         """The objects that fit this name as a glob, in order."""
-        system, name = self.store
-        found = patiently(self, lambda: system.glob(name, detail=True), LOOK_SECONDS)
-        files = sorted(each for each, about in found.items() if about["type"] == "file")
-        return [object_path(system.unstrip_protocol(each)) for each in files]
+        return list(
+            self._paths(
+                lambda system, name: sorted(
+                    each for each, about in system.glob(name, detail=True).items() if about["type"] == "file"
+                )
+            )
+        )
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Delete the object."""
-        system, name = self.store
         try:
-            patiently(self, lambda: system.rm_file(name), WORK_SECONDS)
+            self.ask(lambda system, name: system.rm_file(name), WORK_SECONDS)
         except InputError:  # some stores say so, and others do not
             if not missing_ok:
                 raise
-        system.invalidate_cache(name)
+        self.ask(lambda system, name: system.invalidate_cache(name))
 
     def _is(self, test: str) -> bool:
-        system, name = self.store
-
-        def look() -> bool:
-            system.invalidate_cache(name)
+        def look(system: Any, name: str) -> bool:
             try:
-                about = system.info(name)  # the tests of fsspec call every failure a no
+                about = _about(system, name)  # the tests of fsspec call every failure a no
             except FileNotFoundError:
                 return False
             return test == "exists" or (about["type"] == "file") == (test == "isfile")
 
-        return patiently(self, look, LOOK_SECONDS)
+        return self.ask(look)
+
+    def _paths(self, what: Callable[[Any, str], Iterable[str]]) -> Iterator[ObjectPath]:
+        names = self.ask(lambda system, name: [system.unstrip_protocol(each) for each in what(system, name)])
+        return map(object_path, names)
+
+
+def _about(system: Any, name: str) -> Mapping[str, Any]:
+    system.invalidate_cache(name)
+    found: Mapping[str, Any] = system.info(name)
+    return found
 
 
 def is_url(name: str) -> bool:
@@ -208,3 +234,39 @@ def workspace_of(output: Path) -> Path:
     home = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
     digest = hashlib.sha256(str(output).encode()).hexdigest()[:16]
     return home / "rankmill" / "outputs" / f"{output.name}-{digest}{WORKSPACE}"
+
+
+def patiently(what: object, action: Callable[[], T], seconds: float) -> T:
+    """Return what `action` returns; where the store fails, do it again with growing pauses.
+
+    Raises
+    ------
+    InputError
+        There is no such object, or its URL or the store's library is wrong.
+    StoreError
+        The store refuses, or fails for longer than `seconds`; `what` names the object in the message.
+    """
+    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
+    while True:
+        try:
+            return action()
+        except RankmillError:
+            raise
+        except FileNotFoundError:
+            raise InputError(f"{what}: no such object") from None
+        except PermissionError as error:
+            raise StoreError(f"{what}: no permission ({_reason(error)})") from None
+        except Exception as error:
+            if isinstance(error, ImportError):
+                raise InputError(f"{what}: {_reason(error)} (pip install 'rankmill[s3]' for s3://)") from None
+            if isinstance(error, _LASTING) or type(error).__name__ in _LASTING_NAMES:
+                raise InputError(f"{what}: {_reason(error)}") from None
+            if time.monotonic() > deadline:
+                raise StoreError(f"{what}: the store does not serve: {_reason(error)}") from None
+            logger.warning("%s: the store does not serve, trying again: %s", what, _reason(error))
+            time.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

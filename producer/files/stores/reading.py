@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.stores.own_folder import kind_of
-from rankmill.producer.files.stores.paths import ObjectPath
-from rankmill.producer.files.stores.patience import WORK_SECONDS, patiently
+from rankmill.producer.files.stores.paths import WORK_SECONDS, ObjectPath, patiently
 from rankmill.producer.files.stores.roots import check_opened, confined
 
 _BLOCK_BYTES = 4 << 20
@@ -27,8 +26,6 @@ _AHEAD = 2
 
 _KEPT = 16
 """Blocks that are kept: a row group of Parquet is read in several places."""
-
-_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
 def open_stream(path: Path) -> pa.NativeFile:
@@ -41,12 +38,14 @@ def open_stream(path: Path) -> pa.NativeFile:
     OSError
         It cannot be opened.
     """
+    try:
+        compression = str(pa.Codec.detect(path.name.lower()).name)
+    except (ValueError, TypeError):  # the name says none
+        compression = None
     if isinstance(path, ObjectPath):
-        compression = _COMPRESSIONS.get(path.suffix.lower())
         _check_not_cut(path, compression, path.about()["size"])
         return pa.input_stream(ObjectReader(path), compression=compression)
     with admitted(path) as place:
-        compression = _compression(path)
         _check_not_cut(path, compression, place.stat().st_size)
         return pa.input_stream(place, compression=compression)
 
@@ -99,14 +98,6 @@ def _check_kind(path: Path, mode: int) -> None:
         raise InputError(
             f"{path} is {kind_of(mode)} and no file; what can be read only once goes to standard input (-)"
         )
-
-
-def _compression(path: Path) -> str | None:
-    """The compression that a file's name says, as Arrow detects it."""
-    try:
-        return str(pa.Codec.detect(str(path)).name)
-    except (ValueError, TypeError):  # it says none
-        return None
 
 
 class ObjectReader(io.RawIOBase):

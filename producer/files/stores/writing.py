@@ -1,25 +1,118 @@
-"""Putting a complete local file where it belongs: it is there as a whole, and to stay, or not at all."""
+"""Putting complete local files where they belong: they are there as a whole, and to stay, or not at all."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import os
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 
 from rankmill.jobs.contract.errors import OutputError
-from rankmill.producer.files.stores.paths import ObjectPath
-from rankmill.producer.files.stores.patience import WORK_SECONDS, patiently
+from rankmill.producer.files.stores.paths import WORK_SECONDS, ObjectPath
 from rankmill.producer.files.stores.reading import ObjectReader
 from rankmill.producer.files.stores.roots import check_opened
-from rankmill.producer.files.stores.upload import Upload
 
 _WHOLE = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "oss", "memory"}
 """Stores in which an object appears when its upload is complete."""
 
 _READ_BYTES = 4 << 20
 
+_IN_PIECES = {"s3", "s3a"}
+"""Stores whose objects are sent in pieces that nobody sees until the object is complete."""
+
+_PIECE_BYTES = 16 << 20
+_MOST_PIECES = 1000
+"""Pieces of this size; later ones grow, as S3 takes 10,000 of an object."""
+
 logger = logging.getLogger(__name__)
+
+
+class Upload:
+    """Sends a file that grows at its end, in a thread. What fails is only logged: `finish` says so.
+
+    Parameters
+    ----------
+    file
+        The file of this host.
+    target
+        The object, which appears with `finish`.
+    """
+
+    def __init__(self, file: Path, target: ObjectPath) -> None:
+        self._file, self._target = file, target
+        self._thread = ThreadPoolExecutor(1, "rankmill-upload")
+        self._sending: Future[None] | None = None
+        self._object: Any = None
+        self._sent = 0
+        self._failed = target.protocol not in _IN_PIECES
+
+    def follow(self) -> None:
+        """Begin to send what the file has, if it is enough for a piece and none is being sent."""
+        if not self._failed and (self._sending is None or self._sending.done()):
+            self._sending = self._thread.submit(self._send)
+
+    def finish(self) -> bool:
+        """Send the rest of the complete file; whether the object is there, as a whole."""
+        self._wait()
+        if self._object is not None and not self._failed:
+            self._sending = self._thread.submit(self._send, to_end=True)
+            self._wait()
+        if self._object is None or self._failed:
+            self.abandon()
+            return False
+        try:
+            self._object.commit()
+        except Exception as error:  # each store has errors of its own
+            self._fail(error)
+            self.abandon()
+            return False
+        self._object = None
+        self._thread.shutdown()
+        return True
+
+    def abandon(self) -> None:
+        """Let the store forget what was sent."""
+        self._failed = True
+        self._wait()
+        self._thread.shutdown()
+        remote, self._object = self._object, None
+        if remote is not None:
+            with suppress(Exception):  # the store forgets it in time, by its rules for incomplete uploads
+                remote.discard()
+            remote.closed = True  # else it would be sent when it is collected
+
+    def _wait(self) -> None:
+        if self._sending is not None:
+            self._sending.result()
+
+    def _send(self, *, to_end: bool = False) -> None:
+        try:
+            while not self._failed:
+                piece = max(_PIECE_BYTES, self._sent // _MOST_PIECES)
+                left = self._file.stat().st_size - self._sent
+                if left < piece and not (to_end and left):
+                    break
+                if self._object is None:
+                    system, name = self._target.store
+                    self._object = system.open(name, "wb", block_size=_PIECE_BYTES, autocommit=False)
+                with self._file.open("rb") as file:
+                    file.seek(self._sent)
+                    self._sent += self._object.write(file.read(min(piece, left)))
+            if to_end and not self._failed:
+                self._object.flush(force=True)
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self._failed = True
+        logger.info("%s is sent as a whole when it is complete: %s", self._target, error)
 
 
 def put(file: Path, target: Path, upload: Upload | None = None) -> None:
@@ -42,7 +135,9 @@ def put(file: Path, target: Path, upload: Upload | None = None) -> None:
         Its folder is outside of the roots.
     """
     if isinstance(target, ObjectPath):
-        patiently(f"cannot write {target}", lambda: _send(file, target, upload), WORK_SECONDS)
+        target.ask(
+            lambda system, name: _send(system, name, file, target, upload), WORK_SECONDS, "cannot write "
+        )
         discard(file)
         return
     if not target.parent.exists():  # of parts
@@ -55,6 +150,32 @@ def put(file: Path, target: Path, upload: Upload | None = None) -> None:
         _confirm(folder, target)
     finally:
         os.close(folder)
+
+
+@contextmanager
+def whole_file(target: Path) -> Iterator[Path]:
+    """A file to write on this host, which is moved to `target` if the block ends without an error.
+
+    Raises
+    ------
+    OutputError
+        It cannot be written.
+    StoreError
+        The store of `target` does not take it.
+    """
+    beside = None if isinstance(target, ObjectPath) else target.parent
+    try:
+        # a folder of this process alone: at a name that is known, somebody may have put a link
+        with tempfile.TemporaryDirectory(
+            dir=beside, prefix=".rankmill-", ignore_cleanup_errors=True
+        ) as folder:
+            partial = Path(folder) / target.name
+            yield partial
+            sync(partial)
+            put(partial, target)
+    except (OSError, pa.ArrowException) as error:
+        number = getattr(error, "errno", None)
+        raise OutputError(f"cannot write {target}: {os.strerror(number) if number else error}") from None
 
 
 def _confirm(folder: int, target: Path) -> None:
@@ -98,8 +219,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _send(file: Path, target: ObjectPath, upload: Upload | None) -> None:
-    system, name = target.store
+def _send(system: Any, name: str, file: Path, target: ObjectPath, upload: Upload | None) -> None:
     if upload and upload.finish():
         pass
     elif target.protocol in _WHOLE:

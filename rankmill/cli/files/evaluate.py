@@ -44,14 +44,14 @@ def evaluate(scored: Path, asked: EvaluateOptions, as_json: bool) -> None:
     SCORED is an output of score-file or a TREC run. A judged query that it lacks counts as 0.
     """
     from rankmill.lab import evaluate as evaluation
-    from rankmill.producer.files.corpus.irds import source_path
-    from rankmill.producer.files.corpus.tables import read_qrels
+    from rankmill.producer.files.corpus.datasets import source_path
+    from rankmill.producer.files.corpus.rankings import read_qrels
 
     set_up("warning", "auto")
     if asked.plot:
         options.require_plots()
     after, own = evaluation.read_scored(scored, asked.score_column)
-    ranking = evaluation.read_ranking(asked.run) if asked.run else own
+    ranking = evaluation.ranking_frame(asked.run) if asked.run else own
     names = [name.strip() for name in asked.measures.split(",") if name.strip()]
     results = evaluation.evaluate(after, ranking, read_qrels(source_path(asked.qrels, "qrels")), names)
     if asked.plot:

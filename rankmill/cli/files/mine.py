@@ -13,7 +13,7 @@ from pydantic import Field
 from rankmill.cli import options
 from rankmill.jobs.contract.errors import InputError
 from rankmill.lab.mine import Form, Mined, Rules, mine, read_ids, training_rows, with_rows
-from rankmill.producer.files.stores.whole import whole_file
+from rankmill.producer.files.stores.writing import whole_file
 
 _Score = Annotated[float, Field(title="X")]
 

@@ -17,7 +17,7 @@ from rankmill.cli import options
 from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.lab.precision import REFERENCE, Measured, check_precisions
-from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.formats.base import TextColumns
 
 
 class PrecisionRefused(RankmillError):

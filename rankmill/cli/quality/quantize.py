@@ -19,7 +19,7 @@ from rankmill.lab.pairs import read_pairs
 from rankmill.lab.precision import REFERENCE, Measured
 from rankmill.lab.quantize import Quantized, check_output, require_packages
 from rankmill.lab.quantize import quantize as make
-from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.formats.base import TextColumns
 
 
 class QuantizeOptions(options.CommandOptions):

@@ -14,7 +14,7 @@ from rich.table import Table
 from rankmill.cli import options
 from rankmill.cli.watch import console
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.formats.base import TextColumns
 from rankmill.registry.compare import ModelComparison, compare_models
 
 _SHOWN = 10

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from rankmill.jobs.contract.errors import ConfigError, OutputError
-from rankmill.producer.files.stores.made import record_of
+from rankmill.producer.files.stores.output_record import record_of
 from rankmill.producer.files.stores.paths import ObjectPath, as_path
 from rankmill.producer.files.stores.reading import ObjectReader, admitted
-from rankmill.producer.files.stores.whole import whole_file
+from rankmill.producer.files.stores.writing import whole_file
 
 _BLOCK_BYTES = 1 << 20
 

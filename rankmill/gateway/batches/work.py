@@ -22,11 +22,10 @@ from rankmill.jobs.contract.errors import InputError, RunFailed
 from rankmill.jobs.protocol.submitted.record import FileRun, RunOutcome
 from rankmill.jobs.protocol.submitted.request import BatchOrder, FileRequest
 from rankmill.producer.files.sink import ScoredFile
-from rankmill.producer.files.stores.made import record_of
+from rankmill.producer.files.stores.output_record import record_of
 from rankmill.producer.files.stores.paths import as_path
 from rankmill.producer.files.stores.reading import open_random
-from rankmill.producer.files.stores.whole import whole_file
-from rankmill.producer.files.stores.writing import put, sync
+from rankmill.producer.files.stores.writing import put, sync, whole_file
 from rankmill.score.score_file import Confirm
 
 _ROWS = 16_384

@@ -154,7 +154,7 @@ def test_killed_many_times_no_part_is_torn_missing_or_doubled(
         # The list of row errors is there, its part is not.
         pytest.param("rankmill.producer.files.stores.writing.os.replace", 2, marks=pytest.mark.slow),
         # Two parts are done, the third has not begun.
-        pytest.param("rankmill.producer.files.parts.ScoredParts._open", 3, marks=pytest.mark.slow),
+        pytest.param("rankmill.producer.files.sink.ScoredParts._open", 3, marks=pytest.mark.slow),
     ],
 )
 def test_killed_at_the_worst_moment(

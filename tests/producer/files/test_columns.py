@@ -14,14 +14,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.formats import delimited
+from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
-from rankmill.producer.files.readers import TextColumns, delimited
-from rankmill.producer.files.source import Source, open_source
+from rankmill.producer.files.source import FileSource, open_source
 
 COLUMNS = TextColumns("query", "passage")
 
 
-def opened(*inputs: Path | str, as_text: tuple[str, ...] = ()) -> Source:
+def opened(*inputs: Path | str, as_text: tuple[str, ...] = ()) -> FileSource:
     return open_source(find_files([str(name) for name in inputs]), COLUMNS, allow_nulls=True, as_text=as_text)
 
 

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputChanged, InputError
+from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
-from rankmill.producer.files.readers import TextColumns
 from rankmill.producer.files.source import open_source
 from tests.conftest import run_command
 from tests.harness.tools import slow_but
@@ -33,7 +33,7 @@ import resource, sys
 from pathlib import Path
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.files.inputs import find_files
-from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.source import open_source
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:

@@ -14,19 +14,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.formats import json_array
+from rankmill.producer.files.formats.base import ReadOptions, TextColumns
 from rankmill.producer.files.inputs import find_files
-from rankmill.producer.files.readers import TextColumns, json_array
-from rankmill.producer.files.readers.choice import Options
-from rankmill.producer.files.source import Source, open_source
+from rankmill.producer.files.source import FileSource, open_source
 
 PAIRS = [{"query": f"q{n}", "passage": f"p{n}", "n": n} for n in range(5)]
 
 
-def opened(path: Path, passage: str = "passage", *, nulls: bool = True, **given: Any) -> Source:
+def opened(path: Path, passage: str = "passage", *, nulls: bool = True, **given: Any) -> FileSource:
     limit = given.pop("limit", None)
     columns = TextColumns("query", passage)
     return open_source(
-        find_files([str(path)]), columns, allow_nulls=nulls, options=Options(**given), limit=limit
+        find_files([str(path)]), columns, allow_nulls=nulls, options=ReadOptions(**given), limit=limit
     )
 
 

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from rankmill.jobs.contract.errors import InputError
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files import ranking as ranking_module
+from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
-from rankmill.producer.files.layout import plan_layout
 from rankmill.producer.files.outputs import OutputFormat, check_target
-from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.plan import plan_output
 from rankmill.producer.files.sink import ScoredFile
 from rankmill.producer.files.source import open_source
 
@@ -43,7 +43,7 @@ def make(target: Path, table: pa.Table, scores: list[float | None], rows: int = 
     check_target(target, form)
     folder = target.parent / "work"
     folder.mkdir(exist_ok=True)
-    with ScoredFile(target, folder, plan_layout(source, target, form, ["score"])) as output:
+    with ScoredFile(target, folder, plan_output(source, target, form, ["score"])) as output:
         for start in range(0, len(table), rows):
             output.write(scored(table.slice(start, rows), scores[start : start + rows]))
         output.finish({"rankmill.version": "1"})

@@ -15,12 +15,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.corpus.run_file import read_run
+from rankmill.producer.files.corpus.rankings import read_ranking
 from rankmill.producer.files.corpus.texts import read_texts
-from rankmill.producer.files.inputs import InputFile, find_files
-from rankmill.producer.files.readers import TextColumns, quotes
-from rankmill.producer.files.readers.choice import Options
-from rankmill.producer.files.readers.quotes import Misquoted, Quotes
+from rankmill.producer.files.formats import quotes
+from rankmill.producer.files.formats.base import ReadOptions, TextColumns
+from rankmill.producer.files.formats.quotes import Misquoted, Quotes
+from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.source import open_source
 
 ROWS = [f'q{n},"passage {n}, it is"\n' for n in range(1000)]
@@ -28,7 +28,7 @@ HEAD = "query,passage\n"
 
 
 def read(path: Path, max_field_mib: int | None = None) -> list[dict[str, object]]:
-    options = Options(max_field_mib=max_field_mib)
+    options = ReadOptions(max_field_mib=max_field_mib)
     files = find_files([str(path)])
     source = open_source(files, TextColumns("query", "passage"), allow_nulls=True, options=options)
     return [row for table in source.tables(lambda _: 64) for row in table.to_pylist()]
@@ -68,13 +68,13 @@ def test_a_stray_quote_is_named_with_the_line_of_its_field(tmp_path: Path, name:
 
 
 def test_the_texts_of_a_run_and_the_run_itself_are_looked_at_too(tmp_path: Path) -> None:
-    file = InputFile(tmp_path / "corpus.csv")
-    file.path.write_text('id,text\nd1,"one\nd2,two\n')
+    path = tmp_path / "corpus.csv"
+    path.write_text('id,text\nd1,"one\nd2,two\n')
     with pytest.raises(InputError, match=r"corpus\.csv, line 2: .* is never closed"):
-        list(read_texts(file))
-    file.path.write_text('query_id,doc_id\nq,d1\nq,"d2\nq,d3\n')
+        list(read_texts(path))
+    path.write_text('query_id,doc_id\nq,d1\nq,"d2\nq,d3\n')
     with pytest.raises(InputError, match=r"corpus\.csv, line 3: .* is never closed"):
-        list(read_run(file))
+        list(read_ranking(path))
 
 
 def test_passages_of_many_lines_and_quotes_in_plain_fields_stay_what_they_are(tmp_path: Path) -> None:

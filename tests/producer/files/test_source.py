@@ -21,15 +21,17 @@ from hypothesis import strategies as st
 from rankmill.jobs.contract.errors import InputChanged, InputError
 from rankmill.producer.collect import pairs as pairs_module
 from rankmill.producer.files import source as source_module
-from rankmill.producer.files.inputs import find_files, stem
-from rankmill.producer.files.readers import TextColumns, delimited, jsonl
-from rankmill.producer.files.source import Source, open_source
+from rankmill.producer.files.formats import delimited, jsonl
+from rankmill.producer.files.formats.base import TextColumns
+from rankmill.producer.files.formats.table import stem
+from rankmill.producer.files.inputs import find_files
+from rankmill.producer.files.source import FileSource, open_source
 
 COLUMNS = TextColumns("query", "passage")
 ROWS = [{"query": f"q{n}", "passage": f'p, "{n}"', "n": n} for n in range(10)]
 
 
-def opened(*paths: Path, allow_nulls: bool = True) -> Source:
+def opened(*paths: Path, allow_nulls: bool = True) -> FileSource:
     return open_source(find_files([str(path) for path in paths]), COLUMNS, allow_nulls=allow_nulls)
 
 

@@ -20,11 +20,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputChanged, InputError, OutputBusy, StoreError
+from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.manifest import fingerprint
-from rankmill.producer.files.readers import TextColumns
-from rankmill.producer.files.source import Source, open_source
-from rankmill.producer.files.stores import lock, patience, reading, upload
+from rankmill.producer.files.source import FileSource, open_source
+from rankmill.producer.files.stores import lock, paths, reading, writing
 from rankmill.producer.files.stores.paths import ObjectPath, as_path, is_url, object_path
 from rankmill.producer.files.stores.reading import ObjectReader
 from rankmill.producer.files.stores.writing import identity, put
@@ -50,7 +50,7 @@ def lines(rows: list[dict[str, object]]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def opened(*names: str) -> Source:
+def opened(*names: str) -> FileSource:
     return open_source(find_files(names), TextColumns("query", "passage"), allow_nulls=True)
 
 
@@ -130,7 +130,7 @@ def test_what_a_path_of_an_object_is(bucket: Bucket, tmp_path: Path) -> None:
         fingerprint(path)
 
 
-def grow(file: Path, sending: upload.Upload) -> bytes:
+def grow(file: Path, sending: writing.Upload) -> bytes:
     """Write a file of three and a half pieces, and let it be sent meanwhile."""
     for _ in range(7):
         with file.open("ab") as out:
@@ -146,7 +146,7 @@ _PIECE = 5 << 20
 def test_a_file_is_sent_while_it_is_written_and_appears_at_the_end(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upload, "_PIECE_BYTES", _PIECE)
+    monkeypatch.setattr(writing, "_PIECE_BYTES", _PIECE)
     store = s3fs.S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
     name = bucket.url.removeprefix("s3://")
 
@@ -154,20 +154,20 @@ def test_a_file_is_sent_while_it_is_written_and_appears_at_the_end(
         return list(store.call_s3("list_multipart_uploads", Bucket=name).get("Uploads", ()))
 
     target = object_path(f"{bucket.url}/out/a.bin")
-    sending = upload.Upload(tmp_path / "a", target)
+    sending = writing.Upload(tmp_path / "a", target)
     data = grow(tmp_path / "a", sending)
     sending._wait()
     assert (len(unfinished()), target.exists()) == (1, False)
     put(tmp_path / "a", target, sending)
     assert (unfinished(), store.cat_file(str(target)) == data) == ([], True)
 
-    given_up = upload.Upload(tmp_path / "a", target)
+    given_up = writing.Upload(tmp_path / "a", target)
     grow(tmp_path / "a", given_up)
     given_up.abandon()
     assert (unfinished(), store.cat_file(str(target)) == data) == ([], True)
 
     # What fails on the way is sent as a whole at the end, and nothing of it is left in the store.
-    failing = upload.Upload(tmp_path / "a", target)
+    failing = writing.Upload(tmp_path / "a", target)
     again = grow(tmp_path / "a", failing)
     failing._wait()
     store.call_s3(
@@ -217,7 +217,7 @@ def test_an_object_is_read_as_if_it_were_in_memory(
 def test_a_store_that_fails_is_asked_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(patience, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(paths, "_FIRST_PAUSE", 0.001)
     path = object_path(store_object("memory://a/c.jsonl", lines(ROWS)))
     system = path.store[0]
     real, calls = system.cat_file, []
@@ -237,7 +237,7 @@ def test_a_store_that_fails_is_asked_again(
 
 
 def test_a_store_that_stays_away_or_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(paths, "_FIRST_PAUSE", 0.001)
 
     def fails(error: Exception) -> None:
         raise error
@@ -250,7 +250,7 @@ def test_a_store_that_stays_away_or_refuses_is_one_line(monkeypatch: pytest.Monk
         (ValueError("Protocol not known"), InputError, "x: Protocol not known"),
     ]:
         with pytest.raises(kind, match=message):
-            patience.patiently("x", partial(fails, error), 0.01)
+            paths.patiently("x", partial(fails, error), 0.01)
 
 
 def test_a_lock_is_its_holders_until_it_does_not_change_for_long(

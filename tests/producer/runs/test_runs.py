@@ -22,11 +22,10 @@ from rankmill.jobs.contract.errors import InputChanged, InputError
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.corpus import index as index_module
 from rankmill.producer.files.corpus.index import SUFFIX, in_memory, on_disk
-from rankmill.producer.files.corpus.joined import JoinedSource
-from rankmill.producer.files.corpus.run_file import read_run
-from rankmill.producer.files.corpus.run_files import RunFiles
+from rankmill.producer.files.corpus.ranking_source import RankingSource
+from rankmill.producer.files.corpus.rankings import read_ranking
 from rankmill.producer.files.corpus.texts import read_texts
-from rankmill.producer.files.inputs import InputFile
+from rankmill.producer.files.inputs import InputFile, RankingFiles
 from rankmill.producer.files.manifest import fingerprint
 
 ROWS = [("1", "a", 1, 9.5), ("1", "b", 2, 8.25), ("2", "a", 1, 7.0), ("2", "d", 2, 6.5)]
@@ -52,7 +51,7 @@ def as_run(path: Path, rows: list[tuple[str, str, int, float]] = ROWS) -> Path:
 
 
 def rows_of(path: Path) -> list[tuple[Any, ...]]:
-    return [tuple(row.values()) for batch in read_run(InputFile(path)) for row in batch.to_pylist()]
+    return [tuple(row.values()) for batch in read_ranking(path) for row in batch.to_pylist()]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +124,7 @@ def test_damaged_runs(tmp_path: Path, text: str, message: str) -> None:
 
 
 def texts_of(path: Path) -> dict[str, str]:
-    parts = read_texts(InputFile(path))
+    parts = read_texts(path)
     return {
         key: text
         for ids, texts in parts
@@ -174,9 +173,9 @@ def test_damaged_texts(tmp_path: Path, name: str, text: str, message: str) -> No
         texts_of(tmp_path / name)
 
 
-def corpus(path: Path, texts: dict[str, str]) -> tuple[tuple[InputFile, ...], list[str]]:
+def corpus(path: Path, texts: dict[str, str]) -> tuple[list[Path], list[str]]:
     path.write_text("".join(json.dumps({"_id": key, "text": text}) + "\n" for key, text in texts.items()))
-    return (InputFile(path),), [fingerprint(path)]
+    return [path], [fingerprint(path)]
 
 
 @settings(max_examples=30)
@@ -195,7 +194,7 @@ def test_an_index_finds_what_a_dictionary_finds(
         texts = {_whole(key): _whole(text) for key, text in texts.items()}
         others = [_whole(key) for key in others]
         files, marks = corpus(Path(directory) / "c.jsonl", texts)
-        for index in (on_disk(files, marks), on_disk(files, marks), in_memory(files, "c")):
+        for index in (on_disk(files, marks), on_disk(files, marks), in_memory(files)):
             wanted = [*texts, *others]
             found = index.take(index.find(pa.array(wanted, pa.string()))).to_pylist()
             assert found == [texts.get(key) for key in wanted]
@@ -229,23 +228,23 @@ def test_the_index_is_made_once_and_again_when_the_corpus_changes(
 def test_an_id_that_is_there_twice_is_named(tmp_path: Path) -> None:
     (tmp_path / "c.tsv").write_text("a\tx\nb\ty\na\tz\n")
     with pytest.raises(InputError, match=r"c.tsv: id 'a' is there twice, in rows 0 and 2"):
-        on_disk((InputFile(tmp_path / "c.tsv"),), ["mark"])
+        on_disk([tmp_path / "c.tsv"], ["mark"])
     assert [path.name for path in tmp_path.iterdir()] == ["c.tsv"]
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> RunFiles:
+def files(tmp_path: Path) -> RankingFiles:
     (tmp_path / "q.tsv").write_text("1\tfirst\n2\tsecond\n3\t \n")
     (tmp_path / "c.tsv").write_text("a\tA\nb\tB\nd\tD\n")
     run = as_run(tmp_path / "r.trec")
-    return RunFiles(InputFile(run), (InputFile(tmp_path / "q.tsv"),), (InputFile(tmp_path / "c.tsv"),))
+    return RankingFiles(InputFile(run), (InputFile(tmp_path / "q.tsv"),), (InputFile(tmp_path / "c.tsv"),))
 
 
-def joined(files: RunFiles, *, allow_missing: bool = True) -> JoinedSource:
-    return JoinedSource(files, [fingerprint(file.path) for file in files.all], allow_missing=allow_missing)
+def joined(files: RankingFiles, *, allow_missing: bool = True) -> RankingSource:
+    return RankingSource(files, [fingerprint(file.path) for file in files.all], allow_missing=allow_missing)
 
 
-def test_texts_are_looked_up(files: RunFiles) -> None:
+def test_texts_are_looked_up(files: RankingFiles) -> None:
     source = joined(files, allow_missing=False)
     table = pa.concat_tables(list(source.tables(lambda _: 3)))
     assert (source.rows, [len(part) for part in source.tables(lambda _: 3)]) == (4, [3, 1])
@@ -254,24 +253,24 @@ def test_texts_are_looked_up(files: RunFiles) -> None:
     assert table["run_score"].to_pylist() == [9.5, 8.25, 7.0, 6.5]
 
 
-def test_what_is_missing_is_named(files: RunFiles) -> None:
-    as_run(files.run.path, [("1", "x", 1, 1.0), ("9", "a", 1, 1.0), ("3", "b", 1, 1.0)])
+def test_what_is_missing_is_named(files: RankingFiles) -> None:
+    as_run(files.ranking.path, [("1", "x", 1, 1.0), ("9", "a", 1, 1.0), ("3", "b", 1, 1.0)])
     (table,) = joined(files).tables(lambda _: 10)
     errors = pa.array(["passage is null", "query is null", "query is null"])
     part = joined(files).explain(ScoredTable(table, pa.nulls(3, pa.float32()), errors, None, 1, "w"))
     assert [error.split(" in /")[0] for error in part.errors.to_pylist()] == [
         "no text for doc_id 'x'", "no text for query_id '9'", "no text for query_id '3'"
     ]  # fmt: skip
-    pq.write_table(table, files.run.path.with_name("out.parquet"))
-    assert pq.read_table(files.run.path.with_name("out.parquet")).to_pylist() == table.to_pylist()
+    pq.write_table(table, files.ranking.path.with_name("out.parquet"))
+    assert pq.read_table(files.ranking.path.with_name("out.parquet")).to_pylist() == table.to_pylist()
     with pytest.raises(InputError, match=r"r.trec: query_id '9' is not in .*q.tsv"):
         joined(files, allow_missing=False)
 
 
-def test_depth_goes_by_rank_then_by_score(files: RunFiles) -> None:
-    path = files.run.path
+def test_depth_goes_by_rank_then_by_score(files: RankingFiles) -> None:
+    path = files.ranking.path
     as_run(path, [("1", "a", 3, 1.0), ("1", "b", 1, 2.0), ("1", "d", 2, 9.0), ("2", "a", 1, 0.0)])
-    deep = RunFiles(files.run, files.queries, files.corpus, depth=2)
+    deep = RankingFiles(files.ranking, files.queries, files.corpus, depth=2)
     (table,) = joined(deep).tables(lambda _: 10)
     assert table["doc_id"].to_pylist() == ["b", "d", "a"]
     path.write_text("1 a 0.5\n1 b 0.1\n1 d 0.9\n")
@@ -282,10 +281,10 @@ def test_depth_goes_by_rank_then_by_score(files: RunFiles) -> None:
         joined(deep)
 
 
-def test_judgements_add_labels_and_what_the_run_lacks(files: RunFiles, tmp_path: Path) -> None:
+def test_judgements_add_labels_and_what_the_run_lacks(files: RankingFiles, tmp_path: Path) -> None:
     qrels = tmp_path / "qrels.txt"
     qrels.write_text("1 0 b 2\n1 0 d 1\n2 0 a 0\n2 0 b 0\n3 0 a 1\n")
-    labelled = RunFiles(files.run, files.queries, files.corpus, depth=1, qrels=InputFile(qrels))
+    labelled = RankingFiles(files.ranking, files.queries, files.corpus, depth=1, qrels=InputFile(qrels))
     (table,) = joined(labelled).tables(lambda _: 10)
     rows = list(
         zip(*(table[name].to_pylist() for name in ("query_id", "doc_id", "relevance", "in_run")), strict=True)
@@ -295,7 +294,7 @@ def test_judgements_add_labels_and_what_the_run_lacks(files: RunFiles, tmp_path:
     assert joined(labelled).rows == 4
 
 
-def test_a_file_that_changes_is_noticed(files: RunFiles) -> None:
+def test_a_file_that_changes_is_noticed(files: RankingFiles) -> None:
     source = joined(files)
     (files.queries[0].path).write_text("1\tother\n")
     with pytest.raises(InputChanged, match=r"q.tsv has changed"):

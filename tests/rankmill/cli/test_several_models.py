@@ -18,7 +18,7 @@ from rankmill import Client
 from rankmill.jobs.contract.errors import ConfigError, InputError, OutputError
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.settings import load_settings
-from rankmill.producer.files.means import Mean, Means
+from rankmill.producer.files.mean_scores import Mean, MeanColumn, MeanScores
 from rankmill.score.score_file import score_file as score_file_here
 from tests.conftest import Server, score_file
 from tests.harness.models.tiny import make_bert
@@ -173,7 +173,13 @@ def test_means_are_those_of_pandas(
     rows = sorted(rows, key=lambda row: row[0]) if grouped else rows
     table = pd.DataFrame(rows, columns=["query", "one", "two"]).astype({"one": "float32", "two": "float32"})
     arrow = pa.Table.from_pandas(table)
-    means = Means(tmp_path_factory.mktemp("means"), "query", ["one", "two"], "mean", mean, is_grouped=grouped)
+    means = MeanScores(
+        tmp_path_factory.mktemp("means"),
+        "query",
+        ["one", "two"],
+        MeanColumn("mean", mean),
+        is_grouped=grouped,
+    )
     parts = [part for at in range(0, len(rows), size) for part in means.add(arrow.slice(at, size))]
     whole = pa.concat_tables([*parts, *means.finish()])
     means.close()

@@ -25,7 +25,7 @@ from rankmill.lab.pairs import fingerprint, read_pairs
 from rankmill.lab.precision import Measured
 from rankmill.lab.quantize import QuantizedTrial, calibrate, groups
 from rankmill.lab.quantize import search as search_layers
-from rankmill.producer.files.readers import TextColumns
+from rankmill.producer.files.formats.base import TextColumns
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.models.loading import load_model
 from tests.conftest import BIN, ENVIRON, Outcome, run_command, wait_for

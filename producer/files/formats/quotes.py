@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.formats.base import BYTE_ORDER_MARK
 from rankmill.producer.files.stores.reading import open_stream
 
 MAX_FIELD_MIB = 16
@@ -25,7 +26,6 @@ Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.int64]
 
 _QUOTE = ord('"')
-_MARK = b"\xef\xbb\xbf"
 _BEHIND = (
     "something other than a delimiter or a line's end is behind the closing quote of the field that begins "
     'here; write a quote inside of a field in quotes twice: ""'
@@ -115,8 +115,8 @@ class Quotes:
         Misquoted
             The quotes are not as they must be.
         """
-        if not self._at and data.startswith(_MARK):
-            data, self._at = data[len(_MARK) :], len(_MARK)
+        if not self._at and data.startswith(BYTE_ORDER_MARK):
+            data, self._at = data[len(BYTE_ORDER_MARK) :], len(BYTE_ORDER_MARK)
         piece = self._held + data if self._held else data
         whole = piece.rstrip(b'"') if data else piece  # what follows the last run may not be read yet
         self._held = piece[len(whole) :]

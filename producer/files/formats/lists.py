@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.readers import Reader, Survey, first_null
+from rankmill.producer.files.formats.base import Reader, Survey, first_null
 
 _ROWS = 64
 """Rows to read at a time; each may have a thousand passages."""
@@ -23,49 +23,56 @@ class ListReader:
 
     Parameters
     ----------
-    inner
-        Reads the file.
+    path, inner, texts
+        The file, its reader, and the columns to read as text.
     lists
         Columns to unroll; the lists of a row have the same length.
     """
 
-    def __init__(self, inner: Reader, lists: Sequence[str]) -> None:
-        self._inner = inner
-        self._lists = lists
+    def __init__(self, path: Path, inner: Reader, texts: Sequence[str], lists: Sequence[str]) -> None:
+        self._path, self._inner, self._texts, self._lists = path, inner, texts, lists
+        self._types = pa.schema([])
 
-    def survey(self, path: Path, texts: Sequence[str], *, find_nulls: bool) -> Survey:
+    def beginning(self) -> pa.Schema:
+        """See `Reader.beginning`."""
+        return self._inner.beginning()
+
+    def survey(self, *, find_nulls: bool) -> Survey:
         """See `Reader.survey`; reads the lists once."""
-        plain = [name for name in texts if name not in self._lists]
-        found = self._inner.survey(path, plain, find_nulls=False)
+        plain = [name for name in self._texts if name not in self._lists]
+        found = self._inner.survey(find_nulls=False)
         if not found.schema.names:
             return found
-        schema = pa.schema([self._unrolled(path, field) for field in found.schema])
+        self._types = found.schema
+        schema = pa.schema([self._unrolled(field) for field in found.schema])
         missing = [name for name in self._lists if name not in schema.names]
         if missing:
-            raise InputError(f"{path}: --list-columns: no column {missing[0]!r} in the input")
+            raise InputError(f"{self._path}: --list-columns: no column {missing[0]!r} in the input")
         wanted = [name for name in schema.names if name in {*self._lists, *(plain if find_nulls else [])}]
         rows, null = 0, None
-        for batch in self._unroll(path, pa.schema([found.schema.field(name) for name in wanted])):
+        for batch in self._unroll(pa.schema([found.schema.field(name) for name in wanted])):
             if find_nulls and null is None:
-                place = first_null(batch, texts)
+                place = first_null(batch, self._texts)
                 null = None if place is None else rows + place
             rows += batch.num_rows
-        return Survey(schema, rows, null, found.forms)
+        return Survey(schema, rows, null, found.notations)
 
-    def batches(self, path: Path, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
+    def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
         """See `Reader.batches`; a batch has the pairs of some rows of the file."""
         fields = [
             field.with_type(pa.list_(field.type)) if field.name in self._lists else field for field in schema
         ]
-        yield from self._unroll(path, pa.schema(fields))
+        if not set(self._lists) & set(schema.names):
+            fields.append(self._types.field(self._lists[0]))  # it says how often a row is repeated
+        yield from self._unroll(pa.schema(fields))
 
-    def _unroll(self, path: Path, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    def _unroll(self, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         row = 0
-        for batch in self._inner.batches(path, schema, _ROWS):
-            yield self._pairs(path, batch, row)
+        for batch in self._inner.batches(schema, _ROWS):
+            yield self._pairs(batch, row)
             row += len(batch)
 
-    def _pairs(self, path: Path, batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
+    def _pairs(self, batch: pa.RecordBatch, first: int) -> pa.RecordBatch:
         lists = [name for name in batch.schema.names if name in self._lists]
         lengths = {name: _lengths(batch[name]) for name in lists}
         for name in lists[1:]:
@@ -73,7 +80,7 @@ class ListReader:
             if len(wrong):
                 row = int(wrong[0])
                 raise InputError(
-                    f"{path}: row {first + row} (counted from 0) has {lengths[lists[0]][row]} items in "
+                    f"{self._path}: row {first + row} (counted from 0) has {lengths[lists[0]][row]} items in "
                     f"{lists[0]!r} and {lengths[name][row]} in {name!r}; lists that are unrolled together "
                     "need the same length (--list-columns)"
                 )
@@ -84,11 +91,13 @@ class ListReader:
         ]
         return pa.record_batch(columns, names=batch.schema.names)
 
-    def _unrolled(self, path: Path, field: pa.Field) -> pa.Field:
+    def _unrolled(self, field: pa.Field) -> pa.Field:
         if field.name not in self._lists:
             return field
         if not _is_list(field.type):
-            raise InputError(f"{path}: column {field.name!r} holds {field.type}, no lists (--list-columns)")
+            raise InputError(
+                f"{self._path}: column {field.name!r} holds {field.type}, no lists (--list-columns)"
+            )
         return pa.field(field.name, field.type.value_type)
 
 

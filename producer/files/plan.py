@@ -1,4 +1,4 @@
-"""The layout of an output: its columns, and the order of its rows."""
+"""The plan of an output: its columns, and the order of its rows."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.wire import outputs
-from rankmill.producer.files.means import Mean, Means
+from rankmill.producer.files.formats.table import TREC
+from rankmill.producer.files.formats.text import undictionary
+from rankmill.producer.files.mean_scores import MeanColumn, MeanScores
 from rankmill.producer.files.outputs import OutputFormat
-from rankmill.producer.files.ranking import Ranking, Repeats
+from rankmill.producer.files.ranking import Ranking, Repeats, starts_of
 from rankmill.producer.files.source import PairSource
 
 
-class Step(Protocol):
+class Transform(Protocol):
     """Something done with rows on their way to the file; it may hold them back, and change their order."""
 
     def add(self, table: pa.Table) -> Iterable[pa.Table]:
@@ -33,15 +34,7 @@ class Step(Protocol):
 
 
 @dataclass(frozen=True)
-class MeanColumn:
-    """A column with the mean of the scores of several models, or of the ranks by them."""
-
-    name: str
-    of: Mean
-
-
-@dataclass(frozen=True)
-class Layout:
+class OutputPlan:
     """Columns and order of the rows of an output.
 
     ``kept`` are the input's columns in it, ``schema`` is that of the whole file, ``scores`` are the names of
@@ -59,22 +52,20 @@ class Layout:
     mean: MeanColumn | None = None
     is_ranked: bool = False
 
-    def steps(self, folder: Path) -> list[Step]:
+    def transforms(self, folder: Path) -> list[Transform]:
         """What is done with the rows before they are written, with files in `folder`."""
         if self.group is None:
             return []
         form, grouped = self.form, self.is_grouped
-        steps: list[Step] = []
+        found: list[Transform] = []
         if self.mean:
-            steps.append(
-                Means(folder, self.group, self.scores, self.mean.name, self.mean.of, is_grouped=grouped)
-            )
+            found.append(MeanScores(folder, self.group, self.scores, self.mean, is_grouped=grouped))
         if self.is_ranked:
             ranking = Ranking(
                 folder, self.group, self.score, form.rank_column, form.top_k, is_grouped=grouped
             )
-            steps.append(ranking)
-        return steps
+            found.append(ranking)
+        return found
 
     @property
     def score(self) -> str:
@@ -90,14 +81,14 @@ class Layout:
         return [scores]
 
 
-def plan_layout(
+def plan_output(
     source: PairSource,
     target: Path,
     form: OutputFormat,
     scores: Sequence[str],
     left_out: Collection[str] = (),
     mean: MeanColumn | None = None,
-) -> Layout:
+) -> OutputPlan:
     """Plan the output of `source` at `target`. Where rows are to be ranked, the ids are read once.
 
     `scores` are the columns of scores, and `mean` is one more for several models; `left_out` are columns of
@@ -108,7 +99,7 @@ def plan_layout(
     InputError
         The input has a column with the name of a new one, or lacks ids, or an id cannot be written.
     """
-    is_trec = form.of(target) == "trec"
+    is_trec = form.of(target) is TREC
     kept = [name for name in source.schema.names if name not in left_out]
     if is_trec:
         kept = list(dict.fromkeys(form.ids(source.schema)))
@@ -116,12 +107,12 @@ def plan_layout(
     added += [pa.field(mean.name, pa.float32())] if mean else []
     is_ranked = form.ranks(target)
     if not is_ranked and not mean:
-        return Layout(form, kept, _with(source.schema, kept, added), scores)
+        return OutputPlan(form, kept, _with(source.schema, kept, added), scores)
     added += [pa.field(form.rank_column, pa.int32())] if is_ranked else []
     group = form.group(source.schema, source.columns.query)
     is_grouped = _survey(source, group, kept if is_trec else [])
     schema = _with(source.schema, kept, added)
-    return Layout(form, kept, schema, scores, group, is_grouped, mean, is_ranked)
+    return OutputPlan(form, kept, schema, scores, group, is_grouped, mean, is_ranked)
 
 
 def _with(schema: pa.Schema, kept: Sequence[str], added: Sequence[pa.Field]) -> pa.Schema:
@@ -149,7 +140,7 @@ def _survey(source: PairSource, group: str, ids: Sequence[str]) -> bool:
         row += len(batch)
         if not is_grouped:
             continue
-        for value in _without_repeats(batch[group]):
+        for value in batch[group].take(pa.array(starts_of(batch[group]))).to_pylist():
             if value != last:
                 is_grouped = is_grouped and hash(value) not in seen
                 seen.add(hash(value))
@@ -159,21 +150,9 @@ def _survey(source: PairSource, group: str, ids: Sequence[str]) -> bool:
     return is_grouped
 
 
-def _without_repeats(column: pa.Array) -> list[object]:
-    """The values of the column, those that follow an equal one left out."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    encoded = pc.dictionary_encode(column, null_encoding="encode")
-    places = encoded.indices.to_numpy()
-    starts = np.flatnonzero(np.diff(places, prepend=-1))
-    values: list[object] = encoded.dictionary.take(pa.array(places[starts])).to_pylist()
-    return values
-
-
 def _check_ids(column: pa.Array, name: str, first: int) -> None:
     """Raise `InputError` if an id cannot be written between spaces."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
+    column = undictionary(column)
     bad = pc.invert(pc.fill_null(pc.match_substring_regex(column.cast(pa.string()), r"^\S+$"), False))
     place = pc.index(bad, True).as_py()
     if place >= 0:

@@ -7,8 +7,9 @@ go on as soon as the next query begins; otherwise they wait on disk until all ro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,33 +18,45 @@ import pyarrow as pa
 from rankmill.producer.files.ranking import QueryNumbers
 from rankmill.producer.files.stores.writing import discard
 
+if TYPE_CHECKING:
+    import pandas as pd
+    from pandas.core.groupby import DataFrameGroupBy
+
 Mean = Literal["ranks", "scores"]
 
 Numbers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class Means:
+@dataclass(frozen=True)
+class MeanColumn:
+    """A column with the mean of the scores of several models, or of the ranks by them."""
+
+    name: str
+    of: Mean
+
+
+class MeanScores:
     """Adds the column.
 
     Parameters
     ----------
     folder
         Folder for the rows that wait.
-    group, scores, name
-        Names of the column that tells queries apart, of the columns of scores, and of the column to add.
+    group, scores
+        Names of the column that tells queries apart, and of the columns of scores.
     mean
-        Of what. Rank 1 is the best; equal scores share the mean of their ranks.
+        The column to add. Rank 1 is the best; equal scores share the mean of their ranks.
     is_grouped
         Whether the rows of every query follow each other.
     """
 
     def __init__(
-        self, folder: Path, group: str, scores: Sequence[str], name: str, mean: Mean, *, is_grouped: bool
+        self, folder: Path, group: str, scores: Sequence[str], mean: MeanColumn, *, is_grouped: bool
     ) -> None:
         self._path = folder / "means.arrow"
-        self._names, self._name = list(scores), name
-        self._compute = _ranks if mean == "ranks" else _standardized
+        self._names, self._name = list(scores), mean.name
+        self._of = mean.of
         self._is_grouped = is_grouped
         self._queries = QueryNumbers(group, is_grouped=is_grouped)
         self._rows: list[pa.Table] = []
@@ -53,25 +66,21 @@ class Means:
 
     def add(self, table: pa.Table) -> Iterator[pa.Table]:
         """Take in rows; yield rows of complete queries."""
-        self._numbers.append(self._queries.of(table))
+        numbers = self._queries.of(table)
+        self._numbers.append(numbers)
         self._scores.append(np.stack([table[name].to_numpy() for name in self._names], axis=1))
         if not self._is_grouped:
             self._spill(table)
             return
         self._rows.append(table)
-        last = self._numbers[-1][-1] if len(table) else None
-        if last is None or last == self._numbers[0][0]:
-            return
-        rows, numbers, scores = self._held()
-        done = int(np.searchsorted(numbers, last))  # grouped rows have ascending numbers
-        yield self._with_mean(rows.slice(0, done), numbers[:done], scores[:done])
-        self._rows, self._numbers, self._scores = [rows.slice(done)], [numbers[done:]], [scores[done:]]
+        if len(table) and numbers[-1] != self._numbers[0][0]:
+            yield self._complete(int(numbers[-1]))
 
     def finish(self) -> Iterator[pa.Table]:
         """Yield the remaining rows."""
         if self._writer is None:
             if self._rows:
-                yield self._with_mean(*self._held())
+                yield self._complete(None)
             return
         self._writer.close()
         means = self._mean(np.concatenate(self._numbers), np.concatenate(self._scores))
@@ -79,7 +88,7 @@ class Means:
         with pa.ipc.open_file(pa.memory_map(str(self._path))) as spilled:
             for at in range(spilled.num_record_batches):
                 table = pa.Table.from_batches([spilled.get_batch(at)])
-                yield self._appended(table, means[start : start + len(table)])
+                yield self._with_means(table, means[start : start + len(table)])
                 start += len(table)
 
     def close(self) -> None:
@@ -94,49 +103,37 @@ class Means:
             self._writer = pa.ipc.new_file(self._path, table.schema, options=options)
         self._writer.write_table(table.combine_chunks())
 
-    def _held(self) -> tuple[pa.Table, Numbers, Floats]:
-        return pa.concat_tables(self._rows), np.concatenate(self._numbers), np.concatenate(self._scores)
+    def _complete(self, open_query: int | None) -> pa.Table:
+        """Remove and return the rows of the queries before the one that may go on; ``None``: all rows."""
+        rows, numbers = pa.concat_tables(self._rows), np.concatenate(self._numbers)
+        scores = np.concatenate(self._scores)
+        done = len(rows) if open_query is None else int(np.searchsorted(numbers, open_query))
+        self._rows, self._numbers, self._scores = [rows.slice(done)], [numbers[done:]], [scores[done:]]
+        return self._with_means(rows.slice(0, done), self._mean(numbers[:done], scores[:done]))
 
-    def _with_mean(self, rows: pa.Table, numbers: Numbers, scores: Floats) -> pa.Table:
-        return self._appended(rows, self._mean(numbers, scores))
-
-    def _appended(self, rows: pa.Table, means: Floats) -> pa.Table:
+    def _with_means(self, rows: pa.Table, means: Floats) -> pa.Table:
         column = pa.array(means.astype(np.float32), mask=np.isnan(means))
         return rows.append_column(pa.field(self._name, pa.float32()), column)
 
     def _mean(self, numbers: Numbers, scores: Floats) -> Floats:
         """The mean of each row; NaN for rows that lack a score, which do not count for the others either."""
+        import pandas as pd  # slow to import
+
         means = np.full(len(numbers), np.nan)
-        whole = np.flatnonzero(np.isfinite(scores).all(axis=1))
-        if len(whole):
-            _, queries = np.unique(numbers[whole], return_inverse=True)
-            columns = scores[whole].astype(np.float64).T
-            means[whole] = np.mean([self._compute(queries, column) for column in columns], axis=0)
+        whole = np.isfinite(scores).all(axis=1)
+        if whole.any():
+            by_query = pd.DataFrame(scores[whole].astype(np.float64)).groupby(numbers[whole])
+            means[whole] = (_ranks if self._of == "ranks" else _standardized)(by_query).mean(axis=1)
         return means
 
 
-def _ranks(queries: Numbers, scores: Floats) -> Floats:
+def _ranks(by_query: DataFrameGroupBy[Any, Any]) -> pd.DataFrame:
     """Ranks within the queries, from 1 for the highest score; equal scores share the mean of theirs."""
-    order = np.lexsort((-scores, queries))
-    sorted_queries, sorted_scores = queries[order], scores[order]
-    first = np.flatnonzero(np.diff(sorted_queries, prepend=-1))
-    sizes = np.diff(np.append(first, len(order)))
-    places = np.arange(len(order)) - np.repeat(first, sizes) + 1.0
-    begins = (np.diff(sorted_queries, prepend=-1) != 0) | (np.diff(sorted_scores, prepend=np.nan) != 0)
-    ties = np.cumsum(begins) - 1
-    ranks = np.empty(len(order))
-    ranks[order] = (np.bincount(ties, places) / np.bincount(ties))[ties]
-    return ranks
+    return by_query.rank(ascending=False)
 
 
-def _standardized(queries: Numbers, scores: Floats) -> Floats:
+def _standardized(by_query: DataFrameGroupBy[Any, Any]) -> pd.DataFrame:
     """Scores less their query's mean, in units of its standard deviation; 0 where all are the same."""
-    count = np.bincount(queries)
-    off = scores - (np.bincount(queries, scores) / count)[queries]
-    deviation = np.sqrt(np.bincount(queries, off**2) / count)
-    highest = np.full(len(count), -np.inf)
-    np.maximum.at(highest, queries, scores)
-    lowest = np.full(len(count), np.inf)
-    np.minimum.at(lowest, queries, scores)
-    differ = (highest > lowest)[queries]
-    return np.divide(off, deviation[queries], out=np.zeros_like(off), where=differ)
+    differ = by_query.transform("max") > by_query.transform("min")
+    off = by_query.obj - by_query.transform("mean")
+    return (off / by_query.transform("std", ddof=0)).where(differ, 0.0)

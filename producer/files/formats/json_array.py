@@ -11,7 +11,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.files.readers.json_bounds import MAX_DEPTH, MAX_LINE_BYTES
+from rankmill.producer.files.formats.base import MAX_LINE_BYTES, NOT_UTF8
+
+MAX_DEPTH = 32
+"""Deepest nesting of lists and objects. Parquet files with more than 100 levels cannot be read again, and a
+list needs two or three of these levels."""
 
 _READ_BYTES = 1 << 20
 _BLOCK_CHARS = 4 << 20
@@ -77,10 +81,7 @@ class _Text:
         try:
             self.text = self.text[self.at :] + self._decoder.decode(data, final=not data)
         except UnicodeDecodeError:
-            raise InputError(
-                f"{self._path}: not valid UTF-8; "
-                "convert the file first, for example: iconv -f latin1 -t utf-8"
-            ) from None
+            raise InputError(f"{self._path}: {NOT_UTF8}") from None
         self.at = 0
 
 

@@ -21,7 +21,7 @@ def record_of(output: Path) -> Path:
     return folder.with_name(f".{folder.name}")
 
 
-class Made:
+class OutputRecord:
     """The record of an output's files: of each by its name what it was when a runner had made it.
 
     Whoever has the output's lock may use it.

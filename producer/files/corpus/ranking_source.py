@@ -1,10 +1,11 @@
-"""A run with its queries and its corpus as an input: pairs whose texts are looked up as they are needed."""
+"""A ranking with its queries and its corpus as an input: pairs whose texts are looked up when needed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -12,16 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.producer.collect.pairs import RowsAt
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.corpus.index import TextIndex, in_memory, on_disk
-from rankmill.producer.files.corpus.run_file import SCHEMA, read_run
-from rankmill.producer.files.corpus.run_files import RunFiles
-from rankmill.producer.files.corpus.tables import read_qrels
-from rankmill.producer.files.inputs import InputFile
-from rankmill.producer.files.ranking import Repeats
-from rankmill.producer.files.readers import TextColumns
-from rankmill.producer.files.source import Shard, check_file_unchanged, cut_batches, cut_range, shard_range
+from rankmill.producer.files.corpus.rankings import SCHEMA, read_qrels, read_ranking
+from rankmill.producer.files.formats.base import TextColumns
+from rankmill.producer.files.inputs import RankingFiles
+from rankmill.producer.files.ranking import Repeats, starts_of
+from rankmill.producer.files.source import PairSource, Shard, cut_range
 
 _TEXT_FIELDS = [pa.field("query", pa.dictionary(pa.int32(), pa.string())), pa.field("passage", pa.string())]
 _LABEL_FIELDS = [pa.field("relevance", pa.int64()), pa.field("in_run", pa.bool_())]
@@ -32,7 +30,7 @@ _ROWS_AT_ONCE = 16_384
 _Labels = dict[tuple[str, str], int]
 
 
-class JoinedSource:
+class RankingSource(PairSource):
     """The pairs of a run, in its order, with columns `SCHEMA`, ``query`` and ``passage``.
 
     Texts that are not there are null, so that their rows get an error; `explain` names the missing id.
@@ -61,22 +59,23 @@ class JoinedSource:
 
     def __init__(
         self,
-        files: RunFiles,
+        files: RankingFiles,
         fingerprints: Iterable[str],
         *,
         allow_missing: bool,
         limit: int | None = None,
         shard: Shard | None = None,
     ) -> None:
-        self._files = files
-        self._marks = tuple(fingerprints)
-        self._queries = in_memory(files.queries, ", ".join(str(file.path) for file in files.queries))
+        self._input, self._ranking = files, files.ranking.path
+        self._limit = limit
+        marks = tuple(fingerprints)
+        self._queries = in_memory([file.path for file in files.queries])
         first = 1 + len(files.queries)
-        self._corpus = on_disk(files.corpus, self._marks[first : first + len(files.corpus)])
-        self._labels = _labels(files.qrels) if files.qrels else None
+        corpus = [file.path for file in files.corpus]
+        self._corpus = on_disk(corpus, marks[first : first + len(corpus)])
+        self._labels = _labels(files.qrels.path) if files.qrels else None
         self._id_schema = pa.schema([*SCHEMA, *(_LABEL_FIELDS if files.qrels else [])])
         self.schema = pa.schema([*self._id_schema, *_TEXT_FIELDS])
-        self._limit = limit
         rows, repeats = 0, Repeats("query_id", "doc_id")
         for batch in self._all_ids():
             if not allow_missing:
@@ -84,44 +83,28 @@ class JoinedSource:
             repeats.add(batch)
             rows += len(batch)
         if twice := repeats.first(self._all_ids):
-            raise InputError(f"{files.run.path}: query {twice[0]!r} has passage {twice[1]!r} twice; keep one")
-        self._start, self._stop = shard_range(rows, shard)
-
-    @property
-    def rows(self) -> int:
-        """See `PairSource.rows`."""
-        return self._stop - self._start
-
-    def tables(self, rows_at: RowsAt, start: int = 0) -> Iterator[pa.Table]:
-        """See `PairSource.tables`."""
-        pairs = chain.from_iterable(map(self._with_texts, self._ids(start)))
-        return cut_batches(pairs, self.schema, self.columns, rows_at, start)
+            raise InputError(f"{self._ranking}: query {twice[0]!r} has passage {twice[1]!r} twice; keep one")
+        super().__init__(files.all, marks, rows, shard)
 
     def select(self, names: Iterable[str]) -> Iterator[pa.RecordBatch]:
-        """See `Source.select`; only for the columns of the run."""
+        """See `PairSource.select`; only for the columns of the ranking."""
         wanted = list(names)
         return (batch.select(wanted) for batch in self._ids())
-
-    def check_unchanged(self) -> None:
-        """See `Source.check_unchanged`."""
-        for file, before in zip(self._files.all, self._marks, strict=True):
-            check_file_unchanged(file.path, before)
 
     def explain(self, part: ScoredTable) -> ScoredTable:
         """Name the id in the errors of rows whose text is not there."""
         if part.errors.null_count == len(part.errors):
             return part
         errors = part.errors.to_pylist()
-        for text, key, where in (
-            ("passage", "doc_id", self._files.corpus),
-            ("query", "query_id", self._files.queries),
-        ):
-            names = ", ".join(str(file.path) for file in where)
+        for text, key, _, names in reversed(self._texts()):  # where both lack, the query is named
             column = part.table[text].combine_chunks()
             for row in np.flatnonzero(np.asarray(pc.is_null(column))):
                 if errors[row] is not None:
                     errors[row] = f"no text for {key} {part.table[key][row].as_py()!r} in {names}"
         return replace(part, errors=pa.array(errors, pa.string()))
+
+    def _batches(self, start: int) -> Iterator[pa.RecordBatch]:
+        return chain.from_iterable(map(self._with_texts, self._ids(start)))
 
     def _ids(self, start: int = 0) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the shard, from row `start` of them on."""
@@ -129,9 +112,9 @@ class JoinedSource:
 
     def _all_ids(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the run to be scored."""
-        batches = read_run(self._files.run)
-        if self._files.depth is not None:
-            batches = _cut_queries(batches, self._files, self._files.depth)
+        batches = read_ranking(self._ranking)
+        if self._input.depth is not None:
+            batches = _cut_queries(batches, self._ranking, self._input.depth)
         if self._limit is not None:
             batches = cut_range(batches, 0, self._limit)
         return batches if self._labels is None else self._labelled(batches, self._labels)
@@ -157,6 +140,16 @@ class JoinedSource:
         if rows:
             yield pa.RecordBatch.from_pylist(rows, schema=self._id_schema)
 
+    def _texts(self) -> list[tuple[str, str, TextIndex, str]]:
+        """The columns of a text and of its id, its texts, and the names of their files."""
+        queries, corpus = (
+            ", ".join(str(file.path) for file in files) for files in (self._input.queries, self._input.corpus)
+        )
+        return [
+            ("query", "query_id", self._queries, queries),
+            ("passage", "doc_id", self._corpus, corpus),
+        ]
+
     def _with_texts(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         queries = pc.dictionary_encode(batch["query_id"])
         texts = _present(self._queries, queries.dictionary)
@@ -171,24 +164,19 @@ class JoinedSource:
             yield pa.record_batch(columns, schema=self.schema)
 
     def _check_there(self, batch: pa.RecordBatch) -> None:
-        for key, index, files in (
-            ("query_id", self._queries, self._files.queries),
-            ("doc_id", self._corpus, self._files.corpus),
-        ):
+        for _, key, index, names in self._texts():
             missing = np.flatnonzero(index.find(batch[key]) < 0)
             if len(missing):
-                names = ", ".join(str(file.path) for file in files)
                 first = batch[key][int(missing[0])].as_py()
                 raise InputError(
-                    f"{self._files.run.path}: {key} {first!r} is not in {names}; "
+                    f"{self._ranking}: {key} {first!r} is not in {names}; "
                     "leave out --on-null fail to have it reported as a row error"
                 )
 
 
-def _labels(file: InputFile) -> _Labels:
-    frame = read_qrels(file.path)
-    pairs = zip(frame["query_id"].tolist(), frame["doc_id"].tolist(), strict=True)
-    return dict(zip(pairs, frame["relevance"].tolist(), strict=True))
+def _labels(path: Path) -> _Labels:
+    frame = read_qrels(path)
+    return dict(zip(zip(frame["query_id"], frame["doc_id"], strict=True), frame["relevance"], strict=True))
 
 
 def _present(index: TextIndex, ids: pa.Array) -> pa.StringArray:
@@ -197,31 +185,31 @@ def _present(index: TextIndex, ids: pa.Array) -> pa.StringArray:
     return pc.if_else(pc.equal(pc.utf8_trim_whitespace(texts), ""), pa.scalar(None, pa.string()), texts)
 
 
-def _cut_queries(batches: Iterator[pa.RecordBatch], files: RunFiles, depth: int) -> Iterator[pa.RecordBatch]:
+def _cut_queries(batches: Iterator[pa.RecordBatch], path: Path, depth: int) -> Iterator[pa.RecordBatch]:
     """Keep the first `depth` passages of each query: by rank, else by score, else as they come."""
     seen: set[int] = set()
     rest: pa.RecordBatch | None = None
     for batch in batches:
         whole = batch if rest is None else pa.concat_batches([rest, batch])
-        starts = _starts(whole)
+        starts = starts_of(whole["query_id"])
         last = int(starts[-1]) if len(starts) else 0
         if last:
-            yield _best(whole.slice(0, last), starts[:-1], files, seen, depth)
+            yield _best(whole.slice(0, last), starts[:-1], path, seen, depth)
         rest = whole.slice(last)
     if rest is not None and len(rest):
-        yield _best(rest, _starts(rest), files, seen, depth)
+        yield _best(rest, starts_of(rest["query_id"]), path, seen, depth)
 
 
 def _best(
-    batch: pa.RecordBatch, starts: npt.NDArray[np.int64], files: RunFiles, seen: set[int], depth: int
+    batch: pa.RecordBatch, starts: npt.NDArray[np.int64], path: Path, seen: set[int], depth: int
 ) -> pa.RecordBatch:
     """The rows to keep of whole queries, which begin at `starts`."""
     for start in starts:
         query = batch["query_id"][int(start)].as_py()
         if hash(query) in seen:
             raise InputError(
-                f"{files.run.path}: the passages of query {query!r} do not follow each other, which --depth "
-                "needs; sort the run by its queries"
+                f"{path}: the passages of query {query!r} do not follow each other, which --depth needs; "
+                "sort the run by its queries"
             )
         seen.add(hash(query))
     sizes = np.diff(np.r_[starts, len(batch)])
@@ -233,9 +221,3 @@ def _best(
     places = np.arange(len(batch)) - np.repeat(starts, sizes)
     kept = np.sort(order[places < depth])
     return batch.take(pa.array(kept))
-
-
-def _starts(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """The first row of each query."""
-    places = pc.dictionary_encode(batch["query_id"]).indices.to_numpy().astype(np.int64)
-    return np.flatnonzero(np.diff(places, prepend=-1))

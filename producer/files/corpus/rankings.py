@@ -1,0 +1,203 @@
+"""Rankings (run files), relevance judgements, and other tables of ids and numbers, from files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.formats.base import ReadOptions
+from rankmill.producer.files.formats.table import CSV, TSV, format_of, is_readable, open_reader
+from rankmill.producer.files.formats.trec import LineFormat, read_lines
+from rankmill.producer.files.outputs import PASSAGE_IDS, QUERY_IDS
+
+SCHEMA = pa.schema(
+    [
+        ("query_id", pa.string()),
+        ("doc_id", pa.string()),
+        ("run_rank", pa.int64()),
+        ("run_score", pa.float64()),
+    ]
+)
+"""Columns of every ranking; rank and score are null where the file has none."""
+
+_ROWS = 65_536
+_USUAL = {
+    "query_id": QUERY_IDS,
+    "doc_id": PASSAGE_IDS,
+    "run_rank": ("rank", "run_rank", "position"),
+    "run_score": ("score", "run_score", "sim", "similarity"),
+}
+"""Names of a file's columns for those of `SCHEMA`."""
+
+_RELEVANCE = ("relevance", "score", "rel", "label")
+
+_RANKING = LineFormat(
+    SCHEMA,
+    {
+        2: ("query_id", "doc_id"),
+        3: ("query_id", "doc_id", "run_rank"),
+        4: ("query_id", "doc_id", "run_rank", "run_score"),
+        6: ("query_id", "", "doc_id", "run_rank", "run_score", ""),
+    },
+    QUERY_IDS,
+    "a run has two (query, passage), three (and the rank or the score), four (rank and score), or the six of "
+    "TREC, between tabs or spaces",
+)
+
+_QRELS = LineFormat(
+    pa.schema({"query_id": pa.string(), "doc_id": pa.string(), "relevance": pa.int64()}),
+    {3: ("query_id", "doc_id", "relevance"), 4: ("query_id", "", "doc_id", "relevance")},
+    QUERY_IDS,
+    "judgements have four (query, 0, document, relevance) or three (query, document, relevance)",
+)
+
+
+def read_ranking(path: Path) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a ranking in order, as batches of `SCHEMA`.
+
+    Text has fields between tabs or spaces: query and passage, or these and the rank (a whole number) or the
+    score, or all four, or the six of TREC; or a header names them. A row of JSON or Parquet may hold lists
+    of passages, ranks and scores.
+
+    Raises
+    ------
+    InputError
+        The file is damaged, or no ranking.
+    """
+    if is_readable(path) and format_of(path) is not TSV:
+        yield from _records(path)
+    else:
+        yield from read_lines(path, _RANKING, lambda words: _fields(path, words))
+
+
+def read_qrels(path: Path) -> pd.DataFrame:
+    """Read relevance judgements: TREC's ``query 0 document relevance``, BEIR's TSV, or named columns.
+
+    Returns columns ``query_id``, ``doc_id`` and ``relevance``.
+
+    Raises
+    ------
+    InputError
+        The file has none of these forms, or judges a passage twice, and not alike.
+    """
+    if not path.is_file():
+        raise InputError(f"{path}: no such file")
+    frame = _judgements(path).drop_duplicates(ignore_index=True)
+    check_once(frame, path)
+    return frame
+
+
+def check_once(frame: pd.DataFrame, path: Path) -> None:
+    """Raise `InputError` if a query has a passage twice (``query_id``, ``doc_id``)."""
+    twice = frame[frame.duplicated(["query_id", "doc_id"])]
+    if len(twice):
+        query, passage = twice.iloc[0][["query_id", "doc_id"]]
+        raise InputError(f"{path}: query {query!r} has passage {passage!r} twice; keep one")
+
+
+def read_table(path: Path) -> pa.Table:
+    """Read a whole file of any format; raises `InputError` if it cannot be read."""
+    reader = open_reader(path)
+    schema = reader.survey(find_nulls=False).schema
+    if not schema.names:
+        raise InputError(f"{path}: is empty")
+    return pa.Table.from_batches(reader.batches(schema, _ROWS), schema)
+
+
+def column_of(path: Path, names: Sequence[str], usual: Sequence[str]) -> str:
+    """The first of the `usual` names among those of a file; raises `InputError` if there is none."""
+    found = next((name for name in usual if name in names), None)
+    if found is None:
+        raise InputError(f"{path}: no column {' or '.join(usual)}; it has {', '.join(map(repr, names))}")
+    return found
+
+
+def frame_of(table: pa.Table, names: list[str], path: Path) -> pd.DataFrame:
+    """Columns `names` as ``query_id``, ``doc_id``, ``score``; rows with a null are left out."""
+    try:
+        columns = [
+            table[names[0]].cast(pa.string()),
+            table[names[1]].cast(pa.string()),
+            table[names[2]].cast(pa.float64()),
+        ]
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{path}: column {names[2]!r} holds no numbers: {error}") from None
+    found: pd.DataFrame = pa.table(columns, names=["query_id", "doc_id", "score"]).to_pandas()
+    return found.dropna()
+
+
+def _judgements(path: Path) -> pd.DataFrame:
+    if is_readable(path) and format_of(path) is not TSV:
+        table = read_table(path)
+        names = [column_of(path, table.column_names, usual) for usual in (QUERY_IDS, PASSAGE_IDS, _RELEVANCE)]
+        frame = frame_of(table, names, path).rename(columns={"score": "relevance"})
+        if len(frame) < len(table):
+            raise InputError(f"{path}: a row lacks {' or '.join(names)}")
+        wrong = frame["relevance"][frame["relevance"] % 1 != 0]
+        if len(wrong):
+            row = wrong.index[0]
+            raise InputError(
+                f"{path}: row {row} (counted from 0): {names[2]} is {wrong[row]}, no whole number"
+            )
+        return frame.astype({"relevance": int})
+    found: pd.DataFrame = pa.Table.from_batches(read_lines(path, _QRELS), _QRELS.schema).to_pandas()
+    if not len(found):
+        raise InputError(f"{path}: holds no judgements")
+    return found
+
+
+def _records(path: Path) -> Iterator[pa.RecordBatch]:
+    """Read a ranking from a format whose columns have names."""
+    schema = open_reader(path).survey(find_nulls=False).schema
+    if not schema.names:
+        return
+    names = _named(path, schema.names)
+    fields = [schema.field(name) for name in schema.names if name in names.values()]
+    lists = [field.name for field in fields if pa.types.is_list(field.type)]
+    if format_of(path) is CSV:
+        fields = [pa.field(field.name, pa.string()) for field in fields]
+    asked = [field.with_type(field.type.value_type) if field.name in lists else field for field in fields]
+    reader, row = open_reader(path, options=ReadOptions(lists=lists)), 0
+    for batch in reader.batches(pa.schema(asked), _ROWS):
+        columns = [
+            _column(path, batch[names[field.name]] if field.name in names else None, field, len(batch), row)
+            for field in SCHEMA
+        ]
+        row += len(batch)
+        yield pa.record_batch(columns, schema=SCHEMA)
+
+
+def _column(path: Path, column: pa.Array | None, field: pa.Field, rows: int, first: int) -> pa.Array:
+    if column is None:
+        return pa.nulls(rows, field.type)
+    try:
+        found = column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise InputError(f"{path}: {field.name} holds {column.type}, not {field.type}") from None
+    if field.name in {"query_id", "doc_id"} and found.null_count:
+        row = first + pc.index(pc.is_null(found), True).as_py()
+        raise InputError(f"{path}: row {row} (counted from 0) has no {field.name}")
+    return found
+
+
+def _named(path: Path, names: Sequence[str]) -> Mapping[str, str]:
+    """The file's column for each of `SCHEMA` that it has; raises `InputError` if it has no ids."""
+    ids = {name: column_of(path, names, _USUAL[name]) for name in ("query_id", "doc_id")}
+    found = {name: next((each for each in usual if each in names), "") for name, usual in _USUAL.items()}
+    return ids | {name: column for name, column in found.items() if column}
+
+
+def _fields(path: Path, words: Sequence[str]) -> Sequence[str]:
+    """What the first line of a ranking says about its fields; nothing where their number does."""
+    if words and words[0].lower() in QUERY_IDS:
+        roles = {column: name for name, column in _named(path, words).items()}
+        return [roles.get(word, "") for word in words]
+    if len(words) == 3 and not re.fullmatch(r"[0-9]+", words[2]):
+        return ("query_id", "doc_id", "run_score")
+    return ()

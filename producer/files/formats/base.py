@@ -1,0 +1,153 @@
+"""What every format of files has: a reader, which reads a file in two passes, and a writer.
+
+`Reader.survey` checks a file before scoring begins, so that an error costs no work, and finds a schema that
+fits every row. `Reader.batches` then reads the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+
+from rankmill.jobs.contract.errors import InputError
+from rankmill.producer.files.formats.notations import Notations
+
+MAX_LINE_BYTES = 16 << 20
+"""Longest line of text, checked before it is parsed."""
+
+NOT_UTF8 = "not valid UTF-8; convert the file first, for example: iconv -f latin1 -t utf-8"
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class TextColumns:
+    """Names of the columns that hold the pairs."""
+
+    query: str
+    passage: str
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Both names: query, passage."""
+        return (self.query, self.passage)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How to read a file.
+
+    ``delimiter`` is the character between two fields of CSV and TSV, or its name; ``None``: noticed in CSV,
+    a tab in TSV. ``lists`` are columns to unroll: a row becomes one row for each item. ``max_field_mib`` is
+    the longest field of CSV and TSV; ``None``: as of `MAX_FIELD_MIB`; ``way_out`` says what to do where it is
+    longer. ``names`` are the columns of CSV or TSV without a header.
+    """
+
+    delimiter: str | None = None
+    lists: Sequence[str] = ()
+    max_field_mib: int | None = None
+    way_out: str = "raise the bound: score-file --max-field-mib"
+    names: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Survey:
+    """Schema and size of a file. ``first_null`` is the first row (from 0) with a null in a text column.
+
+    In file formats without types, columns are text in ``schema``; ``notations`` says what else they could be.
+    """
+
+    schema: pa.Schema
+    rows: int
+    first_null: int | None
+    notations: Mapping[str, Notations] = field(default_factory=dict)
+
+
+class Reader(Protocol):
+    """Reads one file; it is made from the path, the columns to read as text, and `ReadOptions`.
+
+    Raises
+    ------
+    InputError
+        From any method: the file is damaged; the message names the file and, if known, column and row.
+    """
+
+    def beginning(self) -> pa.Schema:
+        """The columns that the beginning of the file shows; without types, a column is text."""
+        ...
+
+    def survey(self, *, find_nulls: bool) -> Survey:
+        """Check the whole file; `find_nulls`: ``first_null`` is needed even if this takes an extra read."""
+        ...
+
+    def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
+        """Read the columns of `schema` that the file has, in batches of about `rows` rows if it can."""
+        ...
+
+
+class Writer(Protocol):
+    """Writes one file; it is made from the path, the schema of the tables, and the compression of text.
+
+    Raises
+    ------
+    OSError, pa.ArrowException
+        From any method: the file cannot be written.
+    """
+
+    def write(self, table: pa.Table) -> None:
+        """Append rows."""
+        ...
+
+    def close(self, metadata: Mapping[str, str]) -> None:
+        """Complete the file, with `metadata` where the format has a place for it."""
+        ...
+
+    def abandon(self) -> None:
+        """Close the incomplete file."""
+        ...
+
+
+def first_null(batch: pa.RecordBatch | pa.Table, texts: Sequence[str]) -> int | None:
+    """Return the first row of `batch` with a null in a column of `texts`, or ``None``."""
+    found = [
+        int(pa.compute.index(pa.compute.is_null(batch[name]), value=True).as_py())
+        for name in texts
+        if batch.schema.names.count(name) == 1 and batch[name].null_count
+    ]
+    return min(found, default=None)
+
+
+def line_blocks(
+    path: Path, stream: pa.NativeFile, start: bytes, block_bytes: int
+) -> Iterator[tuple[int, bytes]]:
+    """Yield ``(line, block)``: blocks of whole lines, and the number (from 1) of the first line of each.
+
+    `start` was read from the stream already; about `block_bytes` are read at a time.
+
+    Raises
+    ------
+    InputError
+        A line is longer than `MAX_LINE_BYTES`.
+    """
+    line, rest, data = 1, b"", start.removeprefix(BYTE_ORDER_MARK)
+    while data:
+        end = data.rfind(b"\n") + 1
+        if len(rest) + (data.find(b"\n") if end else len(data)) > MAX_LINE_BYTES:
+            raise InputError(f"{path}, line {line}: longer than {MAX_LINE_BYTES >> 20} MiB")
+        if end:
+            yield line, rest + data[:end]
+            line += rest.count(b"\n") + data.count(b"\n", 0, end)
+            rest = b""
+        rest += data[end:]
+        data = stream.read(block_bytes)
+    if rest.strip():
+        yield line, rest
+
+
+def text_of(error: BaseException) -> str:
+    """What an error of a library says, in one line."""
+    return " ".join(str(error).split())

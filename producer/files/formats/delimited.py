@@ -1,0 +1,263 @@
+"""CSV and TSV, plain or compressed with gzip or zstd.
+
+The first line names the columns. The type of a column is found from the whole file, so one word in a
+column of numbers makes it a text column and does not cause an error in the middle of a run. An empty
+field without quotes is null. TSV has no quoting: a quote is an ordinary character. The quotes of CSV are
+checked (`formats.quotes`), as Arrow lets a stray one merge rows.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pcsv
+
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.protocol.submitted.request import DELIMITERS
+from rankmill.producer.files.formats.base import NOT_UTF8, ReadOptions, Survey, first_null, text_of
+from rankmill.producer.files.formats.notations import ALL_NOTATIONS, Notations, notations_of
+from rankmill.producer.files.formats.quotes import MAX_FIELD_MIB, open_quoted
+from rankmill.producer.files.formats.text import TextWriter, as_text, joined, refuse, undictionary
+from rankmill.producer.files.stores.reading import open_stream
+
+_BLOCK_BYTES = 16 << 20
+"""Size of the blocks that are parsed, or that of the longest field; a row must fit into one."""
+
+_HEADER_BYTES = 1 << 20
+"""Longest header line."""
+
+_MAX_COLUMNS = 10_000
+
+_BREAKS = r"[\t\r\n]"
+"""Characters that a TSV file cannot hold: it has no quotes."""
+
+_Types = dict[str, pa.DataType]
+
+logger = logging.getLogger(__name__)
+
+
+class _DelimitedReader:
+    """Reads text with one row to a line; in CSV a field may be in quotes."""
+
+    has_quotes: bool
+
+    def __init__(self, path: Path, texts: Sequence[str], options: ReadOptions) -> None:
+        self._path, self._texts, self._options = path, texts, options
+        self._longest = options.max_field_mib or MAX_FIELD_MIB
+        named = options.delimiter and DELIMITERS.get(options.delimiter, options.delimiter)
+        self._delimiter = named or self._usual_delimiter()
+
+    def beginning(self) -> pa.Schema:
+        """See `Reader.beginning`: the header, if the file has one."""
+        return pa.schema([(name, pa.string()) for name in self._header()])
+
+    def survey(self, *, find_nulls: bool) -> Survey:
+        """See `Reader.survey`; reads the file once, and once more for each column that is not UTF-8."""
+        types: _Types = dict.fromkeys([*self._header(), *self._texts], pa.string())
+        while True:
+            try:
+                return self._scan(types)
+            except _Unfit as error:
+                if error.column in self._texts:
+                    raise error.as_text() from None
+                types[error.column] = pa.binary()
+
+    def batches(self, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
+        """See `Reader.batches`; a batch is a block of the file."""
+        if not schema.names:
+            return
+        types = {field.name: field.type for field in schema}
+        try:
+            yield from self._stream(types)
+        except _Unfit as error:
+            if types[error.column] == pa.string():
+                raise error.as_text() from None
+            raise InputError(
+                f"{self._path}: column {error.column!r}, row {error.row} (the header is row 1) does not hold "
+                f"{error.type}; read it as text with --text-columns"
+            ) from None
+
+    def _scan(self, types: _Types) -> Survey:
+        rows, null, schema = 0, None, pa.schema([])
+        notations: dict[str, Notations] = {
+            name: ALL_NOTATIONS
+            for name, kind in types.items()
+            if kind == pa.string() and name not in self._texts
+        }
+        for batch in self._stream(types):
+            schema = batch.schema
+            if null is None:
+                found = first_null(batch, self._texts)
+                null = None if found is None else rows + found
+            for name, column in zip(schema.names, batch.columns, strict=True):
+                if notations.get(name):
+                    notations[name] = notations_of(column, notations[name])
+            rows += batch.num_rows
+        return Survey(schema, rows, null, notations)
+
+    def _stream(self, types: _Types) -> Iterator[pa.RecordBatch]:
+        """Yield the columns of `types` that the file has; its first column, if it has none of these."""
+        names = list(self._options.names) or self._header()
+        if not names:
+            return
+        wanted = [name for name in names if name in types] or names[:1]  # for the number of rows
+        block_bytes = _BLOCK_BYTES if self._longest <= MAX_FIELD_MIB else self._longest << 20
+        try:
+            reader = pcsv.open_csv(
+                self._open(),
+                read_options=pcsv.ReadOptions(
+                    block_size=block_bytes, use_threads=False, column_names=self._options.names or None
+                ),
+                parse_options=pcsv.ParseOptions(
+                    delimiter=self._delimiter,
+                    quote_char='"' if self.has_quotes else False,
+                    newlines_in_values=self.has_quotes,
+                ),
+                convert_options=pcsv.ConvertOptions(
+                    column_types={name: types.get(name, pa.binary()) for name in wanted},
+                    include_columns=wanted if len(wanted) < len(names) else [],
+                    null_values=[""],
+                    strings_can_be_null=True,
+                    quoted_strings_can_be_null=False,
+                ),
+            )
+            yield pa.RecordBatch.from_pylist([], schema=reader.schema)  # the schema, even without rows
+            yield from reader
+        except (pa.ArrowException, OSError) as error:
+            if self.has_quotes and "Empty CSV file" in str(error):  # before the file's end is looked at
+                with self._open() as stream:
+                    while stream.read(block_bytes):
+                        pass
+            raise self._explained(error, names, block_bytes) from None
+
+    def _open(self) -> pa.NativeFile:
+        if not self.has_quotes:
+            return open_stream(self._path)
+        return open_quoted(self._path, self._delimiter, self._longest, self._options.way_out)
+
+    def _usual_delimiter(self) -> str:
+        raise NotImplementedError
+
+    def _header(self) -> list[str]:
+        return self._names(self._delimiter)
+
+    def _names(self, delimiter: str) -> list[str]:
+        """The fields of the first line; none for an empty file. Errors of Arrow give a column's number."""
+        path = self._path
+        try:
+            with open_stream(path) as stream:
+                raw = stream.read(_HEADER_BYTES)
+            lines = io.StringIO(raw.decode("utf-8-sig", errors="surrogateescape"), newline="")
+            quoting = csv.QUOTE_MINIMAL if self.has_quotes else csv.QUOTE_NONE
+            names = next(csv.reader(lines, delimiter=delimiter, quoting=quoting), [])  # type: ignore[arg-type]
+        except (OSError, csv.Error, pa.ArrowException) as error:
+            raise InputError(f"{path}: cannot be read: {error}") from None
+        if len(raw) == _HEADER_BYTES and not lines.read(1):
+            raise InputError(f"{path}: its first line, the header, is longer than {_HEADER_BYTES >> 20} MiB")
+        if any("\udc80" <= char <= "\udcff" for name in names for char in name):
+            raise InputError(f"{path}: the header is {NOT_UTF8}")
+        if len(names) > _MAX_COLUMNS:
+            raise InputError(f"{path}: {len(names):,} columns; at most {_MAX_COLUMNS:,} can be read")
+        return names
+
+    def _explained(self, error: Exception, names: list[str], block_bytes: int) -> Exception:
+        """Turn Arrow's error into `InputError` or `_Unfit`; only its text contains the column and row."""
+        text = text_of(error)
+        narrow = re.search(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to (\w+)", text)
+        if narrow:
+            return _Unfit(self._path, names[int(narrow[1])], int(narrow[2]), narrow[3])
+        if "straddling object" in text:
+            return InputError(
+                f"{self._path}: a row is longer than {block_bytes >> 20} MiB; {self._options.way_out}"
+            )
+        return InputError(f"{self._path}: {text.removeprefix('CSV parse error: ')}")
+
+
+class CsvReader(_DelimitedReader):
+    """Reads CSV; its delimiter is noticed, unless it is given."""
+
+    has_quotes = True
+
+    def _usual_delimiter(self) -> str:
+        """The delimiter with which the header has the text columns, else the most columns."""
+        headers = {each: self._names(each) for each in DELIMITERS.values()}
+        fitting = [each for each, names in headers.items() if set(self._texts) <= set(names)]
+        return fitting[0] if fitting else max(headers, key=lambda each: len(headers[each]))
+
+
+class TsvReader(_DelimitedReader):
+    """Reads TSV: a quote is an ordinary character."""
+
+    has_quotes = False
+
+    def _usual_delimiter(self) -> str:
+        return "\t"
+
+
+class _Unfit(Exception):
+    """A value does not fit the type of its column."""
+
+    def __init__(self, path: Path, column: str, row: int, kind: str) -> None:
+        super().__init__(column)
+        self.path, self.column, self.row, self.type = path, column, row, kind
+
+    def as_text(self) -> InputError:
+        """The error for a column of text."""
+        where = f"column {self.column!r}, row {self.row} (the header is row 1)"
+        return InputError(f"{self.path}: {where} is {NOT_UTF8}")
+
+
+class CsvWriter(TextWriter):
+    """Writes CSV: text in quotes, null as an empty field without quotes."""
+
+    def __init__(self, path: Path, schema: pa.Schema, compression: str | None) -> None:
+        refuse(schema, "CSV", pa.types.is_nested)
+        super().__init__(path, schema, compression)
+        self._stream.write(self._csv(schema.empty_table(), header=True))
+
+    def _lines(self, table: pa.Table) -> pa.Buffer:
+        return self._csv(table, header=False)
+
+    @staticmethod
+    def _csv(table: pa.Table, *, header: bool) -> pa.Buffer:
+        sink = pa.BufferOutputStream()
+        columns = [undictionary(column) for column in table.columns]
+        options = pcsv.WriteOptions(include_header=header, quoting_style="needed")
+        pcsv.write_csv(pa.table(columns, names=table.column_names), sink, options)
+        return sink.getvalue()
+
+
+class TsvWriter(TextWriter):
+    """Writes TSV without quotes: null as an empty field, tabs and line ends inside a value as spaces."""
+
+    def __init__(self, path: Path, schema: pa.Schema, compression: str | None) -> None:
+        refuse(schema, "TSV", pa.types.is_nested)
+        super().__init__(path, schema, compression)
+        self._replaced = 0
+        names = pc.replace_substring_regex(pa.array(schema.names, pa.string()), _BREAKS, " ")
+        self._stream.write(("\t".join(names.to_pylist()) + "\n").encode())
+
+    def close(self, metadata: Mapping[str, str]) -> None:
+        """Complete the file; log how many values had tabs or line ends."""
+        super().close(metadata)
+        if self._replaced:
+            logger.warning(
+                "%s values had tabs or line ends, which TSV cannot hold: they are spaces now",
+                f"{self._replaced:,}",
+            )
+
+    def _lines(self, table: pa.Table) -> pa.Buffer:
+        return joined([self._field(column) for column in table.columns], "\t")
+
+    def _field(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        text = as_text(column)
+        broken = pc.sum(pc.match_substring_regex(text, _BREAKS)).as_py() or 0
+        self._replaced += broken
+        return pc.replace_substring_regex(text, _BREAKS, " ") if broken else text

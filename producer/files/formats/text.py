@@ -1,0 +1,68 @@
+"""What the writers of text have in common: a stream, plain or compressed, and lines of fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rankmill.jobs.contract.errors import InputError
+
+
+class TextWriter:
+    """A file that is written as text; a subclass turns tables into bytes."""
+
+    def __init__(self, path: Path, schema: pa.Schema, compression: str | None) -> None:
+        self._schema = schema
+        self._stream = pa.output_stream(str(path), compression=compression)
+
+    def write(self, table: pa.Table) -> None:
+        """Append rows."""
+        if len(table):
+            self._stream.write(self._lines(table))
+
+    def close(self, metadata: Mapping[str, str]) -> None:
+        """Complete the file; text formats have no place for metadata."""
+        self._stream.close()
+
+    def abandon(self) -> None:
+        """See `Writer.abandon`."""
+        self._stream.close()
+
+    def _lines(self, table: pa.Table) -> bytes | pa.Buffer:
+        raise NotImplementedError
+
+
+def joined(fields: Sequence[pa.ChunkedArray | pa.Scalar], separator: str) -> pa.Buffer:
+    """Join fields to lines."""
+    whole = [each.combine_chunks() if isinstance(each, pa.ChunkedArray) else each for each in fields]
+    lines = pc.binary_join_element_wise(*whole, separator) if len(whole) > 1 else whole[0]
+    ended = pc.binary_join_element_wise(lines, "\n", "")
+    _, ends, data = ended.buffers()
+    places = np.frombuffer(ends, np.int32)[ended.offset :][: len(ended) + 1]
+    return data.slice(int(places[0]), int(places[-1] - places[0]))  # Arrow keeps texts one after the other
+
+
+def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column as text, as Arrow prints its values; null is empty."""
+    options = pc.CastOptions(pa.string(), allow_invalid_utf8=True)
+    return pc.fill_null(pc.cast(undictionary(column), options=options), "")
+
+
+def undictionary(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
+    """The column with its values, if it has places in a dictionary."""
+    kind = column.type
+    return column.cast(kind.value_type) if pa.types.is_dictionary(kind) else column
+
+
+def refuse(schema: pa.Schema, name: str, is_bad: Callable[[pa.DataType], bool]) -> None:
+    """Raise `InputError` if a column has a type that the format `name` cannot hold."""
+    for field in schema:
+        if is_bad(field.type):
+            raise InputError(
+                f"{name} cannot hold column {field.name!r} ({field.type}); "
+                "name an output that ends in .parquet"
+            )
