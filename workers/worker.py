@@ -7,7 +7,6 @@ import math
 import os
 import re
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -41,6 +40,7 @@ from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.passwords import mask_passwords, remember_password
 from rankmill.jobs.runtime.patience import Patience
 from rankmill.jobs.runtime.settings import WorkerSettings, load_settings
+from rankmill.jobs.system import system
 from rankmill.workers.backends.registry import choose_device
 from rankmill.workers.engine.budget import BudgetSearch
 from rankmill.workers.engine.cache import CacheLimits, EngineCache
@@ -173,7 +173,7 @@ class ScoringWorker(SimpleWorker):
 
         Without `wait`, in a burst, that is when there is no job, or none for this worker.
         """
-        idle_since, refused = time.monotonic(), RefusedCommands(self._patience.seconds)
+        idle_since, refused = system.monotonic(), RefusedCommands(self._patience.seconds)
         while not self._stop_requested:
             full = False
             try:
@@ -189,7 +189,7 @@ class ScoringWorker(SimpleWorker):
                 refused.wait(error)
                 continue
             if full or drained:
-                idle_since = time.monotonic()
+                idle_since = system.monotonic()
             if full:
                 self._intake.wait_for_room()
                 continue
@@ -198,13 +198,13 @@ class ScoringWorker(SimpleWorker):
             if drained:
                 self._orders.wait(POLL_SECONDS)
             elif rest:
-                time.sleep(min(rest, POLL_SECONDS))
+                system.sleep(min(rest, POLL_SECONDS))
             elif not wait:
-                time.sleep(_READING_SECONDS)  # a model's files are being read
+                system.sleep(_READING_SECONDS)  # a model's files are being read
             else:
                 self._engines.unload_idle()
                 self._orders.warm_again()
-                if max_idle_time is not None and time.monotonic() - idle_since >= max_idle_time:
+                if max_idle_time is not None and system.monotonic() - idle_since >= max_idle_time:
                     return False
         return False
 
@@ -221,7 +221,7 @@ class ScoringWorker(SimpleWorker):
 
     def _prepare(self, settings: WorkerSettings) -> None:
         """Prepare the device, and put the worker together."""
-        self._settings, self._started = settings, time.time()
+        self._settings, self._started = settings, system.now()
         self._device = device = prepare_device(settings)
         self.take_name(device)
         set_up(settings.log_level, settings.log_format, worker=self.name)
@@ -355,9 +355,9 @@ class ScoringWorker(SimpleWorker):
 
     def check_for_suspension(self, burst: bool) -> None:
         """As RQ does, at most once a second."""
-        if time.monotonic() - self._suspension_seen > _SUSPENSION_SECONDS:
+        if system.monotonic() - self._suspension_seen > _SUSPENSION_SECONDS:
             super().check_for_suspension(burst)
-            self._suspension_seen = time.monotonic()
+            self._suspension_seen = system.monotonic()
 
     def handle_execution_ended(self, job: Job, queue: Queue, heartbeat_ttl: int) -> None:
         """As RQ does, but send no last heartbeat: that would recreate part of a job gone from Redis."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 from contextlib import suppress
 from pathlib import Path
 
 from rankmill.jobs.cache.folder import read_json, strangers, write_json
+from rankmill.jobs.system import system
 
 Facts = tuple[int, int, int, int, int]
 """A file's device, inode, size and the times of its last change, of which a program can set only one."""
@@ -44,7 +44,7 @@ def file_digest(path: Path, cache: Path | None = None) -> str:
         if found.get("same") == same and isinstance(known := found.get("sha256"), str):
             return known
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-        settled = time.time() - max(about.st_mtime, about.st_ctime) > _SETTLED_SECONDS
+        settled = system.now() - max(about.st_mtime, about.st_ctime) > _SETTLED_SECONDS
         if remembered and settled and list(facts_of(os.fstat(file.fileno()))) == same:
             with suppress(OSError):
                 write_json(remembered, {"same": same, "sha256": digest})

@@ -6,10 +6,10 @@ workers of the release before, which refuse a run with a field that they do not 
 
 from __future__ import annotations
 
-import uuid
 from typing import Literal, cast, get_args
 
 from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.system import system
 
 Priority = Literal["request", "bulk"]
 
@@ -37,7 +37,7 @@ def choose_priority(asked: str | None, rows: int | None) -> Priority:
 
 def new_run_id(priority: Priority) -> str:
     """A new id for a run of this priority."""
-    return (_MARK if priority == "request" else "") + uuid.uuid4().hex
+    return (_MARK if priority == "request" else "") + system.unique_id()
 
 
 def run_id_of_request(job_id: str) -> str:

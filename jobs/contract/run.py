@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -22,6 +21,7 @@ from rankmill.jobs.contract.schema import (
 )
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.contract.wire import Inputs
+from rankmill.jobs.system import system
 
 MAX_ROW_ERRORS = 200
 """Row errors of a run in Redis, at most (the first ones); the list beside the output has all of them."""
@@ -154,7 +154,7 @@ def new_run(
         queue=queue,
         ttl=ttl,
         max_retries=max_retries,
-        created=time.time(),
+        created=system.now(),
         rows=rows,
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS
+from rankmill.jobs.system import system
 
 _MODELS = 100
 """Models with figures; of more, those without a chunk for longest are forgotten."""
@@ -69,7 +69,7 @@ class ModelFigures(Collector):
 
     def __init__(self, prefix: str, latency: str) -> None:
         self._prefix, self._latency = prefix, latency
-        self._lock = threading.Lock()
+        self._lock = system.Lock()
         self._models: OrderedDict[Name, _Figures] = OrderedDict()
 
     def count(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from typing import Literal
 
@@ -12,6 +11,7 @@ from redis.client import Pipeline
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.schema import Seconds, WireModel
+from rankmill.jobs.system import system
 
 ORDER_SECONDS = 3600
 """Expiry (s) of orders that their worker does not read."""
@@ -47,7 +47,7 @@ def give_order(
     client: redis.Redis, worker: str, what: OrderName, *, started: float, model: str | None = None
 ) -> str:
     """Leave an order to a worker, which reads it with its next heartbeat; returns the order's id."""
-    order = Order(id=uuid.uuid4().hex, what=what, started=started, model=model)
+    order = Order(id=system.unique_id(), what=what, started=started, model=model)
     key = keys.orders(worker)
     with client.pipeline() as pipe:
         pipe.rpush(key, order.model_dump_json())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 
 from pydantic import ValidationError
@@ -14,6 +13,7 @@ from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.spec import ScoreSpec, complaint
 from rankmill.jobs.contract.wire import outputs
+from rankmill.jobs.system import system
 
 PAIRS_FUNCTION = "rankmill.score_pairs"
 OLD_PAIRS_FUNCTION = "jobs.score_pairs"
@@ -73,7 +73,7 @@ def read_request(job: Job) -> Run:
         queue=job.origin,
         ttl=_REFUSALS_SECONDS,
         max_retries=job.retries_left or 0,
-        created=time.time(),
+        created=system.now(),
     )
 
 

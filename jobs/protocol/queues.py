@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -14,6 +13,7 @@ from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.schema import Count, WireModel
 from rankmill.jobs.protocol.worker_report import known_reports, listed_workers
 from rankmill.jobs.runtime.patience import cannot_serve
+from rankmill.jobs.system import system
 
 UNUSED_SECONDS = 86400
 """A queue without producers, workers and chunks for this long (s) is no longer listed."""
@@ -31,7 +31,7 @@ class QueueCapacity(WireModel):
 
 def use_queues(pipe: Pipeline, names: Iterable[str]) -> None:
     """Add to `pipe` that a producer or worker uses these queues now."""
-    now = time.time()
+    now = system.now()
     used = dict.fromkeys(names, now)
     if used:
         pipe.zremrangebyscore(keys.queues(), 0, now - UNUSED_SECONDS)

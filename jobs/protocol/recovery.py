@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -28,6 +27,7 @@ from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
 from rankmill.jobs.runtime.logs import about, about_job
 from rankmill.jobs.runtime.patience import cannot_serve
+from rankmill.jobs.system import system
 
 FailureHandler = Callable[[Job, type[BaseException], BaseException, TracebackType | None], None]
 
@@ -115,7 +115,7 @@ def clean_queue(queue: OrderedQueue, handle: FailureHandler, seconds: float) -> 
     seconds
         Longest time that a job may take from the queue to a worker.
     """
-    now = time.time()
+    now = system.now()
     _guarded(partial(hand_on_abandoned, queue, handle, until=now))
     _guarded(partial(rescue_unbegun, queue, seconds))
     _guarded(partial(enqueue_due, queue))
@@ -154,7 +154,7 @@ def enqueue_due(queue: Queue) -> None:
     """
     connection: Any = queue.connection
     paused = queue.scheduled_job_registry.key
-    for raw_id in connection.zrangebyscore(paused, 0, time.time(), start=0, num=1000):
+    for raw_id in connection.zrangebyscore(paused, 0, system.now(), start=0, num=1000):
         with _one_job(queue, raw_id) as read:
             job = read()
             with connection.pipeline() as pipe:
@@ -177,10 +177,10 @@ def rescue_unbegun(queue: OrderedQueue, seconds: float) -> None:
     started = {entry.rpartition(b":")[0] for entry in leases}
     for raw_id in connection.lrange(waiting, 0, -1):
         seen = f"{waiting}:first_seen:".encode() + raw_id
-        if raw_id in started or connection.set(seen, time.time(), nx=True, ex=3600):
+        if raw_id in started or connection.set(seen, system.now(), nx=True, ex=3600):
             continue
         with suppress(ValueError):
-            if time.time() - float(connection.get(seen) or "nan") > seconds:
+            if system.now() - float(connection.get(seen) or "nan") > seconds:
                 with connection.pipeline() as pipe:
                     pipe.lrem(waiting, 1, raw_id)
                     queue.push_job_id(raw_id, pipe, at_front=True)

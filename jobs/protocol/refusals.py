@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import OrderedDict
 from typing import Any
 
@@ -11,6 +10,7 @@ import redis
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.protocol.worker_report import taking_workers
+from rankmill.jobs.system import system
 
 _REPORT_SECONDS = 1.0
 """Shortest time between two refusals recorded in a run; each also reads who else has refused it."""
@@ -42,7 +42,7 @@ class RunRefusals:
 
         The rest as in `record`.
         """
-        if time.monotonic() - self._recorded.get(run_id, -math.inf) < _REPORT_SECONDS:
+        if system.monotonic() - self._recorded.get(run_id, -math.inf) < _REPORT_SECONDS:
             return None
         reasons = self.record(run_id, reason, until=until, ttl=ttl, in_redis=in_redis)
         live = taking_workers(self._client, queue) | {self._worker}
@@ -65,7 +65,7 @@ class RunRefusals:
         `ttl` seconds. Those of workers of the release before, which say no time, count until they are taken
         back. A run that should be `in_redis` and is not was cancelled.
         """
-        self._recorded[run_id] = time.monotonic()
+        self._recorded[run_id] = system.monotonic()
         if len(self._recorded) > _REMEMBERED:
             self._recorded.popitem(last=False)
         said_key, until_key = keys.refusals(run_id), keys.refused_until(run_id)
@@ -75,7 +75,7 @@ class RunRefusals:
             pipe.zadd(until_key, {self._worker: until})
             pipe.expire(until_key, ttl)
             pipe.hgetall(said_key)
-            pipe.zrange(until_key, "-inf", f"({time.time()}", byscore=True)
+            pipe.zrange(until_key, "-inf", f"({system.now()}", byscore=True)
             pipe.exists(keys.run(run_id))
             *_, said, lapsed, there = pipe.execute()
         if in_redis and not there:  # it was cancelled meanwhile

@@ -8,8 +8,6 @@ them, so Redis holds no more than the chunks in flight.
 from __future__ import annotations
 
 import math
-import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar, cast
@@ -30,6 +28,7 @@ from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.queues import QueueCapacity, read_capacity, use_queues
 from rankmill.jobs.protocol.worker_report import all_take_new_names
 from rankmill.jobs.runtime.patience import cannot_serve
+from rankmill.jobs.system import system
 
 _UNDER_WAY = frozenset(
     status.value.encode() for status in (JobStatus.QUEUED, JobStatus.STARTED, JobStatus.SCHEDULED)
@@ -82,7 +81,7 @@ class RunStore:
 
     def later(self, do: Callable[[], None]) -> None:
         """Call `do`, which uses this store, while the caller goes on."""
-        threading.Thread(target=do, name="later", daemon=True).start()
+        system.Thread(target=do, name="later", daemon=True).start()
 
     def restore(self, run: Run) -> None:
         """Write the run to the server if it is not there, or not there any more.
@@ -109,7 +108,7 @@ class RunStore:
             pipe.xadd(results, {"chunk": -1}, id="0-1")  # These two leave an empty stream: `add_result`
             pipe.xdel(results, "0-1")  # never creates one, as its run may be gone.
         pipe.set(keys.progress(run.id), Progress().model_dump_json(), ex=run.ttl)
-        pipe.zremrangebyscore(keys.runs(), 0, time.time())  # expired runs
+        pipe.zremrangebyscore(keys.runs(), 0, system.now())  # expired runs
         pipe.zadd(keys.runs(), {run.id: 0})
         use_queues(pipe, [run.queue])
         pipe.expire(results, run.ttl)
@@ -173,9 +172,9 @@ class RunStore:
     def _job_function(self, queue: str) -> str:
         """The job function's name that all live workers of a queue take, as seen in the last seconds."""
         seen, function = self._functions.get(queue, (-math.inf, ""))
-        if time.monotonic() - seen > _NAMES_SECONDS:
+        if system.monotonic() - seen > _NAMES_SECONDS:
             function = JOB_FUNCTION if all_take_new_names(self.redis, queue) else OLD_JOB_FUNCTION
-            self._functions[queue] = time.monotonic(), function
+            self._functions[queue] = system.monotonic(), function
         return function
 
     def payload(self, run: Run, chunk: int) -> bytes | None:
@@ -448,7 +447,7 @@ class RunStore:
         pipe.expire(keys.run(run.id), run.ttl)
         pipe.expire(keys.precision(run.id), run.ttl)
         pipe.expire(keys.revision(run.id), run.ttl)
-        pipe.zadd(keys.runs(), {run.id: time.time() + run.ttl}, xx=True)
+        pipe.zadd(keys.runs(), {run.id: system.now() + run.ttl}, xx=True)
         pipe.expire(keys.runs(), _INDEX_SECONDS)
 
 

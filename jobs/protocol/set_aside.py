@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -25,6 +24,7 @@ from rankmill.jobs.contract.errors import Fault, RankmillError, WireError
 from rankmill.jobs.contract.job import JOB_FUNCTION, OLD_JOB_FUNCTION, TRACE, chunk_of
 from rankmill.jobs.contract.schema import Seconds, WireModel
 from rankmill.jobs.runtime.patience import cannot_serve
+from rankmill.jobs.system import system
 
 MAX_LISTED = 100
 """Entries in the list of jobs that were set aside, at most; the oldest are dropped."""
@@ -146,7 +146,7 @@ def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
     job_id = raw_id.decode(errors="backslashreplace")[:_MAX_CHARS]
     reason = reason.encode(errors="replace").decode()[:_MAX_CHARS]
     logger.warning("job %s of queue %r is set aside: %s", job_id, queue.name, reason)
-    noted = SetAside(job=job_id, queue=queue.name, reason=reason, at=time.time())
+    noted = SetAside(job=job_id, queue=queue.name, reason=reason, at=system.now())
     key = Job.redis_job_namespace_prefix.encode() + raw_id
     with connection.pipeline() as pipe:
         pipe.lrem(queue.intermediate_queue_key, 0, raw_id)

@@ -8,7 +8,6 @@ that two writers of one version cannot mix their files. ``NAME/aliases/ALIAS.jso
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +36,7 @@ from rankmill.jobs.registry.documents import (
 )
 from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
 
 PIECE = 8 << 20
 """Bytes that are read or copied at a time."""
@@ -370,5 +370,5 @@ def _fetch(
             if len(piece) < wanted:
                 break  # it is shorter than its manifest says
         out.flush()
-        os.fsync(out.fileno())
+        system.fsync(out.fileno())
     return digest.hexdigest()

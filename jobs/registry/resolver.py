@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
-import time
 from dataclasses import dataclass
 
 from rankmill.jobs.contract.errors import ConfigError, RegistryAway
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.registry.documents import Reference, parse_reference
 from rankmill.jobs.registry.registry import Registry, Resolved
+from rankmill.jobs.system import system
 
 _FRESH_SECONDS = 5.0
 """How long an answer of the registry is used again."""
@@ -41,7 +40,7 @@ class Resolver:
 
     def __init__(self, url: str | None) -> None:
         self._registry = Registry(url) if url else None
-        self._lock = threading.Lock()
+        self._lock = system.Lock()
         self._known: dict[Reference, _Known] = {}
 
     def choice(self, model: str) -> Resolved | None:
@@ -64,7 +63,7 @@ class Resolver:
             if known and _is_fresh(known):
                 return known.choice
             choice = self._ask(reference, known)
-            self._known[reference] = _Known(choice, time.monotonic())
+            self._known[reference] = _Known(choice, system.monotonic())
             return choice
 
     def knows(self, model: str) -> bool:
@@ -109,7 +108,7 @@ class Resolver:
 
 
 def _is_fresh(known: _Known) -> bool:
-    return time.monotonic() - known.at < _FRESH_SECONDS
+    return system.monotonic() - known.at < _FRESH_SECONDS
 
 
 def is_numbered(tag: str) -> bool:

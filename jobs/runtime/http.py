@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from http import HTTPStatus
 from ipaddress import ip_address
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.system import system
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -67,7 +67,7 @@ def serve(
         if port != first:
             logger.warning("%s: port %d is in use, using %d", setting, first, port)
         server.set_app(_without_traceback(app))
-        threading.Thread(target=server.serve_forever, name=setting, daemon=True).start()
+        system.Thread(target=server.serve_forever, name=setting, daemon=True).start()
         return host, server.server_port
     raise ConfigError(f"{setting}: no port from {first} to {port} is free on {host}")
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -24,6 +22,7 @@ from redis.retry import Retry
 
 from rankmill.jobs.contract.errors import RedisFailed, RedisUnavailable
 from rankmill.jobs.runtime.passwords import mask_passwords
+from rankmill.jobs.system import system
 from rankmill.jobs.system.backoff import Backoff
 
 AUTH_SECONDS = 60
@@ -129,7 +128,7 @@ def waiting(
 
 def time_left() -> float:
     """Seconds that a command may take until the `until` of `waiting`; a little, if that is over."""
-    return max(_WAIT.get().until - time.monotonic(), _LEAST_SECONDS)
+    return max(_WAIT.get().until - system.monotonic(), _LEAST_SECONDS)
 
 
 @contextmanager
@@ -179,7 +178,7 @@ class Patience(Retry):
 
     def _begin(self) -> None:
         self._process = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = system.Lock()
         self._waiting: dict[int, str] = {}
         self._since = self._reminded = 0.0
 
@@ -189,11 +188,11 @@ class Patience(Retry):
 
     def sleep(self, seconds: float) -> None:
         """Pause the caller of a command."""
-        time.sleep(seconds)
+        system.sleep(seconds)
 
     def caller(self) -> int:
         """Who calls: a number that no other caller has at the same time."""
-        return threading.get_ident()
+        return system.thread_id()
 
     @property
     def trouble(self) -> str | None:
@@ -215,7 +214,7 @@ class Patience(Retry):
         inner = self.caller() in self._waiting  # this call connects on behalf of a waiting command
         try:
             while True:
-                began = time.monotonic()
+                began = system.monotonic()
                 try:
                     done = do()
                     served = True
@@ -224,10 +223,10 @@ class Patience(Retry):
                     reason = cannot_serve(error)
                     if reason is None or (is_retryable is not None and not is_retryable(error)):
                         raise
-                    if _was_cut_off(error, time.monotonic() - began):
+                    if _was_cut_off(error, system.monotonic() - began):
                         failures, since = 0, 0.0
                     failures += 1
-                    since = since or time.monotonic()
+                    since = since or system.monotonic()
                     try:
                         fail(error, failures) if with_failure_count else fail(error)
                     finally:  # `fail` raises if keys were watched: the caller starts again, after the pause
@@ -241,7 +240,7 @@ class Patience(Retry):
         most = min(self.seconds, wait.most)
         if _reply(error)[0] in _AUTH or isinstance(error, redis.AuthenticationError):
             most = min(most, AUTH_SECONDS)
-        now = time.monotonic()
+        now = system.monotonic()
         if now - since >= most:
             self._over(reason, now - since, bounded=wait.most < self.seconds)
         end = now
@@ -251,7 +250,7 @@ class Patience(Retry):
         while True:
             with waiting(most=0):
                 wait.look()
-            now = time.monotonic()
+            now = system.monotonic()
             if now >= end:
                 return
             until = wait.until - now
@@ -267,7 +266,7 @@ class Patience(Retry):
 
     def _note(self, reason: str, most: float) -> None:
         """Record that this thread waits, and log it once for all threads."""
-        now = time.monotonic()
+        now = system.monotonic()
         with self._lock:
             first = not self._waiting
             self._waiting[self.caller()] = reason
@@ -285,6 +284,6 @@ class Patience(Retry):
     def _end_of_wait(self, served: bool) -> None:
         with self._lock:
             last = self._waiting.pop(self.caller(), None) and not self._waiting
-            waited = time.monotonic() - self._since
+            waited = system.monotonic() - self._since
         if last and served:
             logger.info("Redis serves again, after %.1f s", waited)

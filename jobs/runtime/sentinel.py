@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -14,6 +12,7 @@ from redis.connection import SSLConnection, parse_url
 from redis.retry import Retry
 
 from rankmill.jobs.runtime.passwords import mask_passwords
+from rankmill.jobs.system import system
 
 _SCHEMES = {"redis+sentinel": "redis", "rediss+sentinel": "rediss"}
 """Schemes of such URLs, and the schemes of the servers that they find."""
@@ -98,7 +97,7 @@ class MasterFinder:
     ) -> None:
         self._sentinels, self._service, self._options = list(sentinels), service, options
         self._kind = SSLConnection if tls else redis.Connection
-        self._lock = threading.Lock()
+        self._lock = system.Lock()
         self._found: Address | None = None
         self._asked = float("-inf")
 
@@ -123,9 +122,9 @@ class MasterFinder:
 
     def has_moved(self, address: Address) -> bool:
         """Whether the master is elsewhere now; asks the Sentinels at most once a second."""
-        if time.monotonic() - self._asked > _LOOK_SECONDS and self._lock.acquire(blocking=False):
+        if system.monotonic() - self._asked > _LOOK_SECONDS and self._lock.acquire(blocking=False):
             try:
-                self._asked = time.monotonic()
+                self._asked = system.monotonic()
                 self.find()
             except redis.RedisError:
                 pass  # the connection may still work
@@ -134,7 +133,7 @@ class MasterFinder:
         return self._found not in {None, address}
 
     def _note(self, sentinel: Address, master: Address) -> None:
-        self._found, self._asked = master, time.monotonic()
+        self._found, self._asked = master, system.monotonic()
         others = [other for other in self._sentinels if other != sentinel]
         self._sentinels = [sentinel, *others]  # one that answers is asked first the next time
 

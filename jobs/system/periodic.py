@@ -47,8 +47,8 @@ class Periodic:
         """Let the next call come now."""
         self._woken.set()
 
-    def stop(self, seconds: float = 5.0) -> None:
-        """Let no further call begin, and wait for the present one, at most `seconds`."""
+    def stop(self, seconds: float | None = 5.0) -> None:
+        """Let no further call begin, and wait for the present one, at most `seconds` (``None``: any time)."""
         self._stopped = True
         self._woken.set()
         if self._thread.is_alive():

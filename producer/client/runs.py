@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.contract.wire import outputs
+from rankmill.jobs.system import system
 
 if TYPE_CHECKING:
     from rankmill.jobs.contract.run import Progress
@@ -283,7 +283,7 @@ class JoinedRuns(ScoringRun):
 
 def read_together(runs: Sequence[ScoringRun], timeout: float | None) -> list[Scores]:
     """Wait for the scores of runs over the same tables, a table of each at a time; as `ScoringRun.scores`."""
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
+    deadline = math.inf if timeout is None else system.monotonic() + timeout
     for run in runs:
         run._wait_until(deadline)
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from rankmill.jobs.protocol.submitted.request import FileOrder, FileRequest
 from rankmill.jobs.protocol.submitted.store import FileRunStore
 from rankmill.jobs.runtime.patience import redis_errors
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
 
 _LOOK_SECONDS = 0.3
 
@@ -51,12 +51,12 @@ class SubmittedFile:
         RunFailed, RunCancelled
             It has ended without an output.
         """
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else system.monotonic() + timeout
         while (ended := self.outcome(on_look)) is None:
-            left = deadline - time.monotonic()
+            left = deadline - system.monotonic()
             if left <= 0:
                 raise TimeoutError(f"submitted run {self.id} has not ended; it goes on")
-            time.sleep(min(left, _LOOK_SECONDS))
+            system.sleep(min(left, _LOOK_SECONDS))
         return ended
 
     def outcome(self, on_look: Callable[[FileRun], None] = lambda run: None) -> FileRun | None:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence, Sized
 from contextlib import ExitStack
 from functools import partial
@@ -32,6 +30,7 @@ from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors
 from rankmill.jobs.runtime.settings import Settings, load_settings
 from rankmill.jobs.runtime.specs import run_spec
+from rankmill.jobs.system import system
 from rankmill.producer.client.runs import Ranked, Scores, ScoringRun, ranked, read_together
 from rankmill.producer.client.several import start_each
 from rankmill.producer.client.split import rows_by_version, split_run
@@ -108,7 +107,7 @@ class Client:
             raise ConfigError(f"queue: {self.settings.queue!r:.80} are several; a run goes to one queue")
         self.store = self._connect(url)
         self._resolver = self._resolver_class(self.settings.registry)
-        self._shadows = threading.BoundedSemaphore(_SHADOWS)
+        self._shadows = system.Semaphore(_SHADOWS)
         self._cleaner = RunCleaner(self.store)
         self._chunk_rows: dict[str, int] = {}
         self._cluster: EmbeddedCluster | None = None
@@ -247,11 +246,11 @@ class Client:
         RunTimeout, NoWorkers
             Not all scores came in time, or nobody listens on the queue.
         """
-        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else system.monotonic() + timeout
         try:
             run = self.begin(pairs, columns=columns, priority=priority, deadline=deadline, **spec)
             try:
-                return run.scores(None if timeout is None else deadline - time.monotonic())
+                return run.scores(None if timeout is None else deadline - system.monotonic())
             except BaseException:
                 run.cancel()
                 raise

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
-import time
 from collections import deque
 from collections.abc import Iterable
 
@@ -15,6 +13,7 @@ from rankmill.jobs.contract.run import Run
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors, waiting
+from rankmill.jobs.system import system
 
 _AT_ONCE_SECONDS = 1
 
@@ -34,7 +33,7 @@ class RunCleaner:
 
     def _begin(self) -> None:
         self._process = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = system.Lock()
         self._left: deque[tuple[Run, list[int], float]] = deque()
         self._busy = False
 
@@ -51,7 +50,7 @@ class RunCleaner:
             The server refuses the command.
         """
         left, done = list(chunks), list(answered)
-        until = time.monotonic() + _AT_ONCE_SECONDS if hurry else math.inf
+        until = system.monotonic() + _AT_ONCE_SECONDS if hurry else math.inf
         try:
             with redis_errors(), waiting(most=0 if hurry else _AT_ONCE_SECONDS, until=until):
                 self._store.delete(run, left, answered=done)
@@ -64,7 +63,7 @@ class RunCleaner:
         if os.getpid() != self._process:  # a fork: the thread, and what it has to remove, are the parent's
             self._begin()
         with self._lock:
-            self._left.append((run, chunks, time.monotonic() + run.ttl))
+            self._left.append((run, chunks, system.monotonic() + run.ttl))
             if not self._busy:
                 self._busy = True
                 self._store.later(self._remove_all)
@@ -80,7 +79,7 @@ class RunCleaner:
                 with about(run=run.id), redis_errors():
                     self._store.delete(run, chunks)
             except RedisUnavailable:
-                if time.monotonic() < until:
+                if system.monotonic() < until:
                     with self._lock:
                         self._left.append((run, chunks, until))
             except Exception:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -30,6 +29,7 @@ from rankmill.jobs.runtime import tracing
 from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors, waiting
+from rankmill.jobs.system import system
 from rankmill.producer.collect.cleanup import RunCleaner
 from rankmill.producer.collect.collector import AT_ONCE, Accepted, Collector, Piece
 from rankmill.producer.collect.earlier import EarlierScores
@@ -117,7 +117,7 @@ class RunDriver:
         self._span = tracing.begin("run", run=run.id, model=run.spec.model, queue=run.queue)
         self._spans: dict[int, Span] = {}
         self._encoders: ThreadPoolExecutor | None = None
-        self._waits_since = self._collected = self._heard = time.monotonic()
+        self._waits_since = self._collected = self._heard = system.monotonic()
         self._is_request = run.priority == "request" and journal is None and not detached
         self._new = self._is_request  # until the run is stored, together with its first chunks
         self._looked = self._heard if self._is_request else -math.inf
@@ -156,7 +156,7 @@ class RunDriver:
             `deadline` has passed, or nobody listens; call again to go on.
         """
         collector = self.collector
-        self._heard = time.monotonic()
+        self._heard = system.monotonic()
         try:
             self.refresh()
             while not collector.done:
@@ -165,7 +165,7 @@ class RunDriver:
                     if collector.pieces and self._seconds_since(self._collected) > self._store.patrol_seconds:
                         self._catch_up()
                     yield self._spool.take(collector.take())
-                    self._waits_since = time.monotonic()
+                    self._waits_since = system.monotonic()
                 elif not collector.done:
                     self._wait()
         except (RunFailed, RunCancelled):
@@ -256,7 +256,7 @@ class RunDriver:
             self._look_at_workers()
             if self._seconds_since(self._waits_since) > _SWEEP_SECONDS:
                 self._sweep()
-                self._waits_since = time.monotonic()
+                self._waits_since = system.monotonic()
         if self.collector.fatal:
             if not self.is_detached:
                 self.cancel()
@@ -270,14 +270,14 @@ class RunDriver:
 
     def _look_at_workers(self) -> None:
         """Note now and then what workers have scored of their chunks, and what they claim ahead."""
-        now, window = time.monotonic(), self._sizes.window
+        now, window = system.monotonic(), self._sizes.window
         if now - self._looked < self._store.patrol_seconds:
             return
         self._looked = now
         with suppress(RedisUnavailable), waiting(most=0):  # other commands wait for the server
             if window.follows_workers:
                 window.follow(self._store.capacity(self.run.queue), self.collector.chunk_rows)
-            if self.collector.see(self._store.scored_rows(self.run), time.time()):
+            if self.collector.see(self._store.scored_rows(self.run), system.now()):
                 self._store.note(self.run, self.progress)
 
     def _collect(self, seconds: float) -> None:
@@ -286,13 +286,13 @@ class RunDriver:
         It keeps no position in the stream of a run that is not detached: what it has read it deletes, and a
         server that lost its data may number new results lower than those before.
         """
-        self._collected = time.monotonic()
+        self._collected = system.monotonic()
         block = math.ceil(1000 * max(min(seconds, self.deadline - self._collected), 0))
         entries = self._store.results(self.run, after=self._after, block_ms=block)
         if not entries:
             self._check_existence()
             return
-        self._heard = time.monotonic()
+        self._heard = system.monotonic()
         found = [result for _, result in entries]
         self._settle(found)
         accepted = self._accept(found)
@@ -312,7 +312,7 @@ class RunDriver:
             self._retry({number: f"its result cannot be used: {why[number]}" for number in lost})
 
     def _accept(self, results: Sequence[ChunkResult | BadResult]) -> Accepted:
-        accepted = self.collector.accept(results, time.time())
+        accepted = self.collector.accept(results, system.now())
         for piece, result in accepted.taken:
             if isinstance(result, ChunkScores):
                 self._sizes.chunks.see(result.stats.worker, len(result.scores))
@@ -425,7 +425,7 @@ class RunDriver:
         if len(pieces) == 1:
             return {pieces[0].number: encoded(pieces[0])}
         if self._encoders is None:
-            self._encoders = ThreadPoolExecutor(min(cores(), _ENCODERS), "rankmill-encode")
+            self._encoders = system.Executor(min(cores(), _ENCODERS), "rankmill-encode")
         payloads = self._encoders.map(encoded, pieces)
         return {piece.number: payload for piece, payload in zip(pieces, payloads, strict=True)}
 
@@ -456,12 +456,12 @@ class RunDriver:
             raise RunCancelled(f"run {self.run.id} was cancelled")
 
     def _seconds_since(self, moment: float) -> float:
-        return time.monotonic() - moment
+        return system.monotonic() - moment
 
     def _look_around(self) -> None:
         self.on_wait()
         self._check_cancelled()
-        self._late = time.monotonic() > self.deadline
+        self._late = system.monotonic() > self.deadline
         if self._late:
             raise RunTimeout(f"run {self.run.id}: {self.progress.rows} rows were done when the time was over")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 
 from rankmill.jobs.contract.errors import NoWorkers, RedisUnavailable
 from rankmill.jobs.contract.job import no_workers_message
@@ -12,6 +11,7 @@ from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import queue_workers
 from rankmill.jobs.runtime.passwords import mask_url
 from rankmill.jobs.runtime.patience import waiting
+from rankmill.jobs.system import system
 
 _LOOK_SECONDS = 1.0
 """Least time between two looks of all runs of a client."""
@@ -54,13 +54,15 @@ class WorkerPresence:
         """
         if self._looking:
             return
-        if time.monotonic() - self._looked > _LOOK_SECONDS:
-            self._looking, self._looked = True, time.monotonic()
+        if (unseen := system.monotonic() - self._looked) > _LOOK_SECONDS:
+            self._looking, self._looked = True, system.monotonic()
+            if unseen > _WORD_SECONDS:  # the server was away, say: nothing is known of that time
+                self._seen = self._looked
             try:
                 self._look()
             finally:
                 self._looking = False
-        now = time.monotonic()
+        now = system.monotonic()
         missing = now - max(self._seen, since)
         if missing > self._seconds:
             raise NoWorkers(f"{no_workers_message(self._queue, mask_url(self._url))}; waited {missing:.0f} s")
@@ -75,4 +77,4 @@ class WorkerPresence:
         except RedisUnavailable:  # other commands wait for the server
             found = True
         if found:
-            self._seen = time.monotonic()
+            self._seen = system.monotonic()

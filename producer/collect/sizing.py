@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from typing import Literal, NamedTuple
 
 from rankmill.jobs.protocol.queues import QueueCapacity
+from rankmill.jobs.system import system
 from rankmill.producer.collect.journal import Journal
 
 MIN_CHUNKS = 32
@@ -134,7 +134,7 @@ class ChunkSize:
         """Take note of a result of `worker` with `rows` rows."""
         if self._fixed:
             return
-        now = time.monotonic()
+        now = system.monotonic()
         results = self._results.setdefault(worker, deque())
         results.append((now, rows))
         while len(results) > 2 and now - results[1][0] > _SPEED_SECONDS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +14,7 @@ from typing import TextIO
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputChanged, OutputError
+from rankmill.jobs.system import system
 from rankmill.producer.collect.journal import Finished, Journal
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.formats.parquet import ROW_GROUP_ROWS
@@ -73,7 +74,7 @@ class ScoredFile:
         self._record = record
         self._pending: list[pa.Table] = []
         self._pending_rows = self._pending_bytes = 0
-        self._thread = ThreadPoolExecutor(1, "rankmill-write")
+        self._thread = system.Executor(1, "rankmill-write")
         self._writing: Future[None] | None = None
         self._errors: TextIO | None = None
         self._transforms = plan.transforms(folder)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputChanged, InputError
 from rankmill.jobs.contract.wire import is_text
+from rankmill.jobs.system import system
 from rankmill.producer.collect.pairs import RowsAt, cut_tables
 from rankmill.producer.collect.scored import ScoredTable
 from rankmill.producer.files.formats.base import Reader, ReadOptions, Survey, TextColumns, text_of
@@ -198,7 +199,7 @@ def _read_ahead(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
     An exception comes when the batch is asked for whose reading has raised it.
     """
-    thread = ThreadPoolExecutor(1, "rankmill-ahead")
+    thread = system.Executor(1, "rankmill-ahead")
     pending: deque[Future[pa.RecordBatch | None]] = deque([thread.submit(next, batches, None)])
     try:
         while (batch := pending.popleft().result()) is not None:

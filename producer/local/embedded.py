@@ -10,12 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from typing import Any
 
 from rankmill.jobs.contract.errors import EmbeddedError
 from rankmill.jobs.runtime import hosts, limits
 from rankmill.jobs.runtime.settings import Settings, WorkerSettings
+from rankmill.jobs.system import system
 
 _START_SECONDS = 30
 
@@ -55,14 +55,14 @@ class EmbeddedCluster:
             "environs": worker_environs(settings),
             "log": [settings.log_level, settings.log_format],
         }
-        self._process = subprocess.Popen(
+        self._process = system.Popen(
             # -P: do not import from a folder named producer/ or jobs/ in the current directory
             [sys.executable, "-P", "-m", "rankmill.producer.local.supervisor", json.dumps(config)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches only this process, which then ends the others
         )
-        threading.Thread(target=self._listen, name="embedded-events", daemon=True).start()
+        system.Thread(target=self._listen, name="embedded-events", daemon=True).start()
         return self
 
     @property

@@ -7,16 +7,17 @@ import platform
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rankmill.jobs.contract.errors import RankmillError
 from rankmill.jobs.runtime.hosts import SUPERVISED, worker_name
+from rankmill.jobs.system import system
+from rankmill.jobs.system.backoff import Backoff
 
 _EARLY_DEATH_SECONDS = 30
-_FIRST_PAUSE_SECONDS = 0.25
+_BACKOFF = Backoff(first=0.25, longest=2.0)
 _MAX_EARLY_DEATHS = 3
 """A worker that dies this many times in a row, each time this soon after its start, is not started again."""
 
@@ -104,7 +105,7 @@ class WorkerProcesses:
         """
         for worker in self.workers:
             if worker.process is None:
-                if time.monotonic() - worker.died > self._pause(worker):
+                if system.monotonic() - worker.died > self._pause(worker):
                     self._start(worker)
             elif (code := worker.process.poll()) is not None:
                 if worker.refuses or worker.gave_up:
@@ -128,11 +129,11 @@ class WorkerProcesses:
         return [worker.process for worker in self.workers if worker.process and worker.process.poll() is None]
 
     def _pause(self, worker: LocalWorker) -> float:
-        return _FIRST_PAUSE_SECONDS * 2**worker.early_deaths if worker.deaths else 0.0
+        return _BACKOFF.pause(worker.early_deaths + 1) if worker.deaths else 0.0
 
     def _start(self, worker: LocalWorker) -> None:
         output = (self._logs / f"{worker.name}.log").open("ab") if self._logs else None
-        worker.process = subprocess.Popen(
+        worker.process = system.Popen(
             worker_command(self._queues, worker.rq_name),
             stdin=subprocess.PIPE,  # ends with this process; see SUPERVISED
             stdout=output,
@@ -143,19 +144,19 @@ class WorkerProcesses:
         )
         if output:
             output.close()
-        worker.started = time.monotonic()
+        worker.started = system.monotonic()
 
     def _record_death(self, worker: LocalWorker, code: int) -> None:
         """Return the jobs of a dead worker to the queue, and record whether it died early."""
-        died = time.monotonic()
+        died = system.monotonic()
         # A death does not count as early if the worker had claimed a chunk (a chunk's retries are bounded),
         # or if it was killed by SIGKILL (by a person, or by the system for the memory that a chunk took).
         own_fault = self._hand_on(worker) == 0 and code != -signal.SIGKILL
-        own_fault = own_fault and time.monotonic() - died < _AWAY_SECONDS
+        own_fault = own_fault and system.monotonic() - died < _AWAY_SECONDS
         early = own_fault and died - worker.started < _EARLY_DEATH_SECONDS
         worker.deaths += 1
         worker.early_deaths = worker.early_deaths + 1 if early else 0
-        worker.process, worker.died = None, time.monotonic()
+        worker.process, worker.died = None, system.monotonic()
         self._on_death(worker, code)
 
     def _hand_on(self, worker: LocalWorker) -> int:

@@ -20,13 +20,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rankmill.jobs.contract.errors import EmbeddedError, RankmillError
 from rankmill.jobs.runtime.logs import set_up
+from rankmill.jobs.system import system
 from rankmill.producer.local.processes import WorkerProcesses
 
 _MAX_SOCKET_PATH = 100
@@ -113,12 +113,12 @@ def _start_server(directory: Path, path: Path) -> subprocess.Popen[bytes]:
     }
     arguments = [part for name, value in options.items() for part in (f"--{name}", value)]
     with (directory / "server.log").open("wb") as log:
-        return subprocess.Popen(
+        return system.Popen(
             [_server_program(), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509  # this process has no threads
+            preexec_fn=_end_with_parent,  # this process has no threads
         )
 
 
@@ -152,15 +152,15 @@ def _answers(path: Path, server: subprocess.Popen[bytes]) -> bool:
 
     Without redis-py, whose import would double this process's start.
     """
-    deadline = time.monotonic() + _SERVER_START_SECONDS
-    while server.poll() is None and time.monotonic() < deadline:
+    deadline = system.monotonic() + _SERVER_START_SECONDS
+    while server.poll() is None and system.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(_SERVER_START_SECONDS)
             connection.connect(str(path))
             connection.sendall(b"PING\r\n")
             if connection.recv(64) == b"+PONG\r\n":
                 return True
-        time.sleep(0.02)
+        system.sleep(0.02)
     return False
 
 

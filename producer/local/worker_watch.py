@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from contextlib import suppress
 
 import redis
@@ -13,6 +12,7 @@ from rankmill.jobs.contract.job import no_workers_message, wrong_worker_message
 from rankmill.jobs.protocol.worker_report import queue_workers, worker_reports
 from rankmill.jobs.runtime.passwords import mask_url
 from rankmill.jobs.runtime.patience import waiting
+from rankmill.jobs.system import system
 from rankmill.producer.local.embedded import EmbeddedCluster
 
 _LOOK_SECONDS = 1.0
@@ -64,7 +64,7 @@ class WorkerWatch:
         """Count the workers, at most once a second; raises `EmbeddedError` if the embedded cluster failed."""
         if self._cluster:
             self._cluster.check()
-        if time.monotonic() - self._looked < _LOOK_SECONDS and self._first_worker is not None:
+        if system.monotonic() - self._looked < _LOOK_SECONDS and self._first_worker is not None:
             return
         with suppress(RedisUnavailable), waiting(most=0):  # other commands wait for the server
             self._note(queue_workers(self._client, self._queue).scoring)
@@ -74,7 +74,7 @@ class WorkerWatch:
         return self._first_worker - started if self._first_worker is not None else 0.0
 
     def _note(self, workers: frozenset[str]) -> None:
-        now = time.monotonic()
+        now = system.monotonic()
         self._looked = now
         self.workers = len(workers)
         if workers and self._first_worker is None:
@@ -95,7 +95,7 @@ class WorkerWatch:
 
     def _all_drained(self, workers: frozenset[str]) -> bool:
         """Whether no worker takes chunks, by their reports."""
-        self._asked_until = time.monotonic() + _DRAINED_SECONDS
+        self._asked_until = system.monotonic() + _DRAINED_SECONDS
         try:
             reports = worker_reports(self._client, workers).values()
         except WireError:  # of another release; rankmill status shows it

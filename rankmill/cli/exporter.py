@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 
 import click
 
@@ -13,6 +12,7 @@ from rankmill.jobs.runtime.connection import client_for, impatient
 from rankmill.jobs.runtime.http import serve
 from rankmill.jobs.runtime.passwords import mask_url
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
 
 
 @options.command("exporter")
@@ -28,7 +28,7 @@ def exporter(settings: Settings) -> None:
     server = options.server(settings)
     app = exporter_app(impatient(client_for(server, settings.redis_wait_seconds)))
     host, port = serve(app, "exporter_address", settings.exporter_address, settings.exporter_hosts)
-    stop = threading.Event()
+    stop = system.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())
     click.echo(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from rich.text import Text
 from rankmill.cluster.snapshot import Snapshot, read_cluster
 from rankmill.jobs.contract.errors import RedisUnavailable
 from rankmill.jobs.runtime.passwords import mask_passwords
+from rankmill.jobs.system import system
 
 LOOK_SECONDS = 2.0
 
@@ -44,11 +44,11 @@ class View:
         if as_json or not sys.stdout.isatty():
             while True:
                 self._print(_look(client), as_json)
-                time.sleep(LOOK_SECONDS)
+                system.sleep(LOOK_SECONDS)
         with Live(console=console(), screen=True, auto_refresh=False) as live:
             while True:
                 live.update(self._shown(_look(client)), refresh=True)
-                time.sleep(LOOK_SECONDS)
+                system.sleep(LOOK_SECONDS)
 
     def _shown(self, found: Snapshot | str) -> RenderableType:
         return Text(found, style="bold red") if isinstance(found, str) else self.table(found)

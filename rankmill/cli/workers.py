@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import time
 from contextlib import suppress
 
 from rankmill.cli import options
@@ -14,6 +13,7 @@ from rankmill.jobs.runtime.hosts import require_worker_packages
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
 from rankmill.producer.local.embedded import worker_environs
 from rankmill.producer.local.processes import LocalWorker, WorkerProcesses, WorkersFailed, worker_names
 
@@ -81,7 +81,7 @@ def keep(processes: WorkerProcesses) -> None:
                 failed = processes.restart_dead()
                 if failed:
                     raise WorkersFailed(_why(failed))
-                time.sleep(_LOOK_SECONDS)
+                system.sleep(_LOOK_SECONDS)
     except RankmillError:
         processes.send(signal.SIGTERM)
         raise

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
-import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -23,6 +21,7 @@ from pydantic import BaseModel, ConfigDict
 from rankmill.cluster.snapshot import Snapshot, read_cluster
 from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS, STAGES, WorkerReport
 from rankmill.jobs.runtime.passwords import mask_passwords
+from rankmill.jobs.system import system
 
 WINDOW_SECONDS = 30
 """Rates are computed over this many seconds."""
@@ -176,7 +175,7 @@ def page_apps(client: redis.Redis) -> dict[str, WSGIApplication]:
         Client of the server from `jobs.runtime.connection.impatient`: it does not wait for the server.
     """
     history = History()
-    threading.Thread(target=_watch, args=(client, history), name="history", daemon=True).start()
+    system.Thread(target=_watch, args=(client, history), name="history", daemon=True).start()
     names = [path.name for path in _PAGE.iterdir() if path.suffix in _TYPES]
     files = {f"/{name}": _file(_PAGE / name) for name in names}
     return {"/": files.pop("/index.html"), **files, "/api/cluster.json": _cluster_json(client, history)}
@@ -192,8 +191,8 @@ def _watch(client: redis.Redis, history: History) -> None:
             if not isinstance(error, redis.RedisError | OSError) and logged != repr(error):
                 logged = repr(error)
                 logger.exception("no snapshot for the page's plots; trying again every %g s", _LOOK_SECONDS)
-            history.add_gap(time.time())
-        time.sleep(_LOOK_SECONDS)
+            history.add_gap(system.now())
+        system.sleep(_LOOK_SECONDS)
 
 
 def _cluster_json(client: redis.Redis, history: History) -> WSGIApplication:

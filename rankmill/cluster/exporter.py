@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import logging
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -26,6 +24,7 @@ from rankmill.cluster.snapshot import Snapshot, WorkerStateName, read_cluster
 from rankmill.jobs.protocol.worker_report import WorkerReport
 from rankmill.jobs.runtime.http import answer, paths
 from rankmill.jobs.runtime.passwords import mask_passwords
+from rankmill.jobs.system import system
 
 _CACHE_SECONDS = 1
 """Requests within this time get the same snapshot, so that they put no load on Redis."""
@@ -92,7 +91,7 @@ class ClusterView:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
-        self._lock = threading.Lock()
+        self._lock = system.Lock()
         self._seen: Snapshot | None = None
         self._until = 0.0
         self._away = False
@@ -100,9 +99,9 @@ class ClusterView:
     def look(self) -> Snapshot | None:
         """The snapshot; ``None`` while Redis does not answer."""
         with self._lock:
-            if time.monotonic() >= self._until:
+            if system.monotonic() >= self._until:
                 self._seen = self._read()
-                self._until = time.monotonic() + _CACHE_SECONDS
+                self._until = system.monotonic() + _CACHE_SECONDS
             return self._seen
 
     def _read(self) -> Snapshot | None:
@@ -122,7 +121,7 @@ class ClusterMetrics(Collector):
 
     def __init__(self, view: ClusterView) -> None:
         self._view = view
-        self._lock = threading.Lock()
+        self._lock = system.Lock()
         self._reports: dict[str, WorkerReport] = {}
         self._total: Counter[str] = Counter()
         self._backlogs = Backlogs()

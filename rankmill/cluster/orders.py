@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
@@ -14,6 +13,7 @@ from rankmill.jobs.contract.errors import InputError, RankmillError
 from rankmill.jobs.contract.spec import nearest
 from rankmill.jobs.protocol.orders import OrderName, give_order
 from rankmill.jobs.protocol.worker_report import WorkerReport, worker_reports
+from rankmill.jobs.system import system
 
 _LOOK_SECONDS = 0.2
 
@@ -120,9 +120,9 @@ def order_workers(
         text = "has been told to; not waited for"
         return [OrderOutcome(worker=name, order=what, state="waiting", text=text) for name in orders]
     found: dict[str, OrderOutcome] = {}
-    deadline = time.monotonic() + wait_seconds
+    deadline = system.monotonic() + wait_seconds
     while True:
-        over = time.monotonic() >= deadline
+        over = system.monotonic() >= deadline
         reports = worker_reports(client, [name for name in orders if name not in found])
         for name in [name for name in orders if name not in found]:
             state, text = _state(reports.get(name), orders[name], started[name])
@@ -130,7 +130,7 @@ def order_workers(
                 found[name] = OrderOutcome(worker=name, order=what, state=state, text=text)
         if len(found) == len(orders):
             return [found[name] for name in orders]
-        time.sleep(_LOOK_SECONDS)
+        system.sleep(_LOOK_SECONDS)
 
 
 def _state(
@@ -143,6 +143,6 @@ def _state(
         return "gone", "was started again; the new process has no such order"
     answer = next((answer for answer in report.answers or () if answer.order == order), None)
     if answer is None:
-        age = max(time.time() - report.beat, 0.0)
+        age = max(system.now() - report.beat, 0.0)
         return "waiting", f"has not read the order yet; its last heartbeat was {age:.0f} s ago"
     return "waiting" if answer.state == "begun" else answer.state, answer.text

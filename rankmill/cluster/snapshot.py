@@ -5,7 +5,6 @@ A damaged key is listed with a reason, and all other keys are shown.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -26,6 +25,7 @@ from rankmill.jobs.protocol.queues import UNUSED_SECONDS
 from rankmill.jobs.protocol.set_aside import SetAside, jobs_set_aside
 from rankmill.jobs.protocol.worker_report import SCORING_FIELD, WorkerReport
 from rankmill.jobs.runtime.connection import refuses_writes
+from rankmill.jobs.system import system
 
 PAGE_RUNS = 50
 """Runs on a page."""
@@ -161,7 +161,7 @@ class _Reader:
 
     def __init__(self, client: redis.Redis) -> None:
         self._client = client
-        self._now = time.time()
+        self._now = system.now()
         self._damaged: dict[str, str] = {}
 
     def snapshot(self, page: int, page_size: int) -> Snapshot:

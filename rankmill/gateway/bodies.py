@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -17,6 +16,7 @@ from starlette.types import Message
 from rankmill.gateway import metrics
 from rankmill.gateway.dialects.base import JsonObject
 from rankmill.gateway.refusals import Refusal, wrong
+from rankmill.jobs.system import system
 
 _READ_SECONDS = 60.0
 """Longest time in which a body is read: a client that sends none takes a request's place."""
@@ -153,7 +153,7 @@ class UploadedBody:
 
     async def receive(self) -> Message:
         """The next message of the request; raises `Refusal` if it is too much, or comes too late."""
-        began = time.monotonic()
+        began = system.monotonic()
         try:
             async with asyncio.timeout(self._seconds_left):
                 message = await self._receive()
@@ -163,7 +163,7 @@ class UploadedBody:
                 f"the body does not come: {_PACE_SECONDS:g} s were lost waiting for it, at less than "
                 f"{_LEAST_SPEED >> 10} KiB/s",
             ) from None
-        self._seconds_left -= time.monotonic() - began
+        self._seconds_left -= system.monotonic() - began
         size = len(message.get("body", b""))
         self._seconds_left = min(self._seconds_left + size / _LEAST_SPEED, _PACE_SECONDS)
         self._size += size

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Literal, Protocol
@@ -22,6 +21,7 @@ from rankmill.gateway.scoring import Scoring, ServedModels
 from rankmill.jobs.runtime.connection import client_for, impatient
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
 from rankmill.producer.client.aio.connection import LoopRedis
 from rankmill.registry.store import RegistryStore
 
@@ -67,7 +67,7 @@ class Gateway:
 
     def __init__(self, settings: Settings, redis_url: str, needed: KeysNeeded) -> None:
         self.settings = settings
-        self.created = int(time.time())
+        self.created = int(system.now())
         self.redis = LoopRedis(redis_url, settings.redis_wait_seconds)
         self.plain_redis = impatient(client_for(redis_url, settings.redis_wait_seconds))
         self.load = LoadShedder(settings, self.redis)

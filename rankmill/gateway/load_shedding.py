@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +20,7 @@ from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport, listed_workers, worker_reports
 from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
 from rankmill.producer.client.aio import bridge
 
 _LOOK_SECONDS = 1.0
@@ -106,10 +106,10 @@ class LoadShedder:
         """Estimate how long the workers need for the requests that wait."""
         with redis_errors(), waiting(most=_LOOK_SECONDS):
             ids = self._redis.lrange(Queue.redis_queue_namespace_prefix + self._settings.queue, 0, _MOST_JOBS)
-            if time.monotonic() - self._read > _SPEED_SECONDS:
+            if system.monotonic() - self._read > _SPEED_SECONDS:
                 names = listed_workers(self._redis, self._settings.queue)
                 self._speed = speed(list(worker_reports(self._redis, names).values()))
-                self._read = time.monotonic()
+                self._read = system.monotonic()
         parsed = [keys.parse_job_id(job.decode(errors="replace")) for job in ids]
         waiting_jobs = sum(1 for found in parsed if found and priority_of(found[0]) == "request")
         pairs = waiting_jobs * self._pairs_per_job

@@ -6,7 +6,6 @@ import fcntl
 import shutil
 import tarfile
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import IO, Any, Protocol, Self, cast
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.registry.documents import MAX_FILES, Manifest, ModelFile, check_path
 from rankmill.jobs.registry.registry import PIECE
+from rankmill.jobs.system import system
 from rankmill.registry.push import check_kind, is_left_out
 
 _MOST_ENTRIES = 4 * MAX_FILES
@@ -51,7 +51,7 @@ def workspace() -> Iterator[Path]:
 
 def _remove_if_left(folder: Path) -> None:
     with suppress(OSError):  # it is another user's, or in use, or gone meanwhile
-        if folder.stat().st_mtime > time.time() - _NEW_SECONDS:
+        if folder.stat().st_mtime > system.now() - _NEW_SECONDS:
             return
         with (folder / "lock").open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from starlette.types import Scope
 from rankmill.gateway import metrics
 from rankmill.jobs.runtime import tracing
 from rankmill.jobs.runtime.logs import about
+from rankmill.jobs.system import system
 
 HEADER = "x-request-id"
 SCOPE_KEY = "rankmill.observation"
@@ -57,7 +57,7 @@ def observing(given: str, status: int | str) -> Iterator[Observation]:
     status
         Its status if the client goes before there is an answer.
     """
-    request_id = given if _VALID.fullmatch(given) else uuid.uuid4().hex
+    request_id = given if _VALID.fullmatch(given) else system.unique_id()
     note = Observation(request_id, status, began=time.perf_counter())
     protocol = "http" if isinstance(status, int) else "rpc"
     span = tracing.begin("request", request=note.id)

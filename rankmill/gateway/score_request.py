@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from rankmill.jobs.system import system
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class RequestScores:
     tokenize_seconds: float | None = None
     forward_seconds: float | None = None
     chunks: int = 1
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    created: int = field(default_factory=lambda: int(time.time()))
+    id: str = field(default_factory=lambda: system.unique_id())  # noqa: PLW0108 -- a simulation replaces it
+    created: int = field(default_factory=lambda: int(system.now()))
 
     def ranked(self, top: int | None = None) -> Iterator[tuple[int, float]]:
         """Places in the input and scores, the `top` best first; equal scores in input order."""

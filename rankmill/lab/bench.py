@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import threading
-import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ import pyarrow as pa
 from rankmill.jobs.contract.errors import InputError, RankmillError
 from rankmill.jobs.protocol.worker_report import STAGES, queue_workers, worker_reports
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
 from rankmill.producer.collect.pairs import COLUMNS
 from rankmill.producer.local.embedded import worker_environs
 from rankmill.score.session import RunScores, Session
@@ -73,7 +70,7 @@ class Records:
             file.seek(self._good)
             file.write(line)
             file.flush()
-            os.fsync(file.fileno())
+            system.fsync(file.fileno())
         self._good += len(line)
         self._values[key] = value
 
@@ -108,7 +105,7 @@ class Bench:
     def __init__(self, settings: Settings, timeout: float) -> None:
         self.settings = settings.model_copy(update={"redis_url": None})
         self.workers = len(worker_environs(settings))
-        self._started = time.monotonic()
+        self._started = system.monotonic()
         self._deadline = self._started + timeout
         self._timeout = timeout
         self._stack = contextlib.ExitStack()
@@ -143,7 +140,7 @@ class Bench:
         rows = max(len(pairs) // (2 * self.workers), 1)
         while len(seen) < self.workers:
             seen |= self._score(pairs, chunk_size=rows, **spec).workers
-        return time.monotonic() - self._started
+        return system.monotonic() - self._started
 
     def bulk(self, pairs: pa.Table, **spec: Any) -> RunScores:
         """Score `pairs` as one run, in chunks of ``chunk_size`` rows."""
@@ -151,7 +148,7 @@ class Bench:
 
     def requests(self, pairs: Iterable[pa.Table], concurrency: int) -> list[RunScores]:
         """Score each table as a run of its own, `concurrency` runs at a time."""
-        with ThreadPoolExecutor(concurrency) as threads:
+        with system.Executor(concurrency) as threads:
             try:
                 return list(threads.map(lambda table: self._score(table, chunk_size=len(table)), pairs))
             except BaseException:
@@ -160,17 +157,17 @@ class Bench:
 
     def stage_seconds(self) -> dict[str, float]:
         """Seconds that the workers spent in each stage since their start, from their next reports."""
-        asked = time.time()
-        deadline = time.monotonic() + _REPORT_SECONDS
+        asked = system.now()
+        deadline = system.monotonic() + _REPORT_SECONDS
         names = queue_workers(self._redis, self.settings.queue).scoring
-        while time.monotonic() < deadline:
+        while system.monotonic() < deadline:
             self._embedded.check()
             self._look()
             found = worker_reports(self._redis, names).values()
             if len(found) == len(names) and all(report.beat > asked for report in found):
                 totals = np.sum([report.stage_seconds for report in found], axis=0)
                 return dict(zip(STAGES, totals.tolist(), strict=True))
-            time.sleep(_LOOK_SECONDS)
+            system.sleep(_LOOK_SECONDS)
         raise BenchFailed(f"the workers have not reported for {_REPORT_SECONDS} s")
 
     def _score(self, pairs: pa.Table, *, chunk_size: int | None = None, **spec: Any) -> RunScores:
@@ -179,7 +176,7 @@ class Bench:
     def _look(self) -> None:
         if self._embedded.worker_deaths:
             raise BenchFailed(self._embedded.last_death)
-        if time.monotonic() > self._deadline:
+        if system.monotonic() > self._deadline:
             raise BenchFailed(f"not done after {self._timeout:,.0f} s")
 
 
@@ -195,8 +192,8 @@ class _PeakMemory:
     def __init__(self, pid: int) -> None:
         self.peak = 0
         self._parent = psutil.Process(pid)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
+        self._ended = system.Event()
+        self._thread = system.Thread(target=self._watch, name="memory", daemon=True)
 
     def __enter__(self) -> _PeakMemory:
         self._thread.start()

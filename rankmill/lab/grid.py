@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from rankmill.jobs.contract.errors import ConfigError, EmbeddedError, RunFailed
 from rankmill.jobs.contract.results import ChunkStats
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
 from rankmill.lab.bench import Bench, BenchFailed, Records, split_requests
 from rankmill.lab.experiment import Experiment, Measure, Value
 from rankmill.lab.pairs import BUILT_IN, fingerprint, sample
@@ -152,14 +153,14 @@ def run(plans: Iterable[Plan], records: Records) -> Iterator[tuple[Plan, CellRes
 
 def _measured(planned: Plan, pairs: pa.Table) -> CellResult:
     """Measure a cell: fresh workers, a warm-up, then the measurements."""
-    started = time.monotonic()
+    started = system.monotonic()
     record: dict[str, Any] = {
         "experiment": planned.experiment.name,
         "cell": planned.cell,
         "round": planned.round,
     }
     if planned.settings is None:
-        return CellResult(**record, status="impossible", reason=planned.obstacle, ended=time.time())
+        return CellResult(**record, status="impossible", reason=planned.obstacle, ended=system.now())
     record |= {"settings": planned.settings.model_dump(), "measure": planned.measure.model_dump()}
     try:
         with Bench(planned.settings, planned.measure.timeout) as bench:
@@ -168,7 +169,7 @@ def _measured(planned: Plan, pairs: pa.Table) -> CellResult:
         record |= {"status": "impossible", "reason": str(error)}
     except BenchFailed as error:
         record |= {"status": "failed", "reason": str(error)}
-    return CellResult(**record, seconds=time.monotonic() - started, ended=time.time())
+    return CellResult(**record, seconds=system.monotonic() - started, ended=system.now())
 
 
 def _measurements(bench: Bench, measure: Measure, pairs: pa.Table) -> dict[str, Any]:

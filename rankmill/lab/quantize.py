@@ -24,6 +24,7 @@ from rankmill.jobs.registry.registry import Registry, fetch_files
 from rankmill.jobs.runtime.hosts import require_worker_packages, thread_environ
 from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
 from rankmill.lab.offline import ask
 from rankmill.lab.pairs import Pairs, fingerprint
 from rankmill.lab.precision import REFERENCE, Measured, compare, score_sample
@@ -368,7 +369,7 @@ def _made_whole(output: Path) -> Iterator[tuple[Path, Path]]:
             yield whole, scratch
             for file in whole.iterdir():
                 with file.open("rb") as written:
-                    os.fsync(written.fileno())
+                    system.fsync(written.fileno())
             if output.exists():
                 output.rename(scratch / "before")
             whole.rename(output)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +19,7 @@ from rankmill.jobs.contract.spec import Precision
 from rankmill.jobs.runtime.hosts import FOR_TESTS, TOKEN_BUDGETS
 from rankmill.jobs.runtime.limits import cores
 from rankmill.jobs.runtime.settings import BackendName, Settings
+from rankmill.jobs.system import system
 from rankmill.lab.agreement import Agreement, agreement
 from rankmill.lab.bench import Bench, BenchFailed, Records, split_requests
 from rankmill.lab.experiment import Value
@@ -448,9 +448,9 @@ class Tuner:
         if record is None:
             if self._spent > self._budget and not always:
                 raise _OutOfTime
-            started = time.monotonic()
+            started = system.monotonic()
             value = measure()
-            record = {"seconds": time.monotonic() - started, "value": value.model_dump()}
+            record = {"seconds": system.monotonic() - started, "value": value.model_dump()}
             self._records.add(name, record)
         self._spent += record["seconds"]
         return kind(**record["value"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from rankmill.jobs.contract.errors import (
 )
 from rankmill.jobs.registry.documents import Alias, Manifest, Reference, Target, check_name, target_of
 from rankmill.jobs.registry.resolver import is_numbered
+from rankmill.jobs.system import system
 from rankmill.registry.store import RegistryStore
 
 
@@ -65,7 +65,7 @@ def target(
     for each in [version.tag, *others, *([shadow] if shadow else [])]:
         registry.manifest(Reference(version.name, check_name(each, "a version")))
     shares = {version.tag: round(rest, 9), **others}
-    return target_of(shares, shadow=shadow, by=by, at=time.time())
+    return target_of(shares, shadow=shadow, by=by, at=system.now())
 
 
 def set_alias(registry: RegistryStore, reference: Reference, wanted: Target) -> Alias:
@@ -105,7 +105,7 @@ def roll_back(registry: RegistryStore, reference: Reference, *, by: str) -> Alia
             raise RegistryConflict(
                 f"{reference} stood for {last}, and {version} is not in the registry any more"
             )
-    now = last.model_copy(update={"by": by, "at": time.time()})
+    now = last.model_copy(update={"by": by, "at": system.now()})
     back = Alias(now=now, before=alias.before[1:])
     registry.write_alias(reference, back)
     return back
@@ -145,7 +145,7 @@ def remove_version(
         raise RegistryConflict(
             f"{reference} is used by run {', '.join(users[:3])}; wait for its end, or cancel it"
         )
-    about = {"by": by, "at": time.time(), "content": manifest.content}
+    about = {"by": by, "at": system.now(), "content": manifest.content}
     registry.remove(reference, json.dumps(about).encode())
     return manifest
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from rankmill.jobs.registry.documents import (
     content_of,
 )
 from rankmill.jobs.registry.registry import PIECE, fetch_files, files_folder
+from rankmill.jobs.system import system
 from rankmill.registry.store import RegistryStore, next_version
 from rankmill.registry.trial import TriedModel
 
@@ -235,7 +235,7 @@ def push(
         files=files,
         family=found.family,
         by=by,
-        at=time.time(),
+        at=system.now(),
         notes=notes,
         precision=None if precision is None else tuple(precision),
     )

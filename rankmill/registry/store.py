@@ -6,8 +6,6 @@ import getpass
 import os
 import re
 import socket
-import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any, BinaryIO
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.registry.documents import ALIASES, Alias, Manifest, Reference, parse_reference
 from rankmill.jobs.registry.registry import HIDDEN, MANIFEST, PIECE, REMOVED, Registry, RegistryFolder
+from rankmill.jobs.system import system
 
 _UNFINISHED_SECONDS = 3600
 """Nobody writes to an unfinished file that has not changed for so long."""
@@ -74,7 +73,7 @@ class WritableFolder(RegistryFolder):
         with self.opened(*path) as (_, place, is_local):
             for file in Path(place).glob(f"{HIDDEN}*") if is_local else ():
                 with suppress(FileNotFoundError):
-                    if file.stat().st_mtime < time.time() - _UNFINISHED_SECONDS:
+                    if file.stat().st_mtime < system.now() - _UNFINISHED_SECONDS:
                         file.unlink()
 
     def remove(self, *path: str) -> None:
@@ -123,16 +122,16 @@ def _new_file(target: str, put: Callable[[Path, Path], None]) -> Iterator[Binary
     """A file under another name, which `put` gives the name of `target` when all of it is on the disk."""
     path = Path(target)
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{HIDDEN}{uuid.uuid4().hex}")
+    new = path.with_name(f"{HIDDEN}{system.unique_id()}")
     try:
         with new.open("wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            system.fsync(file.fileno())
         put(new, path)
         folder = os.open(path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            system.fsync(folder)
         finally:
             os.close(folder)
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +12,7 @@ from rankmill.jobs.protocol.submitted.record import FileRun
 from rankmill.jobs.protocol.submitted.store import FileRunStore, LeaseState, RunLease
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
 from rankmill.jobs.system.periodic import Periodic
 
 
@@ -37,8 +37,8 @@ class Heartbeat:
         self._lease = settings.lease_seconds
         self._interrupt = interrupt
         self._claim: RunLease | None = None
-        self._lock = threading.Lock()
-        self._writing = threading.Lock()
+        self._lock = system.Lock()
+        self._writing = system.Lock()
         self._renewals = Renewals(settings.heartbeat_seconds, settings.lease_seconds)
         self._periodic = Periodic("heartbeat", self._beat, settings.heartbeat_seconds)
         self.held: LeaseState = "held"

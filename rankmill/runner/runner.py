@@ -6,9 +6,6 @@ import logging
 import os
 import signal
 import socket
-import threading
-import time
-import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from http import HTTPStatus
@@ -29,14 +26,16 @@ from rankmill.jobs.runtime.http import answer, paths, serve
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
+from rankmill.jobs.system.backoff import Backoff
 from rankmill.runner.heartbeat import Heartbeat
 from rankmill.runner.webhooks import WebhookSender
 from rankmill.runner.work import is_made, work_on
 
 _LOOK_SECONDS = 0.5
 
-_LONGEST_PAUSE = 60
-"""Most seconds for which a runner leaves a run that it cannot score to others, before it tries again."""
+_BACKOFF = Backoff(first=1.0, longest=60.0)
+"""For how long a runner leaves a run that it cannot score to others."""
 
 logger = logging.getLogger(__name__)
 
@@ -53,15 +52,15 @@ class Runner:
     """
 
     def __init__(self, store: FileRunStore, settings: Settings) -> None:
-        self.name = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        self.name = f"{socket.gethostname()}-{system.unique_id()[:8]}"
         self._store = store
         self._settings = settings
         self._heartbeat = Heartbeat(store, self.name, settings, self._interrupt)
         self._webhooks = WebhookSender(store, settings)
-        self._news = threading.Event()
+        self._news = system.Event()
         self._stopping = self._working = False
-        self._left: dict[str, tuple[float, float]] = {}
-        """Runs that this runner leaves to others: until when (monotonic, s), and for how long in all (s)."""
+        self._left: dict[str, tuple[float, int]] = {}
+        """Runs that this runner leaves to others: until when (monotonic, s), and how often it has."""
 
     def work(self) -> None:
         """Take runs until SIGTERM or SIGINT: the run in progress goes back, and another runner continues.
@@ -117,7 +116,7 @@ class Runner:
             state="running",
             reason="",
             runner=self.name,
-            started=run.started or time.time(),
+            started=run.started or system.now(),
             deaths=deaths,
             begun_rows=run.progress.rows,
         )
@@ -192,8 +191,8 @@ class Runner:
         if set(self._store.runners()) <= said.keys():
             self._answer(run.end("failed", f"no runner can score it: {names_of(said)}"))
             return
-        pause = min(2 * self._left.get(run.id, (0, 0.5))[1], _LONGEST_PAUSE)
-        self._left[run.id] = (time.monotonic() + pause, pause)
+        times = self._left.get(run.id, (0.0, 0))[1] + 1
+        self._left[run.id] = (system.monotonic() + _BACKOFF.pause(times), times)
         self._hand_back(f"not by every runner: {names_of(said)}")
 
     def _hand_back(self, reason: str, *, first: bool = False, pause: float = 0) -> None:
@@ -202,7 +201,7 @@ class Runner:
         self._store.hand_back(replace(claim, run=run), first=first, pause=pause)
 
     def _leaves(self) -> list[str]:
-        now = time.monotonic()
+        now = system.monotonic()
         return [run_id for run_id, (until, _) in self._left.items() if until > now]
 
     def _interrupt(self) -> None:

@@ -8,7 +8,6 @@ import hmac
 import http.client
 import json
 import logging
-import time
 import urllib.error
 import urllib.request
 from datetime import UTC, datetime
@@ -21,6 +20,7 @@ from rankmill.jobs.protocol.submitted.store import FileRunStore
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.passwords import mask_passwords, secret_key
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
 from rankmill.jobs.system.backoff import Backoff
 from rankmill.jobs.system.periodic import Periodic
 
@@ -79,7 +79,7 @@ class WebhookSender:
         """Send a webhook once, and write what became of it."""
         problem = self._problem(run)
         attempts = (run.notice.attempts if run.notice else 0) + 1
-        waited = time.time() - (run.ended or 0)
+        waited = system.now() - (run.ended or 0)
         pause = _BACKOFF.pause(attempts)
         if problem is None:
             logger.info("webhook delivered")
@@ -101,7 +101,7 @@ class WebhookSender:
         headers = {
             "content-type": "application/json",
             "user-agent": "rankmill",
-            **signature(self._secret or "", run.id, int(time.time()), body),
+            **signature(self._secret or "", run.id, int(system.now()), body),
         }
         request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310 -- http(s) only
         try:

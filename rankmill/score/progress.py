@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -14,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from rankmill.jobs.contract.run import Progress
+from rankmill.jobs.system import system
 
 _LOG_SECONDS = 30.0
 
@@ -53,13 +53,13 @@ def _in_terminal(total: int) -> Iterator[Show]:
 
 @contextmanager
 def _in_log(total: int) -> Iterator[Show]:
-    logged = time.monotonic()
+    logged = system.monotonic()
 
     def show(progress: Progress, workers: int) -> None:
         nonlocal logged
-        if time.monotonic() - logged < _LOG_SECONDS:
+        if system.monotonic() - logged < _LOG_SECONDS:
             return
-        logged = time.monotonic()
+        logged = system.monotonic()
         share = progress.rows / max(total, 1)
         logger.info(
             f"{progress.rows:,} of {total:,} rows ({share:.0%}), {_speed(progress)}, "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -22,6 +21,7 @@ from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
 from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.collect.collector import FIRST_PIECE, HowScored
 from rankmill.producer.collect.earlier import EarlierScores, no_earlier
@@ -78,7 +78,7 @@ def score_file(
         The input changed during the run, or the model did and workers of an earlier release scored; no
         output was written, and the scores are dropped.
     """
-    started = time.monotonic()
+    started = system.monotonic()
     _use_system_memory()
     # What is asked for: files that are there, and an output that can be made of them.
     found = find_input(request)
@@ -131,7 +131,7 @@ def score_file(
         output.finish(about())
         source.check_unchanged()
         _check_models(tally, made_from, now)
-        summary = summarize(output, models, startup, tally, time.monotonic() - started)
+        summary = summarize(output, models, startup, tally, system.monotonic() - started)
         confirm(output.last, summary)
         work.check()
         output.publish(work.journal)

@@ -21,7 +21,8 @@ from rankmill.jobs.contract.errors import RunFailed
 from rankmill.jobs.contract.run import Settled
 from rankmill.jobs.protocol.refusals import RunRefusals
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
-from rankmill.workers.queue.refusals import FIRST_PAUSE, LONGEST_PAUSE, ROUND, Refusals
+from rankmill.jobs.system import system
+from rankmill.workers.queue.refusals import PAUSE, ROUND, Refusals
 from tests.conftest import Server, StartWorker, run_command, score_file, start_command, wait_for
 from tests.harness.environ import BIN, ENVIRON, QUICK_LEASE
 from tests.harness.models.tiny import make_bert
@@ -291,9 +292,9 @@ def test_a_run_that_is_taken_up_again_stays_in_its_precision(
 
 def test_a_refusal_is_tried_again_after_a_pause_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("rankmill.workers.queue.refusals.time.monotonic", lambda: now)
+    monkeypatch.setattr(system, "monotonic", lambda: now)
     refusals = Refusals()
-    pause = FIRST_PAUSE
+    pause = PAUSE.first
     for _ in range(10):
         refusals.open("model", "no such directory")
         now += 0.9 * pause
@@ -303,13 +304,13 @@ def test_a_refusal_is_tried_again_after_a_pause_that_grows(monkeypatch: pytest.M
         assert not refusals.half_open()
         now += 0.2 * pause
         assert refusals.why("model") is None
-        pause = min(2 * pause, LONGEST_PAUSE)
+        pause = min(2 * pause, PAUSE.longest)
         assert refusals.half_open() == ("no such directory",)
         assert not refusals.reasons()
     refusals.close("model")
     assert not refusals.half_open()
     refusals.open("model", "again")
-    now += 1.1 * FIRST_PAUSE
+    now += 1.1 * PAUSE.first
     assert refusals.why("model") is None
 
 

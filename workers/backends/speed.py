@@ -19,6 +19,7 @@ from typing import Any
 
 from rankmill.jobs.cache.folder import read_json, write_json
 from rankmill.jobs.runtime.hosts import cpu_flags, cpu_name
+from rankmill.jobs.system import system
 from rankmill.workers.backends.base import BackendKind, LayerShape
 from rankmill.workers.host.device import threads
 from rankmill.workers.host.disk_cache import version
@@ -123,7 +124,7 @@ def _cached(file: Path) -> Speeds | None:
         kept = read_json(file)
         found = {_combination(name): float(speed) for name, speed in kept["gflops"].items()}
         steady = bool(kept.get("steady", True))
-        if not steady and not 0 <= time.time() - file.stat().st_mtime < _BUSY_SECONDS:
+        if not steady and not 0 <= system.now() - file.stat().st_mtime < _BUSY_SECONDS:
             return None
     except (KeyError, TypeError, ValueError, AttributeError, OSError):  # no such file, or damaged
         return None
@@ -132,11 +133,11 @@ def _cached(file: Path) -> Speeds | None:
 
 
 def _measured(kinds: Iterable[BackendKind], shape: LayerShape, about: dict[str, Any], file: Path) -> Speeds:
-    started = time.monotonic()
+    started = system.monotonic()
     found = measure(_layers(kinds, shape), shape.operations)
     logger.info(
         "speed of this CPU, measured in %.1f s with %d threads and layers of %d and %d: %s%s",
-        time.monotonic() - started, threads(), shape.hidden, shape.inner, found,
+        system.monotonic() - started, threads(), shape.hidden, shape.inner, found,
         "" if found.steady else "; kept for an hour only, as the machine is busy",
     )  # fmt: skip
     if found.gflops:
@@ -190,10 +191,10 @@ def measure(
         Seconds; by default CPU time of all threads, so that a busy machine or a CPU quota hardly matters.
     """
     seconds: dict[Combination, list[float]] = {each: [] for each in layers}
-    deadline = time.monotonic() + _SECONDS
+    deadline = system.monotonic() + _SECONDS
     for number in range(_MOST_ROUNDS + 1):  # the first round warms up and does not count
         for each in list(seconds):
-            time.sleep(_PAUSE)
+            system.sleep(_PAUSE)
             started = clock()
             try:
                 layers[each]()
@@ -203,7 +204,7 @@ def measure(
                 continue
             if number:
                 seconds[each].append(clock() - started)
-        if number >= _ROUNDS and time.monotonic() > deadline:
+        if number >= _ROUNDS and system.monotonic() > deadline:
             break
     best = {each: sorted(taken)[:2] for each, taken in seconds.items()}
     return Speeds(

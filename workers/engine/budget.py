@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from rankmill.jobs.cache.folder import read_json, write_json
+from rankmill.jobs.system import system
 from rankmill.workers.backends.base import Backend, OutOfMemory
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.host.device import device_name, empty_cache, threads
@@ -171,12 +172,12 @@ class BudgetSearch:
         found = self._read()  # another worker may have found it meanwhile
         if found is not None:
             return found
-        started = time.monotonic()
+        started = system.monotonic()
         speeds = self._try(self._budgets(), batch, most_rows)
         if not speeds:
             return self._first
         best, noise = _choose(speeds, self._first)
-        seconds = time.monotonic() - started
+        seconds = system.monotonic() - started
         figures = {budget: max(found) for budget, found in speeds.items()}
         if noise <= _STEADY:
             self._write({**self._about, "token_budget": best, "tokens_per_second": figures})
@@ -201,7 +202,7 @@ class BudgetSearch:
         together = most_rows(length) // self._backend.depth
         budgets = [budget for budget in budgets if budget // length <= max(together, 1)]
         speeds: dict[int, list[float]] = {budget: [] for budget in budgets}
-        deadline = time.monotonic() + _LIMIT_SECONDS
+        deadline = system.monotonic() + _LIMIT_SECONDS
         for number in range(_MOST_ROUNDS + 1):  # round 0 does not count: new shapes are slow once
             for budget in list(speeds):
                 try:
@@ -213,7 +214,7 @@ class BudgetSearch:
                 if number:
                     speeds[budget].append(speed)
             steady = all(_noise(found) <= _STEADY for found in speeds.values())
-            if (number >= _LEAST_ROUNDS and steady) or (number > 1 and time.monotonic() > deadline):
+            if (number >= _LEAST_ROUNDS and steady) or (number > 1 and system.monotonic() > deadline):
                 break
         return speeds
 

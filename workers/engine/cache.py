@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from rankmill.jobs.cache.digests import Facts
 from rankmill.jobs.cache.models import model_facts, model_folder
 from rankmill.jobs.contract.errors import WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec, WeightsKey, weights_key
+from rankmill.jobs.system import system
 from rankmill.workers.backends.base import OutOfMemory
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.host import metrics
@@ -122,14 +122,14 @@ class EngineCache:
             if spec.revision:
                 self._content(spec)  # before another model leaves for one that is not there
             self._make_room(key)
-            cached = self._cached[key] = _CachedModel(self._load_beside(spec), stamp, time.monotonic())
+            cached = self._cached[key] = _CachedModel(self._load_beside(spec), stamp, system.monotonic())
             self._update_metrics()
             self._bytes_of[key] = cached.loaded.backend.bytes
             self._make_room(key)  # again, as the size may have been unknown before
         else:
             metrics.model_hits.inc()
         self._cached.move_to_end(key)
-        cached.used = time.monotonic()
+        cached.used = system.monotonic()
         options = spec.model_copy(update={"revision": None})  # the content has it
         engine = cached.engines.pop(options, None) or self._make(cached.loaded.model(spec))
         cached.engines[options] = engine  # the latest one last
@@ -178,7 +178,7 @@ class EngineCache:
         """Unload models that were not used for `CacheLimits.idle_seconds`."""
         if self._limits.idle_seconds is None:
             return
-        since = time.monotonic() - self._limits.idle_seconds
+        since = system.monotonic() - self._limits.idle_seconds
         for key in [key for key, cached in self._cached.items() if cached.used < since]:
             logger.info("unloading %s, which is idle", key[0])
             self._remove(key)

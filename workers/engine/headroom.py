@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Protocol
 import psutil
 
 from rankmill.jobs.runtime.limits import free_memory
+from rankmill.jobs.system import system
 from rankmill.workers.backends.base import Backend, Logits, Pending
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.host import metrics
@@ -69,9 +69,9 @@ class HostMemory:
         return int(self._process.memory_info().rss)
 
     def used_and_free(self) -> tuple[int, int]:
-        if time.monotonic() >= self._until:
+        if system.monotonic() >= self._until:
             self._reading = self.used(), free_memory()
-            self._until = time.monotonic() + self._KEPT_SECONDS
+            self._until = system.monotonic() + self._KEPT_SECONDS
         return self._reading
 
     def peak(self) -> int:
@@ -171,8 +171,8 @@ class Headroom:
     def log_cut(self, rows: int, length: int) -> None:
         """Count a batch that was cut, and log it once in a while."""
         metrics.cut_batches.inc()
-        if self._memory and time.monotonic() - self._said >= _SAY_SECONDS:
-            self._said, (_, free) = time.monotonic(), self._memory.used_and_free()
+        if self._memory and system.monotonic() - self._said >= _SAY_SECONDS:
+            self._said, (_, free) = system.monotonic(), self._memory.used_and_free()
             logger.warning(
                 "%.0f MiB of memory are free: cut a batch of %d rows of %d tokens", free / 2**20, rows, length
             )

@@ -7,15 +7,14 @@ writing thread writes finished ones. So the forward never waits for them.
 from __future__ import annotations
 
 import logging
-import os
 import threading
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from rankmill.jobs.contract.priority import Priority
+from rankmill.jobs.system import system
 from rankmill.workers.batches.planner import WaitingRows
 from rankmill.workers.engine.engine import Engine, Flight, Part, Work
 from rankmill.workers.host import metrics
@@ -107,7 +106,7 @@ class Pipeline:
 
     def __init__(self, batch_wait: float) -> None:
         self._batch_wait = batch_wait
-        self._changed = threading.Condition()
+        self._changed = system.Condition()
         self._lanes: OrderedDict[tuple[int, Priority], _Lane] = OrderedDict()
         self._turns = PriorityTurns()
         self._answers: dict[Work, Answer] = {}
@@ -125,8 +124,8 @@ class Pipeline:
 
     def start(self) -> Pipeline:
         """Start the threads; without them who calls `step` scores, and answers are called at once."""
-        self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
-        self._forward = threading.Thread(target=self._guard(self._run), name="forward", daemon=True)
+        self._writer = system.Executor(1, thread_name_prefix="writer")
+        self._forward = system.Thread(target=self._guard(self._run), name="forward", daemon=True)
         self._forward.start()
         return self
 
@@ -146,7 +145,7 @@ class Pipeline:
             self._answers[work] = answer
             self._pending[priority] += work.left
             if priority == "request":
-                self._alert_until = time.monotonic() + _ALERT_SECONDS
+                self._alert_until = system.monotonic() + _ALERT_SECONDS
             self._changed.notify_all()
 
     def drop(self, work: Work, answer: Answer) -> None:
@@ -242,7 +241,7 @@ class Pipeline:
         if since is None:
             return False
         limit = FIRST_BATCH_SECONDS if slowest is None else max(LATER_BATCH_SECONDS, 100 * slowest)
-        return time.monotonic() - since > limit
+        return system.monotonic() - since > limit
 
     def close(self, finish: bool) -> None:
         """Stop after all work if `finish`, else after the batch in progress; pending answers are written."""
@@ -268,7 +267,7 @@ class Pipeline:
         batch = None if self._full() else self._take(wait=wait and not self._flights)
         if batch is not None:
             lane, parts = batch
-            self._batch_since = self._batch_since or time.monotonic()
+            self._batch_since = self._batch_since or system.monotonic()
             self._flights.append((lane, lane.engine.submit(parts)))
         elif self._flights:
             self._finish_oldest()
@@ -280,7 +279,7 @@ class Pipeline:
         """Whether no further forward may begin now."""
         if not self._flights:
             return False
-        if time.monotonic() < self._alert_until:
+        if system.monotonic() < self._alert_until:
             return True
         return len(self._flights) >= self._flights[-1][0].engine.model.backend.depth
 
@@ -290,7 +289,7 @@ class Pipeline:
         if lane.engine.may_adapt(flight, seconds):
             while self._flights:
                 self._finish(*self._flights.popleft())
-            self._batch_since = time.monotonic()
+            self._batch_since = system.monotonic()
             lane.engine.adapt(flight)
             self._batch_since = None
 
@@ -328,9 +327,9 @@ class Pipeline:
                     self._wait_for_a_full_batch()
 
     def _wait_for_a_full_batch(self) -> None:
-        deadline = time.monotonic() + self._batch_wait
+        deadline = system.monotonic() + self._batch_wait
         while not self._closed and all(lane.rows.batches < 2 for lane in self._lanes.values()):
-            left = deadline - time.monotonic()
+            left = deadline - system.monotonic()
             if left <= 0 or not self._changed.wait(left):
                 return
 
@@ -340,7 +339,7 @@ class Pipeline:
         Returns the seconds since the batch before it ended, or since this one began if there was none.
         """
         complete = lane.engine.finish(flight)
-        now = time.monotonic()
+        now = system.monotonic()
         seconds = now - (self._batch_since or now)
         metrics.stage_seconds.labels("forward").observe(seconds)
         self._slowest_batch = max(self._slowest_batch or 0.0, seconds)
@@ -363,6 +362,6 @@ class Pipeline:
             except BaseException:
                 logger.critical("the worker ends after an error; other workers do its work", exc_info=True)
                 logging.shutdown()
-                os._exit(1)
+                system.exit(1)
 
         return guarded

@@ -18,6 +18,7 @@ from rankmill.jobs.cache.digests import file_digest
 from rankmill.jobs.cache.folder import make_folder, read_json, strangers, write_json
 from rankmill.jobs.cache.models import model_content
 from rankmill.jobs.contract.errors import WorkerError
+from rankmill.jobs.system import system
 
 _DIGESTS = "digests.json"
 """In a folder that is kept: its name, and the SHA-256 of each other file in it."""
@@ -73,7 +74,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
         write_json(whole / _DIGESTS, {"of": folder.name, "files": _digests(whole, None)})
         for file in whole.iterdir():
             with file.open("rb") as written:
-                os.fsync(written.fileno())
+                system.fsync(written.fileno())
         try:
             whole.rename(folder)
         except OSError:  # another process was faster; its files are equally good

@@ -27,6 +27,7 @@ from rankmill.jobs.protocol.model_figures import ModelFigures
 from rankmill.jobs.protocol.orders import Answer
 from rankmill.jobs.protocol.worker_report import LATENCY_BUCKETS, STAGES, GpuReport, WorkerReport
 from rankmill.jobs.runtime.tracing import step
+from rankmill.jobs.system import system
 from rankmill.workers.host.gpu import Gpu
 
 REGISTRY = CollectorRegistry()
@@ -160,7 +161,7 @@ def count_chunk(outcome: str) -> None:
 def count_scored(run: Run, result: ChunkScores, submitted: datetime | None) -> None:
     """Count a scored chunk; `submitted` gives its latency."""
     count_chunk("scored")
-    seconds = None if submitted is None else max(time.time() - submitted.timestamp(), 0.0)
+    seconds = None if submitted is None else max(system.now() - submitted.timestamp(), 0.0)
     if seconds is not None:
         latency.observe(seconds)
     model = (run.spec.model, result.stats.revision or "")
@@ -173,12 +174,12 @@ class _CpuUse:
     """CPU cores that this process keeps busy, from one call to the next."""
 
     def __init__(self) -> None:
-        self._at, self._seconds = time.monotonic(), time.process_time()
+        self._at, self._seconds = system.monotonic(), time.process_time()
         self._cores: float | None = None
 
     def cores(self) -> float | None:
         """The mean since the last call; after less than half a second still that of the last call."""
-        at, seconds = time.monotonic(), time.process_time()
+        at, seconds = system.monotonic(), time.process_time()
         if at - self._at >= 0.5:
             self._cores = max(seconds - self._seconds, 0.0) / (at - self._at)  # a fork starts at 0 again
             self._at, self._seconds = at, seconds
@@ -212,7 +213,7 @@ def report(
     return WorkerReport(
         device=device,
         started=started,
-        beat=time.time(),
+        beat=system.now(),
         metrics_url=metrics_url,
         claim_ahead=claim_ahead,
         refusals=refusals,

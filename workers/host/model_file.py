@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from contextlib import suppress
 from pathlib import Path
+
+from rankmill.jobs.system import system
 
 _HUB_SECONDS = 5.0
 
@@ -52,7 +53,7 @@ def _hub_answers() -> bool:
             answers.extend([answer] if answer.status_code < 500 else [])  # else a proxy says so
 
     # In a thread, as neither the resolver nor the addresses that are tried in turn know the limit.
-    thread = threading.Thread(target=ask, name="hub", daemon=True)
+    thread = system.Thread(target=ask, name="hub", daemon=True)
     thread.start()
     thread.join(_HUB_SECONDS)
     constants.HF_HUB_OFFLINE = not answers

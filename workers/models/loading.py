@@ -8,7 +8,6 @@ is another in each batch.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from rankmill.jobs.cache.folder import cache_folder, strangers
 from rankmill.jobs.cache.models import model_folder
 from rankmill.jobs.contract.errors import RankmillError, SpecError, WorkerError
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.system import system
 from rankmill.workers.backends.base import Backend, DeviceLost, Logits, ModelFiles, OutOfMemory
 from rankmill.workers.backends.families import first_position
 from rankmill.workers.backends.registry import BACKENDS, BackendChoice, choose_backend
@@ -194,7 +194,7 @@ def load(
     WorkerError
         Another worker may be able to load the model: its directory does not exist on this host, say.
     """
-    started = time.monotonic()
+    started = system.monotonic()
     with one_line(spec):
         cache = cache_folder(cache_dir)
         if why := strangers(cache):
@@ -216,7 +216,7 @@ def load(
         found.check_unchanged()
     if versions:
         versions.trim()
-    seconds = time.monotonic() - started
+    seconds = system.monotonic() - started
     logger.info("loaded %s in %.1f s: %s, %s, %s", spec.model, seconds, runner.name, device, runner.precision)
     return Loaded(about, runner, revision, choice.int8_gain, found.held)
 

@@ -23,6 +23,7 @@ from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import CONTENT, ScoreSpec
 from rankmill.jobs.registry.documents import Reference, parse_reference
 from rankmill.jobs.runtime.limits import total_memory
+from rankmill.jobs.system import system
 from rankmill.workers.host.model_file import commit_of
 from rankmill.workers.models.versions import VersionStore
 
@@ -241,7 +242,7 @@ class Reading:
         key = spec.model, spec.revision
         thread = self._threads.get(key)
         if thread is None:
-            thread = threading.Thread(target=self._read, args=(spec,), name="digest", daemon=True)
+            thread = system.Thread(target=self._read, args=(spec,), name="digest", daemon=True)
             self._threads[key] = thread
             thread.start()
             thread.join(_AT_ONCE_SECONDS)

@@ -10,8 +10,6 @@ import logging
 import os
 import shutil
 import socket
-import time
-import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -25,6 +23,7 @@ from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.registry.documents import Manifest, Reference
 from rankmill.jobs.registry.registry import Registry, fetch_files
 from rankmill.jobs.registry.resolver import Resolver
+from rankmill.jobs.system import system
 from rankmill.workers.backends.registry import BACKENDS
 from rankmill.workers.host.disk_cache import Locked, lock
 
@@ -104,7 +103,7 @@ def _remove(entry: _Entry) -> bool:
             held = lock(entry.lock, wait=False)
             if held is None:
                 return False
-        gone = entry.folder.with_name(f".removed-{uuid.uuid4().hex}")
+        gone = entry.folder.with_name(f".removed-{system.unique_id()}")
         entry.folder.rename(gone)  # at once: nobody finds half of it
         shutil.rmtree(gone)
     except FileNotFoundError:
@@ -209,7 +208,7 @@ class VersionStore:
                 "has no RANKMILL_REGISTRY"
             )
         registry = Registry(self._registry)
-        started = time.monotonic()
+        started = system.monotonic()
         try:
             manifest = registry.manifest(reference)
             self._reserve(manifest, folder)
@@ -224,7 +223,7 @@ class VersionStore:
         _write(folder / _FETCHING / _MANIFEST, manifest.written())
         (folder / _FETCHING / _MANIFEST).replace(folder / _MANIFEST)
         shutil.rmtree(folder / _FETCHING, ignore_errors=True)
-        logger.info("fetched %s in %.1f s", reference, time.monotonic() - started)
+        logger.info("fetched %s in %.1f s", reference, system.monotonic() - started)
         return manifest
 
     def _reserve(self, manifest: Manifest, folder: Path) -> None:
@@ -266,7 +265,7 @@ def _write(path: Path, value: bytes) -> None:
     with path.open("wb") as file:
         file.write(value)
         file.flush()
-        os.fsync(file.fileno())
+        system.fsync(file.fileno())
 
 
 def _gib(size: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ from rankmill.jobs.protocol.pairs_job import read_pairs, read_request, return_va
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import DamagedJob
 from rankmill.jobs.runtime.patience import cannot_serve
+from rankmill.jobs.system import system
 from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory
 from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.engine.engine import Engine, Work
@@ -68,7 +68,7 @@ class ChunkClaim:
     execution: Execution
     span: Span
     store: RunStore
-    claimed: float = field(default_factory=time.monotonic)
+    claimed: float = field(default_factory=system.monotonic)
     started: float = 0.0
     run: Run | None = None
     engine: Engine | None = None
@@ -271,7 +271,7 @@ class ChunkScorer:
         DamagedJob
             The payload is damaged; the producer can submit it again.
         """
-        claim.started, run = time.monotonic(), claim.run
+        claim.started, run = system.monotonic(), claim.run
         if run is None:
             return
         try:
@@ -294,9 +294,9 @@ class ChunkScorer:
         if attempt(run, claim.job) > 1:
             metrics.retries.inc()
         with metrics.stage("tokenize"):
-            began = time.monotonic()
+            began = system.monotonic()
             claim.engine, claim.work = engine, engine.prepare(*pairs)
-            claim.work.seconds["tokenize"] = time.monotonic() - began
+            claim.work.seconds["tokenize"] = system.monotonic() - began
 
     def spec(self, run: Run) -> ScoreSpec:
         """The run's spec, with its settled precision and revision if this worker knows them."""
@@ -345,7 +345,7 @@ class ChunkScorer:
                 tokens=scored.tokens,
                 padded_tokens=scored.padded_tokens,
                 batches=scored.batches,
-                seconds=time.monotonic() - claim.started,
+                seconds=system.monotonic() - claim.started,
                 int8_gain=model.int8_gain,
                 windows=scored.windows,
                 labels=model.labels,

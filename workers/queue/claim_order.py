@@ -8,12 +8,12 @@ idle worker could score now.
 from __future__ import annotations
 
 import math
-import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 from rankmill.jobs.contract.priority import Priority, priority_of
 from rankmill.jobs.protocol.ordered_queue import LOOK_AT
+from rankmill.jobs.system import system
 from rankmill.workers.engine.pipeline import PriorityTurns
 
 _RUNS = 16
@@ -99,7 +99,7 @@ class ClaimOrder:
     @property
     def runs(self) -> list[str]:
         """Bulk runs in the order in which to claim from them, after those that are not listed."""
-        now = time.monotonic()
+        now = system.monotonic()
         self._refused = {run: until for run, until in self._refused.items() if now < until}
         return [run for run in self._shares.runs() if run not in self._refused] + list(self._refused)
 
@@ -116,7 +116,7 @@ class ClaimOrder:
     def further(self, queue: str) -> tuple[int, int]:
         """Which piece of a queue to look at beside its next jobs, as `OrderedQueue.take` has it."""
         look = self._further.setdefault(queue, FurtherLook())
-        return look.next(self._in_queue.get(queue, 0), self._workers, time.monotonic())
+        return look.next(self._in_queue.get(queue, 0), self._workers, system.monotonic())
 
     def began(self, run_id: str, pairs: int) -> None:
         """Count a chunk that was claimed."""
@@ -129,7 +129,7 @@ class ClaimOrder:
 
     def refused(self, run_id: str) -> None:
         """Note that a chunk of a run was given back for others: it would be next again, wherever it is."""
-        self._refused[run_id] = time.monotonic() + _REFUSED_SECONDS
+        self._refused[run_id] = system.monotonic() + _REFUSED_SECONDS
 
     def no_bulk_waits(self) -> None:
         """Note that no bulk work waited when it was its turn."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -28,6 +26,8 @@ from rankmill.jobs.protocol.set_aside import DamagedJob, set_aside
 from rankmill.jobs.runtime import tracing
 from rankmill.jobs.runtime.logs import about_job
 from rankmill.jobs.runtime.patience import cannot_serve
+from rankmill.jobs.system import system
+from rankmill.jobs.system.periodic import Periodic
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.host import metrics
 from rankmill.workers.queue.chunks import ChunkClaim, ChunkScorer, PairsClaim
@@ -77,7 +77,7 @@ class ModelQueue:
         if not ready:
             return []
         wanted, oldest = ready[0]
-        early = len(ready) < GROUP and time.monotonic() - oldest.claimed < GROUP_SECONDS
+        early = len(ready) < GROUP and system.monotonic() - oldest.claimed < GROUP_SECONDS
         if early and more_to_come():
             return []
         group = [claim for model, claim in self._waiting if model == wanted]
@@ -287,7 +287,7 @@ class Claims:
             claim.run_id,
             claim.queue.name,
             reason,
-            until=time.time() + self._refusals.seconds(reason),  # then this worker tries again
+            until=system.now() + self._refusals.seconds(reason),  # then this worker tries again
             ttl=run.ttl if run else claim.job.run_ttl,
             in_redis=claim.in_redis,
         )
@@ -367,22 +367,20 @@ class ScoredRowsBeat:
     def __init__(self, store: RunStore, claims: Claims) -> None:
         self._store = store
         self._claims = claims
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="scored-rows", daemon=True)
+        self._next = 0.0
+        self._periodic = Periodic("scored-rows", self._count_due, _LOOK_SECONDS)
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self._periodic.start()
 
     def stop(self) -> None:
         """Stop the thread."""
-        self._stopped.set()
-        self._thread.join(timeout=5)
+        self._periodic.stop()
 
-    def _run(self) -> None:
-        while not self._stopped.wait(_LOOK_SECONDS):
-            if self.count():
-                self._stopped.wait(_COUNT_SECONDS - _LOOK_SECONDS)
+    def _count_due(self) -> None:
+        if system.monotonic() >= self._next and self.count():
+            self._next = system.monotonic() + _COUNT_SECONDS
 
     def count(self) -> bool:
         """Write the scored rows of the claimed chunks; return whether there are any."""

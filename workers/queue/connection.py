@@ -6,8 +6,6 @@ import logging
 import os
 import signal
 import sys
-import threading
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +18,7 @@ from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.passwords import mask_passwords
 from rankmill.jobs.runtime.patience import Patience
 from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.system import system
 
 if TYPE_CHECKING:  # who only connects needs no engine
     from rankmill.workers.engine.pipeline import Pipeline
@@ -97,13 +96,13 @@ class LastResort:
 
     def start(self) -> None:
         """Start the thread that watches; no command can block it."""
-        threading.Thread(target=self._watch, name="last-resort", daemon=True).start()
+        system.Thread(target=self._watch, name="last-resort", daemon=True).start()
 
     def _watch(self) -> None:
-        signals, since, misses = 0, time.monotonic(), 0
+        signals, since, misses = 0, system.monotonic(), 0
         while True:
-            time.sleep(_CHECK_SECONDS)
-            now = time.monotonic()
+            system.sleep(_CHECK_SECONDS)
+            now = system.monotonic()
             if self.signals != signals:
                 signals, since = self.signals, now
             if signals == 1 and self._pipeline.working:
@@ -121,7 +120,7 @@ class LastResort:
             logger.warning("Redis cannot serve: %d chunks are not handed back, their leases will end", left)
         logger.info("stopped without unregistering: Redis cannot serve")
         logging.shutdown()
-        os._exit(1 if left else 0)
+        system.exit(1 if left else 0)
 
 
 class RefusedCommands:
@@ -145,14 +144,14 @@ class RefusedCommands:
         RedisFailed
             Redis has refused the command for longer than that.
         """
-        now = time.monotonic()
+        now = system.monotonic()
         if self._since is None or int(now - self._since) % _REFUSED_SECONDS == 0:
             logger.error("Redis refuses a command, trying again: %s", error)
         if self._since is None:
             self._since = now
         if now - self._since > self._seconds:
             raise RedisFailed(f"Redis refuses a command: {error}")
-        time.sleep(_PAUSE_SECONDS)
+        system.sleep(_PAUSE_SECONDS)
 
 
 def stop_without_supervisor() -> None:
@@ -161,7 +160,7 @@ def stop_without_supervisor() -> None:
     Nobody would start this worker again, nor stop it.
     """
     if os.environ.get(SUPERVISED):
-        threading.Thread(target=_wait_for_its_end, name="supervisor", daemon=True).start()
+        system.Thread(target=_wait_for_its_end, name="supervisor", daemon=True).start()
 
 
 def _wait_for_its_end() -> None:
@@ -176,4 +175,4 @@ def give_up(error: RedisUnavailable) -> None:
     """End the process without handing claimed jobs back: their leases ended long ago."""
     logger.critical("ending: %s", error)
     logging.shutdown()
-    os._exit(os.EX_UNAVAILABLE)
+    system.exit(os.EX_UNAVAILABLE)

@@ -17,6 +17,7 @@ from rankmill.jobs.protocol.orders import ask_for_orders, forget_orders
 from rankmill.jobs.protocol.queues import use_queues, write_capacity
 from rankmill.jobs.protocol.recovery import FailureHandler, clean_queue, rescue_unbegun
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
+from rankmill.jobs.system import system
 from rankmill.jobs.system.periodic import Periodic
 from rankmill.workers.queue.orders import Orders
 
@@ -145,7 +146,7 @@ class Heartbeat:
         """End the process if a forward hangs; otherwise its leases would be renewed for ever."""
         if self._wedged():
             logger.critical("a batch takes far too long; ending this worker")
-            os._exit(1)
+            system.exit(1)
 
     def _sum_up(self) -> None:
         """Tell producers what the live workers of each queue claim ahead."""

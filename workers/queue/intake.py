@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue, Taken, is_bulk_job
 from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
 from rankmill.jobs.runtime.patience import waiting
+from rankmill.jobs.system import system
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.host import metrics
 from rankmill.workers.queue.claim_order import ClaimOrder, chunks_to_give
@@ -51,13 +51,13 @@ class Bell:
         self._connection: Any = queues[0].connection
         self._keys = [keys.bell(queue.name) for queue in queues]
         self._rung = rung
-        self._listening = threading.Event()
+        self._listening = system.Event()
         self._thread: threading.Thread | None = None
 
     def listen(self) -> None:
         """Begin to listen."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="bell", daemon=True)
+            self._thread = system.Thread(target=self._run, name="bell", daemon=True)
             self._thread.start()
         self._listening.set()
 
@@ -76,7 +76,7 @@ class Bell:
                 redis.RedisError,
                 RedisUnavailable,
             ):  # the worker's own commands say so; it also looks every second
-                time.sleep(_LISTEN_SECONDS)
+                system.sleep(_LISTEN_SECONDS)
 
 
 class Intake:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from rankmill.jobs.contract.errors import SpecError, WireError
 from rankmill.jobs.contract.spec import ScoreSpec, weights_key
 from rankmill.jobs.protocol.orders import Answer, Order
+from rankmill.jobs.system import system
 from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.host import metrics
 from rankmill.workers.queue.claims import Claims
@@ -54,12 +53,12 @@ class Orders:
         self._spec = spec
         self._claims = claims
         self._refusals = refusals
-        self._lock = threading.RLock()
+        self._lock = system.RLock()
         self._answers: OrderedDict[str, Answer] = OrderedDict()
         self._new: deque[Order] = deque()
         self._drains: list[str] = []
-        self._arrived = threading.Event()
-        self.news = threading.Event()
+        self._arrived = system.Event()
+        self.news = system.Event()
         """Set when the next heartbeat should be sent at once, with new answers."""
         self.known: Sequence[bytes] = ()
         """The orders of the last heartbeat as Redis has them; the next one deletes them."""
@@ -165,13 +164,13 @@ class Orders:
             self._answer(order.id, "done", text)
 
     def _load(self, order: str, model: str) -> None:
-        began, before = time.monotonic(), self._engines.models
+        began, before = system.monotonic(), self._engines.models
         self._answer(order, "begun", "loading")
         self.news.set()
         spec = self._spec(model)
         self._engines.warm(spec)
         self._refusals.close(weights_key(spec))
-        seconds = time.monotonic() - began
+        seconds = system.monotonic() - began
         gone = [each for each in dict.fromkeys(before) if each not in self._engines.models]
         text = f"has {model}, as before" if model in before else f"has loaded {model} in {seconds:.1f} s"
         if gone:  # work for these would unload the new one again

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Hashable
 from dataclasses import dataclass
 
 from rankmill.jobs.contract.errors import WorkerError
+from rankmill.jobs.system import system
+from rankmill.jobs.system.backoff import Backoff
 
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-"""Seconds until a worker tries again a model or run that it refused; the pause doubles each time."""
+PAUSE = Backoff(first=1.0, longest=60.0)
+"""Until a worker tries again a model or run that it refused."""
 
-FIRST_REST, LONGEST_REST = 0.05, 1.0
-"""Seconds in which the worker takes no job, after it has refused all jobs in the queue."""
+REST = Backoff(first=0.05, longest=1.0)
+"""How long the worker takes no job, after it has refused all jobs in the queue."""
 
 ROUND = 64
 """Refused jobs that go back to the end of their queue before the worker rests."""
@@ -31,7 +32,7 @@ class StillRefused(WorkerError):
 @dataclass
 class _Refused:
     reason: str
-    pause: float
+    times: int
     until: float
 
 
@@ -46,13 +47,13 @@ class Refusals:
     def __init__(self) -> None:
         self._refused: dict[Hashable, _Refused] = {}
         self._round: set[str] = set()
-        self._rest = FIRST_REST
+        self._rests = 0
         self._rests_until = 0.0
 
     def why(self, key: Hashable) -> str | None:
         """Why `key` is refused now; ``None`` if it may be tried."""
         found = self._refused.get(key)
-        return found.reason if found and time.monotonic() < found.until else None
+        return found.reason if found and system.monotonic() < found.until else None
 
     def check(self, key: Hashable) -> None:
         """Raise `StillRefused` if `key` is refused now."""
@@ -62,12 +63,12 @@ class Refusals:
     def open(self, key: Hashable, reason: str) -> bool:
         """Refuse `key` for twice as long as the last time; return whether this is the first time."""
         before = self._refused.get(key)
-        now = time.monotonic()
+        now = system.monotonic()
         self._refused = {
             key: each for key, each in self._refused.items() if now < each.until + _FORGET_SECONDS
         }
-        pause = min(2 * before.pause, LONGEST_PAUSE) if before else FIRST_PAUSE
-        self._refused[key] = _Refused(reason, pause, now + pause)
+        times = before.times + 1 if before else 1
+        self._refused[key] = _Refused(reason, times, now + PAUSE.pause(times))
         if len(self._refused) > _REMEMBERED:
             del self._refused[next(iter(self._refused))]
         return before is None
@@ -80,7 +81,7 @@ class Refusals:
         """Accept `key` again, and do not rest: the queue has work for this worker."""
         self._refused.pop(key, None)
         self._round.clear()
-        self._rest = FIRST_REST
+        self._rests = 0
 
     def sent_back(self, job_id: str) -> None:
         """Note that a job went back; the worker rests when it has seen the whole queue."""
@@ -88,22 +89,22 @@ class Refusals:
             self._round.add(job_id)
             return
         self._round.clear()
-        self._rests_until = time.monotonic() + self._rest
-        self._rest = min(2 * self._rest, LONGEST_REST)
+        self._rests += 1
+        self._rests_until = system.monotonic() + REST.pause(self._rests)
 
     def reasons(self) -> tuple[str, ...]:
         """Why this worker leaves chunks to others: one reason for each model or run refused now."""
-        return tuple(each.reason for each in list(self._refused.values()) if time.monotonic() < each.until)
+        return tuple(each.reason for each in list(self._refused.values()) if system.monotonic() < each.until)
 
     def half_open(self) -> tuple[str, ...]:
         """Reasons of earlier refusals whose pause is over; the next chunk shows whether they still hold."""
-        now = time.monotonic()
+        now = system.monotonic()
         found = list(self._refused.values())
         return tuple(each.reason for each in found if each.until <= now < each.until + _FORGET_SECONDS)
 
     def seconds(self, reason: str) -> float:
         """How long the worker goes on refusing for this reason, at most."""
-        now = time.monotonic()
+        now = system.monotonic()
         return max(
             (each.until - now for each in list(self._refused.values()) if each.reason == reason), default=0.0
         )
@@ -111,4 +112,4 @@ class Refusals:
     @property
     def rest(self) -> float:
         """Seconds in which this worker should take no job, so that others get them."""
-        return max(self._rests_until - time.monotonic(), 0.0)
+        return max(self._rests_until - system.monotonic(), 0.0)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
-import uuid
 from typing import Literal
 
 from rankmill.jobs.contract.run import Progress
 from rankmill.jobs.contract.schema import FORMAT, Count, Seconds, WireModel
 from rankmill.jobs.protocol.submitted.request import NEW_ORDER_FORMAT, FileOrder
+from rankmill.jobs.system import system
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
 
@@ -105,7 +104,7 @@ class FileRun(WireModel):
             update={
                 "state": state,
                 "reason": reason[:MAX_REASON_CHARS],
-                "ended": time.time(),
+                "ended": system.now(),
                 "notice": Notice() if self.order.webhook else None,
             }
         )
@@ -122,9 +121,9 @@ class FileRun(WireModel):
 
 def new_file_run(order: FileOrder, run_id: str | None = None) -> FileRun:
     """A run that waits for a runner; `run_id` is that of a job which somebody enqueued by its name."""
-    return FileRun(id=run_id or new_file_run_id(), order=order, created=time.time())
+    return FileRun(id=run_id or new_file_run_id(), order=order, created=system.now())
 
 
 def new_file_run_id() -> str:
     """A new id."""
-    return _MARK + uuid.uuid4().hex
+    return _MARK + system.unique_id()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
-import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, cast
@@ -21,6 +19,7 @@ from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
 from rankmill.jobs.protocol.submitted import scripts
 from rankmill.jobs.protocol.submitted.record import FileRun, new_file_run
 from rankmill.jobs.protocol.submitted.request import FileOrder
+from rankmill.jobs.system import system
 
 JOB_FUNCTION = "rankmill.score_file"
 OLD_JOB_FUNCTION = "jobs.score_file"
@@ -112,7 +111,7 @@ class FileRunStore:
 
     def latest(self) -> list[FileRun]:
         """The runs whose state changed last, the latest first; those that cannot be read are left out."""
-        oldest = time.time() - self.ttl
+        oldest = system.now() - self.ttl
         ids = self.redis.zrange(keys.file_runs(), "+inf", oldest, desc=True, byscore=True, offset=0,
                                 num=MOST_LISTED)  # fmt: skip
         found = []
@@ -135,7 +134,7 @@ class FileRunStore:
 
         Returns the run as it is then: cancelled if it waited.
         """
-        claim = uuid.uuid4().hex
+        claim = system.unique_id()
         places = [keys.file_run_cancelled(run.id), self.queue.key, self._pauses, self._leases]
         taken = self.redis.eval(scripts.CANCEL, 4, *places, run.id, self.ttl, lease_seconds, claim)
         if not taken:
@@ -149,7 +148,7 @@ class FileRunStore:
 
         The run is as its last runner left it. A job that cannot be read is set aside.
         """
-        token = uuid.uuid4().hex
+        token = system.unique_id()
         numbers = [lease_seconds, token, _LOOK_AT]
         raw = self.redis.eval(scripts.CLAIM, 2, self.queue.key, self._leases, *numbers, *leave)
         if raw is None:
@@ -183,7 +182,7 @@ class FileRunStore:
         if held == "forgotten":  # the server has lost its data: this runner still has the run
             with self.redis.pipeline() as pipe:
                 pipe.set(keys.file_run(run.id), run.written(), ex=self.ttl)
-                pipe.zadd(self._leases, {claim.entry: time.time() + lease_seconds})
+                pipe.zadd(self._leases, {claim.entry: system.now() + lease_seconds})
                 self._list(pipe, run.id)
                 pipe.execute()
         return held
@@ -220,7 +219,7 @@ class FileRunStore:
     def runners(self, name: str = "", lease_seconds: int = 0) -> list[str]:
         """The live runners; `name` is one of them for `lease_seconds` from now on."""
         if name:
-            self.redis.zadd(keys.file_queues(), {self.queue.name: time.time()})
+            self.redis.zadd(keys.file_queues(), {self.queue.name: system.now()})
             self.redis.expire(keys.file_queues(), self.ttl)
         live, new_names = (Leases(self.redis, key, lease_seconds) for key in self._runners)
         if name:
@@ -265,7 +264,7 @@ class FileRunStore:
             if after is None:
                 pipe.zrem(key, run.id)
             else:
-                pipe.zadd(key, {run.id: time.time() + after})
+                pipe.zadd(key, {run.id: system.now() + after})
             pipe.execute()
 
     def has(self, run_id: str) -> bool:
@@ -295,7 +294,7 @@ class FileRunStore:
     def _leave_to_other_release(self, raw: bytes, token: str) -> None:
         """Put a run back that a runner of another release can read."""
         with self.redis.pipeline() as pipe:
-            pipe.zadd(self._pauses, {raw: time.time() + _OTHER_RELEASE_SECONDS})
+            pipe.zadd(self._pauses, {raw: system.now() + _OTHER_RELEASE_SECONDS})
             pipe.zrem(self._leases, raw + f":{token}".encode())
             pipe.execute()
 
@@ -304,7 +303,7 @@ class FileRunStore:
         return bool(self.redis.hget(Job.key_for(run_id), "status") == b"failed")
 
     def _list(self, pipe: Any, run_id: str) -> None:
-        now = time.time()
+        now = system.now()
         pipe.zadd(keys.file_queues(), {self.queue.name: now})
         pipe.expire(keys.file_queues(), self.ttl)
         pipe.zremrangebyscore(keys.file_runs(), 0, now - self.ttl)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
-import uuid
 from itertools import count
 from typing import Any, TypeAlias
 
 import redis.asyncio
 
 from rankmill.jobs.contract import keys
+from rankmill.jobs.system import system
 
 _BLOCK_SECONDS = 1.0
 """How long one command waits for the next result."""
@@ -42,7 +42,7 @@ class Streams:
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._client: Any = client
-        self._bell = keys.reader_bell(uuid.uuid4().hex)
+        self._bell = keys.reader_bell(system.unique_id())
         self._rung, self._rings = "0", count(1)
         self._waiting: dict[str, tuple[str, asyncio.Future[Entries]]] = {}
         self._asked: set[str] = set()

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import socket
-import threading
-import time
-import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rankmill.jobs.contract.errors import OutputBusy, RankmillError
+from rankmill.jobs.system import system
+from rankmill.jobs.system.periodic import Periodic
 from rankmill.producer.files.stores.paths import ObjectPath
 
 BEAT_SECONDS = 5.0
@@ -50,8 +49,7 @@ class ObjectLock:
         self._lock, self._output = lock, output
         self._owner = _owner(folder)
         self._beats = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="output-lock", daemon=True)
+        self._periodic = Periodic("output-lock", self._renew, BEAT_SECONDS)
         self._other: str | None = None
 
     def __enter__(self) -> ObjectLock:
@@ -63,12 +61,11 @@ class ObjectLock:
             seen = self._read()  # another host may have written it at the same time
             if not seen or seen["owner"] != self._owner:
                 raise self._busy(seen)
-        self._thread.start()
+        self._periodic.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
+        self._periodic.stop(seconds=None)  # else it could write the lock again
         with suppress(RankmillError):
             seen = self._read()
             if seen and seen["owner"] == self._owner:
@@ -84,9 +81,9 @@ class ObjectLock:
     def _watch(self, first: dict[str, str]) -> None:
         """Return when the lock has not changed for long; raise `OutputBusy` if it does."""
         logger.warning("host %s has begun %s; looking whether it still works", first["host"], self._output)
-        until = time.monotonic() + LEASE_SECONDS
-        while time.monotonic() < until:
-            time.sleep(min(BEAT_SECONDS / 5, LEASE_SECONDS))
+        until = system.monotonic() + LEASE_SECONDS
+        while system.monotonic() < until:
+            system.sleep(min(BEAT_SECONDS / 5, LEASE_SECONDS))
             now = self._read()
             if now is None:
                 return
@@ -97,16 +94,17 @@ class ObjectLock:
         host = seen["host"] if seen else "another"
         return OutputBusy(f"score-file on host {host} is making {self._output}; let it finish")
 
-    def _keep(self) -> None:
-        while not self._ended.wait(BEAT_SECONDS):
-            try:
-                seen = self._read()
-                if seen and seen["owner"] != self._owner:
-                    self._other = seen["host"]
-                    return
+    def _renew(self) -> None:
+        if self._other is not None:
+            return
+        try:
+            seen = self._read()
+            if seen and seen["owner"] != self._owner:
+                self._other = seen["host"]
+            else:
                 self._write()
-            except RankmillError as error:
-                logger.warning("%s", error)
+        except RankmillError as error:
+            logger.warning("%s", error)
 
     def _content(self) -> bytes:
         self._beats += 1
@@ -116,9 +114,9 @@ class ObjectLock:
     def _create(self) -> bool:
         """Write the lock if it is not there; whether it was written. Some stores cannot tell."""
 
-        def create(system: Any, name: str) -> bool:
+        def create(store: Any, name: str) -> bool:
             try:
-                system.pipe_file(name, self._content(), mode="create")
+                store.pipe_file(name, self._content(), mode="create")
             except (FileExistsError, NotImplementedError, TypeError, ValueError):
                 return False
             return True
@@ -126,14 +124,14 @@ class ObjectLock:
         return self._lock.ask(create, doing="cannot write ")
 
     def _write(self) -> None:
-        self._lock.ask(lambda system, name: system.pipe_file(name, self._content()), doing="cannot write ")
+        self._lock.ask(lambda store, name: store.pipe_file(name, self._content()), doing="cannot write ")
 
     def _read(self) -> dict[str, str] | None:
         """The lock's content; ``None`` if it is not there or is damaged."""
 
-        def read(system: Any, name: str) -> dict[str, str] | None:
+        def read(store: Any, name: str) -> dict[str, str] | None:
             try:
-                raw = system.cat_file(name)
+                raw = store.cat_file(name)
             except FileNotFoundError:
                 return None
             try:
@@ -150,6 +148,6 @@ def _owner(folder: Path) -> str:
     file = folder / "owner"
     with suppress(FileNotFoundError):
         return file.read_text()
-    owner = uuid.uuid4().hex
+    owner = system.unique_id()
     file.write_text(owner)
     return owner

@@ -6,12 +6,14 @@ import hashlib
 import logging
 import os
 import re
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from itertools import count
 from pathlib import Path, PosixPath
 from typing import Any, TypeVar
 
 from rankmill.jobs.contract.errors import InputError, RankmillError, StoreError
+from rankmill.jobs.system import system
+from rankmill.jobs.system.backoff import Backoff
 
 WORKSPACE = ".rankmill"
 """Suffix of a run's folder: its name is the output's name with this suffix."""
@@ -34,7 +36,7 @@ LOOK_SECONDS = 15.0
 WORK_SECONDS = 600.0
 """How long a store may be away while an object is read or written."""
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
+_BACKOFF = Backoff(first=0.2, longest=10.0)
 
 _LASTING = (ImportError, NotImplementedError, TypeError, ValueError)
 _LASTING_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
@@ -246,8 +248,8 @@ def patiently(what: object, action: Callable[[], T], seconds: float) -> T:
     StoreError
         The store refuses, or fails for longer than `seconds`; `what` names the object in the message.
     """
-    deadline, pause = time.monotonic() + seconds, _FIRST_PAUSE
-    while True:
+    deadline = system.monotonic() + seconds
+    for failures in count(1):
         try:
             return action()
         except RankmillError:
@@ -261,11 +263,11 @@ def patiently(what: object, action: Callable[[], T], seconds: float) -> T:
                 raise InputError(f"{what}: {_reason(error)} (pip install 'rankmill[s3]' for s3://)") from None
             if isinstance(error, _LASTING) or type(error).__name__ in _LASTING_NAMES:
                 raise InputError(f"{what}: {_reason(error)}") from None
-            if time.monotonic() > deadline:
+            if system.monotonic() > deadline:
                 raise StoreError(f"{what}: the store does not serve: {_reason(error)}") from None
             logger.warning("%s: the store does not serve, trying again: %s", what, _reason(error))
-            time.sleep(pause)
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            system.sleep(_BACKOFF.pause(failures))
+    raise AssertionError
 
 
 def _reason(error: Exception) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.system import system
 from rankmill.producer.files.stores.own_folder import kind_of
 from rankmill.producer.files.stores.paths import WORK_SECONDS, ObjectPath, patiently
 from rankmill.producer.files.stores.roots import check_opened, confined
@@ -180,4 +181,4 @@ class ObjectReader(io.RawIOBase):
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(4, "rankmill-read")
+    return system.Executor(4, "rankmill-read")

@@ -7,7 +7,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import OutputError
+from rankmill.jobs.system import system
 from rankmill.producer.files.stores.paths import WORK_SECONDS, ObjectPath
 from rankmill.producer.files.stores.reading import ObjectReader
 from rankmill.producer.files.stores.roots import check_opened
@@ -47,7 +48,7 @@ class Upload:
 
     def __init__(self, file: Path, target: ObjectPath) -> None:
         self._file, self._target = file, target
-        self._thread = ThreadPoolExecutor(1, "rankmill-upload")
+        self._thread = system.Executor(1, "rankmill-upload")
         self._sending: Future[None] | None = None
         self._object: Any = None
         self._sent = 0
@@ -181,7 +182,7 @@ def whole_file(target: Path) -> Iterator[Path]:
 def _confirm(folder: int, target: Path) -> None:
     """Sync the folder in which `target` is now."""
     try:
-        os.fsync(folder)
+        system.fsync(folder)
     except OSError as error:
         raise OutputError(
             f"{target} is complete and in its place, but the disk does not confirm that it stays there "
@@ -214,7 +215,7 @@ def sync(path: Path) -> None:
     """Sync a file, or a folder's list of files, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        system.fsync(descriptor)
     finally:
         os.close(descriptor)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Annotated
 
 import click
@@ -14,6 +13,7 @@ from rankmill.cluster.tables import duration
 from rankmill.gateway.keys.api_keys import ApiKey, KeyStore
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
 
 
 @click.group(context_settings=options.CONTEXT)
@@ -106,6 +106,6 @@ def _line(key: ApiKey) -> str:
             *([f"priority {key.priority}"] if key.priority else []),
             *(["admin"] if key.admin else []),
             *(["manages models"] if key.manage_models else []),
-            f"expires in {duration(key.expires - time.time())}",
+            f"expires in {duration(key.expires - system.now())}",
         ]
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from shlex import quote
@@ -19,6 +18,7 @@ from rankmill.jobs.runtime.connection import connect
 from rankmill.jobs.runtime.http import is_loopback, split_address
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.settings import load_settings
+from rankmill.jobs.system import system
 from rankmill.producer.local.embedded import EmbeddedCluster
 
 _LOOK_SECONDS = 0.5
@@ -118,7 +118,7 @@ def _watched(cluster: EmbeddedCluster) -> Iterator[list[EmbeddedError]]:
     The watch ends with the ``with`` block: the end of the cluster, which follows, is no reason for a signal.
     """
     failed: list[EmbeddedError] = []
-    ended = threading.Event()
+    ended = system.Event()
 
     def watch() -> None:
         while not failed and not ended.wait(_LOOK_SECONDS):
@@ -128,7 +128,7 @@ def _watched(cluster: EmbeddedCluster) -> Iterator[list[EmbeddedError]]:
                 failed.append(error)
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    thread = threading.Thread(target=watch, name="embedded", daemon=True)
+    thread = system.Thread(target=watch, name="embedded", daemon=True)
     thread.start()
     try:
         yield failed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from contextlib import ExitStack
 
 import click
@@ -14,6 +13,7 @@ from rankmill.cluster.tables import duration, plain
 from rankmill.jobs.contract.errors import ExitCode
 from rankmill.jobs.protocol.submitted.record import FileRun
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
 from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.client.submitted import SubmittedFile, find_submitted
 from rankmill.producer.client.sync_client import Client
@@ -95,5 +95,5 @@ def describe(run: FileRun) -> str:
     if run.notice:
         why = f" ({plain(run.notice.reason)})" if run.notice.reason else ""
         lines.append(f"webhook {run.notice.state} after {run.notice.attempts} attempts{why}")
-    lines.append(f"submitted {duration(time.time() - run.created)} ago")
+    lines.append(f"submitted {duration(system.now() - run.created)} ago")
     return "\n".join(lines)

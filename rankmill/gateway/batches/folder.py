@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from rankmill.jobs.contract.errors import ConfigError, OutputError
+from rankmill.jobs.system import system
 from rankmill.producer.files.stores.output_record import record_of
 from rankmill.producer.files.stores.paths import ObjectPath, as_path
 from rankmill.producer.files.stores.reading import ObjectReader, admitted
@@ -87,7 +87,7 @@ class FilesFolder:
         for found in self.path.iterdir():
             with suppress(OSError):
                 ours = found.name.startswith(("file-", "batch_"))
-                if ours and found.stat().st_mtime < time.time() - seconds and not is_known(found.name):
+                if ours and found.stat().st_mtime < system.now() - seconds and not is_known(found.name):
                     shutil.rmtree(found)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
-import uuid
 from typing import Any, ClassVar, Literal, TypeVar
 
 import redis
@@ -13,6 +11,7 @@ from pydantic import Field
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.schema import FORMAT, Count, Seconds, WireModel
+from rankmill.jobs.system import system
 
 EVERYBODY = "*"
 """The owner that stands for all of them; no key has this name."""
@@ -29,7 +28,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,100}")
 
 def new_file_id() -> str:
     """A new id of a file that is uploaded."""
-    return _FILE + uuid.uuid4().hex
+    return _FILE + system.unique_id()
 
 
 def new_batch_id(run: str) -> str:
@@ -121,7 +120,7 @@ class BatchStore:
         """Write a record."""
         ttl = self.ttl
         if isinstance(record, FileRecord):
-            ttl = max(int(record.expires - time.time()), 1)
+            ttl = max(int(record.expires - system.now()), 1)
         with self.redis.pipeline() as pipe:
             pipe.set(record.key(record.id), _written(record), ex=ttl)
             for owner in (record.owner, EVERYBODY):

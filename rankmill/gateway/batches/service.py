@@ -5,7 +5,6 @@ Its methods wait for disks and the server: call them in a thread.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import Annotated, Any, BinaryIO
@@ -37,6 +36,7 @@ from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.connection import client_for
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.runtime.specs import run_spec
+from rankmill.jobs.system import system
 
 _ENDINGS = (".parquet", ".csv", ".tsv", ".jsonl", ".csv.gz", ".csv.zst", ".tsv.gz", ".tsv.zst")
 
@@ -116,7 +116,7 @@ class Batches:
             raise Refusal(
                 "too_large", f"your files would have more than {most / 2**30:,.0f} GiB: delete some"
             )
-        file_id, now = new_file_id(), time.time()
+        file_id, now = new_file_id(), system.now()
         shown = PurePosixPath(name.replace("\\", "/")).name[-200:]
         place = f"{file_id}/content{ending}"
         self._folder.save(source, place)
@@ -187,7 +187,7 @@ class Batches:
         pinned = Resolver(self._settings.registry).pinned(run_spec(self._settings, {"model": model, **spec}))
         batch = BatchRecord(
             id=batch_id, owner=file.owner, run=run_id, file=file.id, endpoint=asked.endpoint, model=model,
-            created=time.time(), metadata=asked.metadata or {},
+            created=system.now(), metadata=asked.metadata or {},
         )  # fmt: skip
         self._folder.make(batch_id)
         self._store.add(batch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -19,6 +18,7 @@ from rankmill.gateway.http.document import json_body
 from rankmill.gateway.refusals import wrong
 from rankmill.jobs.contract.errors import NoWorkers
 from rankmill.jobs.runtime.connection import unreachable
+from rankmill.jobs.system import system
 
 _WAIT_SECONDS = 60.0
 """Longest wait for workers to carry out an order; it stays then, and the answer says so."""
@@ -135,7 +135,7 @@ def clear_models(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, A
         return order_workers(gateway.plain_redis, having, "unload", name, wait_seconds=_WAIT_SECONDS)
 
     names = sorted(loaded if order.model is None else loaded & {order.model})
-    with ThreadPoolExecutor(8) as threads:  # all wait for the same heartbeats
+    with system.Executor(8) as threads:  # all wait for the same heartbeats
         found = [each for outcomes in threads.map(unload, names) for each in outcomes]
     return {"object": "list", "data": [each.model_dump() for each in found]}
 

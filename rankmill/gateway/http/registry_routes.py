@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, ExitStack
@@ -33,6 +32,7 @@ from rankmill.gateway.refusals import Refusal, refusal_of
 from rankmill.jobs.contract.errors import ConfigError, InputError
 from rankmill.jobs.registry.documents import MAX_NOTES, Alias, Reference, Target, check_name
 from rankmill.jobs.runtime.hosts import require_worker_packages
+from rankmill.jobs.system import system
 from rankmill.lab.offline import ProcessFailed
 from rankmill.registry.aliases import (
     NotWarm,
@@ -54,7 +54,7 @@ _MODEL = "/{name}"
 _VERSION = "/{name}/versions/{version}"
 _ALIAS = "/{name}/aliases/{alias}"
 
-_pushing = threading.Lock()
+_pushing = system.Lock()
 """One upload at a time: each is tried with a worker's packages."""
 
 T = TypeVar("T")
@@ -351,5 +351,5 @@ async def in_own_thread(work: Callable[..., T], *given: Any) -> T:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=run, name="models", daemon=True).start()
+    system.Thread(target=run, name="models", daemon=True).start()
     return await asyncio.wrap_future(future)

@@ -10,7 +10,6 @@ import hashlib
 import hmac
 import logging
 import secrets
-import time
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar
 
@@ -22,6 +21,7 @@ from rankmill.jobs.contract.errors import ConfigError, InputError, WireError
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.contract.schema import FORMAT, Seconds, WireModel
 from rankmill.jobs.runtime.passwords import API_KEY, API_KEY_PREFIX
+from rankmill.jobs.system import system
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 logger = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ class KeyStore:
         ConfigError
             The name, or one of the fields of `ApiKey` in `allowed`, is not valid.
         """
-        key_id, now = secrets.token_hex(6), time.time()
+        key_id, now = secrets.token_hex(6), system.now()
         text = f"{API_KEY_PREFIX}_{key_id}_{secrets.token_hex(24)}"
         known: dict[str, Any] = {"id": key_id, "name": name, "digest": _digest(text)}
         try:
@@ -109,11 +109,11 @@ class KeyStore:
         found = API_KEY.fullmatch(text)
         key = self._load(found[1]) if found else None
         known = key is not None and hmac.compare_digest(key.digest, _digest(text))
-        return key if known and key is not None and key.expires > time.time() else None
+        return key if known and key is not None and key.expires > system.now() else None
 
     def all(self) -> list[ApiKey]:
         """All keys that are valid now, by name and age; one that cannot be read is logged, and left out."""
-        self.redis.zremrangebyscore(keys.api_keys(), 0, time.time())
+        self.redis.zremrangebyscore(keys.api_keys(), 0, system.now())
         ids = [key_id.decode(errors="replace") for key_id in self.redis.zrange(keys.api_keys(), 0, -1)]
         found = []
         for key_id, raw in zip(
@@ -150,7 +150,7 @@ class KeyStore:
 
     def any(self) -> bool:
         """Whether there is a key."""
-        return bool(self.redis.zcount(keys.api_keys(), time.time(), "+inf"))
+        return bool(self.redis.zcount(keys.api_keys(), system.now(), "+inf"))
 
     def _load(self, key_id: str) -> ApiKey | None:
         raw = self.redis.get(keys.api_key(key_id))

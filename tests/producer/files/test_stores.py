@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankmill.jobs.contract.errors import InputChanged, InputError, OutputBusy, StoreError
+from rankmill.jobs.system.backoff import Backoff
 from rankmill.producer.files.formats.base import TextColumns
 from rankmill.producer.files.inputs import find_files
 from rankmill.producer.files.manifest import fingerprint
@@ -217,7 +218,7 @@ def test_an_object_is_read_as_if_it_were_in_memory(
 def test_a_store_that_fails_is_asked_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(paths, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(paths, "_BACKOFF", Backoff(first=0.001, longest=0.001))
     path = object_path(store_object("memory://a/c.jsonl", lines(ROWS)))
     system = path.store[0]
     real, calls = system.cat_file, []
@@ -237,7 +238,7 @@ def test_a_store_that_fails_is_asked_again(
 
 
 def test_a_store_that_stays_away_or_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "_FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(paths, "_BACKOFF", Backoff(first=0.001, longest=0.001))
 
     def fails(error: Exception) -> None:
         raise error
@@ -270,16 +271,13 @@ def test_a_lock_is_its_holders_until_it_does_not_change_for_long(
     assert not path.exists()
 
     first = lock.ObjectLock(path, output, folders[0]).__enter__()
-    first._ended.set()  # as if it were killed
-    first._thread.join()
+    first._periodic.stop(None)  # as if it were killed
     again = lock.ObjectLock(path, output, folders[0]).__enter__()  # the same command continues at once
-    again._ended.set()
-    again._thread.join()
+    again._periodic.stop(None)
     monkeypatch.setattr(lock, "LEASE_SECONDS", 0.2)
     with lock.ObjectLock(path, output, folders[1]) as second:
         second.check()
-        again._ended.clear()  # it was only away, and comes back
-        again._keep()
+        again._renew()  # it was only away, and comes back
         with pytest.raises(OutputBusy, match="makes it now, as this host was away"):
             again.check()
         again.__exit__(None, None, None)

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -20,6 +19,7 @@ from rankmill.cli.main import rankmill
 from rankmill.jobs.contract import errors
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
 from rankmill.jobs.runtime.settings import Settings, load_settings
+from rankmill.jobs.system import system
 from tests.conftest import BIN, ENVIRON, Server, run_command
 
 FAMILY = [
@@ -149,7 +149,7 @@ def test_workers_are_watched_until_ctrl_c(server: Server, monkeypatch: pytest.Mo
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rankmill.cli.watch.time", SimpleNamespace(sleep=interrupt))
+    monkeypatch.setattr(system, "sleep", interrupt)
     watched = CliRunner().invoke(rankmill, ["workers", "--watch", "--json", "--redis", server.url])
     assert (watched.exit_code, watched.output) == (0, "[]\n")
 

@@ -23,6 +23,7 @@ from rankmill.jobs.contract.run import Progress, RowError
 from rankmill.jobs.protocol.queues import UNUSED_SECONDS
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import WorkerReport, announce_worker
+from rankmill.jobs.system import system
 from tests.conftest import QUICK_LEASE, Server, StartWorker, wait_for
 from tests.harness.environ import SIMULATED
 from tests.harness.runs import stored_run
@@ -180,7 +181,7 @@ def test_a_queue_that_nobody_has_used_for_a_day_leaves_the_list(monkeypatch: pyt
     announce_worker(client, "w", WorkerReport(device="cpu", started=0, beat=0), 60)
     assert [queue.name for queue in read_cluster(client).queues] == ["full", "new", "served"]
     assert 0 < client.ttl(keys.queues()) <= UNUSED_SECONDS
-    monkeypatch.setattr("rankmill.jobs.protocol.queues.time.time", lambda: 2e9)
+    monkeypatch.setattr(system, "now", lambda: 2e9)
     stored_run(RunStore(client), queue="later")
     assert client.zrange(keys.queues(), 0, -1) == [b"later"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import onnx
 import onnxruntime
 
+from rankmill.jobs.system import system
 from rankmill.workers.backends.base import INPUTS, ModelFiles
 from rankmill.workers.host.device import int8_instructions
 from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, version
@@ -48,10 +48,10 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
         return folder / _FILE
 
     def export(folder: Path) -> None:
-        started = time.monotonic()
+        started = system.monotonic()
         _export(files.classifier(), kind, folder)
         files.check_unchanged()  # else it would be kept as that of other files
-        logger.info("exported %s as %s in %.1f s", files.source, kind, time.monotonic() - started)
+        logger.info("exported %s as %s in %.1f s", files.source, kind, system.monotonic() - started)
 
     return build_once(folder, export) / _FILE
 

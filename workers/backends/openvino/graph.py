@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 import warnings
 from contextlib import redirect_stdout
 from functools import partial
@@ -11,6 +10,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+from rankmill.jobs.system import system
 from rankmill.workers.backends.base import ModelFiles
 from rankmill.workers.backends.openvino.core import core, openvino
 from rankmill.workers.host.disk_cache import build_once, cache_name, is_kept, version
@@ -39,7 +39,7 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
     folder = files.cache / "openvino" / made_from
     if is_kept(folder, files.cache):
         return core().read_model(folder / _FILE)
-    started = time.monotonic()
+    started = system.monotonic()
     from rankmill.workers.backends.classifier import own_memory  # torch, which a kept graph does not need
 
     classifier = own_memory(files.classifier())
@@ -48,7 +48,7 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
 
         apply_recipe(classifier, files.source, files.revision)
     graph = graph_of(classifier, precision)
-    logger.info("converted %s for OpenVINO in %.1f s", files.source, time.monotonic() - started)
+    logger.info("converted %s for OpenVINO in %.1f s", files.source, system.monotonic() - started)
     try:
         build_once(folder, partial(_save, graph, files))
     except (OSError, RuntimeError) as error:
