@@ -1,0 +1,198 @@
+"""One simulated cluster from its beginning to its end: who is there, what goes wrong, what must be true."""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import rankmill.workers.worker as worker_module
+from rankmill.jobs.contract.errors import RankmillError, RunExpired
+from rankmill.producer.client.sync_client import Client
+from tests.simulation.cluster import POISON, Cluster, score_of
+from tests.simulation.faults import KINDS, Fault
+from tests.simulation.server import Server
+from tests.simulation.world import Deadlock, TooLong, World, living_in
+
+Pair = tuple[str | None, str | None]
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A run of a scenario: what is scored, how, and when it begins."""
+
+    name: str
+    pairs: tuple[Pair, ...]
+    at: float
+    kind: str
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything that a seed decides before the world begins; a smaller one is made by leaving out lines."""
+
+    seed: int
+    workers: tuple[float, ...]
+    clocks: tuple[float, ...]
+    runs: tuple[Submitted, ...]
+    faults: tuple[Fault, ...]
+    chunk_size: int
+
+    @classmethod
+    def drawn(cls, seed: int) -> Scenario:
+        """The scenario of a seed."""
+        dice = random.Random(f"scenario {seed}")
+        workers = tuple(dice.choice([0.002, 0.01, 0.01, 0.05]) for _ in range(dice.randint(1, 4)))
+        clocks = tuple(dice.choice([0.0, 0.0, 3600.0, -3600.0]) for _ in workers)
+        runs = tuple(_run(dice, number) for number in range(dice.randint(1, 3)))
+        kinds = dice.sample(sorted(KINDS), k=dice.randint(0, 4))
+        faults = tuple(
+            Fault(dice.uniform(0.0, 25.0), kind, dice.choice([0.1, 2.0, 20.0, 45.0]), dice.randrange(8))
+            for kind in kinds
+            for _ in range(dice.randint(1, 2))
+        )
+        return cls(
+            seed, workers, clocks, runs, tuple(sorted(faults, key=lambda each: each.at)), dice.choice([4, 16])
+        )
+
+
+def _run(dice: random.Random, number: int) -> Submitted:
+    pairs: list[Pair] = [
+        (f"query {dice.randrange(5)}", "passage " + " ".join("w" * dice.randint(1, 9)) + f" {number} {row}")
+        for row in range(dice.choice([1, 3, 40, 200]))
+    ]
+    for _ in range(dice.choice([0, 0, 1])):
+        pairs[dice.randrange(len(pairs))] = (None, "a passage without a query")
+    for _ in range(dice.choice([0, 0, 0, 1])):
+        pairs[dice.randrange(len(pairs))] = (f"query {number}", POISON)
+    return Submitted(
+        f"run-{number}", tuple(pairs), dice.uniform(0.0, 10.0), dice.choice(["live", "detached"])
+    )
+
+
+@dataclass
+class Outcome:
+    """What became of a scenario; ``problems`` are sentences, none if all is well."""
+
+    problems: list[str] = field(default_factory=list)
+    trace: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    events: int = 0
+    commands: int = 0
+
+
+def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) -> Outcome:
+    """Let a scenario happen, and check it."""
+    world = World(scenario.seed, traced=traced)
+    outcome = Outcome()
+    results: dict[str, Any] = {}
+    logging.disable(logging.CRITICAL)
+    try:
+        with living_in(world):
+            world.redis = Server(world)
+            world.redis.remembers = any(fault.kind == "roll_back" for fault in scenario.faults)
+            world.patch(worker_module, "set_up", lambda *_, **__: None)
+            world.patch(worker_module, "require_worker_packages", lambda: None)
+            cluster = Cluster(world, chunk_size=scenario.chunk_size)
+            for speed, clock in zip(scenario.workers, scenario.clocks, strict=True):
+                cluster.keep(row_seconds=speed, clock=clock)
+            producers = [cluster.producer(run.name, _submit(run, results)) for run in scenario.runs]
+            for fault in scenario.faults:
+                cluster.later(fault.at, _happens(cluster, fault))
+            try:
+                world.run(lambda: not any(each.alive for each in producers), seconds=seconds)
+            except (Deadlock, TooLong) as error:
+                outcome.problems.append(f"{type(error).__name__}: {error}")
+            lost = any(fault.kind in {"flush", "roll_back"} for fault in scenario.faults)
+            outcome.problems += _crashes(world)
+            outcome.problems += [
+                why for run in scenario.runs for why in _wrong(run, results.get(run.name), lost_data=lost)
+            ]
+            outcome.seconds, outcome.events = world.now, world.events
+            outcome.commands = world.redis.commands
+            outcome.trace = list(world.trace)
+    finally:
+        logging.disable(logging.NOTSET)
+    return outcome
+
+
+def _happens(cluster: Cluster, fault: Fault) -> Any:
+    def happens() -> None:
+        cluster.world.tell(f"FAULT {fault}")
+        KINDS[fault.kind](cluster, fault)
+
+    return happens
+
+
+def _submit(run: Submitted, results: dict[str, Any]) -> Any:
+    from tests.simulation.world import world
+
+    def main(client: Client) -> None:
+        world().sleep(run.at)
+        try:
+            if run.kind == "live":
+                results[run.name] = client.score(list(run.pairs))
+            else:
+                handle = client.submit(list(run.pairs), detached=True)
+                world().sleep(1.0)
+                results[run.name] = client.attach(handle.id).scores()
+        except RankmillError as error:
+            results[run.name] = error
+
+    return main
+
+
+def _crashes(world: World) -> list[str]:
+    found = []
+    for process, thread, error in world.crashes:
+        at = error.__traceback__
+        while at and at.tb_next:
+            at = at.tb_next
+        where = f"{at.tb_frame.f_code.co_filename.rpartition('/')[2]}:{at.tb_lineno}" if at else "?"
+        found.append(f"{thread} ended with {type(error).__name__}: {error} ({where})")
+    return found
+
+
+def _wrong(run: Submitted, found: Any, *, lost_data: bool) -> list[str]:
+    """What is wrong with a run's scores."""
+    if isinstance(found, RunExpired) and lost_data and run.kind == "detached":
+        return []  # it says so: its pairs were in the server alone
+    if isinstance(found, RankmillError):
+        return [f"{run.name} ended with {type(found).__name__}: {found}"]
+    if found is None:
+        return [f"{run.name} has no scores"]
+    if len(found) != len(run.pairs):
+        return [f"{run.name} has {len(found)} scores for {len(run.pairs)} rows"]
+    wrong = []
+    for row, (query, passage) in enumerate(run.pairs):
+        should_fail = query is None or passage is None or passage == POISON
+        if should_fail:
+            if row not in found.errors:
+                wrong.append(f"{run.name}: row {row} has no error")
+        elif row in found.errors:
+            wrong.append(f"{run.name}: row {row} failed: {found.errors[row]}")
+        elif not math.isclose(float(found[row]), score_of(query or "", passage or ""), abs_tol=1e-6):
+            wrong.append(f"{run.name}: row {row} has a score that is not its own")
+    return wrong[:3]
+
+
+def shrink(scenario: Scenario) -> Scenario:
+    """A smaller scenario that fails as well: without faults, runs and workers that it does not need."""
+    smaller = True
+    while smaller:
+        smaller = False
+        for part in ("faults", "runs", "workers"):
+            have = getattr(scenario, part)
+            for number in range(len(have)):
+                if part != "faults" and len(have) == 1:
+                    break
+                change: dict[str, Any] = {part: have[:number] + have[number + 1 :]}
+                if part == "workers":
+                    change["clocks"] = scenario.clocks[:number] + scenario.clocks[number + 1 :]
+                candidate = replace(scenario, **change)
+                if play(candidate).problems:
+                    scenario, smaller = candidate, True
+                    break
+    return scenario

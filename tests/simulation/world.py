@@ -1,0 +1,623 @@
+"""Virtual time, processes and their threads, of which one at a time runs, in an order that a seed decides.
+
+A thread is a greenlet. It gives way at each command to the server, wait, lock and write to a disk; who goes on
+then is drawn. Nothing waits for real: when nobody can go on, the clock jumps to whoever wakes up next.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import random
+import sys
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, NoReturn
+
+import greenlet
+import rq.utils
+
+from rankmill.jobs.system import System, system
+
+EPOCH = 1_800_000_000.0
+"""When a world begins, in seconds since 1970."""
+
+
+class Deadlock(Exception):
+    """Nobody can go on, and nobody will wake up."""
+
+
+class TooLong(Exception):
+    """The world has not come to its end in the time, or the events, that it may take."""
+
+
+@dataclass(eq=False)
+class Process:
+    """A process of the simulated cluster.
+
+    ``clock`` is how far its clock is ahead, in seconds; ``stopped`` is whether it has got SIGSTOP.
+    """
+
+    name: str
+    clock: float = 0.0
+    stopped: bool = False
+    status: int | None = None
+    tasks: list[Task] = field(default_factory=list)
+    held: list[Task] = field(default_factory=list)
+    on_exit: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def alive(self) -> bool:
+        return self.status is None
+
+
+class Task:
+    """A thread of a process."""
+
+    numbers = itertools.count()
+
+    def __init__(self, world: World, process: Process, run: Callable[[], object], name: str) -> None:
+        self.world, self.process, self.name = world, process, name
+        self.number = next(self.numbers)
+        self.generation = 0
+        self.woken = False
+        self.done = False
+        self.joining: list[Task] = []
+        self.is_main = not process.tasks and process.alive
+        self._run = run
+        self.resume: greenlet.greenlet = greenlet.greenlet(self._main, parent=world.hub)
+        process.tasks.append(self)
+
+    def _main(self) -> None:
+        status = 0
+        try:
+            self._run()
+        except SystemExit as error:
+            status = error.code if isinstance(error.code, int) else 1
+        except greenlet.GreenletExit:
+            return
+        except BaseException as error:
+            self.world.crashes.append((self.process.name, self.name, error))
+            self.world.tell(f"raised {type(error).__name__}: {error}")
+            status = 1
+        self.done = True
+        if self.is_main:
+            self.world.end(self.process, status)
+        if self in self.process.tasks:
+            self.process.tasks.remove(self)
+        for task in self.joining:
+            self.world.wake(task)
+
+
+class World:
+    """A cluster's time and order of events.
+
+    Parameters
+    ----------
+    seed
+        Decides every order and every choice.
+    traced
+        Whether to keep all events, as text.
+    """
+
+    def __init__(self, seed: int, *, traced: bool = False) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.events = 0
+        self.most_events = 2_000_000
+        self.hub = greenlet.getcurrent()
+        self.current: Task | None = None
+        self.ready: list[Task] = []
+        self.timers: list[tuple[float, int, int, Task]] = []
+        self.crashes: list[tuple[str, str, BaseException]] = []
+        self.trace: deque[str] = deque(maxlen=None if traced else 400)
+        self.graveyard: list[Task] = []
+        self.processes: list[Process] = []
+        self.over = False
+        self.at_server = False
+        """Whether the server computes now, and not a process."""
+        self._patched: list[tuple[object, str, object]] = []
+        self._environ: dict[str, str | None] = {}
+        self._sequence = itertools.count()
+        self._ids = itertools.count()
+
+    # Who runs
+
+    def process(self, name: str, main: Callable[[], object], *, clock: float = 0.0) -> Process:
+        """Start a process."""
+        process = Process(name, clock)
+        self.processes.append(process)
+        self.start(Task(self, process, main, f"{name}/main"))
+        return process
+
+    def start(self, task: Task) -> None:
+        self.ready.append(task)
+
+    def run(self, done: Callable[[], bool], *, seconds: float) -> None:
+        """Let everybody run until `done`; raises `TooLong` when so many seconds of virtual time are over."""
+        until = self.now + seconds
+        while not done():
+            self.step(until)
+        self.current = None
+
+    def step(self, until: float) -> None:
+        """Let one task run until it gives way."""
+        while not self.ready:
+            self._wake_next(until)
+        place = self.random.randrange(len(self.ready)) if len(self.ready) > 1 else 0
+        self.ready[place], self.ready[-1] = self.ready[-1], self.ready[place]
+        task = self.ready.pop()
+        if not task.process.alive or task.done:
+            return
+        if task.process.stopped:
+            task.process.held.append(task)
+            return
+        self.events += 1
+        if self.events > self.most_events:
+            raise TooLong(f"more than {self.most_events:,} events")
+        self.current = task
+        task.resume.switch()
+        self.current = None
+
+    def _wake_next(self, until: float) -> None:
+        while self.timers:
+            when, _, generation, task = heapq.heappop(self.timers)
+            if task.generation != generation or task.done or not task.process.alive:
+                continue
+            if when > until:
+                heapq.heappush(self.timers, (when, next(self._sequence), generation, task))
+                self.now = until
+                raise TooLong(f"not done after {until:,.0f} s")
+            self.now = max(self.now, when)
+            task.generation += 1
+            task.woken = False
+            self.ready.append(task)
+            return
+        raise Deadlock
+
+    # What tasks do
+
+    def give_way(self) -> None:
+        """Let others go first, perhaps."""
+        task = self.current
+        if task is None or self.over:
+            return
+        task.resume = greenlet.getcurrent()
+        self.ready.append(task)
+        self.hub.switch()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Pause until `wake`, or for some seconds; return whether it was woken."""
+        task = self.current
+        if self.over or task is None:
+            raise greenlet.GreenletExit
+        task.resume = greenlet.getcurrent()
+        task.generation += 1
+        if seconds is not None:
+            when = self.now + max(seconds, 0.0)
+            heapq.heappush(self.timers, (when, next(self._sequence), task.generation, task))
+        self.hub.switch()
+        return task.woken
+
+    def wake(self, task: Task) -> None:
+        """Let a task that waits go on."""
+        if task.done or not task.process.alive:
+            return
+        task.generation += 1
+        task.woken = True
+        self.ready.append(task)
+
+    def sleep(self, seconds: float) -> None:
+        self.wait(seconds)
+
+    def tell(self, event: str) -> None:
+        """Keep an event for the trace."""
+        who = self.current.name if self.current else "world"
+        self.trace.append(f"{self.now:10.4f} {who:24} {event}")
+
+    # What happens to processes
+
+    def end(self, process: Process, status: int) -> None:
+        """End a process at once, as SIGKILL or `os._exit` does; no code of it runs any more."""
+        if not process.alive:
+            return
+        process.status = status
+        self.tell(f"{process.name} ends with status {status}")
+        self.graveyard += process.tasks
+        process.tasks, process.held = [], []
+        for each in process.on_exit:
+            each()
+
+    def exit(self, status: int) -> NoReturn:
+        """The current process ends itself."""
+        task = self.current
+        assert task
+        self.end(task.process, status)
+        task.resume = greenlet.getcurrent()
+        self.hub.switch()
+        raise AssertionError("a dead process goes on")
+
+    def stop(self, process: Process) -> None:
+        """SIGSTOP."""
+        process.stopped = True
+
+    def go_on(self, process: Process) -> None:
+        """SIGCONT."""
+        process.stopped = False
+        self.ready += process.held
+        process.held = []
+
+    # Clocks and chance
+
+    def host_time(self) -> float:
+        """Seconds since 1970, by the clock of the host that runs now."""
+        ahead = self.current.process.clock if self.current and not self.at_server else 0.0
+        return EPOCH + self.now + ahead
+
+    def date(self) -> datetime:
+        return datetime.fromtimestamp(self.host_time(), UTC)
+
+    def patch(self, owner: object, name: str, value: object) -> None:
+        """Replace an attribute until the world is over."""
+        self._patched.append((owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    def patch_environ(self, name: str, value: str) -> None:
+        """Set an environment variable until the world is over."""
+        self._environ.setdefault(name, os.environ.get(name))
+        os.environ[name] = value
+
+    def unpatch(self) -> None:
+        for each, before in self._environ.items():
+            if before is None:
+                os.environ.pop(each, None)
+            else:
+                os.environ[each] = before
+        for owner, name, value in reversed(self._patched):
+            setattr(owner, name, value)
+        self._patched.clear()
+
+    def monotonic(self) -> float:
+        return 1000.0 + self.now
+
+    def unique_id(self) -> str:
+        return f"{self.random.getrandbits(96):024x}{next(self._ids):08x}"
+
+
+_world: World | None = None
+_rq_now, _uuid4 = rq.utils.now, uuid.uuid4
+
+
+def world() -> World:
+    """The world in which the current code runs."""
+    assert _world
+    return _world
+
+
+class Thread:
+    """`threading.Thread`, as a task of the current process."""
+
+    def __init__(
+        self,
+        group: None = None,
+        target: Callable[..., object] | None = None,
+        name: str | None = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+        *,
+        daemon: bool | None = None,
+    ) -> None:
+        self._target, self._args, self._kwargs = target, args, kwargs or {}
+        self.name, self.daemon = name or "thread", daemon
+        self._task: Task | None = None
+
+    def start(self) -> None:
+        here = world().current
+        assert here
+        assert self._target
+        name = f"{here.process.name}/{self.name}"
+        self._task = Task(world(), here.process, lambda: self._target(*self._args, **self._kwargs), name)  # type: ignore[misc]
+        world().start(self._task)
+
+    def is_alive(self) -> bool:
+        return self._task is not None and not self._task.done
+
+    def join(self, timeout: float | None = None) -> None:
+        here, task = world().current, self._task
+        if task is None or task.done or here is None:
+            return
+        task.joining.append(here)
+        world().wait(timeout)
+        if here in task.joining:
+            task.joining.remove(here)
+
+
+class Lock:
+    """`threading.Lock`; whoever waits is drawn when it is free."""
+
+    def __init__(self) -> None:
+        self._holder: Task | None = None
+        self._depth = 0
+        self._waiting: list[Task] = []
+
+    reentrant = False
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        here = world().current
+        world().give_way()
+        if self.reentrant and self._holder is here and here is not None and self._depth:
+            self._depth += 1
+            return True
+        deadline = None if timeout < 0 else world().now + timeout
+        while self._depth and not (self._holder and not self._holder.process.alive):
+            left = None if deadline is None else deadline - world().now
+            if not blocking or (left is not None and left <= 0):
+                return False
+            assert here
+            self._waiting.append(here)
+            world().wait(left)
+            if here in self._waiting:
+                self._waiting.remove(here)
+        self._holder, self._depth = here, 1
+        return True
+
+    def release(self) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._holder = None
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        if self._waiting:
+            world().wake(self._waiting.pop(world().random.randrange(len(self._waiting))))
+
+    def locked(self) -> bool:
+        return bool(self._depth)
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class RLock(Lock):
+    """`threading.RLock`."""
+
+    reentrant = True
+
+
+class Condition:
+    """`threading.Condition`."""
+
+    def __init__(self, lock: Lock | None = None) -> None:
+        self._lock = lock or RLock()
+        self._waiting: list[Task] = []
+        self.acquire, self.release = self._lock.acquire, self._lock.release
+
+    def __enter__(self) -> bool:
+        return self._lock.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        here = world().current
+        assert here
+        depth, self._lock._depth = self._lock._depth, 1
+        self._waiting.append(here)
+        self._lock.release()
+        woken = world().wait(timeout)
+        if here in self._waiting:
+            self._waiting.remove(here)
+        self._lock.acquire()
+        self._lock._depth = depth
+        return woken
+
+    def wait_for(self, predicate: Callable[[], Any], timeout: float | None = None) -> Any:
+        deadline = None if timeout is None else world().now + timeout
+        while not (result := predicate()):
+            left = None if deadline is None else deadline - world().now
+            if left is not None and left <= 0:
+                break
+            self.wait(left)
+        return result
+
+    def notify(self, n: int = 1) -> None:
+        for task in self._waiting[:n]:
+            self._waiting.remove(task)
+            world().wake(task)
+
+    def notify_all(self) -> None:
+        self.notify(len(self._waiting))
+
+
+class Event:
+    """`threading.Event`."""
+
+    def __init__(self) -> None:
+        self._set = False
+        self._waiting: list[Task] = []
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        self._set = True
+        waiting, self._waiting = self._waiting, []
+        for task in waiting:
+            world().wake(task)
+
+    def clear(self) -> None:
+        self._set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if self._set:
+            world().give_way()
+            return True
+        here = world().current
+        assert here
+        self._waiting.append(here)
+        world().wait(timeout)
+        if here in self._waiting:
+            self._waiting.remove(here)
+        return self._set
+
+
+class Semaphore:
+    """`threading.BoundedSemaphore`."""
+
+    def __init__(self, value: int = 1) -> None:
+        self._value = value
+        self._free = Event()
+
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+        world().give_way()
+        while not self._value:
+            if not blocking:
+                return False
+            self._free.clear()
+            if not self._free.wait(timeout):
+                return False
+        self._value -= 1
+        return True
+
+    def release(self) -> None:
+        self._value += 1
+        self._free.set()
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Future:
+    """`concurrent.futures.Future`."""
+
+    def __init__(self) -> None:
+        self._done = Event()
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self._done.wait(timeout):
+            raise TimeoutError
+        if self._error:
+            raise self._error
+        return self._result
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._done.wait(timeout)
+        return self._error
+
+    def cancel(self) -> bool:
+        return False
+
+
+class Executor:
+    """`concurrent.futures.ThreadPoolExecutor`."""
+
+    def __init__(self, max_workers: int = 1, thread_name_prefix: str = "executor", *_: Any) -> None:
+        self._name, self._most = thread_name_prefix, max_workers
+        self._queue: deque[tuple[Future, Callable[[], Any]]] = deque()
+        self._changed = Event()
+        self._threads: list[Thread] = []
+        self._closed = False
+
+    def submit(self, call: Callable[..., Any], /, *args: Any, **options: Any) -> Future:
+        if self._closed:
+            raise RuntimeError("cannot schedule new futures after shutdown")
+        future = Future()
+        self._queue.append((future, lambda: call(*args, **options)))
+        if len(self._threads) < self._most:
+            thread = Thread(target=self._run, name=f"{self._name}-{len(self._threads)}")
+            self._threads.append(thread)
+            thread.start()
+        self._changed.set()
+        return future
+
+    def map(self, call: Callable[..., Any], *columns: Any) -> Iterator[Any]:
+        futures = [self.submit(call, *row) for row in zip(*columns, strict=False)]
+        return (future.result() for future in futures)
+
+    def _run(self) -> None:
+        while True:
+            while not self._queue:
+                if self._closed:
+                    return
+                self._changed.clear()
+                self._changed.wait()
+            future, call = self._queue.popleft()
+            try:
+                future._result = call()
+            except BaseException as error:
+                if isinstance(error, greenlet.GreenletExit):
+                    raise
+                future._error = error
+            future._done.set()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        self._closed = True
+        if cancel_futures:
+            self._queue.clear()
+        self._changed.set()
+        for thread in self._threads if wait else ():
+            thread.join()
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+
+@contextmanager
+def living_in(mine: World) -> Iterator[World]:
+    """Let the code of this block live in a world: its clocks, threads and chance are the world's."""
+    global _world
+    _world = mine
+    before = dict(vars(system))
+    simulated = System(
+        now=mine.host_time,
+        monotonic=mine.monotonic,
+        sleep=mine.sleep,
+        Thread=Thread,  # type: ignore[arg-type]
+        Event=Event,  # type: ignore[arg-type]
+        Lock=Lock,  # type: ignore[arg-type]
+        RLock=RLock,  # type: ignore[arg-type]
+        Condition=Condition,  # type: ignore[arg-type]
+        Semaphore=Semaphore,  # type: ignore[arg-type]
+        Executor=Executor,  # type: ignore[arg-type]
+        thread_id=lambda: mine.current.number if mine.current else 0,
+        uniform=mine.random.uniform,
+        unique_id=mine.unique_id,
+        exit=mine.exit,
+    )
+    vars(system).update(vars(simulated))
+    mine.patch(time, "time", mine.host_time)
+    mine.patch(time, "monotonic", mine.monotonic)
+    mine.patch(time, "sleep", mine.sleep)
+    mine.patch(uuid, "uuid4", lambda: uuid.UUID(mine.unique_id()))
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("rq.", "rankmill.")):
+            for seen, replacement in ((_rq_now, mine.date), (_uuid4, lambda: uuid.UUID(mine.unique_id()))):
+                for attribute in [each for each, value in vars(module).items() if value is seen]:
+                    mine.patch(module, attribute, replacement)
+    random.seed(mine.random.random())
+    try:
+        yield mine
+    finally:
+        mine.over = True
+        mine.unpatch()
+        vars(system).update(before)
