@@ -167,13 +167,14 @@ class _Reader:
     def snapshot(self, page: int, page_size: int) -> Snapshot:
         """The snapshot."""
         now = self._now
+        latest_first = (True, False, float, True, False)  # desc, withscores, score_cast_func, byscore, bylex
         ((queue_keys, worker_keys, total, run_ids, used, file_queues),) = self._replies(
             [""],
             lambda _: [
                 ("smembers", Queue.redis_queues_keys, ()),
                 ("smembers", REDIS_WORKER_KEYS, ()),
                 ("zcount", keys.runs(), 0, now, "+inf"),
-                ("zrevrangebyscore", keys.runs(), (), "+inf", now, page * page_size, page_size),
+                ("zrange", keys.runs(), (), "+inf", now, *latest_first, page * page_size, page_size),
                 ("zrangebyscore", keys.queues(), (), now - UNUSED_SECONDS, "+inf"),
                 ("zrangebyscore", keys.file_queues(), (), "-inf", "+inf"),
             ],
