@@ -57,7 +57,7 @@ from rankmill.workers.queue.chunks import ChunkScorer
 from rankmill.workers.queue.claim_order import ClaimOrder
 from rankmill.workers.queue.claims import Claims, ScoredRowsBeat
 from rankmill.workers.queue.connection import LastResort, RefusedCommands, give_up, stop_without_supervisor
-from rankmill.workers.queue.heartbeat import Heartbeat
+from rankmill.workers.queue.heartbeat import WorkerHeartbeat
 from rankmill.workers.queue.intake import POLL_SECONDS, Intake
 from rankmill.workers.queue.job import ScoringJob
 from rankmill.workers.queue.orders import Orders
@@ -241,7 +241,7 @@ class ScoringWorker(SimpleWorker):
         self._scored_rows = ScoredRowsBeat(self.store, claims)
         self._orders = Orders(self._started, self._engines, self._spec, claims, refusals)
         self._metrics_url = serve_health(settings.metrics_address, self.connection, self._obstacle)
-        self._heartbeat = Heartbeat(
+        self._heartbeat = WorkerHeartbeat(
             self,
             settings.heartbeat_seconds,
             settings.lease_seconds,

@@ -31,7 +31,7 @@ def read_scored(path: Path, score: str) -> tuple[pd.DataFrame, pd.DataFrame | No
         raise InputError(f"{path}: no such file")
     is_table = is_readable(path)
     if format_of(path) is TSV:
-        is_table = score in open_reader(path).beginning().names
+        is_table = score in open_reader(path).shown_columns().names
     if not is_table:
         return ranking_frame(path), None
     table = read_table(path)

@@ -16,7 +16,7 @@ from rankmill.jobs.system import system
 from rankmill.jobs.system.periodic import Periodic
 
 
-class Heartbeat:
+class RunnerHeartbeat:
     """Sends heartbeats from a thread.
 
     Parameters

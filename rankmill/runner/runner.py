@@ -28,7 +28,7 @@ from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 from rankmill.jobs.system.backoff import Backoff
-from rankmill.runner.heartbeat import Heartbeat
+from rankmill.runner.heartbeat import RunnerHeartbeat
 from rankmill.runner.webhooks import WebhookSender
 from rankmill.runner.work import is_made, work_on
 
@@ -55,7 +55,7 @@ class Runner:
         self.name = f"{socket.gethostname()}-{system.unique_id()[:8]}"
         self._store = store
         self._settings = settings
-        self._heartbeat = Heartbeat(store, self.name, settings, self._interrupt)
+        self._heartbeat = RunnerHeartbeat(store, self.name, settings, self._interrupt)
         self._webhooks = WebhookSender(store, settings)
         self._news = system.Event()
         self._stopping = self._working = False

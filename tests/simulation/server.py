@@ -11,12 +11,11 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import fakeredis
 import redis
 from fakeredis import FakeServer
+from fakeredis._clients._sync import FakeBaseConnection
 from fakeredis._command_args_parsing import Timeout
 from fakeredis._commands import command
-from fakeredis._clients._sync import FakeBaseConnection
 from fakeredis._socket import FakeSocket
 
 from rankmill.jobs.runtime.connection import WaitingPool

@@ -41,7 +41,7 @@ from rankmill.jobs.protocol.worker_report import (
 from rankmill.jobs.runtime.http import answer, serve
 from rankmill.workers.host import metrics
 from rankmill.workers.host.gpu import Gpu
-from rankmill.workers.queue.heartbeat import Heartbeat
+from rankmill.workers.queue.heartbeat import WorkerHeartbeat
 from tests.conftest import QUICK_LEASE, Server, StartWorker, score_file, wait_for
 from tests.harness.models.tiny import make_bert
 from tests.harness.tools import tool
@@ -287,7 +287,7 @@ def test_a_worker_s_record_is_renewed_whatever_becomes_of_it_and_of_the_report(s
         raise ZeroDivisionError("no report")
 
     orders: Any = SimpleNamespace(news=threading.Event())
-    heartbeat = Heartbeat(
+    heartbeat = WorkerHeartbeat(
         worker, 0.05, 2, fails, lambda: False, failure_handler(RunStore(server.client)), lambda: None, orders
     )
     heartbeat.start()

@@ -136,14 +136,14 @@ def pad(parts: Sequence[tuple[Tokens, Rows]], pad_id: int) -> Batch:
     return Batch(ids, types, mask.astype(np.int64), groups)
 
 
-class Piece(NamedTuple):
+class BatchPiece(NamedTuple):
     """Some rows of a batch, for a stream of a device: a batch of its own, as wide as its longest row."""
 
     rows: Rows
     batch: Batch
 
 
-def cut_batch(batch: Batch, most: int) -> list[Piece]:
+def cut_batch(batch: Batch, most: int) -> list[BatchPiece]:
     """Cut a batch into up to `most` pieces of about equal work, the longest rows first.
 
     Every row is in exactly one piece; a small batch is one piece. Groups are left out.
@@ -155,11 +155,11 @@ def cut_batch(batch: Batch, most: int) -> list[Piece]:
     lengths = batch.mask.sum(axis=1)
     pieces = min(most, len(lengths), -(-int(lengths.sum()) // _FEWEST_TOKENS))
     if pieces <= 1:
-        return [Piece(np.arange(len(lengths)), batch)]
+        return [BatchPiece(np.arange(len(lengths)), batch)]
     order = np.argsort(-lengths, kind="stable")
     sizes = _even(lengths[order].tolist(), pieces)
     found = np.split(order, np.cumsum(sizes)[:-1])
-    return [Piece(rows, _part(batch, rows, int(lengths[rows[0]]))) for rows in found]
+    return [BatchPiece(rows, _part(batch, rows, int(lengths[rows[0]]))) for rows in found]
 
 
 def _even(lengths: list[int], pieces: int) -> list[int]:

@@ -24,7 +24,7 @@ from rankmill.workers.queue.orders import Orders
 logger = logging.getLogger(__name__)
 
 
-class Heartbeat:
+class WorkerHeartbeat:
     """Sends heartbeats from a thread that no forward can block.
 
     Parameters

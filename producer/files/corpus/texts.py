@@ -65,7 +65,7 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
     found = format_of(path)
     if found is CSV:
         options = replace(options, delimiter=",")
-    schema = open_reader(path, options=options).beginning()
+    schema = open_reader(path, options=options).shown_columns()
     if not schema.names:
         return
     if found in {CSV, TSV} and not set(IDS) & set(schema.names):

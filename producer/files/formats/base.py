@@ -76,7 +76,7 @@ class Reader(Protocol):
         From any method: the file is damaged; the message names the file and, if known, column and row.
     """
 
-    def beginning(self) -> pa.Schema:
+    def shown_columns(self) -> pa.Schema:
         """The columns that the beginning of the file shows; without types, a column is text."""
         ...
 

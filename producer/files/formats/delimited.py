@@ -54,8 +54,8 @@ class _DelimitedReader:
         named = options.delimiter and DELIMITERS.get(options.delimiter, options.delimiter)
         self._delimiter = named or self._usual_delimiter()
 
-    def beginning(self) -> pa.Schema:
-        """See `Reader.beginning`: the header, if the file has one."""
+    def shown_columns(self) -> pa.Schema:
+        """See `Reader.shown_columns`: the header, if the file has one."""
         return pa.schema([(name, pa.string()) for name in self._header()])
 
     def survey(self, *, find_nulls: bool) -> Survey:

@@ -64,8 +64,8 @@ class JsonlReader:
     def __init__(self, path: Path, texts: Sequence[str], options: ReadOptions) -> None:
         self._path, self._texts = path, texts
 
-    def beginning(self) -> pa.Schema:
-        """See `Reader.beginning`: the keys of the first record."""
+    def shown_columns(self) -> pa.Schema:
+        """See `Reader.shown_columns`: the keys of the first record."""
         for line, block in _blocks(self._path):
             try:
                 first = _record(self._path, line, block.lstrip().split(b"\n", 1)[0])

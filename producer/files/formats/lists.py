@@ -33,9 +33,9 @@ class ListReader:
         self._path, self._inner, self._texts, self._lists = path, inner, texts, lists
         self._types = pa.schema([])
 
-    def beginning(self) -> pa.Schema:
-        """See `Reader.beginning`."""
-        return self._inner.beginning()
+    def shown_columns(self) -> pa.Schema:
+        """See `Reader.shown_columns`."""
+        return self._inner.shown_columns()
 
     def survey(self, *, find_nulls: bool) -> Survey:
         """See `Reader.survey`; reads the lists once."""

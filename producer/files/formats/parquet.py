@@ -23,8 +23,8 @@ class ParquetReader:
     def __init__(self, path: Path, texts: Sequence[str], options: ReadOptions) -> None:
         self._path, self._texts = path, texts
 
-    def beginning(self) -> pa.Schema:
-        """See `Reader.beginning`."""
+    def shown_columns(self) -> pa.Schema:
+        """See `Reader.shown_columns`."""
         return self.survey(find_nulls=False).schema
 
     def survey(self, *, find_nulls: bool) -> Survey:

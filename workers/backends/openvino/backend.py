@@ -10,7 +10,7 @@ import numpy as np
 
 from rankmill.workers.backends.base import INPUTS, Logits, OutOfMemory, inputs_of
 from rankmill.workers.backends.openvino.core import core
-from rankmill.workers.batches.tokens import Batch, Piece, cut_batch
+from rankmill.workers.batches.tokens import Batch, BatchPiece, cut_batch
 from rankmill.workers.host.device import threads
 
 _PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
@@ -55,7 +55,7 @@ class OpenVinoBackend:
 
     def submit(self, batch: Batch) -> OpenVinoForward:
         """Begin a forward in OpenVINO's own threads, in all streams; raises `OutOfMemory`."""
-        started: list[tuple[Piece, Any]] = []
+        started: list[tuple[BatchPiece, Any]] = []
         for piece in cut_batch(batch, self._streams):
             named = inputs_of(piece.batch)
             request = self._idle.pop() if self._idle else self._compiled.create_infer_request()
@@ -72,7 +72,7 @@ class OpenVinoBackend:
 class OpenVinoForward:
     """Requests in progress, each for some rows of a batch; idle again when their logits are read."""
 
-    def __init__(self, started: list[tuple[Piece, Any]], idle: list[Any]) -> None:
+    def __init__(self, started: list[tuple[BatchPiece, Any]], idle: list[Any]) -> None:
         self._started = started
         self._idle = idle
 
