@@ -1,8 +1,8 @@
 """Leases: who holds something until when, unless it is renewed.
 
 A lease in Redis is an entry of a sorted set, with the time at which it lapses by the server's clock: no two
-hosts compare theirs. Chunks and submitted runs have theirs in RQ's registries of started jobs, where they are
-renewed together with what else is written of a job.
+hosts compare theirs. `Leases` are forgotten when they lapse. Those of chunks and submitted runs, in RQ's
+registries of started jobs, stay until somebody takes what was held.
 """
 
 from __future__ import annotations
@@ -43,6 +43,26 @@ redis.call('ZREMRANGEBYSCORE', KEYS[1], 0, clock[1] + clock[2] / 1000000)
 return redis.call('ZRANGE', KEYS[1], 0, -1)
 """
 """KEYS: leases."""
+
+
+_HOLD = """
+local clock = redis.call('TIME')
+local ends = clock[1] + clock[2] / 1000000 + ARGV[2]
+local added = ARGV[3] == '1' and {'XX', ends, ARGV[1]} or {ends, ARGV[1]}
+redis.call('ZADD', KEYS[1], unpack(added))
+"""
+"""KEYS: leases. ARGV: holder, length (s), whether only to renew."""
+
+
+def hold(pipe: Any, key: str, holder: str, seconds: float, *, only_renew: bool) -> None:
+    """Begin or renew a lease that stays when it has lapsed, until somebody takes what was held."""
+    pipe.eval(_HOLD, 1, key, holder, seconds, int(only_renew))
+
+
+def server_time(client: redis.Redis) -> float:
+    """Seconds since 1970 by the server's clock, which is the same for all hosts."""
+    seconds, microseconds = client.time()
+    return seconds + microseconds / 1e6
 
 
 class Leases:

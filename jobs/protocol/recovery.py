@@ -19,15 +19,15 @@ from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RedisUnavailable, WireError
-from rankmill.jobs.contract.job import attempt, suspect
+from rankmill.jobs.contract.job import LONGEST_PAUSE, attempt, suspect
 from rankmill.jobs.contract.results import ChunkFailure
+from rankmill.jobs.protocol.leases import server_time
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.pairs_job import survives
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
 from rankmill.jobs.runtime.logs import about, about_job
 from rankmill.jobs.runtime.patience import cannot_serve
-from rankmill.jobs.system import system
 
 FailureHandler = Callable[[Job, type[BaseException], BaseException, TracebackType | None], None]
 
@@ -115,7 +115,7 @@ def clean_queue(queue: OrderedQueue, handle: FailureHandler, seconds: float) -> 
     seconds
         Longest time that a job may take from the queue to a worker.
     """
-    now = system.now()
+    now = server_time(queue.connection)
     _guarded(partial(hand_on_abandoned, queue, handle, until=now))
     _guarded(partial(rescue_unbegun, queue, seconds))
     _guarded(partial(enqueue_due, queue))
@@ -154,7 +154,11 @@ def enqueue_due(queue: Queue) -> None:
     """
     connection: Any = queue.connection
     paused = queue.scheduled_job_registry.key
-    for raw_id in connection.zrangebyscore(paused, 0, system.now(), start=0, num=1000):
+    now = server_time(connection)
+    due = connection.zrangebyscore(paused, 0, now, start=0, num=1000)
+    # The clock of a host that is ahead says too late a time; no pause is so long.
+    due += connection.zrangebyscore(paused, now + LONGEST_PAUSE, "+inf", start=0, num=1000)
+    for raw_id in due:
         with _one_job(queue, raw_id) as read:
             job = read()
             with connection.pipeline() as pipe:
@@ -174,13 +178,14 @@ def rescue_unbegun(queue: OrderedQueue, seconds: float) -> None:
     connection: Any = queue.connection
     waiting = queue.intermediate_queue_key
     leases = connection.zrange(queue.started_job_registry.key, 0, -1)
+    now = server_time(connection)
     started = {entry.rpartition(b":")[0] for entry in leases}
     for raw_id in connection.lrange(waiting, 0, -1):
         seen = f"{waiting}:first_seen:".encode() + raw_id
-        if raw_id in started or connection.set(seen, system.now(), nx=True, ex=3600):
+        if raw_id in started or connection.set(seen, now, nx=True, ex=3600):
             continue
         with suppress(ValueError):
-            if system.now() - float(connection.get(seen) or "nan") > seconds:
+            if now - float(connection.get(seen) or "nan") > seconds:
                 with connection.pipeline() as pipe:
                     pipe.lrem(waiting, 1, raw_id)
                     queue.push_job_id(raw_id, pipe, at_front=True)

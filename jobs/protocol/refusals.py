@@ -9,6 +9,7 @@ from typing import Any
 import redis
 
 from rankmill.jobs.contract import keys
+from rankmill.jobs.protocol.leases import server_time
 from rankmill.jobs.protocol.worker_report import taking_workers
 from rankmill.jobs.system import system
 
@@ -36,7 +37,7 @@ class RunRefusals:
         self._recorded: OrderedDict[str, float] = OrderedDict()
 
     def refuse(
-        self, run_id: str, queue: str, reason: str, *, until: float, ttl: int, in_redis: bool = True
+        self, run_id: str, queue: str, reason: str, *, seconds: float, ttl: int, in_redis: bool = True
     ) -> str | None:
         """Record that this worker cannot score a run; return why no live worker of its queue can, if so.
 
@@ -44,7 +45,7 @@ class RunRefusals:
         """
         if system.monotonic() - self._recorded.get(run_id, -math.inf) < _REPORT_SECONDS:
             return None
-        reasons = self.record(run_id, reason, until=until, ttl=ttl, in_redis=in_redis)
+        reasons = self.record(run_id, reason, seconds=seconds, ttl=ttl, in_redis=in_redis)
         live = taking_workers(self._client, queue) | {self._worker}
         if not live <= reasons.keys():
             return None
@@ -57,31 +58,32 @@ class RunRefusals:
         return f"no worker of queue {queue!r} can score it: {each}"
 
     def record(
-        self, run_id: str, reason: str, *, until: float, ttl: int, in_redis: bool = True
+        self, run_id: str, reason: str, *, seconds: float, ttl: int, in_redis: bool = True
     ) -> dict[str, str]:
         """Record a refusal; returns all workers that refuse the run now, with their reasons.
 
-        A refusal counts `until` then, in seconds since 1970, as its worker then tries again, and is kept for
-        `ttl` seconds. Those of workers of the release before, which say no time, count until they are taken
-        back. A run that should be `in_redis` and is not was cancelled.
+        A refusal counts for so many `seconds`, as its worker then tries again, and is kept for `ttl` seconds.
+        Those of workers of the release before, which say no time, count until they are taken back. A run that
+        should be `in_redis` and is not was cancelled.
         """
         self._recorded[run_id] = system.monotonic()
         if len(self._recorded) > _REMEMBERED:
             self._recorded.popitem(last=False)
         said_key, until_key = keys.refusals(run_id), keys.refused_until(run_id)
+        now = server_time(self._client)
         with self._client.pipeline() as pipe:
             pipe.hset(said_key, self._worker, reason)
             pipe.expire(said_key, ttl)
-            pipe.zadd(until_key, {self._worker: until})
+            pipe.zadd(until_key, {self._worker: now + seconds})
             pipe.expire(until_key, ttl)
             pipe.hgetall(said_key)
-            pipe.zrange(until_key, "-inf", f"({system.now()}", byscore=True)
+            pipe.zrange(until_key, "-inf", f"({now}", byscore=True)
             pipe.exists(keys.run(run_id))
             *_, said, lapsed, there = pipe.execute()
         if in_redis and not there:  # it was cancelled meanwhile
             self._client.unlink(said_key, until_key)
-        now = {name: why for name, why in said.items() if name not in lapsed}
-        return {name.decode(errors="replace"): why.decode(errors="replace") for name, why in now.items()}
+        count = {name: why for name, why in said.items() if name not in lapsed}
+        return {name.decode(errors="replace"): why.decode(errors="replace") for name, why in count.items()}
 
     def take_back(self, run_id: str) -> None:
         """Withdraw the recorded refusal, if any: this worker can score the run."""

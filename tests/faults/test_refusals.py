@@ -315,15 +315,15 @@ def test_a_refusal_is_tried_again_after_a_pause_that_grows(monkeypatch: pytest.M
 
 
 def test_a_refusal_counts_until_its_worker_tries_again(server: Server) -> None:
-    run, now = Client(server.url, model="demo").submit([("q", "p")]).id, time.time()
+    run = Client(server.url, model="demo").submit([("q", "p")]).id
     a, b, c = (RunRefusals(server.client, name) for name in "abc")
-    assert a.record(run, "no hub", until=now - 1, ttl=60) == {}
-    assert b.record(run, "no hub", until=now + 60, ttl=60) == {"b": "no hub"}
+    assert a.record(run, "no hub", seconds=-1, ttl=60) == {}
+    assert b.record(run, "no hub", seconds=60, ttl=60) == {"b": "no hub"}
     server.client.hset(keys.refusals(run), "old", "no room")  # of the release before, which says no time
     both = {"b": "no hub", "old": "no room"}
-    assert b.record(run, "no hub", until=now + 60, ttl=60) == both
+    assert b.record(run, "no hub", seconds=60, ttl=60) == both
     b.take_back(run)
-    assert c.record(run, "no room", until=now + 60, ttl=60) == {"c": "no room", "old": "no room"}
+    assert c.record(run, "no room", seconds=60, ttl=60) == {"c": "no room", "old": "no room"}
     assert all(server.client.ttl(key) > 0 for key in server.client.scan_iter(f"rankmill:run:{run}:refus*"))
 
 

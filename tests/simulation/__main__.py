@@ -1,4 +1,4 @@
-"""``python -m tests.simulation --seeds 100``: simulate clusters, and tell what went wrong in the first that failed."""
+"""``python -m tests.simulation``: simulate clusters, and tell what went wrong in the first that failed."""
 
 from __future__ import annotations
 
@@ -8,50 +8,55 @@ import time
 
 import click
 
-from tests.simulation.scenario import Scenario, play, shrink
+from tests.simulation.found import FOUND
+from tests.simulation.scenario import Outcome, Scenario, play, shrink
 
 
 @click.command()
-@click.option("--first", default=1, help="First seed.")
-@click.option("--seeds", default=60, help="How many seeds.")
-@click.option("--trace", is_flag=True, help="Print all events of the first seed.")
-@click.option("--tail", default=200, help="Events to print of a failure.")
-@click.option("--stop/--go-on", default=True, help="Whether to stop at the first failure.")
-@click.option("--small/--whole", default=True, help="Whether to shrink a failure.")
-def main(first: int, seeds: int, trace: bool, stop: bool, small: bool, tail: int) -> None:
-    """Simulate clusters."""
-    began, virtual, events, commands, failed = time.perf_counter(), 0.0, 0, 0, 0
-    for seed in range(first, first + seeds):
-        scenario = Scenario.drawn(seed)
-        outcome = play(scenario, traced=trace)
-        virtual, events = virtual + outcome.seconds, events + outcome.events
-        commands += outcome.commands
-        if trace:
-            print("\n".join(outcome.trace))
+@click.option("--first", default=1, show_default=True, metavar="SEED", help="First seed.")
+@click.option("--seeds", default=60, show_default=True, metavar="N", help="How many seeds, at most.")
+@click.option("--seconds", default=3600.0, show_default=True, help="Begin no further seed after so long.")
+@click.option("--found", is_flag=True, help="Play the failures that were found, instead of seeds.")
+@click.option("--keep-going", is_flag=True, help="Do not stop at the first failure.")
+@click.option("--whole", is_flag=True, help="Do not make a failure smaller.")
+@click.option(
+    "--tail", default=100, show_default=True, metavar="N", help="Last events of a failure to print."
+)
+def main(
+    first: int, seeds: int, seconds: float, found: bool, keep_going: bool, whole: bool, tail: int
+) -> None:
+    """Simulate clusters, one for each seed."""
+    began, outcomes, failed = time.perf_counter(), list[Outcome](), 0
+    for scenario in FOUND if found else map(Scenario.drawn, range(first, first + seeds)):
+        if time.perf_counter() - began > seconds:
+            break
+        outcomes.append(outcome := play(scenario))
         if outcome.problems:
             failed += 1
-            print(f"seed {seed}: " + "; ".join(outcome.problems), flush=True)
-            if stop:
-                if small:
-                    scenario = shrink(scenario)
-                    outcome = play(scenario, traced=True)
-                    print(
-                        f"{len(scenario.workers)} workers, runs {[(r.name, r.kind, len(r.pairs), round(r.at, 2)) for r in scenario.runs]}, chunks of {scenario.chunk_size}, faults:"
-                    )
-                    print("\n".join(f"  {fault}" for fault in scenario.faults))
-                    print("\n".join(outcome.trace[-tail:]))
-                    print("; ".join(outcome.problems))
+            print(f"seed {scenario.seed}: {'; '.join(outcome.problems)}", flush=True)
+            if not keep_going:
+                _explain(scenario if whole else shrink(scenario), tail)
                 break
     real = time.perf_counter() - began
+    virtual = sum(each.seconds for each in outcomes)
     print(
-        f"{seed - first + 1} seeds, {failed} failed; {virtual:,.0f} s of virtual time in {real:,.1f} s "
-        f"({virtual / real:,.0f} times); {events:,} events, {commands:,} commands"
+        f"{len(outcomes):,} seeds, {failed} failed; {virtual:,.0f} s of virtual time in {real:,.1f} s "
+        f"({virtual / real:,.0f} times); {sum(each.events for each in outcomes):,} events, "
+        f"{sum(each.commands for each in outcomes):,} commands"
     )
     sys.exit(bool(failed))
 
 
+def _explain(scenario: Scenario, tail: int) -> None:
+    """Tell a failure: who was there, what went wrong, and the last events."""
+    outcome = play(scenario)
+    print(scenario)
+    print("\n".join(outcome.trace[-tail:]))
+    print("; ".join(outcome.problems))
+
+
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":  # sets are walked through in the same order each time
+    if os.environ.get("PYTHONHASHSEED") != "0":  # so that sets are walked through in the same order each time
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
     main()

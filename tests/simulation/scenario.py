@@ -10,6 +10,7 @@ from typing import Any
 
 import rankmill.workers.worker as worker_module
 from rankmill.jobs.contract.errors import RankmillError, RunExpired
+from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.client.sync_client import Client
 from tests.simulation.cluster import POISON, Cluster, score_of
 from tests.simulation.faults import KINDS, Fault
@@ -56,6 +57,18 @@ class Scenario:
         return cls(
             seed, workers, clocks, runs, tuple(sorted(faults, key=lambda each: each.at)), dice.choice([4, 16])
         )
+
+    def __str__(self) -> str:
+        """The scenario in a few lines."""
+        runs = ", ".join(
+            f"{run.name}: {len(run.pairs)} rows, {run.kind}, at {run.at:.2f} s" for run in self.runs
+        )
+        workers = ", ".join(
+            f"{speed} s a row, clock {clock:+.0f} s"
+            for speed, clock in zip(self.workers, self.clocks, strict=True)
+        )
+        faults = "".join(f"\n  {fault}" for fault in self.faults) or " none"
+        return f"workers: {workers}\nruns: {runs}; chunks of {self.chunk_size}\nfaults:{faults}"
 
 
 def _run(dice: random.Random, number: int) -> Submitted:
@@ -137,7 +150,9 @@ def _submit(run: Submitted, results: dict[str, Any]) -> Any:
             else:
                 handle = client.submit(list(run.pairs), detached=True)
                 world().sleep(1.0)
-                results[run.name] = client.attach(handle.id).scores()
+                attached = client.attach(handle.id)
+                assert isinstance(attached, ScoringRun)
+                results[run.name] = attached.scores()
         except RankmillError as error:
             results[run.name] = error
 
@@ -146,7 +161,7 @@ def _submit(run: Submitted, results: dict[str, Any]) -> Any:
 
 def _crashes(world: World) -> list[str]:
     found = []
-    for process, thread, error in world.crashes:
+    for _, thread, error in world.crashes:
         at = error.__traceback__
         while at and at.tb_next:
             at = at.tb_next

@@ -1,7 +1,7 @@
 """A simulated server: fakeredis, in virtual time, with connections that break.
 
-Each command is a point at which others may go first; so is the way of its reply. What the server has done when
-a connection breaks is drawn: nothing, or the whole of what was sent.
+Others may go first at each command, and at its reply. What the server has done when a connection breaks is
+drawn: nothing, or the whole of what was sent.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from fakeredis._socket import FakeSocket
 
 from rankmill.jobs.runtime.connection import WaitingPool
 from rankmill.jobs.runtime.patience import Patience
-from tests.simulation.world import World, world
+from tests.simulation.world import EPOCH, World, world
 
 
 class Socket(FakeSocket):
     """A connection's side at the server."""
 
-    @command(name="BLMOVE", fixed=(bytes, bytes, bytes, bytes, Timeout))  # type: ignore[untyped-decorator]
+    @command(name="BLMOVE", fixed=(bytes, bytes, bytes, bytes, Timeout))
     def blmove(self, source: bytes, target: bytes, take: bytes, put: bytes, timeout: float) -> Any:
         """fakeredis does not wait where the list is not there."""
         sides = take.upper() == b"LEFT", put.upper() == b"LEFT"
@@ -102,11 +102,11 @@ class Connection(FakeBaseConnection, redis.Connection):
     def can_read(self, timeout: float | None = 0) -> bool:
         return bool(self._sock and self._sock.responses and self._sock.responses.qsize())
 
-    def read_response(self, **kwargs: Any) -> Any:
+    def read_response(self, disable_decoding: Any = False, **kwargs: Any) -> Any:
         if self._sock is None or self._sock.responses is None or not self._sock.responses.qsize():
             self.disconnect()
             raise redis.ConnectionError("Connection closed by server.")
-        return super().read_response(**kwargs)
+        return super().read_response(disable_decoding=disable_decoding, **kwargs)
 
     def disconnect(self, *args: Any, **options: Any) -> None:
         sock, self._sock = self._sock, None
@@ -128,7 +128,7 @@ class Server:
     def __init__(self, mine: World) -> None:
         self.world = mine
         self.fake = FakeServer(version=(8,), server_type="valkey")
-        self.fake.lock = threading.RLock()  # type: ignore[assignment]  # all run on one thread: never waited for
+        self.fake.lock = threading.RLock()  # type: ignore[assignment]  # all run on one thread
         self.changed: list[Any] = []
         self.away = -1.0
         self.why = "Connection refused."
@@ -139,12 +139,10 @@ class Server:
         self.earlier: Any = {}
         self._remember_at = 0.0
         self.commands = 0
-        self.log: list[str] = []
         self.fake.dbs[0].add_change_callback(self._wake_waiting)
 
     def time(self) -> float:
-        from tests.simulation.world import EPOCH
-
+        """Seconds since 1970, by the server's clock."""
         return EPOCH + self.world.now
 
     def refuses(self) -> str | None:
@@ -160,7 +158,7 @@ class Server:
         self.world.tell(_words(data))
         if self.remembers and self.world.now >= self._remember_at:
             self.earlier, self._remember_at = self.snapshot(), self.world.now + 1.0
-        sock = connection._sock
+        sock: Any = connection._sock
         self.world.at_server = True  # its clock is not that of the caller's host
         try:
             sock.sendall(data)

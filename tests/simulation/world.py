@@ -1,7 +1,7 @@
 """Virtual time, processes and their threads, of which one at a time runs, in an order that a seed decides.
 
-A thread is a greenlet. It gives way at each command to the server, wait, lock and write to a disk; who goes on
-then is drawn. Nothing waits for real: when nobody can go on, the clock jumps to whoever wakes up next.
+A thread is a greenlet. It gives way at each command to the server, wait and lock; who goes on then is drawn.
+Nothing waits for real: when nobody can go on, the clock jumps to whoever wakes up next.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import greenlet
 import rq.utils
 
 from rankmill.jobs.system import System, system
+
+if TYPE_CHECKING:
+    from tests.simulation.server import Server
 
 EPOCH = 1_800_000_000.0
 """When a world begins, in seconds since 1970."""
@@ -107,6 +110,7 @@ class World:
     """
 
     def __init__(self, seed: int, *, traced: bool = False) -> None:
+        self.redis: Server  # set by who makes the world
         self.random = random.Random(seed)
         self.now = 0.0
         self.events = 0
@@ -290,14 +294,13 @@ class World:
         return f"{self.random.getrandbits(96):024x}{next(self._ids):08x}"
 
 
-_world: World | None = None
+_current: list[World] = []
 _rq_now, _uuid4 = rq.utils.now, uuid.uuid4
 
 
 def world() -> World:
     """The world in which the current code runs."""
-    assert _world
-    return _world
+    return _current[-1]
 
 
 class Thread:
@@ -585,8 +588,7 @@ class Executor:
 @contextmanager
 def living_in(mine: World) -> Iterator[World]:
     """Let the code of this block live in a world: its clocks, threads and chance are the world's."""
-    global _world
-    _world = mine
+    _current.append(mine)
     before = dict(vars(system))
     simulated = System(
         now=mine.host_time,
@@ -621,3 +623,4 @@ def living_in(mine: World) -> Iterator[World]:
         mine.over = True
         mine.unpatch()
         vars(system).update(before)
+        _current.remove(mine)

@@ -287,7 +287,7 @@ class Claims:
             claim.run_id,
             claim.queue.name,
             reason,
-            until=system.now() + self._refusals.seconds(reason),  # then this worker tries again
+            seconds=self._refusals.seconds(reason),  # then this worker tries again
             ttl=run.ttl if run else claim.job.run_ttl,
             in_redis=claim.in_redis,
         )

@@ -6,12 +6,15 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
+from redis.client import Pipeline
 from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job
+from rq.registry import StartedJobRegistry
 
 from rankmill.jobs.contract.errors import ForeignJobError
 from rankmill.jobs.contract.job import BASE_TIMEOUT, JOB_FUNCTION, OLD_JOB_FUNCTION, chunk_of
 from rankmill.jobs.contract.priority import run_id_of_request
+from rankmill.jobs.protocol.leases import hold
 from rankmill.jobs.protocol.pairs_job import DAY, OLD_PAIRS_FUNCTION, PAIRS_FUNCTION
 
 
@@ -29,6 +32,15 @@ class Executions(ExecutionRegistry):
             with suppress(ValueError, KeyError, OverflowError):  # gone, or damaged
                 known.append(Execution.fetch(execution_id, self.job_id, self.connection))
         return known
+
+
+class LeasedJobs(StartedJobRegistry):
+    """The jobs that workers have claimed; their leases end by the server's clock, as hosts' clocks differ."""
+
+    def add_execution(self, execution: Execution, pipeline: Pipeline, ttl: int = 0, xx: bool = False) -> int:
+        """Begin the lease of a claimed job, or with `xx` renew it."""
+        hold(pipeline, self.key, execution.composite_key, ttl, only_renew=xx)
+        return 0  # the pipeline has the reply
 
 
 class ScoringJob(Job):
@@ -75,6 +87,13 @@ class ScoringJob(Job):
     def perform(self) -> None:
         """Never call the function of the job: the worker scores `chunk` itself."""
         raise ForeignJobError(f"job {self.id} can be run only by ScoringWorker's own loop")
+
+    @property
+    def started_job_registry(self) -> LeasedJobs:
+        """The claimed jobs of the job's queue."""
+        return LeasedJobs(
+            self.origin, connection=self.connection, job_class=type(self), serializer=self.serializer
+        )
 
     @property
     def execution_registry(self) -> Executions:

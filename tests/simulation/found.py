@@ -1,0 +1,44 @@
+"""Failures that the simulation has found in the product, as small as they could be made; they are mended."""
+
+from __future__ import annotations
+
+from tests.simulation.cluster import POISON
+from tests.simulation.faults import Fault
+from tests.simulation.scenario import Pair, Scenario, Submitted
+
+
+def _pairs(rows: int) -> tuple[Pair, ...]:
+    return tuple(("query", f"passage {row}") for row in range(rows))
+
+
+FOUND = (
+    # A server that was away for a minute: the run then ended with NoWorkers, as the time without any look at
+    # the workers counted as time without workers.
+    Scenario(
+        seed=33,
+        workers=(0.01,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(40), 2.6, "live"),),
+        faults=(Fault(1.2, "restart", 20.0, 1), Fault(17.6, "restart", 45.0, 5)),
+        chunk_size=16,
+    ),
+    # A worker whose host's clock is hours ahead dies: its lease ended by its own clock, hours later.
+    Scenario(
+        seed=16,
+        workers=(0.05, 0.05),
+        clocks=(3600.0, 0.0),
+        runs=(Submitted("run-0", _pairs(200), 1.0, "live"),),
+        faults=(Fault(4.0, "kill", 0.0, 0), Fault(4.1, "kill", 0.0, 1)),
+        chunk_size=16,
+    ),
+    # A chunk kills the workers that take it, and the clock of the host that tries it again is behind the one
+    # that paused it: the pause lasted for as long as the clocks differ.
+    Scenario(
+        seed=60,
+        workers=(0.01,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", (*_pairs(6), ("query", POISON)), 8.9, "detached"),),
+        faults=(Fault(14.5, "jump", 45.0, 2), Fault(60.0, "jump", 0.0, 3), Fault(90.0, "jump", 45.0, 4)),
+        chunk_size=4,
+    ),
+)

@@ -1,0 +1,35 @@
+"""Simulated clusters come to their end, with the score or the error of each row."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def simulate(*options: str) -> tuple[int, str]:
+    """Run the simulation in a process of its own, as it replaces clocks and threads."""
+    command = [sys.executable, "-m", "tests.simulation", *options]
+    environ = {**os.environ, "PYTHONHASHSEED": "0"}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_seeds() -> None:
+    code, said = simulate("--seeds", "60", "--seconds", "20")
+    assert code == 0, said
+
+
+def test_failures_that_were_found_are_mended() -> None:
+    code, said = simulate("--found")
+    assert code == 0, said
+    assert said.startswith("3 seeds, 0 failed")
+
+
+def test_a_seed_is_the_same_each_time() -> None:
+    first, second = (simulate("--first", "7", "--seeds", "1")[1].rpartition("; ")[2] for _ in "ab")
+    assert first == second
+    assert "commands" in first
