@@ -9,7 +9,7 @@ READY  := $(VENV)/.ready
 PROCESSES ?= 3
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test test-slow test-scores check chaos clients stack clean
+.PHONY: demo test test-slow test-scores simulate check chaos clients stack clean
 
 demo: $(READY)  ## score the shipped example with the shipped model, and show the best passages
 	@$(BIN)/python examples/demo.py
@@ -22,6 +22,9 @@ test-slow: $(READY)  ## the slow tests: real faults at length, many processes
 
 test-scores: $(READY)  ## what compares scores; TESTS_AUTO=fp32 or bf16 says what `auto` is to mean on this CPU
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal -m "scores and not long"
+
+simulate: $(READY)  ## clusters in virtual time, under all faults, for an hour; a failure names its seed
+	$(BIN)/python -m tests.simulation --seeds 1000000 --seconds 3600
 
 check: $(READY)  ## linter, formatter, types
 	$(BIN)/ruff check .

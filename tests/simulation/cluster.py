@@ -87,7 +87,7 @@ class SimulatedLoaded(Loaded):
         return Model(MODEL, Tokenizer(), self.backend, lambda logits: logits, None)  # type: ignore[arg-type]
 
 
-class NoPenalty(BaseDeathPenalty):  # type: ignore[no-untyped-call]
+class NoPenalty(BaseDeathPenalty):
     """Virtual time needs no alarm."""
 
     def setup_death_penalty(self) -> None:
