@@ -17,6 +17,9 @@ from tests.simulation.faults import KINDS, Fault
 from tests.simulation.server import Server
 from tests.simulation.world import Deadlock, TooLong, World, living_in
 
+SETTLING_SECONDS = 60.0
+"""How long the workers go on after the last run has ended, until nothing of it may be left."""
+
 Pair = tuple[str | None, str | None]
 
 
@@ -111,14 +114,19 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
             cluster = Cluster(world, chunk_size=scenario.chunk_size)
             for speed, clock in zip(scenario.workers, scenario.clocks, strict=True):
                 cluster.keep(row_seconds=speed, clock=clock)
-            producers = [cluster.producer(run.name, _submit(run, results)) for run in scenario.runs]
+            lost = any(fault.kind in {"flush", "roll_back"} for fault in scenario.faults)
+            detached: list[str] = []
+            producers = [cluster.producer(run.name, _submit(run, results, detached)) for run in scenario.runs]
             for fault in scenario.faults:
                 cluster.later(fault.at, _happens(cluster, fault))
             try:
                 world.run(lambda: not any(each.alive for each in producers), seconds=seconds)
+                ended = world.now + SETTLING_SECONDS
+                world.run(lambda: world.now >= ended, seconds=2 * SETTLING_SECONDS)
+                if not lost:  # a server that goes back in time has keys of runs that have ended
+                    outcome.problems += _left(world, set(detached))
             except (Deadlock, TooLong) as error:
                 outcome.problems.append(f"{type(error).__name__}: {error}")
-            lost = any(fault.kind in {"flush", "roll_back"} for fault in scenario.faults)
             outcome.problems += _crashes(world)
             outcome.problems += [
                 why for run in scenario.runs for why in _wrong(run, results.get(run.name), lost_data=lost)
@@ -139,7 +147,7 @@ def _happens(cluster: Cluster, fault: Fault) -> Any:
     return happens
 
 
-def _submit(run: Submitted, results: dict[str, Any]) -> Any:
+def _submit(run: Submitted, results: dict[str, Any], detached: list[str]) -> Any:
     from tests.simulation.world import world
 
     def main(client: Client) -> None:
@@ -149,6 +157,7 @@ def _submit(run: Submitted, results: dict[str, Any]) -> Any:
                 results[run.name] = client.score(list(run.pairs))
             else:
                 handle = client.submit(list(run.pairs), detached=True)
+                detached.append(handle.id)
                 world().sleep(1.0)
                 attached = client.attach(handle.id)
                 assert isinstance(attached, ScoringRun)
@@ -157,6 +166,20 @@ def _submit(run: Submitted, results: dict[str, Any]) -> Any:
             results[run.name] = error
 
     return main
+
+
+def _left(world: World, detached: set[str]) -> list[str]:
+    """Keys that are left of runs whose producers have all scores, and keys of ours that never expire."""
+    found = []
+    for key, item in world.redis.fake.dbs[0]._dict.items():
+        name = key.decode(errors="replace")
+        if item.expireat is not None and item.expireat < world.redis.time():
+            continue  # it has expired
+        if name.startswith("rankmill:run:") and not any(run in name for run in detached):
+            found.append(f"{name} is left")
+        elif name.startswith(("rankmill:", "rq:job:", "rq:execution:")) and item.expireat is None:
+            found.append(f"{name} does not expire")
+    return found[:5]
 
 
 def _crashes(world: World) -> list[str]:
