@@ -9,6 +9,7 @@ import pytest
 
 from rankmill import Client
 from rankmill.jobs.contract.results import ChunkFailure
+from rankmill.jobs.system import system
 from rankmill.producer.collect.journal import Journal
 from rankmill.producer.collect.sizing import MAX_ROWS, MIN_ROWS, ChunkSize
 from tests.conftest import Server
@@ -17,7 +18,7 @@ from tests.conftest import Server
 class Clock:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        patch.setattr("rankmill.producer.collect.sizing.time.monotonic", lambda: self.now)
+        patch.setattr(system, "monotonic", lambda: self.now)
 
 
 def test_chunks_follow_the_slowest_worker(monkeypatch: pytest.MonkeyPatch) -> None:

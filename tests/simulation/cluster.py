@@ -27,10 +27,11 @@ POISON = "kills its worker"
 
 def score_of(query: str, passage: str) -> float:
     """The score of a pair, as a float32 has it."""
-    return float(np.float32(_number(query, passage) / 2**31 - 1))
+    return float(np.float32(first_token(query, passage) / 2**31 - 1))
 
 
-def _number(query: str, passage: str) -> int:
+def first_token(query: str, passage: str) -> int:
+    """The token with which a pair begins, which says its score."""
     return zlib.crc32(f"{query}\0{passage}".encode())
 
 
@@ -44,7 +45,7 @@ class Tokenizer:
         lengths = [1 + len(query.split()) + len(passage.split()) for query, passage in pairs]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         ids = np.ones(offsets[-1], np.int64)
-        ids[offsets[:-1]] = [_number(*pair) + (2**40 if pair[1] == POISON else 0) for pair in pairs]
+        ids[offsets[:-1]] = [first_token(*pair) + (2**40 if pair[1] == POISON else 0) for pair in pairs]
         return Tokens(ids, None, offsets)
 
 
@@ -58,6 +59,7 @@ class Pending:
     def result(self) -> npt.NDArray[np.float32]:
         world().sleep(self.seconds)
         first = self.batch.ids[:, 0]
+        world().computed.update(first.tolist())
         if (first >= 2**40).any():
             world().tell("a row kills its worker")
             world().exit(137)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import rankmill.workers.worker as worker_module
 from rankmill.jobs.contract.errors import RankmillError, RunExpired
 from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.client.sync_client import Client
-from tests.simulation.cluster import POISON, Cluster, score_of
+from tests.simulation.cluster import POISON, Cluster, first_token, score_of
 from tests.simulation.faults import KINDS, Fault
 from tests.simulation.server import Server
 from tests.simulation.world import Deadlock, TooLong, World, living_in
@@ -48,7 +49,7 @@ class Scenario:
     def drawn(cls, seed: int) -> Scenario:
         """The scenario of a seed."""
         dice = random.Random(f"scenario {seed}")
-        workers = tuple(dice.choice([0.002, 0.01, 0.01, 0.05]) for _ in range(dice.randint(1, 4)))
+        workers = tuple(dice.choice([0.002, 0.01, 0.05, 0.3]) for _ in range(dice.randint(1, 4)))
         clocks = tuple(dice.choice([0.0, 0.0, 3600.0, -3600.0]) for _ in workers)
         runs = tuple(_run(dice, number) for number in range(dice.randint(1, 3)))
         kinds = dice.sample(sorted(KINDS), k=dice.randint(0, 4))
@@ -123,6 +124,8 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
                 world.run(lambda: not any(each.alive for each in producers), seconds=seconds)
                 ended = world.now + SETTLING_SECONDS
                 world.run(lambda: world.now >= ended, seconds=2 * SETTLING_SECONDS)
+                if not scenario.faults:
+                    outcome.problems += _computed_again(world, scenario)
                 if not lost:  # a server that goes back in time has keys of runs that have ended
                     outcome.problems += _left(world, set(detached))
             except (Deadlock, TooLong) as error:
@@ -166,6 +169,16 @@ def _submit(run: Submitted, results: dict[str, Any], detached: list[str]) -> Any
             results[run.name] = error
 
     return main
+
+
+def _computed_again(world: World, scenario: Scenario) -> list[str]:
+    """Whether pairs were computed more often than they were submitted, though nothing went wrong."""
+    pairs = [pair for run in scenario.runs for pair in run.pairs]
+    if any(passage == POISON for _, passage in pairs):
+        return []
+    asked = Counter(first_token(query, passage) for query, passage in pairs if query and passage)
+    again = world.computed - asked
+    return [f"{again.total()} pairs were computed again, and nothing went wrong"] if again else []
 
 
 def _left(world: World, detached: set[str]) -> list[str]:

@@ -13,7 +13,7 @@ import random
 import sys
 import time
 import uuid
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -123,6 +123,8 @@ class World:
         self.trace: deque[str] = deque(maxlen=None if traced else 400)
         self.graveyard: list[Task] = []
         self.processes: list[Process] = []
+        self.computed: Counter[int] = Counter()
+        """How often the forward of each pair has ended, by the pair's first token."""
         self.over = False
         self.at_server = False
         """Whether the server computes now, and not a process."""

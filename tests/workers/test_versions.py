@@ -29,6 +29,7 @@ FILES = {"config.json", "model.safetensors"}
 DIES = """
 import os, signal, sys
 from pathlib import Path
+from rankmill.jobs.system import system
 {setup}
 left, real = int(sys.argv[1]), os.fsync
 def fsync(file):
@@ -37,7 +38,7 @@ def fsync(file):
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     real(file)
-os.fsync = fsync
+os.fsync = system.fsync = fsync
 {work}
 """
 """A process that kills itself at the n-th time that it syncs a file."""

@@ -182,6 +182,8 @@ def fails(call):
         return call(path, *args, **kw)
     return wrapped
 os.replace, {what} = replace, fails({what})
+from rankmill.jobs.system import system
+system.fsync = os.fsync
 from rankmill.cli.score import score_file
 score_file()
 """
