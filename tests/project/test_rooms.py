@@ -29,6 +29,8 @@ from tests.conftest import score_file as run_score_file
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 ROOMS = ("jobs", "workers", "producer", "rankmill", "benchmarks")
+MAPS = ("docs/ARCHITECTURE.md", "CONTRIBUTING.md")
+"""Documents that say where in the code something is."""
 
 
 def test_settings_and_workers_know_the_same_backends() -> None:
@@ -62,6 +64,18 @@ def test_every_option_and_exit_code_is_in_help_and_readme() -> None:
 
 def test_readme_shows_the_worker_command_that_errors_name() -> None:
     assert worker_command("rankmill") in README
+
+
+@pytest.mark.parametrize("document", MAPS)
+def test_modules_and_names_in_documents_exist(document: str) -> None:
+    text = (ROOT / document).read_text()
+    paths = re.findall(r"`([\w./-]+(?:\.py|/))`", text)
+    assert len(paths) > 10
+    assert [path for path in paths if not (ROOT / path).exists() and "/" in path.rstrip("/")] == []
+    for names, path in re.findall(r"`(\w+(?:\.\w+)?)` in\s`([\w/]+\.py)`", text):
+        for name in names.split("."):
+            defined = rf"^ *(class|def|local function) {name}\b|^{name}(:| =)"
+            assert re.search(defined, (ROOT / path).read_text(), re.M), f"{names} in {path}"
 
 
 def test_base_yaml_explains_every_setting() -> None:
