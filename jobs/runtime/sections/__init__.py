@@ -1,1 +1,0 @@
-"""Parts of the settings that belong to one service."""
