@@ -139,6 +139,7 @@ class Cluster:
             if value is not None:
                 mine.patch_environ(f"RANKMILL_{name.upper()}", str(value))
         mine.patch_environ("RANKMILL_METRICS_ADDRESS", "none")
+        mine.patch_environ("RANKMILL_TOKEN_BUDGET", "2048")  # the search for one computes batches again
         self.workers: list[Process] = []
         self._number = 0
 
