@@ -49,7 +49,7 @@ def test_tuning_goes_on_after_an_interruption_and_writes_a_config(tmp_path: Path
         "--min-spearman",
         "0",
     ]
-    first = start_command("rankmill", "tune", *arguments, "--budget", "10s")
+    first = start_command("rankmill", "tune", *arguments, "--budget", "30s")
     wait_for(lambda: kept.exists() and kept.read_text().count("\n") >= 2, first, 120)
     first.send_signal(signal.SIGINT)
     _, told = first.communicate(timeout=60)
