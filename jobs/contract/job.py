@@ -32,8 +32,8 @@ TRACE = "trace"
 _BACKOFF = Backoff(first=2.0, longest=60.0, jitter=0.5)
 """Pauses between attempts at a chunk."""
 
-LONGEST_PAUSE = 120
-"""Seconds: no pause between two attempts is longer."""
+LONGEST_PAUSE = 2 * _BACKOFF.longest
+"""Seconds: no pause between two attempts is longer, with its jitter."""
 
 BASE_TIMEOUT = 900
 """Seconds of a job's timeout for downloading and loading the model."""

@@ -50,7 +50,7 @@ def detached(run_id: str) -> str:
     return f"{PREFIX}:run:{run_id}:detached"
 
 
-def submissions(run_id: str) -> str:
+def failed_attempts(run_id: str) -> str:
     """Set: ``<chunk>:<number>`` for each attempt at a chunk that has failed, whatever ended it."""
     return f"{PREFIX}:run:{run_id}:submissions"
 
@@ -77,7 +77,7 @@ def refused_until(run_id: str) -> str:
 
 def of_run(run_id: str) -> list[str]:
     """All keys of a run, but for those of its chunks and the note that it was cancelled."""
-    state = (run, results, progress, errors, detached, submissions, scored_rows)
+    state = (run, results, progress, errors, detached, failed_attempts, scored_rows)
     workers = (precision, revision, refusals, refused_until)
     return [kind(run_id) for kind in (*state, *workers)]
 

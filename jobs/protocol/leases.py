@@ -44,7 +44,6 @@ return redis.call('ZRANGE', KEYS[1], 0, -1)
 """
 """KEYS: leases."""
 
-
 _HOLD = """
 local clock = redis.call('TIME')
 local ends = clock[1] + clock[2] / 1000000 + ARGV[2]
@@ -79,16 +78,16 @@ class Leases:
     def __init__(self, client: redis.Redis, key: str, seconds: float) -> None:
         self._redis: Any = client
         self._key = key
-        self.seconds = seconds
+        self._seconds = seconds
 
     def take(self, holder: str, most: float = math.inf) -> bool:
         """Take or renew a lease, unless there are `most` of others; return whether the holder has one."""
         limit = int(min(most, 1 << 53))
-        return bool(self._redis.eval(_TAKE, 1, self._key, limit, self.seconds, holder))
+        return bool(self._redis.eval(_TAKE, 1, self._key, limit, self._seconds, holder))
 
     def renew(self, holders: Iterable[str]) -> None:
-        """Renew the leases of `holders` that have not lapsed and are still there."""
-        self._redis.eval(_RENEW, 1, self._key, self.seconds, *holders)
+        """Renew the leases of `holders`; one that was forgotten stays so."""
+        self._redis.eval(_RENEW, 1, self._key, self._seconds, *holders)
 
     def release(self, holder: str) -> None:
         """Give a lease back."""

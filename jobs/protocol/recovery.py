@@ -117,8 +117,8 @@ def clean_queue(queue: OrderedQueue, handle: FailureHandler, seconds: float) -> 
     """
     now = server_time(queue.connection)
     _guarded(partial(hand_on_abandoned, queue, handle, until=now))
-    _guarded(partial(rescue_unbegun, queue, seconds))
-    _guarded(partial(enqueue_due, queue))
+    _guarded(partial(rescue_unbegun, queue, seconds, now))
+    _guarded(partial(enqueue_due, queue, now))
     _guarded(queue.sort)
     _guarded(partial(forget_gone_workers, queue))
     for registry in (queue.failed_job_registry, queue.finished_job_registry):
@@ -147,16 +147,15 @@ def hand_on_abandoned(queue: Queue, handle: FailureHandler, until: float) -> Non
         connection.zrem(leases, entry)
 
 
-def enqueue_due(queue: Queue) -> None:
-    """Put jobs back into the queue whose pause after a failed attempt has ended.
+def enqueue_due(queue: Queue, now: float) -> None:
+    """Put jobs back into the queue whose pause after a failed attempt has ended `now`, by the server's clock.
 
     RQ does this in its scheduler, a separate process that a worker may start.
     """
     connection: Any = queue.connection
     paused = queue.scheduled_job_registry.key
-    now = server_time(connection)
     due = connection.zrangebyscore(paused, 0, now, start=0, num=1000)
-    # The clock of a host that is ahead says too late a time; no pause is so long.
+    # No pause is so long: the clock of the host that wrote its end was ahead.
     due += connection.zrangebyscore(paused, now + LONGEST_PAUSE, "+inf", start=0, num=1000)
     for raw_id in due:
         with _one_job(queue, raw_id) as read:
@@ -168,17 +167,16 @@ def enqueue_due(queue: Queue) -> None:
                 pipe.execute()
 
 
-def rescue_unbegun(queue: OrderedQueue, seconds: float) -> None:
+def rescue_unbegun(queue: OrderedQueue, seconds: float, now: float) -> None:
     """Put jobs back that left the queue but reached no worker, because Redis's reply was lost.
 
     RQ does so after a minute and counts a failed attempt. This does not wait so long, because beginning a
     job takes milliseconds, and counts no attempt, because none was made. `seconds` is how long a job must
-    have been seen in this state.
+    have been seen in this state; it is `now` by the server's clock.
     """
     connection: Any = queue.connection
     waiting = queue.intermediate_queue_key
     leases = connection.zrange(queue.started_job_registry.key, 0, -1)
-    now = server_time(connection)
     started = {entry.rpartition(b":")[0] for entry in leases}
     for raw_id in connection.lrange(waiting, 0, -1):
         seen = f"{waiting}:first_seen:".encode() + raw_id

@@ -207,11 +207,11 @@ class RunStore:
         """How many attempts at each chunk have failed so far; what cannot be read is left out."""
         failed: dict[int, int] = defaultdict(int)
         try:
-            noted = cast("set[bytes]", self.redis.smembers(keys.submissions(run.id)))
+            noted = cast("set[bytes]", self.redis.smembers(keys.failed_attempts(run.id)))
         except redis.ResponseError as error:
             if cannot_serve(error):
                 raise
-            self.redis.unlink(keys.submissions(run.id))  # the key is no set
+            self.redis.unlink(keys.failed_attempts(run.id))  # the key is no set
             return failed
         for entry in noted:
             chunk, _, number = entry.partition(b":")
@@ -229,7 +229,7 @@ class RunStore:
         -------
         The chunks whose attempt nobody else has counted.
         """
-        key = keys.submissions(run.id)
+        key = keys.failed_attempts(run.id)
         with self.redis.pipeline() as pipe:
             for chunk, number in failed.items():
                 pipe.sadd(key, f"{chunk}:{number}")

@@ -22,15 +22,23 @@ class Periodic:
         What to call.
     seconds
         From the end of a call to the next.
+    at_once
+        Whether the first call comes at the start, and not after `seconds`.
     woken
         Set by others who want the next call now; default: only `wake` does.
     """
 
     def __init__(
-        self, name: str, do: Callable[[], None], seconds: float, woken: threading.Event | None = None
+        self,
+        name: str,
+        do: Callable[[], None],
+        seconds: float,
+        woken: threading.Event | None = None,
+        *,
+        at_once: bool = True,
     ) -> None:
         self._name, self._do, self._seconds = name, do, seconds
-        self._stopped = False
+        self._at_once, self._stopped = at_once, False
         self._woken = woken or system.Event()
         self._thread = system.Thread(target=self._run, name=name, daemon=True)
 
@@ -40,7 +48,7 @@ class Periodic:
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Start the thread; the first call comes at once."""
+        """Start the thread."""
         self._thread.start()
 
     def wake(self) -> None:
@@ -55,10 +63,15 @@ class Periodic:
             self._thread.join(timeout=seconds)
 
     def _run(self) -> None:
+        if not self._at_once:
+            self._wait()
         while not self._stopped:
             try:
                 self._do()
             except Exception:  # whatever it is: leases must be renewed, and others must be seen
                 logger.exception("%s failed, trying again", self._name)
-            self._woken.wait(self._seconds)
-            self._woken.clear()
+            self._wait()
+
+    def _wait(self) -> None:
+        self._woken.wait(self._seconds)
+        self._woken.clear()

@@ -56,7 +56,7 @@ class WorkerPresence:
             return
         if (unseen := system.monotonic() - self._looked) > _LOOK_SECONDS:
             self._looking, self._looked = True, system.monotonic()
-            if unseen > _WORD_SECONDS:  # the server was away, say: nothing is known of that time
+            if unseen > _WORD_SECONDS:  # of that time nothing is known: the server was away, say
                 self._seen = self._looked
             try:
                 self._look()

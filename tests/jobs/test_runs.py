@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import fakeredis
 import numpy as np
 import pyarrow as pa
@@ -120,10 +122,10 @@ def test_a_chunk_goes_back_to_the_queue_when_its_pause_is_over(store: RunStore, 
     pause_after_a_failure(store, run, 0)
     queue = store.queue(run.queue)
     assert store.missing(run, [0]) == []
-    enqueue_due(queue)
+    enqueue_due(queue, time.time())
     assert queue.job_ids == []
     store.redis.zadd(queue.scheduled_job_registry.key, {keys.job_id(run.id, 0): 1})
-    enqueue_due(queue)
+    enqueue_due(queue, time.time())
     assert queue.job_ids == [keys.job_id(run.id, 0)]
     assert not store.redis.zcard(queue.scheduled_job_registry.key)
 

@@ -25,6 +25,19 @@ POISON = "kills its worker"
 """A passage whose forward ends the worker's process."""
 
 
+Pair = tuple[str | None, str | None]
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A run of a scenario: what is scored, how, and when it begins."""
+
+    name: str
+    pairs: tuple[Pair, ...]
+    at: float
+    kind: str
+
+
 def score_of(query: str, passage: str) -> float:
     """The score of a pair, as a float32 has it."""
     return float(np.float32(first_token(query, passage) / 2**31 - 1))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.simulation.cluster import POISON
+from tests.simulation.cluster import POISON, Pair, Submitted
 from tests.simulation.faults import Fault
-from tests.simulation.scenario import Pair, Scenario, Submitted
+from tests.simulation.scenario import Scenario
 
 
 def _pairs(rows: int) -> tuple[Pair, ...]:

@@ -46,11 +46,11 @@ MUTANTS = (
     ),
     Mutant(
         "a job whose reply was lost is not rescued", "jobs/protocol/recovery.py",
-        "_guarded(partial(rescue_unbegun, queue, seconds))", "pass",
+        "_guarded(partial(rescue_unbegun, queue, seconds, now))", "pass",
     ),
     Mutant(
         "a paused job stays paused", "jobs/protocol/recovery.py",
-        "_guarded(partial(enqueue_due, queue))", "pass",
+        "_guarded(partial(enqueue_due, queue, now))", "pass",
     ),
     Mutant(
         "a chunk that kills its worker is not split", "producer/collect/collector.py",

@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import logging
-import math
 import random
-from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import rankmill.workers.worker as worker_module
-from rankmill.jobs.contract.errors import RankmillError, RunExpired
+from rankmill.jobs.contract.errors import RankmillError
 from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.client.sync_client import Client
-from tests.simulation.cluster import POISON, Cluster, first_token, score_of
+from tests.simulation import checker
+from tests.simulation.cluster import POISON, Cluster, Pair, Submitted
 from tests.simulation.faults import KINDS, Fault
 from tests.simulation.server import Server
 from tests.simulation.world import Deadlock, TooLong, World, living_in
+from tests.simulation.world import world as current_world
 
 SETTLING_SECONDS = 60.0
 """How long the workers go on after the last run has ended, until nothing of it may be left."""
-
-Pair = tuple[str | None, str | None]
-
-
-@dataclass(frozen=True)
-class Submitted:
-    """A run of a scenario: what is scored, how, and when it begins."""
-
-    name: str
-    pairs: tuple[Pair, ...]
-    at: float
-    kind: str
 
 
 @dataclass(frozen=True)
@@ -125,14 +113,16 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
                 ended = world.now + SETTLING_SECONDS
                 world.run(lambda: world.now >= ended, seconds=2 * SETTLING_SECONDS)
                 if not scenario.faults:
-                    outcome.problems += _computed_again(world, scenario)
+                    outcome.problems += checker.computed_again(world, scenario.runs)
                 if not lost:  # a server that goes back in time has keys of runs that have ended
-                    outcome.problems += _left(world, set(detached))
+                    outcome.problems += checker.left(world, set(detached))
             except (Deadlock, TooLong) as error:
                 outcome.problems.append(f"{type(error).__name__}: {error}")
-            outcome.problems += _crashes(world)
+            outcome.problems += checker.crashes(world)
             outcome.problems += [
-                why for run in scenario.runs for why in _wrong(run, results.get(run.name), lost_data=lost)
+                why
+                for run in scenario.runs
+                for why in checker.wrong(run, results.get(run.name), lost_data=lost)
             ]
             outcome.seconds, outcome.events = world.now, world.events
             outcome.commands = world.redis.commands
@@ -151,17 +141,15 @@ def _happens(cluster: Cluster, fault: Fault) -> Any:
 
 
 def _submit(run: Submitted, results: dict[str, Any], detached: list[str]) -> Any:
-    from tests.simulation.world import world
-
     def main(client: Client) -> None:
-        world().sleep(run.at)
+        current_world().sleep(run.at)
         try:
             if run.kind == "live":
                 results[run.name] = client.score(list(run.pairs))
             else:
                 handle = client.submit(list(run.pairs), detached=True)
                 detached.append(handle.id)
-                world().sleep(1.0)
+                current_world().sleep(1.0)
                 attached = client.attach(handle.id)
                 assert isinstance(attached, ScoringRun)
                 results[run.name] = attached.scores()
@@ -169,64 +157,6 @@ def _submit(run: Submitted, results: dict[str, Any], detached: list[str]) -> Any
             results[run.name] = error
 
     return main
-
-
-def _computed_again(world: World, scenario: Scenario) -> list[str]:
-    """Whether pairs were computed more often than they were submitted, though nothing went wrong."""
-    pairs = [pair for run in scenario.runs for pair in run.pairs]
-    if any(passage == POISON for _, passage in pairs):
-        return []
-    asked = Counter(first_token(query, passage) for query, passage in pairs if query and passage)
-    again = world.computed - asked
-    return [f"{again.total()} pairs were computed again, and nothing went wrong"] if again else []
-
-
-def _left(world: World, detached: set[str]) -> list[str]:
-    """Keys that are left of runs whose producers have all scores, and keys of ours that never expire."""
-    found = []
-    for key, item in world.redis.fake.dbs[0]._dict.items():
-        name = key.decode(errors="replace")
-        if item.expireat is not None and item.expireat < world.redis.time():
-            continue  # it has expired
-        if name.startswith("rankmill:run:") and not any(run in name for run in detached):
-            found.append(f"{name} is left")
-        elif name.startswith(("rankmill:", "rq:job:", "rq:execution:")) and item.expireat is None:
-            found.append(f"{name} does not expire")
-    return found[:5]
-
-
-def _crashes(world: World) -> list[str]:
-    found = []
-    for _, thread, error in world.crashes:
-        at = error.__traceback__
-        while at and at.tb_next:
-            at = at.tb_next
-        where = f"{at.tb_frame.f_code.co_filename.rpartition('/')[2]}:{at.tb_lineno}" if at else "?"
-        found.append(f"{thread} ended with {type(error).__name__}: {error} ({where})")
-    return found
-
-
-def _wrong(run: Submitted, found: Any, *, lost_data: bool) -> list[str]:
-    """What is wrong with a run's scores."""
-    if isinstance(found, RunExpired) and lost_data and run.kind == "detached":
-        return []  # it says so: its pairs were in the server alone
-    if isinstance(found, RankmillError):
-        return [f"{run.name} ended with {type(found).__name__}: {found}"]
-    if found is None:
-        return [f"{run.name} has no scores"]
-    if len(found) != len(run.pairs):
-        return [f"{run.name} has {len(found)} scores for {len(run.pairs)} rows"]
-    wrong = []
-    for row, (query, passage) in enumerate(run.pairs):
-        should_fail = query is None or passage is None or passage == POISON
-        if should_fail:
-            if row not in found.errors:
-                wrong.append(f"{run.name}: row {row} has no error")
-        elif row in found.errors:
-            wrong.append(f"{run.name}: row {row} failed: {found.errors[row]}")
-        elif not math.isclose(float(found[row]), score_of(query or "", passage or ""), abs_tol=1e-6):
-            wrong.append(f"{run.name}: row {row} has a score that is not its own")
-    return wrong[:3]
 
 
 def shrink(scenario: Scenario) -> Scenario:

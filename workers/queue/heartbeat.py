@@ -11,7 +11,7 @@ import redis
 from rq import worker_registration
 from rq.worker.base import BaseWorker
 
-from rankmill.jobs.protocol.leases import Renewals
+from rankmill.jobs.protocol.leases import Renewals, server_time
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.orders import ask_for_orders, forget_orders
 from rankmill.jobs.protocol.queues import use_queues, write_capacity
@@ -162,4 +162,5 @@ class WorkerHeartbeat:
                 if self._renewals.others_have_lapsed:
                     clean_queue(queue, self._handle_failure, self.lease_seconds)
                 else:
-                    rescue_unbegun(queue, self.lease_seconds)  # lost with a connection; no worker begins them
+                    # These were lost with a connection: no worker begins them.
+                    rescue_unbegun(queue, self.lease_seconds, server_time(worker.connection))

@@ -49,7 +49,7 @@ class ObjectLock:
         self._lock, self._output = lock, output
         self._owner = _owner(folder)
         self._beats = 0
-        self._periodic = Periodic("output-lock", self._renew, BEAT_SECONDS)
+        self._periodic = Periodic("output-lock", self._renew, BEAT_SECONDS, at_once=False)
         self._other: str | None = None
 
     def __enter__(self) -> ObjectLock:
