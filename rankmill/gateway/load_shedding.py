@@ -54,6 +54,8 @@ class LoadShedder:
         Requests in progress.
     backlog_seconds
         Time that the workers need for the requests that wait in the queue.
+    unready
+        Why requests for the gateway's model would wait, in a line; ``None`` if a worker has had it.
     """
 
     def __init__(self, settings: Settings, client: redis.Redis) -> None:
@@ -64,6 +66,8 @@ class LoadShedder:
         self._speed: float | None = None
         self._read = -math.inf
         self.backlog_seconds = 0.0
+        self.unready: str | None = "the workers have not been looked at yet"
+        self._was_loaded = False
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -89,8 +93,10 @@ class LoadShedder:
             self.requests -= 1
             metrics.in_progress.set(self.requests)
 
-    def note(self, pairs: int, jobs: int) -> None:
-        """Note how many pairs a request had, and in how many jobs."""
+    def note(self, pairs: int, jobs: int, model: str) -> None:
+        """Note a request that was scored: its pairs, in how many jobs, and its model as workers call it."""
+        if _without_version(model) == _without_version(self._settings.model):
+            self._was_loaded, self.unready = True, None
         self._pairs_per_job += 0.05 * (pairs / max(jobs, 1) - self._pairs_per_job)
 
     async def watch(self) -> None:
@@ -108,13 +114,28 @@ class LoadShedder:
             ids = self._redis.lrange(Queue.redis_queue_namespace_prefix + self._settings.queue, 0, _MOST_JOBS)
             if system.monotonic() - self._read > _SPEED_SECONDS:
                 names = listed_workers(self._redis, self._settings.queue)
-                self._speed = speed(list(worker_reports(self._redis, names).values()))
+                reports = list(worker_reports(self._redis, names).values())
+                self._speed, self.unready = speed(reports), self._why_unready(reports)
                 self._read = system.monotonic()
         parsed = [keys.parse_job_id(job.decode(errors="replace")) for job in ids]
         waiting_jobs = sum(1 for found in parsed if found and priority_of(found[0]) == "request")
         pairs = waiting_jobs * self._pairs_per_job
         self.backlog_seconds = pairs / self._speed if self._speed else 0.0
         metrics.backlog.set(self.backlog_seconds)
+
+    def _why_unready(self, reports: list[WorkerReport]) -> str | None:
+        """Once a worker has had the model, any that is there can load it again."""
+        settings = self._settings
+        if all(report.drained for report in reports):
+            return f"queue {settings.queue!r} has no worker"
+        wanted = _without_version(settings.model)
+        self._was_loaded |= any(wanted in map(_without_version, report.models) for report in reports)
+        return None if self._was_loaded else f"no worker has loaded {settings.model}"
+
+
+def _without_version(model: str) -> str:
+    """The name of a model; workers load versions of a name in a registry."""
+    return model.partition("@")[0]
 
 
 def speed(reports: list[WorkerReport]) -> float | None:

@@ -63,7 +63,7 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
     models = asked.models
     flags["gateway_open"] = asked.is_open or None
     if models:
-        flags |= {"model": models[0], "gateway_models": ",".join(models)}
+        flags |= {"model": models[0].rpartition("=")[2], "gateway_models": ",".join(models)}
     settings = load_settings(flags, config)
     set_up(settings.log_level, settings.log_format)
     _require_packages()
@@ -94,7 +94,9 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
         server = url
 
         def has_keys() -> bool:
-            return KeyStore(connect(server, settings.redis_wait_seconds)).any()
+            return (
+                bool(settings.gateway_api_key) or KeyStore(connect(server, settings.redis_wait_seconds)).any()
+            )
 
         hosts = [address[0] for address in (at, grpc_at) if address]
         needed = keys_needed(hosts, is_open=settings.gateway_open, has_keys=has_keys)

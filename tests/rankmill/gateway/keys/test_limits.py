@@ -60,7 +60,7 @@ def test_while_one_request_waits_the_next_is_told_to_come_back(narrow: Running) 
         wait_for(lambda: "in_progress 1.0" in narrow.get("/metrics").body.decode())
         refused = narrow.post("/rerank", BODY)
         assert (refused.status, refused.headers["retry-after"]) == (429, "1")
-        assert refused.json == {"error": "1 requests are in progress", "error_type": "overloaded"}
+        assert refused.json == {"error": "1 requests are in progress", "error_type": "Overloaded"}
         assert narrow.get("/health").status == 200
     wait_for(lambda: "in_progress 0.0" in narrow.get("/metrics").body.decode())
 
