@@ -28,7 +28,7 @@ from pydantic_core.core_schema import ValidationInfo
 
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.contract.prompts import read_template
-from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS
+from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS, Weight
 from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import (
     Activation,
@@ -186,6 +186,8 @@ class Settings(GatewaySettings, WorkerSettings):
     chunk_size: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_CHUNK_ROWS)]
     window: Count
     window_mib: int = Field(ge=1)
+    tenant: str = Field(max_length=200)
+    weight: Weight
     run_ttl: int = Field(ge=60)
     max_retries: int = Field(ge=0)
     workers: Count

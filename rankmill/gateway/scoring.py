@@ -17,7 +17,7 @@ from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.refusals import Refusal, refusal_of
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
 from rankmill.jobs.contract.errors import ConfigError, RunFailed
-from rankmill.jobs.contract.priority import Priority, choose_priority
+from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.async_client import AsyncClient, AsyncScoringRun
 
@@ -151,7 +151,10 @@ class Scoring:
         try:
             async with self.admission.admitted(key, served, len(pairs)):
                 priority = choose_priority(key.priority if key else None, len(pairs))
-                run = await self._submitted(pairs, priority=priority, model=served.model, **request.spec)
+                tenant = Tenant(key.name, key.weight) if key else None
+                run = await self._submitted(
+                    pairs, priority=priority, tenant=tenant, model=served.model, **request.spec
+                )
                 try:
                     shown = served.name if served.name != served.model else None
                     yield SubmittedRequest(run, priority, self.settings.gateway_request_seconds, shown)

@@ -54,7 +54,7 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
     order = run.order
     _check_order(run)
     _check_here(order, settings)
-    own = {"queue": order.queue, "chunk_size": order.chunk_size}
+    own = {name: getattr(order, name) for name in ("queue", "chunk_size", "tenant", "weight")}
     given = {**order.spec.model_dump(), **{name: value for name, value in own.items() if value is not None}}
     options = settings.model_copy(update=given)
 

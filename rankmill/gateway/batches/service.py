@@ -198,6 +198,8 @@ class Batches:
         self._folder.make(batch_id)
         self._store.add(batch)
         own: dict[str, Any] = {"queue": self._settings.queue, "chunk_size": self._settings.chunk_size}
+        if key:
+            own |= {"tenant": key.name, "weight": key.weight}
         self._runs.submit(FileOrder(request=request, spec=pinned, batch=order, **own), run_id)
         return self.view(batch)
 

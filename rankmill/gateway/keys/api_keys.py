@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError, InputError, WireError
 from rankmill.jobs.contract.priority import Priority
-from rankmill.jobs.contract.schema import FORMAT, Seconds, WireModel
+from rankmill.jobs.contract.schema import FORMAT, Seconds, Weight, WireModel
 from rankmill.jobs.runtime.passwords import API_KEY, API_KEY_PREFIX
 from rankmill.jobs.system import system
 
@@ -49,9 +49,11 @@ class ApiKey(WireModel):
         Whether it may load and unload models, and see everybody's batches.
     manage_models
         Whether it may change the registry: push models, set aliases, remove.
+    weight
+        Keys of one name are a tenant: how many times what others get he gets, while several wait.
     """
 
-    added: ClassVar[frozenset[str]] = frozenset({"manage_models"})
+    added: ClassVar[frozenset[str]] = frozenset({"manage_models", "weight"})
 
     id: str = Field(pattern=r"^[0-9a-f]{12}$")
     name: Name
@@ -64,6 +66,7 @@ class ApiKey(WireModel):
     priority: Priority | None = None
     admin: bool = False
     manage_models: bool = False
+    weight: Weight = 1.0
 
     def may_use(self, *names: str) -> bool:
         """Whether it may use a model, by one of its names: ``NAME``, ``NAME@VERSION`` or ``NAME@ALIAS``."""
@@ -180,5 +183,6 @@ def _digest(text: str) -> str:
 
 
 def _written(key: ApiKey) -> str:
-    unset = None if key.manage_models else {"manage_models"}  # the release before can read it then
+    unset = {name for name in key.added if getattr(key, name) == ApiKey.model_fields[name].default}
+    # without these the release before can read it
     return f'{{"format": {FORMAT}, {key.model_dump_json(exclude=unset)[1:]}'
