@@ -80,7 +80,7 @@ class Gateway:
         self.bodies = BodyMemory(settings.gateway_body_mib << 20)
         self.served = ServedModels(settings)
         self.load = LoadShedder(settings, self.redis)
-        self.scoring = Scoring(settings, redis_url, self.served, self.admission)
+        self.scoring = Scoring(settings, redis_url, self.served, self.admission, self.load)
         self.batches = Batches(settings, redis_url) if settings.gateway_files else None
         self.registry = RegistryStore(settings.registry) if settings.registry else None
         self.grpc: Stoppable | None = None
@@ -123,7 +123,6 @@ class Gateway:
         metrics.pairs.labels(note.dialect, note.key).inc(pairs)
         for stage, seconds in scores.stages().items():
             metrics.stages.labels(stage).observe(seconds)
-        self.load.note(pairs, scores.chunks, self.served.known(scores.model))
 
     async def sweep(self) -> None:
         """Once an hour, delete the bytes of files and batches that have expired."""

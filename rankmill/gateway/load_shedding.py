@@ -16,7 +16,7 @@ from rankmill.gateway import metrics
 from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RankmillError
-from rankmill.jobs.contract.priority import priority_of
+from rankmill.jobs.contract.priority import REQUEST_ROWS, Priority, group_in, priority_of
 from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport, listed_workers, worker_reports
 from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.jobs.runtime.settings import Settings
@@ -32,6 +32,9 @@ _MOST_JOBS = 4096
 """Waiting jobs of a queue that are looked at."""
 
 _MOST_RETRY = 60
+
+_TOKENS_PER_CHAR, _TOKENS_PER_PAIR = 0.25, 100.0
+"""Of English, until requests have been scored here."""
 
 _FORWARD = STAGES.index("forward")
 
@@ -64,6 +67,14 @@ class LoadShedder:
         self.requests = 0
         self._pairs_per_job = 1.0
         self._speed: float | None = None
+        """Tokens a second, of all workers."""
+        self._tokens_per_char = _TOKENS_PER_CHAR
+        self._tokens_per_pair = _TOKENS_PER_PAIR
+        self._taken = 0.0
+        """Tokens of the requests in progress here, as far as their characters tell."""
+        self._pairs_taken = 0
+        self._tenants: set[str] = set()
+        """Whose bulk work waits in the queue, by the groups in ids."""
         self._read = -math.inf
         self.backlog_seconds = 0.0
         self.unready: str | None = "the workers have not been looked at yet"
@@ -93,8 +104,46 @@ class LoadShedder:
             self.requests -= 1
             metrics.in_progress.set(self.requests)
 
-    def note(self, pairs: int, jobs: int, model: str) -> None:
-        """Note a request that was scored: its pairs, in how many jobs, and its model as workers call it."""
+    @contextmanager
+    def work(self, chars: int, pairs: int, priority: Priority, tenant: str) -> Iterator[None]:
+        """Count a request of a tenant while it is scored: the characters of its pairs, and their number.
+
+        Raises
+        ------
+        Refusal
+            ``overloaded``: the workers would need too long for it and for what has been taken.
+        """
+        tokens = self._tokens_per_char * chars
+        parts = 1 + (len(self._tenants - {tenant}) if priority == "bulk" else 0)
+        self._check(tokens * parts, pairs)
+        self._taken += tokens
+        self._pairs_taken += pairs
+        try:
+            yield
+        finally:
+            self._taken -= tokens
+            self._pairs_taken -= pairs
+
+    def _check(self, tokens: float, pairs: int) -> None:
+        """Let in what the workers have time for, and whatever nothing waits before.
+
+        Before it is known how fast they are, nothing waits but for what is no risk.
+        """
+        if self._speed is None:
+            if self._pairs_taken and self._pairs_taken + pairs > REQUEST_ROWS:
+                raise Refusal("overloaded", "it is not known yet how fast the workers are", retry_after=1)
+            return
+        taken = max(self._taken / self._speed, self.backlog_seconds)
+        late = taken + tokens / self._speed - self._settings.gateway_backlog_seconds
+        if taken and late > 0:
+            reason = f"the workers need {taken:,.0f} s for the requests that wait already"
+            raise Refusal("overloaded", reason, retry_after=min(math.ceil(late), _MOST_RETRY))
+
+    def note(self, chars: int, pairs: int, tokens: int, jobs: int, model: str) -> None:
+        """Note a request that was scored, in how many jobs, and its model as workers call it."""
+        if tokens and chars:
+            self._tokens_per_char += 0.05 * (tokens / chars - self._tokens_per_char)
+            self._tokens_per_pair += 0.05 * (tokens / pairs - self._tokens_per_pair)
         if _without_version(model) == _without_version(self._settings.model):
             self._was_loaded, self.unready = True, None
         self._pairs_per_job += 0.05 * (pairs / max(jobs, 1) - self._pairs_per_job)
@@ -118,9 +167,11 @@ class LoadShedder:
                 self._speed, self.unready = speed(reports), self._why_unready(reports)
                 self._read = system.monotonic()
         parsed = [keys.parse_job_id(job.decode(errors="replace")) for job in ids]
-        waiting_jobs = sum(1 for found in parsed if found and priority_of(found[0]) == "request")
-        pairs = waiting_jobs * self._pairs_per_job
-        self.backlog_seconds = pairs / self._speed if self._speed else 0.0
+        runs = [found[0] for found in parsed if found]
+        waiting_jobs = sum(1 for run in runs if priority_of(run) == "request")
+        self._tenants = {group_in(run) for run in runs if priority_of(run) == "bulk"}
+        tokens = waiting_jobs * self._pairs_per_job * self._tokens_per_pair
+        self.backlog_seconds = tokens / self._speed if self._speed else 0.0
         metrics.backlog.set(self.backlog_seconds)
 
     def _why_unready(self, reports: list[WorkerReport]) -> str | None:
@@ -139,11 +190,11 @@ def _without_version(model: str) -> str:
 
 
 def speed(reports: list[WorkerReport]) -> float | None:
-    """Pairs a second of all workers together; one that has scored none counts as fast as the others."""
+    """Tokens a second of all workers together; one that has scored none counts as fast as the others."""
     known = [
-        report.pairs / report.stage_seconds[_FORWARD]
+        report.tokens / report.stage_seconds[_FORWARD]
         for report in reports
-        if report.pairs and report.stage_seconds[_FORWARD] > 0
+        if report.tokens and report.stage_seconds[_FORWARD] > 0
     ]
     able = sum(1 for report in reports if not report.drained)
     return able * sum(known) / len(known) if known and able else None

@@ -14,10 +14,11 @@ import numpy as np
 from rankmill.gateway import metrics
 from rankmill.gateway.keys.admission import Admission
 from rankmill.gateway.keys.api_keys import ApiKey
+from rankmill.gateway.load_shedding import LoadShedder
 from rankmill.gateway.refusals import Refusal, refusal_of
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
 from rankmill.jobs.contract.errors import ConfigError, RunFailed
-from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority
+from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority, group_of
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.async_client import AsyncClient, AsyncScoringRun
 
@@ -110,8 +111,8 @@ class Scoring:
     ----------
     settings, redis_url
         The server, the queue, and what every request asks for unless it says otherwise.
-    served, admission
-        The models; what lets requests in, and holds callers to the limits of their keys.
+    served, admission, load
+        The models; what holds callers to the limits of their keys, and requests to what workers can do.
 
     Raises
     ------
@@ -120,7 +121,12 @@ class Scoring:
     """
 
     def __init__(
-        self, settings: Settings, redis_url: str, served: ServedModels, admission: Admission
+        self,
+        settings: Settings,
+        redis_url: str,
+        served: ServedModels,
+        admission: Admission,
+        load: LoadShedder,
     ) -> None:
         if settings.all_labels:
             raise ConfigError(
@@ -129,6 +135,7 @@ class Scoring:
         self.settings = settings
         self.served = served
         self.admission = admission
+        self.load = load
         self.client = AsyncClient(redis_url, no_workers_seconds=_NO_WORKERS_SECONDS, settings=settings)
 
     async def score(self, request: ScoreRequest, key: ApiKey | None) -> RequestScores:
@@ -147,20 +154,23 @@ class Scoring:
         """Admit a request and submit its pairs; raises as `score`, also from the ``with`` block."""
         served = self.served.resolve(request.model)
         pairs = request.pairs()
-        self._check(pairs)
+        chars = self._check(pairs)
+        own = self.settings.tenant, self.settings.weight
+        tenant = Tenant(key.name, key.weight) if key else Tenant(*own)
+        priority = choose_priority(key.priority if key else None, len(pairs))
         try:
-            async with self.admission.admitted(key, served, len(pairs)):
-                priority = choose_priority(key.priority if key else None, len(pairs))
-                tenant = Tenant(key.name, key.weight) if key else None
-                run = await self._submitted(
-                    pairs, priority=priority, tenant=tenant, model=served.model, **request.spec
-                )
-                try:
-                    shown = served.name if served.name != served.model else None
-                    yield SubmittedRequest(run, priority, self.settings.gateway_request_seconds, shown)
-                except BaseException:
-                    await run.cancel()
-                    raise
+            with self.load.work(chars, len(pairs), priority, group_of(tenant.name)):
+                async with self.admission.admitted(key, served, len(pairs)):
+                    run = await self._submitted(
+                        pairs, priority=priority, tenant=tenant, model=served.model, **request.spec
+                    )
+                    try:
+                        shown = served.name if served.name != served.model else None
+                        yield SubmittedRequest(run, priority, self.settings.gateway_request_seconds, shown)
+                    except BaseException:
+                        await run.cancel()
+                        raise
+            self.load.note(chars, len(pairs), run.stats.tokens, run.stats.chunks, served.model)
         except RunFailed as error:
             if _OF_THE_CALLER.isdisjoint(request.spec):
                 raise refusal_of(error) from None
@@ -180,7 +190,8 @@ class Scoring:
                 f"the server took nothing for {seconds:g} s, and the gateway's log says why; ask again later",
             ) from None
 
-    def _check(self, pairs: Sequence[tuple[str, str]]) -> None:
+    def _check(self, pairs: Sequence[tuple[str, str]]) -> int:
+        """The characters of a request's pairs; raises `Refusal` if it has none, or too many."""
         most = self.settings.gateway_pairs
         if not pairs:
             raise Refusal("empty", "there is nothing to score: the list of texts is empty")
@@ -193,6 +204,7 @@ class Scoring:
                 f"the pairs have {length:,} characters, the query counted once for each text, and {limit:,} "
                 "are allowed: send fewer texts at a time, or a shorter query",
             )
+        return length
 
 
 @dataclass(frozen=True)
