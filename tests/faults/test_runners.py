@@ -223,6 +223,27 @@ def test_killed_between_the_output_and_the_end_it_is_done(
     assert done.outcome.rows == 50
 
 
+def test_a_run_whose_end_the_server_has_lost_is_done(
+    client: Client, queue: Server, runners: StartRunner, source: Path, output: Path
+) -> None:
+    server: Any = queue.client
+    run = client.submit_file(str(source), str(output), limit=50)
+    earlier = {key: server.dump(key) for key in server.scan_iter(f"*{run.id}*")}
+    runner = runners(queue)
+    done = run.wait(60)
+    made = output.stat()
+    for key, value in earlier.items():  # as on a replica that lagged
+        server.restore(key, 600_000, value, replace=True)
+    server.rpush("rq:queue:rankmill-files", run.id)
+    assert run.status().state == "waiting"
+    again = run.wait(60)
+    assert runner.poll() is None
+    assert again.outcome == done.outcome
+    assert again.outcome
+    assert again.outcome.rows == 50
+    assert (output.stat().st_ino, output.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
+
+
 def test_cancelled_while_it_waits_and_while_it_runs(
     client: Client, queue: Server, runners: StartRunner, source: Path, output: Path
 ) -> None:
