@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import pyarrow as pa
+import redis
 
 from rankmill.jobs.contract.errors import ConfigError, InputError, RankmillError, StillWaiting
 from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority
@@ -26,6 +27,7 @@ from rankmill.jobs.contract.spec import ScoreSpec, SpecOptions
 from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
 from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.connection import connect
+from rankmill.jobs.runtime.durability import Durability, read_durability, warn_of_risks
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors
 from rankmill.jobs.runtime.settings import Settings, load_settings
@@ -105,6 +107,8 @@ class Client:
             raise ConfigError("no Redis server is named: give redis_url or set REDIS_URL")
         if "," in self.settings.queue:
             raise ConfigError(f"queue: {self.settings.queue!r:.80} are several; a run goes to one queue")
+        self.url = url
+        self.durability: Durability | None = None
         self.store = self._connect(url)
         self._resolver = self._resolver_class(self.settings.registry)
         self._shadows = system.Semaphore(_SHADOWS)
@@ -149,7 +153,19 @@ class Client:
         self._ends.close()
 
     def _connect(self, url: str) -> RunStore:
-        return RunStore(connect(url, self.settings.redis_wait_seconds))
+        client = connect(url, self.settings.redis_wait_seconds)
+        self.note_durability(client)
+        return RunStore(client)
+
+    def note_durability(self, client: redis.Redis) -> None:
+        """Look how the server keeps data, and warn of what concerns all runs."""
+        self.durability = read_durability(client)
+        warn_of_risks(self.durability, self.url, "every run")
+
+    def _warn_of_losses(self) -> None:
+        """Warn of what concerns a run that only the server has; an embedded one ends with this process."""
+        if self._cluster is None:
+            warn_of_risks(self.durability, self.url, "only in Redis")
 
     def start(
         self,
@@ -352,6 +368,7 @@ class Client:
         """
         if not detached:
             return self._start(pairs, columns, priority=priority, **spec)
+        self._warn_of_losses()
         settings = self.settings
         run = self._new_run(_rows(pairs), priority, **spec)
         size = _DETACHED_ROWS if settings.chunk_size == "auto" else settings.chunk_size
@@ -413,6 +430,7 @@ class Client:
         self, request: FileRequest, *, webhook: str | None = None, **spec: Any
     ) -> SubmittedFile:
         """`submit_file`, for a request that is made already."""
+        self._warn_of_losses()
         return submit_file(
             self.files, request, self._resolver.pinned(run_spec(self.settings, spec)), self.settings, webhook
         )
