@@ -21,6 +21,14 @@ RUN pip install --no-cache-dir --no-deps . \
     && useradd --create-home --uid 1000 rankmill \
     && install -d -o rankmill -g rankmill /home/rankmill/.cache /home/rankmill/data
 
+# The list of its Python packages, in CycloneDX; Debian's are in /var/lib/dpkg. What makes it does not stay.
+RUN python -m venv /tmp/sbom \
+    && /tmp/sbom/bin/pip install --no-cache-dir --constraint constraints.txt cyclonedx-bom \
+    && install -d /usr/share/sbom \
+    && /tmp/sbom/bin/cyclonedx-py environment --output-reproducible --output-file /usr/share/sbom/rankmill.cdx.json \
+        "$(command -v python)" \
+    && rm -r /tmp/sbom
+
 # RQ connects as rankmill's own commands do.
 ENV RQ_CONNECTION_CLASS=rankmill.Connection
 USER rankmill
