@@ -42,6 +42,7 @@ VALUES: dict[str, dict[str, Any]] = {
     "gateway, keys, runners": {
         "gateway": {
             "replicas": 3,
+            "variant": "cpu",
             "settings": {"gateway_open_metrics": True, "gateway_models": ["a", "b"], "gateway_pairs": 10**6},
             "ingress": {"host": "scores.example.org", "className": "nginx", "tlsSecret": "tls"},
         },
@@ -153,6 +154,20 @@ def test_a_server_of_one_s_own_is_reached_as_its_url_says() -> None:
         assert volume["secret"] == {"secretName": "redis-tls"}
     for pod in pods(rendered(**VALUES["the server's address in the Secret"])).values():
         assert variables(pod)["REDIS_URL"] == {"secretKeyRef": {"name": "theirs", "key": "redis_url"}}
+
+
+def test_images_come_from_the_registry_in_their_release_and_variant() -> None:
+    started = pods(rendered(**VALUES["gateway, keys, runners"]))
+    images = {part: pod["containers"][0]["image"] for part, pod in started.items() if part != "valkey"}
+    variants = {
+        "gateway": "cpu",
+        "worker-cpu": "cpu",
+        "worker-gpu": "cuda",
+        "exporter": "base",
+        "runner": "base",
+    }
+    assert images == {part: f"registry.example/rankmill:1.2-{variant}" for part, variant in variants.items()}
+    assert all(pod["imagePullSecrets"] == [{"name": "registry"}] for pod in started.values())
 
 
 def test_the_secret_gives_keys_to_those_who_need_them() -> None:
