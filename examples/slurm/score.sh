@@ -30,7 +30,10 @@ maxmemory-policy noeviction
 requirepass $password
 END
 server=$!
-until (: <"/dev/tcp/$(hostname)/$port") 2>/dev/null; do kill -0 $server && sleep 0.2; done
+until (: <"/dev/tcp/$(hostname)/$port") 2>/dev/null; do
+    kill -0 $server || exit 1
+    sleep 0.2
+done
 
 srun --ntasks="$SLURM_NNODES" --ntasks-per-node=1 --kill-on-bad-exit=0 --no-kill score-workers &
 workers=$!
@@ -54,5 +57,5 @@ kill -TERM $workers 2>/dev/null || true
 wait $workers || true
 kill -TERM $server 2>/dev/null || true
 wait $server || true
-[ "$ended" != requeue ] || scontrol requeue "$SLURM_JOB_ID"
+if [ "$ended" = requeue ] && [ $code -ge 128 ]; then scontrol requeue "$SLURM_JOB_ID"; fi # else it was done
 exit $code
