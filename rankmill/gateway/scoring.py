@@ -161,12 +161,15 @@ class Scoring:
         try:
             with self.load.work(chars, len(pairs), priority, group_of(tenant.name)):
                 async with self.admission.admitted(key, served, len(pairs)):
+                    began = time.perf_counter()
                     run = await self._submitted(
                         pairs, priority=priority, tenant=tenant, model=served.model, **request.spec
                     )
                     try:
                         shown = served.name if served.name != served.model else None
-                        yield SubmittedRequest(run, priority, self.settings.gateway_request_seconds, shown)
+                        yield SubmittedRequest(
+                            run, priority, self.settings.gateway_request_seconds, shown, began
+                        )
                     except BaseException:
                         await run.cancel()
                         raise
@@ -227,15 +230,22 @@ class SubmittedRequest:
         Most time for its scores.
     name
         What the answer calls the model; ``None``: as the run does, with the version that scored.
+    began
+        When it was submitted, by `time.perf_counter`; ``None``: now.
     """
 
     def __init__(
-        self, run: AsyncScoringRun, priority: Priority, seconds: float, name: str | None = None
+        self,
+        run: AsyncScoringRun,
+        priority: Priority,
+        seconds: float,
+        name: str | None = None,
+        began: float | None = None,
     ) -> None:
         self._run, self._name = run, name
         self._priority = priority
         self._seconds = seconds
-        self._began = time.perf_counter()
+        self._began = time.perf_counter() if began is None else began
 
     async def chunks(self) -> AsyncIterator[RowScores]:
         """The scores of each chunk, in order, as soon as they are there.

@@ -123,9 +123,9 @@ def report(**counts: float) -> WorkerReport:
 def test_a_workers_speed_stands_for_those_that_have_scored_nothing() -> None:
     assert speed([]) is None
     assert speed([report()]) is None
-    assert speed([report(tokens=100, forward=2.0)]) == 50
-    assert speed([report(tokens=100, forward=2.0), report()]) == 100
-    assert speed([report(tokens=100, forward=2.0), report(drained=True)]) == 50
+    assert speed([report(tokens=10_000, forward=2.0)]) == 5000
+    assert speed([report(tokens=10_000, forward=2.0), report(tokens=9_000, forward=9.0)]) == 10_000
+    assert speed([report(tokens=10_000, forward=2.0), report(drained=True)]) == 5000
 
 
 def test_requests_are_refused_while_too_many_seconds_of_requests_wait(server: Server) -> None:
