@@ -30,6 +30,7 @@ class Costing:
     """The time (s), which only batches spend."""
     name, device, precision, depth, bytes = "costing", "cpu", "fp32", 2, 0
     shares_prefixes = False
+    packs = False
 
     def __init__(self, batch: float, square: float, memory: int = 10**9) -> None:
         self.batch, self.square, self.memory = batch, square, memory
