@@ -286,7 +286,7 @@ def test_an_engine_that_packs_computes_no_padding(tmp_path: Path) -> None:
     passages = ["a b " * (row % 9 + 1) for row in range(30)]
     with_padding = Engine(model, 100, length_aware=False).score(queries, passages)
     assert with_padding.padded_tokens > with_padding.tokens
-    assert backend._network.prepare_packing()
+    assert backend.network.prepare_packing()
     backend.packs = True
     without = Engine(model, 100, length_aware=False).score(queries, passages)
     np.testing.assert_allclose(without.scores, with_padding.scores, atol=1e-5)
