@@ -20,6 +20,7 @@ from benchmarks.engine.stages import forward
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import Logits
 from rankmill.workers.backends.torch.backend import DTYPES, TorchBackend
+from rankmill.workers.backends.torch.ways import kernel_lacks
 from rankmill.workers.batches.planner import plan_batches
 from rankmill.workers.batches.tokens import pad
 from rankmill.workers.engine.engine import Engine, Work
@@ -90,11 +91,12 @@ def ways(engine: Engine) -> Iterator[str]:
     backend = engine.model.backend
     assert isinstance(backend, TorchBackend)
     packs, graphs = backend.packs, backend.graphs
+    may = backend.device == "cpu" or kernel_lacks(backend.device, DTYPES[backend.precision]) is None
+    there = ["packed", *(["graphs"] if graphs else [])] if may and backend.network.prepare_packing() else []
     try:
-        for way in ("padded", "packed", "graphs"):
-            if way == "padded" or (backend.network.prepare_packing() and (way == "packed" or graphs)):
-                backend.packs, backend.graphs = way != "padded", graphs if way == "graphs" else None
-                yield way
+        for way in ("padded", *there):
+            backend.packs, backend.graphs = way != "padded", graphs if way == "graphs" else None
+            yield way
     finally:
         backend.packs, backend.graphs = packs, graphs
 

@@ -27,10 +27,10 @@ _SHORT = (5, 1, 23, 9)
 """Tokens of the rows that show whether a network may be packed."""
 
 _LIKE = 96
-_TOKENS = 16_384
+_TOKENS = 8_192
 """Rows of up to 96 tokens, in a batch of so many: as batches are, which are sorted by length."""
 
-_ROUNDS = 5
+_ROUNDS = 3
 
 logger = logging.getLogger(__name__)
 
