@@ -236,7 +236,9 @@ class Replayed:
 def test_graphs_are_used_when_shapes_come_again_and_give_the_same(
     networks: dict[str, Network], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rankmill.workers.backends.torch.graphs._GAIN", 0.0)  # here they are no faster
+    graphs_module = "rankmill.workers.backends.torch.graphs"
+    monkeypatch.setattr(f"{graphs_module}._GAIN", 0.0)  # here they are no faster
+    monkeypatch.setattr(f"{graphs_module}._LONG", 1e9)
     network = networks["bert"]
     graphs = Graphs(network.packed, torch.from_numpy, Replayed, wait=lambda: None)
     used = 0
@@ -250,16 +252,19 @@ def test_graphs_are_used_when_shapes_come_again_and_give_the_same(
     assert graphs.kept
     found = graphs.begin(network.pack(rows_of(network, [60])))
     assert found is None  # a shape that has not come before
-    monkeypatch.setattr("rankmill.workers.backends.torch.graphs._GAIN", 1e9)
-    slow = Graphs(network.packed, torch.from_numpy, Replayed, wait=lambda: None)
     rows = network.pack(rows_of(network, [20, 30]))
-    assert all(slow.begin(rows) is None for _ in range(20))
+    for name, value in (("_GAIN", 1e9), ("_LONG", 0.0)):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"{graphs_module}.{name}", value)
+            others = Graphs(network.packed, torch.from_numpy, Replayed, wait=lambda: None)
+            assert all(others.begin(rows) is None for _ in range(20))
 
 
 @torch.inference_mode()
 def test_a_graph_that_is_wrong_or_fails_is_not_used(
-    networks: dict[str, Network], caplog: pytest.LogCaptureFixture
+    networks: dict[str, Network], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("rankmill.workers.backends.torch.graphs._LONG", 1e9)
     network = networks["bert"]
     rows = network.pack(rows_of(network, [20, 30]))
 

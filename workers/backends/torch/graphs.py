@@ -32,6 +32,9 @@ _STEPS = 8
 
 _LEAST_LONGEST = 32
 
+_LONG = 0.02
+"""Forwards of so many seconds hide their launches, and to record them would keep others waiting."""
+
 _GAIN = 1.02
 """A graph must be so many times as fast as its forward."""
 
@@ -133,8 +136,10 @@ class Graphs:
         """A graph of this shape, if it is right and faster; `rows` are an example."""
         exact = self._put(rows.filled(rows.shape))
         try:
-            graph = self._record(self._forward, shape, self._put(rows.filled(shape)))
             eager, expected = self._timed(lambda: self._forward(rows.shape.taken_apart(exact)))
+            if eager > _LONG:
+                return None
+            graph = self._record(self._forward, shape, self._put(rows.filled(shape)))
             graphed, found = self._timed(graph.replay)
         except RuntimeError as error:  # memory is short, or the model asks the device for something
             self._wait()  # raises if the device is lost
