@@ -90,6 +90,7 @@ class Device:
     depth: int = 1
     bytes: int = 1
     shares_prefixes: bool = False
+    packs: bool = False
 
     def submit(self, batch: Batch) -> Pending:
         return Pending(batch, self.row_seconds * len(batch.ids))
