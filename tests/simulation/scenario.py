@@ -9,12 +9,14 @@ from typing import Any
 
 import rankmill.workers.worker as worker_module
 from rankmill.jobs.contract.errors import RankmillError
+from rankmill.jobs.system import system
 from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.client.sync_client import Client
 from tests.simulation import checker
-from tests.simulation.cluster import POISON, Cluster, Pair, Submitted
+from tests.simulation.cluster import MODEL, NO_MODEL, POISON, Cluster, Pair, Submitted, first_token
 from tests.simulation.faults import KINDS, Fault
-from tests.simulation.server import Server
+from tests.simulation.history import LEASE, History
+from tests.simulation.server import Server, words
 from tests.simulation.world import Deadlock, TooLong, World, living_in
 from tests.simulation.world import world as current_world
 
@@ -32,6 +34,9 @@ class Scenario:
     runs: tuple[Submitted, ...]
     faults: tuple[Fault, ...]
     chunk_size: int
+    lame: tuple[float, ...] = ()
+    """For how many seconds each worker can load no model; those that are not named can."""
+    settings: tuple[tuple[str, Any], ...] = ()
 
     @classmethod
     def drawn(cls, seed: int) -> Scenario:
@@ -46,9 +51,12 @@ class Scenario:
             for kind in kinds
             for _ in range(dice.randint(1, 2))
         )
+        settings = {"window": dice.choice(["auto", "auto", 8]), "claim_ahead": dice.choice(["auto", 64])}
+        lame = dice.choice([0.0, 0.0, 0.0, 20.0])
         return cls(
-            seed, workers, clocks, runs, tuple(sorted(faults, key=lambda each: each.at)), dice.choice([4, 16])
-        )
+            seed, workers, clocks, runs, tuple(sorted(faults, key=lambda each: each.at)), dice.choice([4, 16]),
+            lame=(lame,) if lame and len(workers) > 1 and not faults else (), settings=tuple(settings.items()),
+        )  # fmt: skip
 
     def __str__(self) -> str:
         """The scenario in a few lines."""
@@ -73,7 +81,12 @@ def _run(dice: random.Random, number: int) -> Submitted:
     for _ in range(dice.choice([0, 0, 0, 1])):
         pairs[dice.randrange(len(pairs))] = (f"query {number}", POISON)
     return Submitted(
-        f"run-{number}", tuple(pairs), dice.uniform(0.0, 10.0), dice.choice(["live", "detached"])
+        f"run-{number}",
+        tuple(pairs),
+        dice.uniform(0.0, 10.0),
+        dice.choice(["live", "live", "live", "detached", "detached", "detached", "cancelled"]),
+        dice.choice([None, None, "bulk"]),
+        dice.choice([MODEL] * 19 + [NO_MODEL]),
     )
 
 
@@ -86,6 +99,7 @@ class Outcome:
     seconds: float = 0.0
     events: int = 0
     commands: int = 0
+    worst: dict[str, float] = field(default_factory=dict)
 
 
 def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) -> Outcome:
@@ -100,9 +114,12 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
             world.redis.remembers = any(fault.kind == "roll_back" for fault in scenario.faults)
             world.patch(worker_module, "set_up", lambda *_, **__: None)
             world.patch(worker_module, "require_worker_packages", lambda: None)
-            cluster = Cluster(world, chunk_size=scenario.chunk_size)
-            for speed, clock in zip(scenario.workers, scenario.clocks, strict=True):
-                cluster.keep(row_seconds=speed, clock=clock)
+            cluster = Cluster(world, chunk_size=scenario.chunk_size, **dict(scenario.settings))
+            _promise(world.history, scenario)
+            lame = (*scenario.lame, *(0.0 for _ in scenario.workers[len(scenario.lame) :]))
+            for speed, clock, seconds_lame in zip(scenario.workers, scenario.clocks, lame, strict=True):
+                cluster.keep(row_seconds=speed, clock=clock, lame=seconds_lame)
+            world.process("checker", lambda: _look(world))
             lost = any(fault.kind in {"flush", "roll_back"} for fault in scenario.faults)
             detached: list[str] = []
             producers = [cluster.producer(run.name, _submit(run, results, detached)) for run in scenario.runs]
@@ -118,6 +135,8 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
                     outcome.problems += checker.left(world, set(detached))
             except (Deadlock, TooLong) as error:
                 outcome.problems.append(f"{type(error).__name__}: {error}")
+            outcome.problems += world.history.found
+            outcome.worst = dict(world.history.worst)
             outcome.problems += checker.crashes(world)
             outcome.problems += [
                 why
@@ -126,37 +145,84 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
             ]
             outcome.seconds, outcome.events = world.now, world.events
             outcome.commands = world.redis.commands
-            outcome.trace = list(world.trace)
+            outcome.trace = [told(*event) for event in world.trace]
     finally:
         logging.disable(logging.NOTSET)
     return outcome
 
 
+def told(when: float, who: str, what: Any) -> str:
+    """An event of the trace as a line."""
+    return f"{when:10.4f} {who:24} {what if isinstance(what, str) else words(what)}"
+
+
 def _happens(cluster: Cluster, fault: Fault) -> Any:
     def happens() -> None:
         cluster.world.tell(f"FAULT {fault}")
+        cluster.world.history.disturb(max(fault.amount, 10.0) + LEASE)
         KINDS[fault.kind](cluster, fault)
 
     return happens
 
 
+def _promise(history: History, scenario: Scenario) -> None:
+    """What of the scenario the history must know to judge."""
+    settings = dict(scenario.settings)
+    ahead = settings.get("claim_ahead", "auto")
+    history.claim_ahead_jobs = (1024 if ahead == "auto" else ahead) // scenario.chunk_size
+    window = settings.get("window", "auto")
+    history.window = None if window == "auto" else window
+    history.fair = not any(scenario.lame) and all(run.model == MODEL for run in scenario.runs)
+    for run in scenario.runs:
+        if run.kind == "cancelled":
+            history.owners |= {
+                first_token(query or "", passage or ""): run.name for query, passage in run.pairs
+            }
+
+
+def _look(world: World) -> None:
+    while True:
+        world.sleep(1.0)
+        world.history.look()
+
+
 def _submit(run: Submitted, results: dict[str, Any], detached: list[str]) -> Any:
+    options: dict[str, Any] = {"priority": run.priority, "model": run.model}
+
     def main(client: Client) -> None:
-        current_world().sleep(run.at)
+        world = current_world()
+        world.sleep(run.at)
+        world.history.open.add(run.name)
         try:
             if run.kind == "live":
-                results[run.name] = client.score(list(run.pairs))
+                results[run.name] = client.score(list(run.pairs), **options)
+            elif run.kind == "cancelled":
+                handle = client.submit(list(run.pairs), **options)
+                cancels = system.Thread(target=_cancel, args=(client, handle.id, run.name), name="cancels")
+                cancels.start()
+                results[run.name] = handle.scores()
+                cancels.join()
             else:
-                handle = client.submit(list(run.pairs), detached=True)
+                handle = client.submit(list(run.pairs), detached=True, **options)
                 detached.append(handle.id)
-                current_world().sleep(1.0)
+                world.sleep(1.0)
                 attached = client.attach(handle.id)
                 assert isinstance(attached, ScoringRun)
                 results[run.name] = attached.scores()
         except RankmillError as error:
             results[run.name] = error
+        world.history.open.discard(run.name)
 
     return main
+
+
+def _cancel(client: Client, run_id: str, name: str) -> None:
+    """Cancel a run from outside, as ``rankmill cancel`` does."""
+    world = current_world()
+    world.sleep(2.0)
+    if run := client.store.load(run_id):
+        client.store.cancel(run)
+        world.history.cancelled[name] = world.now
 
 
 def shrink(scenario: Scenario) -> Scenario:
