@@ -19,16 +19,25 @@ from tests.simulation.scenario import Outcome, Scenario, play, shrink
 @click.option("--found", is_flag=True, help="Play the failures that were found, instead of seeds.")
 @click.option("--keep-going", is_flag=True, help="Do not stop at the first failure.")
 @click.option("--whole", is_flag=True, help="Do not make a failure smaller.")
+@click.option("--needs", multiple=True, metavar="FEATURE", help="Only seeds with this; repeatable.")
 @click.option(
     "--tail", default=100, show_default=True, metavar="N", help="Last events of a failure to print."
 )
 def main(
-    first: int, seeds: int, seconds: float, found: bool, keep_going: bool, whole: bool, tail: int
+    first: int,
+    seeds: int,
+    seconds: float,
+    found: bool,
+    keep_going: bool,
+    whole: bool,
+    needs: tuple[str, ...],
+    tail: int,
 ) -> None:
     """Simulate clusters, one for each seed."""
-    began, outcomes, failed = time.perf_counter(), list[Outcome](), 0
-    for scenario in FOUND if found else map(Scenario.drawn, range(first, first + seeds)):
-        if time.perf_counter() - began > seconds:
+    began_cpu, began, outcomes, failed = time.process_time(), time.perf_counter(), list[Outcome](), 0
+    drawn = (each for each in map(Scenario.drawn, range(first, first + seeds)) if each.has(*needs))
+    for scenario in FOUND if found else drawn:
+        if time.process_time() - began_cpu > seconds:
             break
         outcomes.append(outcome := play(scenario))
         if outcome.problems:

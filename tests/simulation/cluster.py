@@ -45,6 +45,11 @@ class Submitted:
     priority: Priority | None = None
     model: str = MODEL
 
+    @property
+    def kills(self) -> bool:
+        """Whether one of its rows ends the worker that scores it."""
+        return any(passage == POISON for _, passage in self.pairs)
+
 
 def score_of(query: str, passage: str) -> float:
     """The score of a pair, as a float32 has it."""
@@ -134,6 +139,9 @@ class Worker(ScoringWorker):
         world().sleep(0.5)
         if spec.model == NO_MODEL or world().now < self.lame_until:
             raise SpecError("there is no such directory on this host") from OSError()
+        if world().stumbles:
+            world().stumbles -= 1
+            raise RuntimeError("an error that nobody has foreseen")
         return SimulatedLoaded(None, Device(self.row_seconds), None)  # type: ignore[arg-type]
 
     def _report(self) -> WorkerReport:

@@ -1,7 +1,7 @@
 """What happens to jobs and runs in a world, as the server's commands say it, and what of it breaks a promise.
 
 The server tells of each command that it has carried out, those of scripts and transactions among them; a
-device tells of its forwards. Once a virtual second `History.look` finds out what should have happened by then.
+device tells of its forwards. Once a virtual second `History.look` finds out what should have happened.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ BEAT, LEASE = 5.0, 15.0
 """Seconds: `heartbeat_seconds` and `lease_seconds`, which all promises are made of."""
 
 TAKEN_OVER = LEASE + 2 * BEAT + 2
-"""A dead worker's chunk is taken from it so soon: its lease ends, the lock of a cleaner that died as well ends,
-and a heartbeat of another worker comes."""
+"""A dead worker's chunk is taken from it so soon: its lease ends, the lock of a cleaner that died as well
+ends, and a heartbeat of another worker comes."""
 
 RESCUED = 2 * LEASE + 2 * BEAT
 """A job that has left the queue and reached no worker is put back so soon: a cleaning sees it, and one that
@@ -32,10 +32,16 @@ PROGRESS = 60
 chunk is sent again, and a pause between attempts ends."""
 
 IDLE = 40
-"""A worker takes a job that waits within so long, if it has nothing else to do."""
+"""A worker scores something at least so often while jobs wait."""
 
 CANCELLED = BEAT + 2
 """No forward with rows of a cancelled run begins later than that."""
+
+SPLIT = 5
+"""A chunk that kills its workers is sent again in two halves so soon."""
+
+HEARD = 0.5
+"""A worker that has room for requests takes one so soon, whatever else it does."""
 
 ENDED = 15
 """A worker that got SIGTERM ends so soon after its forward."""
@@ -55,6 +61,7 @@ class Job:
     holder: Process | None = None
     attempts: int = 0
     late: float = 0.0
+    since: float = 0.0
 
 
 @dataclass
@@ -80,8 +87,8 @@ class History:
         Name of the queue.
     max_retries, claim_ahead_jobs, window
         What the cluster's settings promise; no `window` in chunks if it follows the workers.
-    fair
-        Whether no worker refuses anything, so that all should be served alike.
+    fair, calm
+        Whether no worker refuses anything, so that all should be served alike; whether nothing goes wrong.
     """
 
     def __init__(self, world: World) -> None:
@@ -94,6 +101,7 @@ class History:
         self.claim_ahead_jobs = 64
         self.window: int | None = None
         self.fair = True
+        self.calm = False
         self.lost = False
         """Whether the server has lost data, and with them the count of attempts."""
         self.jobs: defaultdict[str, Job] = defaultdict(Job)
@@ -111,6 +119,10 @@ class History:
         self._kinds: defaultdict[Process, Share] = defaultdict(Share)
         self._runs: defaultdict[Process, Share] = defaultdict(Share)
         self._busy: dict[Process, float] = {}
+        self._full: dict[Process, float] = {}
+        """When a worker last had all requests that it may claim."""
+        self._splits: dict[str, float] = {}
+        """Runs whose halves are not sent yet, since when."""
         self._advanced = 0.0
         self._disturbed_until = 0.0
         self._looked = 0.0
@@ -140,7 +152,7 @@ class History:
         """The forward of a worker has ended."""
         assert self.world.current
         self.computing.pop(self.world.current.process, None)
-        self._advanced = self.world.now
+        self._advanced = self._busy[self.world.current.process] = self.world.now
 
     def ended(self, process: Process) -> None:
         """A process has ended."""
@@ -197,6 +209,8 @@ class History:
         self._advanced = self.world.now
         if b"died" in fields and not self.lost:
             self._gave_up(name, fields)
+        if fields.get(b"died") == b"1" and int(fields[b"chunk"]) + 1 < self._rows(run) and not self.lost:
+            self._splits[run] = self.world.now
         self._move(name, "done")
 
     SEEN: ClassVar[dict[str, Callable[[History, list[bytes], Any], None]]] = {
@@ -222,13 +236,17 @@ class History:
 
     def _wait(self, name: str) -> None:
         job = self.jobs[name]
+        if int(name.rpartition("-")[2]) >= FIRST_PIECE:
+            self._splits.pop(name.rpartition("-")[0], None)
         if job.state == "begun" and job.holder is self._here:
             job.attempts -= 1  # it was handed back
         self._move(name, "waiting")
 
     def _move(self, name: str, state: str) -> None:
         job = self.jobs[name]
-        job.state, job.holder, job.late = state, None, 0.0
+        if job.holder and not is_bulk_job(name) and self._requests(job.holder) >= self.claim_ahead_jobs:
+            self._full[job.holder] = self.world.now
+        job.state, job.holder, job.late, job.since = state, None, 0.0, self.world.now
         self._held.discard(name)
 
     def _gave_up(self, name: str, fields: dict[bytes, bytes]) -> None:
@@ -244,9 +262,11 @@ class History:
         if worker is None:
             return
         job = self.jobs[name]
+        if self.calm and worker in self._busy and not is_bulk_job(name):  # it has scored before
+            since = max(job.since, self._full.get(worker, 0.0))
+            self._took("unheard", self.world.now - since, HEARD, f"{name} waits, and {worker.name} has room")
         job.state, job.holder, job.late = "taken", worker, 0.0
         self._held.add(name)
-        self._busy[worker] = self.world.now
         if not self.fair or self.lost or int(name.rpartition("-")[2]) >= FIRST_PIECE:
             return
         others = [each.decode() for each in self._list(f"rq:queue:{self.queue}")]
@@ -259,6 +279,9 @@ class History:
             run = name.partition("-")[0]
             ahead = self._ahead(self._runs[worker], bulk | {run}, run, {})
             self._took("ahead of other runs", ahead, SLACK, f"a run has {ahead:.0f} jobs more than another")
+
+    def _requests(self, worker: Process) -> int:
+        return sum(self.jobs[each].holder is worker and not is_bulk_job(each) for each in self._held)
 
     def _ahead(self, share: Share, waiting: set[str], mine: str, weights: dict[str, float]) -> float:
         """By how many jobs, weighed by its part, the one that takes is ahead of those that wait as well."""
@@ -288,7 +311,15 @@ class History:
             self._busy = dict.fromkeys(able, now)
         else:
             self._look_at_jobs(passed)
-            self._look_at_workers(able)
+            if self.fair:
+                self._look_at_workers(able)
+            for run in [each for each in self._splits if not self._exists(f"rankmill:run:{each}:meta")]:
+                del self._splits[run]
+            for run, died in self._splits.items():
+                since = max(died, self._disturbed_until)
+                self._took(
+                    "split", self.world.now - since, SPLIT, f"the halves of a chunk of {run} are not sent"
+                )
             if not self.open or any(each in self.computing for each in able):
                 self._advanced = now
             self._took("without progress", now - self._advanced, PROGRESS, "nothing goes on")
@@ -313,13 +344,13 @@ class History:
                     self._took("taken over", job.late, TAKEN_OVER, f"{name} stays with a dead worker")
 
     def _look_at_workers(self, able: list[Process]) -> None:
-        """A worker that has nothing else to do takes a job that waits."""
+        """A worker that has nothing else to do scores what waits."""
         waits = bool(self._list(f"rq:queue:{self.queue}"))
         for worker in able:
             if not waits or worker in self.computing:
                 self._busy[worker] = self.world.now
             idle = self.world.now - self._busy.setdefault(worker, self.world.now)
-            self._took("idle", idle, IDLE, f"{worker.name} takes no job, and some wait")
+            self._took("idle", idle, IDLE, f"{worker.name} scores nothing, and jobs wait")
 
     def _look_at_keys(self) -> None:
         """Every key of ours expires; a run's payloads are no more than its window."""
@@ -348,6 +379,10 @@ class History:
     @property
     def _is_up(self) -> bool:
         return self.world.redis.refuses() is None and not self.world.redis.broken
+
+    def _rows(self, run: str) -> int:
+        item = self._data.get(f"rankmill:run:{run}:meta".encode())
+        return int(item.value.get(b"rows") or 0) if item else 0
 
     def _exists(self, key: str) -> bool:
         return key.encode() in self._data

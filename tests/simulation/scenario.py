@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +25,10 @@ SETTLING_SECONDS = 60.0
 """How long the workers go on after the last run has ended, until nothing of it may be left."""
 
 
+LOSSES = frozenset({"flush", "roll_back"})
+"""Faults after which the server has lost data."""
+
+
 @dataclass(frozen=True)
 class Scenario:
     """Everything that a seed decides before the world begins; a smaller one is made by leaving out lines."""
@@ -37,6 +42,7 @@ class Scenario:
     lame: tuple[float, ...] = ()
     """For how many seconds each worker can load no model; those that are not named can."""
     settings: tuple[tuple[str, Any], ...] = ()
+    stumbles: int = 0
 
     @classmethod
     def drawn(cls, seed: int) -> Scenario:
@@ -52,23 +58,68 @@ class Scenario:
             for _ in range(dice.randint(1, 2))
         )
         settings = {"window": dice.choice(["auto", "auto", 8]), "claim_ahead": dice.choice(["auto", 64])}
-        lame = dice.choice([0.0, 0.0, 0.0, 20.0])
+        lame = dice.choice([0.0, 0.0, 0.0, 8.0]) if len(workers) > 1 and not faults else 0.0
         return cls(
-            seed, workers, clocks, runs, tuple(sorted(faults, key=lambda each: each.at)), dice.choice([4, 16]),
-            lame=(lame,) if lame and len(workers) > 1 and not faults else (), settings=tuple(settings.items()),
-        )  # fmt: skip
+            seed,
+            workers,
+            clocks,
+            runs,
+            tuple(sorted(faults, key=lambda each: each.at)),
+            dice.choice([4, 16]),
+            lame=(lame,) if lame else (),
+            settings=tuple(settings.items()),
+            stumbles=dice.choice([0, 0, 0, 1]),
+        )
 
     def __str__(self) -> str:
         """The scenario in a few lines."""
         runs = ", ".join(
-            f"{run.name}: {len(run.pairs)} rows, {run.kind}, at {run.at:.2f} s" for run in self.runs
+            f"{run.name}: {len(run.pairs)} rows, {run.kind}{', bulk' * (run.priority == 'bulk')}, "
+            f"{'with a row that kills, ' * run.kills}{'of no model, ' * (run.model != MODEL)}"
+            f"at {run.at:.2f} s"
+            for run in self.runs
         )
         workers = ", ".join(
             f"{speed} s a row, clock {clock:+.0f} s"
             for speed, clock in zip(self.workers, self.clocks, strict=True)
         )
         faults = "".join(f"\n  {fault}" for fault in self.faults) or " none"
-        return f"workers: {workers}\nruns: {runs}; chunks of {self.chunk_size}\nfaults:{faults}"
+        others = ", ".join(f"{name} {value}" for name, value in self.settings) or "settings as they come"
+        others += f"; {self.stumbles} loads fail" * bool(self.stumbles)
+        others += f"; the first worker is lame for {self.lame[0]} s" if self.lame else ""
+        return (
+            f"seed {self.seed}; {others}\nworkers: {workers}\nruns: {runs}; chunks of {self.chunk_size}\n"
+            f"faults:{faults}"
+        )
+
+    def has(self, *features: str) -> bool:
+        """Whether it has all of some features: kinds of faults and of runs, and those of `FEATURES`."""
+        kinds = {each.kind for each in (*self.faults, *self.runs)}
+        return all(each in kinds or (each in FEATURES and FEATURES[each](self)) for each in features)
+
+
+FEATURES: dict[str, Callable[[Scenario], bool]] = {
+    "calm": lambda it: not it.faults,
+    "kills": lambda it: any(run.kills for run in it.runs),
+    "kills in chunks": lambda it: any(run.kills and len(run.pairs) > 30 for run in it.runs),
+    "null": lambda it: any(query is None for run in it.runs for query, _ in run.pairs),
+    "lame": lambda it: bool(it.lame),
+    "stumbles": lambda it: bool(it.stumbles),
+    "no model": lambda it: any(run.model == NO_MODEL for run in it.runs),
+    "window": lambda it: dict(it.settings).get("window") == 8,
+    "little ahead": lambda it: dict(it.settings).get("claim_ahead") == 64,
+    "small chunks": lambda it: it.chunk_size == 4,
+    "slow": lambda it: min(it.workers) >= 0.05,
+    "very slow": lambda it: min(it.workers) >= 0.3,
+    "one worker": lambda it: len(it.workers) == 1,
+    "long": lambda it: min(len(run.pairs) for run in it.runs) >= 200,
+    "long live": lambda it: any(len(run.pairs) >= 200 and run.kind == "live" for run in it.runs),
+    "two bulk": lambda it: sum(run.priority == "bulk" for run in it.runs) >= 2,
+    "both": lambda it: {run.priority for run in it.runs} == {None, "bulk"},
+    "two requests": lambda it: sum(run.priority is None for run in it.runs) >= 2,
+    "keeps data": lambda it: not {fault.kind for fault in it.faults} & LOSSES,
+}
+"""What a scenario may have, by name."""
 
 
 def _run(dice: random.Random, number: int) -> Submitted:
@@ -116,11 +167,12 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
             world.patch(worker_module, "require_worker_packages", lambda: None)
             cluster = Cluster(world, chunk_size=scenario.chunk_size, **dict(scenario.settings))
             _promise(world.history, scenario)
+            world.stumbles = scenario.stumbles
             lame = (*scenario.lame, *(0.0 for _ in scenario.workers[len(scenario.lame) :]))
             for speed, clock, seconds_lame in zip(scenario.workers, scenario.clocks, lame, strict=True):
                 cluster.keep(row_seconds=speed, clock=clock, lame=seconds_lame)
             world.process("checker", lambda: _look(world))
-            lost = any(fault.kind in {"flush", "roll_back"} for fault in scenario.faults)
+            lost = any(fault.kind in LOSSES for fault in scenario.faults)
             detached: list[str] = []
             producers = [cluster.producer(run.name, _submit(run, results, detached)) for run in scenario.runs]
             for fault in scenario.faults:
@@ -129,7 +181,7 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
                 world.run(lambda: not any(each.alive for each in producers), seconds=seconds)
                 ended = world.now + SETTLING_SECONDS
                 world.run(lambda: world.now >= ended, seconds=2 * SETTLING_SECONDS)
-                if not scenario.faults:
+                if not scenario.faults and not scenario.stumbles:
                     outcome.problems += checker.computed_again(world, scenario.runs)
                 if not lost:  # a server that goes back in time has keys of runs that have ended
                     outcome.problems += checker.left(world, set(detached))
@@ -173,6 +225,8 @@ def _promise(history: History, scenario: Scenario) -> None:
     window = settings.get("window", "auto")
     history.window = None if window == "auto" else window
     history.fair = not any(scenario.lame) and all(run.model == MODEL for run in scenario.runs)
+    poisoned = any(passage == POISON for run in scenario.runs for _, passage in run.pairs)
+    history.calm = history.fair and not (scenario.faults or scenario.stumbles or poisoned)
     for run in scenario.runs:
         if run.kind == "cancelled":
             history.owners |= {

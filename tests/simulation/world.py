@@ -128,6 +128,8 @@ class World:
         self.processes: list[Process] = []
         self.computed: Counter[int] = Counter()
         """How often the forward of each pair has ended, by the pair's first token."""
+        self.stumbles = 0
+        """How many of the next attempts to load a model fail for no known reason."""
         self.over = False
         self.at_server = False
         """Whether the server computes now, and not a process."""
