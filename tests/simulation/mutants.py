@@ -48,7 +48,7 @@ MUTANTS = (
         "a lease is not renewed", _HEARTBEAT,
         "self._worker.maintain_heartbeats(execution.job, execution)",
         "pass",
-        ("very slow",),
+        ("calm", "slow", "long", "several workers"),
     ),
     Mutant(
         "a lease ends by the host's clock", "workers/queue/job.py",
@@ -76,8 +76,9 @@ MUTANTS = (
     ),
     Mutant(
         "who trusts no lease keeps the lock", _HEARTBEAT,
-        "                    worker.connection.delete(queue.registry_cleaning_key)  # others may trust the leases\n",
-        "",
+        "worker.connection.delete(queue.registry_cleaning_key)",
+        "pass",
+        ("stop", "kills", "several workers"),
     ),
     Mutant(
         "a job whose reply was lost is not rescued", _RECOVERY,
@@ -93,14 +94,14 @@ MUTANTS = (
     ),
     Mutant(
         "an attempt is not counted", _RECOVERY,
-        "                        job.retry(queue, pipe)",
-        "                        job.retries_left = (job.retries_left or 0) + 1\n                        job.retry(queue, pipe)",
+        "job.retry(queue, pipe)",
+        "job.retries_left = (job.retries_left or 0) + 1; job.retry(queue, pipe)",
         ("kills",),
     ),
     Mutant(
         "an attempt is counted twice", _RECOVERY,
-        "                        job.retry(queue, pipe)",
-        "                        job.retries_left = max((job.retries_left or 0) - 1, 1)\n                        job.retry(queue, pipe)",
+        "job.retry(queue, pipe)",
+        "job.retries_left = max((job.retries_left or 0) - 1, 1); job.retry(queue, pipe)",
         ("kills",),
     ),
     Mutant(
@@ -310,7 +311,7 @@ MUTANTS = (
 
 @dataclass(frozen=True)
 class Found:
-    """What was said of a mutant, after how many seconds of the simulation's CPU time; no seed: it survives."""
+    """What was said of a mutant, after how many seconds of CPU time; no seed: it survives."""
 
     seconds: float
     seed: str
@@ -336,7 +337,7 @@ def look_for(mutant: Mutant, seconds: int) -> Found:
         tree(mutant, Path(folder))
         options = [f"--needs={each}" for each in mutant.needs]
         command = [sys.executable, "-m", "tests.simulation", "--whole", "--tail=0", *options]
-        command += ["--seeds=1000000", f"--seconds={seconds}"]
+        command += ["--seeds=1000000", f"--cpu-seconds={seconds}"]
         environ = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": folder}
         with subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,10 +46,10 @@ class Scenario:
     stumbles: int = 0
 
     @classmethod
-    def drawn(cls, seed: int) -> Scenario:
-        """The scenario of a seed."""
+    def drawn(cls, seed: int, number: int | None = None) -> Scenario:
+        """The scenario of a seed, perhaps with another `number` of workers than it draws."""
         dice = random.Random(f"scenario {seed}")
-        workers = tuple(dice.choice([0.002, 0.01, 0.05, 0.3]) for _ in range(dice.randint(1, 4)))
+        workers = tuple(dice.choice([0.002, 0.01, 0.05, 0.3]) for _ in range(number or dice.randint(1, 4)))
         clocks = tuple(dice.choice([0.0, 0.0, 3600.0, -3600.0]) for _ in workers)
         runs = tuple(_run(dice, number) for number in range(dice.randint(1, 3)))
         kinds = dice.sample(sorted(KINDS), k=dice.randint(0, 4))
@@ -111,7 +112,7 @@ FEATURES: dict[str, Callable[[Scenario], bool]] = {
     "small chunks": lambda it: it.chunk_size == 4,
     "slow": lambda it: min(it.workers) >= 0.05,
     "very slow": lambda it: min(it.workers) >= 0.3,
-    "one worker": lambda it: len(it.workers) == 1,
+    "several workers": lambda it: len(it.workers) > 1,
     "long": lambda it: min(len(run.pairs) for run in it.runs) >= 200,
     "long live": lambda it: any(len(run.pairs) >= 200 and run.kind == "live" for run in it.runs),
     "two bulk": lambda it: sum(run.priority == "bulk" for run in it.runs) >= 2,
@@ -178,23 +179,26 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
             for fault in scenario.faults:
                 cluster.later(fault.at, _happens(cluster, fault))
             try:
-                world.run(lambda: not any(each.alive for each in producers), seconds=seconds)
+                found = world.history.found
+                world.run(lambda: bool(found) or not any(each.alive for each in producers), seconds=seconds)
                 ended = world.now + SETTLING_SECONDS
-                world.run(lambda: world.now >= ended, seconds=2 * SETTLING_SECONDS)
+                world.run(lambda: bool(found) or world.now >= ended, seconds=2 * SETTLING_SECONDS)
                 if not scenario.faults and not scenario.stumbles:
                     outcome.problems += checker.computed_again(world, scenario.runs)
                 if not lost:  # a server that goes back in time has keys of runs that have ended
                     outcome.problems += checker.left(world, set(detached))
             except (Deadlock, TooLong) as error:
                 outcome.problems.append(f"{type(error).__name__}: {error}")
-            outcome.problems += world.history.found
             outcome.worst = dict(world.history.worst)
-            outcome.problems += checker.crashes(world)
-            outcome.problems += [
-                why
-                for run in scenario.runs
-                for why in checker.wrong(run, results.get(run.name), lost_data=lost)
-            ]
+            if world.history.found:  # the rest follows from it
+                outcome.problems = world.history.found
+            else:
+                outcome.problems += checker.crashes(world)
+                outcome.problems += [
+                    why
+                    for run in scenario.runs
+                    for why in checker.wrong(run, results.get(run.name), lost_data=lost)
+                ]
             outcome.seconds, outcome.events = world.now, world.events
             outcome.commands = world.redis.commands
             outcome.trace = [told(*event) for event in world.trace]
@@ -279,21 +283,49 @@ def _cancel(client: Client, run_id: str, name: str) -> None:
         world.history.cancelled[name] = world.now
 
 
-def shrink(scenario: Scenario) -> Scenario:
-    """A smaller scenario that fails as well: without faults, runs and workers that it does not need."""
-    smaller = True
+def shrink(scenario: Scenario, seconds: float = 120.0) -> Scenario:
+    """A smaller scenario that fails as well: without faults, runs, workers and rows that it does not need.
+
+    It takes `seconds` of CPU time at most.
+    """
+    until, smaller = time.process_time() + seconds, True
     while smaller:
         smaller = False
-        for part in ("faults", "runs", "workers"):
-            have = getattr(scenario, part)
-            for number in range(len(have)):
-                if part != "faults" and len(have) == 1:
-                    break
-                change: dict[str, Any] = {part: have[:number] + have[number + 1 :]}
-                if part == "workers":
-                    change["clocks"] = scenario.clocks[:number] + scenario.clocks[number + 1 :]
-                candidate = replace(scenario, **change)
-                if play(candidate).problems:
-                    scenario, smaller = candidate, True
-                    break
+        for candidate in _smaller(scenario):
+            if time.process_time() > until:
+                return scenario
+            if play(candidate).problems:
+                scenario, smaller = candidate, True
+                break
     return scenario
+
+
+def _smaller(scenario: Scenario) -> Iterator[Scenario]:
+    """Scenarios that lack something, the most first."""
+    for part, least in (("faults", 0), ("runs", 1), ("workers", 1)):
+        have = getattr(scenario, part)
+        for left in _pieces_left(len(have), least):
+            change: dict[str, Any] = {part: tuple(have[at] for at in left)}
+            if part == "workers":
+                change["clocks"] = tuple(scenario.clocks[at] for at in left)
+                change["lame"] = tuple(scenario.lame[at] for at in left if at < len(scenario.lame))
+            yield replace(scenario, **change)
+    for at, run in enumerate(scenario.runs):
+        for left in _pieces_left(len(run.pairs), 1, most=8):
+            fewer = replace(run, pairs=tuple(run.pairs[row] for row in left))
+            yield replace(scenario, runs=(*scenario.runs[:at], fewer, *scenario.runs[at + 1 :]))
+    simple = {"stumbles": 0, "lame": (), "settings": (), "clocks": (0.0,) * len(scenario.workers)}
+    for name, value in simple.items():
+        if getattr(scenario, name) != value:
+            yield replace(scenario, **{name: value})
+
+
+def _pieces_left(length: int, least: int, most: int = 1 << 20) -> Iterator[list[int]]:
+    """What is left of so many things without a half of them, a quarter, and so on down to one."""
+    size = length
+    while size and length // size <= most:
+        for start in range(0, length, size):
+            left = [*range(start), *range(min(start + size, length), length)]
+            if len(left) >= least:
+                yield left
+        size //= 2

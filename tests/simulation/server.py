@@ -23,7 +23,10 @@ from fakeredis.commands_mixins.scripting_mixin import LUA_MODULE
 
 from rankmill.jobs.runtime.connection import WaitingPool
 from rankmill.jobs.runtime.patience import Patience
-from tests.simulation.world import EPOCH, World, world
+from tests.simulation.world import EPOCH, Task, World, world
+
+_FILLS = {"rpush": 0, "lpush": 0, "linsert": 0, "lmove": 1, "blmove": 1, "xadd": 0}
+"""Commands after which somebody may find what it waits for, and which of their words is the key."""
 
 
 class Socket(FakeSocket):
@@ -53,7 +56,10 @@ class Socket(FakeSocket):
         return self._convert_lua_result(result, nested=False)
 
     def _run_command(self, func: Any, sig: Any, args: list[Any], from_script: bool) -> Any:
+        self._asked = args
         reply = super()._run_command(func, sig, args, from_script)
+        if sig.name in _FILLS:
+            world().redis.wake(args[_FILLS[sig.name]])
         if (see := world().history.SEEN.get(sig.name)) and not isinstance(reply, Exception):
             see(world().history, args, reply)
         return reply
@@ -80,17 +86,16 @@ class Socket(FakeSocket):
             return found if shape is None else shape(found)
         here = world().current
         deadline = world().now + timeout if timeout else None
-        changed = world().redis.changed
+        keys, waiting = self._asked, world().redis.waiting
         while found is None and here:
             left = None if deadline is None else deadline - world().now
             if left is not None and left <= 0:
                 break
-            changed.append(here)
+            waiting[here] = keys
             world().at_server = False
             world().wait(left)
             world().at_server = True
-            if here in changed:
-                changed.remove(here)
+            waiting.pop(here, None)
             if self._killed or self._server is None:
                 raise redis.ConnectionError("Connection closed by server.")
             self._db.time = world().redis.time()
@@ -177,7 +182,8 @@ class Server:
         self.world = mine
         self.fake = FakeServer(version=(8,), server_type="valkey")
         self.fake.lock = threading.RLock()  # type: ignore[assignment]  # all run on one thread
-        self.changed: list[Any] = []
+        self.waiting: dict[Task, list[bytes]] = {}
+        """Who waits in a blocking command, whose words name the keys."""
         self.away = -1.0
         self.why = "Connection refused."
         self.broken = 0.0
@@ -187,7 +193,6 @@ class Server:
         self.earlier: Any = {}
         self._remember_at = 0.0
         self.commands = 0
-        self.fake.dbs[0].add_change_callback(self._wake_waiting)
 
     def time(self) -> float:
         """Seconds since 1970, by the server's clock."""
@@ -224,9 +229,10 @@ class Server:
             connection.disconnect()
             raise redis.ConnectionError("Connection closed by server.")
 
-    def _wake_waiting(self) -> None:
-        waiting, self.changed = self.changed, []
-        for task in waiting:
+    def wake(self, key: bytes | None = None) -> None:
+        """Let those look again who wait for a key, or all who wait."""
+        for task in [task for task, keys in self.waiting.items() if key is None or key in keys]:
+            del self.waiting[task]
             self.world.wake(task)
 
     def drop_connections(self) -> None:
@@ -234,7 +240,7 @@ class Server:
             sock._killed = True
             self.fake.sockets.remove(sock)
             sock._cleanup(self.fake)
-        self._wake_waiting()
+        self.wake()
 
     def pause(self, seconds: float, *, why: str = "Connection refused.") -> None:
         """Be away for some seconds."""
