@@ -115,6 +115,7 @@ class History:
         """Workers that got SIGTERM, and when."""
         self.drained: dict[Process, float] = {}
         """Workers that are to take no job, and since when."""
+        self.results = 0
         self._held: set[str] = set()
         self._kinds: defaultdict[Process, Share] = defaultdict(Share)
         self._runs: defaultdict[Process, Share] = defaultdict(Share)
@@ -206,6 +207,7 @@ class History:
         if int(fields[b"chunk"]) < 0:
             return
         name = f"{run}-{int(fields[b'chunk'])}"
+        self.results += 1
         self._advanced = self.world.now
         if b"died" in fields and not self.lost:
             self._gave_up(name, fields)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -193,6 +194,8 @@ class Server:
         self.earlier: Any = {}
         self._remember_at = 0.0
         self.commands = 0
+        self.calls: Counter[str] = Counter()
+        """Commands by name, each of a pipeline; those inside scripts are their script's."""
 
     def time(self) -> float:
         """Seconds since 1970, by the server's clock."""
@@ -217,6 +220,7 @@ class Server:
             if sock._killed:
                 raise redis.ConnectionError("Connection closed by server.")
             for words in commands:
+                self.calls[words[0].decode()] += 1
                 sock._process_command(words)
         except redis.ConnectionError:
             connection.disconnect()
