@@ -79,6 +79,7 @@ end
 _PLACE = (
     _COMMON
     + """
+if KEYS[3] and redis.call('LREM', KEYS[3], 1, ARGV[3]) == 0 then return end
 place(ARGV[3], ARGV[4] == '1')
 if not is_bulk(ARGV[3]) then ring(KEYS[2]) end
 """
@@ -280,6 +281,12 @@ class OrderedQueue(Queue):
             client.rpush(self.key, job_id)
         else:
             client.eval(_PLACE, 2, self.key, keys.bell(self.name), *numbers, job_id, int(at_front))
+
+    def untake(self, job_id: bytes) -> None:
+        """Put a job back that was taken and not begun, unless its worker has begun it meanwhile."""
+        client: Any = self.connection
+        places = [self.key, keys.bell(self.name), self.intermediate_queue_key]
+        client.eval(_PLACE, 3, *places, _BELL_RINGS, _BELL_SECONDS, job_id, 1)
 
     def sort(self) -> int:
         """Put requests that RQ alone has put behind bulk work before it; return how many."""

@@ -179,16 +179,18 @@ def rescue_unbegun(queue: OrderedQueue, seconds: float, now: float) -> None:
     leases = connection.zrange(queue.started_job_registry.key, 0, -1)
     started = {entry.rpartition(b":")[0] for entry in leases}
     for raw_id in connection.lrange(waiting, 0, -1):
-        seen = f"{waiting}:first_seen:".encode() + raw_id
+        seen = sighting(queue, raw_id)
         if raw_id in started or connection.set(seen, now, nx=True, ex=3600):
             continue
         with suppress(ValueError):
             if now - float(connection.get(seen) or "nan") > seconds:
-                with connection.pipeline() as pipe:
-                    pipe.lrem(waiting, 1, raw_id)
-                    queue.push_job_id(raw_id, pipe, at_front=True)
-                    pipe.delete(seen)
-                    pipe.execute()
+                queue.untake(raw_id)
+                connection.delete(seen)
+
+
+def sighting(queue: Queue, job_id: bytes) -> bytes:
+    """The key that says since when a job is between the queue and a worker; who begins the job deletes it."""
+    return f"{queue.intermediate_queue_key}:first_seen:".encode() + job_id
 
 
 def forget_gone_workers(queue: Queue) -> None:

@@ -94,9 +94,11 @@ def _play_all(scenarios: Iterator[Scenario], processes: int) -> Iterator[tuple[S
     with ProcessPoolExecutor(processes, initializer=_prepare) as pool:
         waiting: list[tuple[Scenario, Future[Outcome]]] = []
         try:
-            while fresh := list(islice(scenarios, _AT_ONCE * processes - len(waiting))) or waiting:
-                if fresh is not waiting:
-                    waiting += [(each, pool.submit(_outcome, each)) for each in fresh]
+            while True:
+                fresh = list(islice(scenarios, _AT_ONCE * processes - len(waiting)))
+                waiting += [(each, pool.submit(_outcome, each)) for each in fresh]
+                if not waiting:
+                    return
                 scenario, future = waiting.pop(0)
                 yield scenario, future.result()
         finally:

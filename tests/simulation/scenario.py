@@ -95,7 +95,7 @@ class Scenario:
 
     def has(self, *features: str) -> bool:
         """Whether it has all of some features: kinds of faults and of runs, and those of `FEATURES`."""
-        kinds = {each.kind for each in (*self.faults, *self.runs)}
+        kinds = {fault.kind for fault in self.faults} | {run.kind for run in self.runs}
         return all(each in kinds or (each in FEATURES and FEATURES[each](self)) for each in features)
 
 
@@ -314,7 +314,12 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         for left in _pieces_left(len(run.pairs), 1, most=8):
             fewer = replace(run, pairs=tuple(run.pairs[row] for row in left))
             yield replace(scenario, runs=(*scenario.runs[:at], fewer, *scenario.runs[at + 1 :]))
-    simple = {"stumbles": 0, "lame": (), "settings": (), "clocks": (0.0,) * len(scenario.workers)}
+    simple: dict[str, Any] = {
+        "stumbles": 0,
+        "lame": (),
+        "settings": (),
+        "clocks": (0.0,) * len(scenario.workers),
+    }
     for name, value in simple.items():
         if getattr(scenario, name) != value:
             yield replace(scenario, **{name: value})
