@@ -135,9 +135,9 @@ MUTANTS = (
         ("kills in chunks", "keeps data",),
     ),
     Mutant(
-        "halves overlap", _COLLECTOR,
+        "a half lacks a row", _COLLECTOR,
         "(middle, len(self.table) - middle))",
-        "(middle - 1, len(self.table) - middle))",
+        "(middle, len(self.table) - middle - 1))",
         ("kills in chunks",),
     ),
     Mutant(
