@@ -59,6 +59,7 @@ class Job:
 
     state: str = "new"
     holder: Process | None = None
+    holders: set[Process] = field(default_factory=set)
     attempts: int = 0
     late: float = 0.0
     since: float = 0.0
@@ -140,6 +141,7 @@ class History:
         self._held.clear()
         for job in self.jobs.values():
             job.state, job.holder, job.late = "new", None, 0.0
+            job.holders.clear()
 
     def forward(self, firsts: Iterable[int]) -> None:
         """A worker begins a forward of pairs with these first tokens."""
@@ -225,14 +227,15 @@ class History:
 
     def _begin(self, name: str) -> None:
         job, process = self.jobs[name], self._here
-        if job.state == "begun" and job.holder is process:
+        if process is None or (job.state == "begun" and process in job.holders):
             return  # the same command again, as its reply was lost
+        job.holders.add(process)
         job.state, job.holder, job.late = "begun", process, 0.0
         job.attempts += 1
         self._held.add(name)
         if job.attempts > self.max_retries + 1 and not self.lost:
             self._tell(f"{name} is tried {job.attempts} times, and {self.max_retries + 1} are allowed")
-        since = self.drained.get(process) if process else None
+        since = self.drained.get(process)
         if since is not None and since > self._disturbed_until:
             self._took("drained", self.world.now - since, 2 * BEAT, f"a drained worker takes {name}")
 
@@ -240,8 +243,9 @@ class History:
         job = self.jobs[name]
         if int(name.rpartition("-")[2]) >= FIRST_PIECE:
             self._splits.pop(name.rpartition("-")[0], None)
-        if job.state == "begun" and job.holder is self._here:
-            job.attempts -= 1  # it was handed back
+        if self._here in job.holders:  # it hands it back; another may have it, too, after a lost reply
+            job.holders.discard(self._here)
+            job.attempts -= 1
         self._move(name, "waiting")
 
     def _move(self, name: str, state: str) -> None:
