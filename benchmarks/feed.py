@@ -8,7 +8,9 @@ A score-file, a server and one worker work as always: the texts are tokenized by
 batches are put together, planned and sent to a device, which answers as a GPU does: after a given time for
 each padded token, while the host prepares the next batch. Printed are the pairs a second from the call of
 score-file to the finished file (processes, model and tokenizer are ready before), and the CPU time of each
-process for a pair. A file's pairs are repeated, with a number before each passage, so no two are the same.
+process, and of the busiest thread, for a pair: on cores enough, that thread is the limit. A file's pairs are
+repeated, with a number before each passage, so no two are the same. A fast tokenizer library, if one is
+installed, is proven before, as on a host that knows the tokenizer; ``--slow`` leaves it out.
 """
 
 from __future__ import annotations
@@ -18,14 +20,14 @@ import json
 import os
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 
-from benchmarks.cluster import cluster
+from benchmarks.cluster import Cluster, cluster
 from benchmarks.producer import measure, write_input
 from rankmill.jobs.cache.folder import cache_folder
 from rankmill.jobs.contract.spec import ScoreSpec
@@ -39,6 +41,9 @@ from rankmill.workers.worker import ScoringWorker
 TOKEN_NS = "FEED_TOKEN_NS"
 """Variable with the nanoseconds that the device takes for a padded token; default 0."""
 
+SLOW = "FEED_SLOW"
+"""Variable that is set if no fast tokenizer library is to be used."""
+
 WARM_UP = 4096
 """Pairs of a run before those that are measured."""
 
@@ -50,8 +55,13 @@ class FeedWorker(ScoringWorker):
         """The model's tokenizer and layout; its weights are not read."""
         cache = cache_folder(self._settings.cache_dir)
         found = find_source(spec, self._versions, cache)
+        about = describe(found.files, found.revision, cache)
+        if SLOW in os.environ:
+            about = replace(about, cache=None)
+        elif about.joiner:
+            about.joiner.texts.settle()
         device: Any = IdleDevice("fp32", float(os.environ.get(TOKEN_NS, "0")) / 1e9)
-        return Loaded(describe(found.files, found.revision, cache), device, found.revision)
+        return Loaded(about, device, found.revision)
 
 
 @dataclass
@@ -98,10 +108,13 @@ def main() -> None:
     parser.add_argument("--token-ns", type=float, default=0.0, help="for a padded token; 0: at once")
     parser.add_argument("--token-budget", type=int, default=65536, help="padded tokens in a batch")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of the worker")
+    parser.add_argument("--slow", action="store_true", help="tokenize by tokenizers alone")
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--profile", type=Path, help="folder for the last run's profile of score-file")
     args = parser.parse_args()
     os.environ[TOKEN_NS] = str(args.token_ns)
+    if args.slow:
+        os.environ[SLOW] = "1"
     os.environ["RANKMILL_TOKEN_BUDGET"] = str(args.token_budget)
     os.environ.setdefault("RANKMILL_CLAIM_AHEAD", "65536")
     with (
@@ -117,20 +130,32 @@ def main() -> None:
             print(json.dumps(feed(source, args.rows, place, args, profile)), flush=True)
 
 
-def feed(source: Path, rows: int, place: Any, args: Any, profile: Path | None) -> dict[str, Any]:
+def feed(
+    source: Path, rows: int, place: Cluster, args: argparse.Namespace, profile: Path | None
+) -> dict[str, Any]:
     """Score a file of `rows` pairs; pairs a second, and microseconds of CPU for a pair by process."""
     processes = {"server": place.server, "worker": place.workers[0]}
     before = {name: cpu_seconds(process) for name, process in processes.items()}
+    threads = thread_seconds(place.workers[0])
     found = measure(str(source), place.url, rows, args.chunk_size, profile, args.model)
     cpu = {name: cpu_seconds(process) - before[name] for name, process in processes.items()}
     cpu["producer"] = found["cpu_seconds"]
+    later = thread_seconds(place.workers[0])
+    busiest = max(seconds - threads.get(each, 0.0) for each, seconds in later.items())
     micro = {name: round(1e6 * seconds / rows, 2) for name, seconds in cpu.items()}
     return {
         "rows": rows,
         "pairs_per_second": round(rows / found["seconds"]),
         "cpu_us_per_pair": round(sum(micro.values()), 2),
         **micro,
+        "busiest_thread_of_worker": round(1e6 * busiest / rows, 2),
+        "busiest_thread_of_producer": found["busiest_thread_per_million"],
     }
+
+
+def thread_seconds(process: psutil.Process) -> dict[int, float]:
+    """CPU time of each thread of a process so far, by its id."""
+    return {each.id: each.user_time + each.system_time for each in process.threads()}
 
 
 def cpu_seconds(process: psutil.Process) -> float:
