@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def texts_by_kind(pairs: str, vocabulary: list[str]) -> dict[str, Iterator[str]]
         lambda _: "".join(chance.choice(words) + chance.choice(SIGNS) for _ in range(chance.randrange(1, 60)))
     )
     for kind, ranges in SCRIPTS.items():
-        kinds[kind] = endless(lambda _, ranges=ranges: written(chance, ranges, words))
+        kinds[kind] = endless(partial(written, chance, ranges, words))
     return kinds
 
 
@@ -112,7 +113,9 @@ def endless(make: Callable[[int], str]) -> Iterator[str]:
         number += 1
 
 
-def written(chance: random.Random, ranges: tuple[tuple[int, int], ...], words: list[str]) -> str:
+def written(
+    chance: random.Random, ranges: tuple[tuple[int, int], ...], words: list[str], _number: int
+) -> str:
     """A text of characters in some ranges, with spaces, digits and words between them."""
     pieces = []
     for _ in range(chance.randrange(1, 40)):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import feed
+from rankmill.workers.batches.tokens import Batch
 
 
 @pytest.mark.slow
@@ -33,14 +36,10 @@ def test_a_small_run_is_fed(
 
 
 def test_a_device_answers_when_its_batches_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    import numpy as np
-
-    from rankmill.workers.batches.tokens import Batch
-
     times = iter([10.0, 10.0, 10.5, 13.0])
-    monkeypatch.setattr(feed.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(time, "monotonic", lambda: next(times))
     slept: list[float] = []
-    monkeypatch.setattr(feed.time, "sleep", slept.append)
+    monkeypatch.setattr(time, "sleep", slept.append)
     device = feed.IdleDevice("fp32", seconds=0.25)
     ids = np.arange(8).reshape(2, 4)
     first, second = (device.submit(Batch(ids, None, np.ones_like(ids))) for _ in range(2))
