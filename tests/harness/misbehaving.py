@@ -121,3 +121,43 @@ class OddWorker(ScoringWorker):
 
         sources.locate = locate_here
         super()._prepare(settings)
+
+
+class WrongTokensWorker(MisbehavingWorker):
+    """Its tokenizer library is wrong for texts with ``bread king``, and compared where one has ``tell``."""
+
+    def _prepare(self, settings: WorkerSettings) -> None:
+        from tokenizers import Tokenizer
+
+        from rankmill.workers.models import fast_texts, tokenizer_proof
+
+        def make(text: str) -> tokenizer_proof.FastEncode:
+            whole = Tokenizer.from_str(text)
+
+            def encode(texts: list[str]) -> tuple[Any, Any]:
+                tokens = tokenizer_proof.slow_tokens(whole, texts)
+                for place, each in enumerate(texts):
+                    if "bread king" in each:
+                        tokens.ids[tokens.offsets[place + 1] - 1] = 0
+                return tokens.ids, tokens.offsets
+
+            return encode
+
+        compare = fast_texts.FastTexts._differing
+
+        def differing(self: Any, texts: list[str], found: Any) -> str | None:
+            return compare(self, texts, found) if any("tell" in each for each in texts) else None
+
+        fast_texts.LIBRARIES["WordPiece"] = ("nanotoken", make)
+        fast_texts.FastTexts._differing = differing  # type: ignore[method-assign]
+        fast_texts._SAMPLE = 1
+        tokenizer_proof.CODES = list(range(128))
+        tokenizer_proof.RANDOM_TEXTS = tokenizer_proof.LONG_TEXTS = 0
+        super()._prepare(settings)
+
+    def load(self, spec: ScoreSpec) -> Loaded:
+        loaded = super().load(spec)
+        joiner = loaded.about.joiner
+        assert joiner
+        assert joiner.texts.settle()
+        return loaded

@@ -26,6 +26,7 @@ from rankmill.workers.backends.registry import BACKENDS, BackendChoice, choose_b
 from rankmill.workers.batches.tokens import Tokens, pad
 from rankmill.workers.models.activation import Activation, activation, choose_output
 from rankmill.workers.models.description import Description, describe
+from rankmill.workers.models.fast_texts import FastTexts
 from rankmill.workers.models.prompts import answers, tokenizer_for
 from rankmill.workers.models.sources import find_source, is_path
 from rankmill.workers.models.tokenizer import Tokenize, Windows, tokenize_pairs
@@ -120,6 +121,12 @@ class Model:
     """Cuts passages that are too long; ``None`` if they are truncated."""
     labels: tuple[str, ...] = ()
     """Names of the outputs, if each is a score: scores are ``[rows, labels]`` then, else ``[rows]``."""
+
+    @property
+    def texts(self) -> FastTexts | None:
+        """What tokenizes single texts, if pairs are joined from these."""
+        found: FastTexts | None = getattr(self.tokenizer, "texts", None)
+        return found
 
     def no_scores(self, rows: int) -> Logits:
         """NaN for each score of so many rows."""

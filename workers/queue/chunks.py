@@ -56,8 +56,9 @@ class ChunkClaim:
     """A chunk whose job this worker took off its queue and has not finished yet.
 
     Pairs, run and result are in Redis under keys of their own. ``run`` is known once it was read, ``engine``
-    and ``work`` once the pairs were fetched and tokenized. ``claimed`` and ``started`` are monotonic times
-    (s): when the job was claimed, and when its scoring began.
+    and ``work`` once the pairs were fetched and tokenized; ``fast`` is whether a fast tokenizer library may
+    have done it. ``claimed`` and ``started`` are monotonic times (s): when the job was claimed, and when its
+    scoring began.
     """
 
     in_redis: ClassVar[bool] = True
@@ -73,6 +74,7 @@ class ChunkClaim:
     run: Run | None = None
     engine: Engine | None = None
     work: Work | None = None
+    fast: bool = False
     forward: Span = INVALID_SPAN
     _payload: bytes | None = None
 
@@ -295,6 +297,7 @@ class ChunkScorer:
             metrics.retries.inc()
         with metrics.stage("tokenize"):
             began = system.monotonic()
+            claim.fast = engine.model.texts is not None and engine.model.texts.is_fast
             claim.engine, claim.work = engine, engine.prepare(*pairs)
             claim.work.seconds["tokenize"] = system.monotonic() - began
 
