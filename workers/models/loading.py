@@ -18,6 +18,7 @@ import numpy as np
 from rankmill.jobs.cache.folder import cache_folder, strangers
 from rankmill.jobs.cache.models import model_folder
 from rankmill.jobs.contract.errors import RankmillError, SpecError, WorkerError
+from rankmill.jobs.contract.proof import Proof
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import Backend, DeviceLost, Logits, ModelFiles, OutOfMemory
@@ -120,6 +121,8 @@ class Model:
     """Cuts passages that are too long; ``None`` if they are truncated."""
     labels: tuple[str, ...] = ()
     """Names of the outputs, if each is a score: scores are ``[rows, labels]`` then, else ``[rows]``."""
+    proof: Proof | None = None
+    """What was proven of its scores; ``None``: nothing, as in a simulation."""
 
     def no_scores(self, rows: int) -> Logits:
         """NaN for each score of so many rows."""
@@ -131,7 +134,7 @@ class Model:
 class Loaded:
     """Tokenizer and weights of a model; specs with any length, activation and instruction can share them.
 
-    ``held`` keeps the files of a registry's version on this host.
+    ``held`` keeps the files of a registry's version on this host. ``proof`` is what was proven of the scores.
     """
 
     about: Description
@@ -139,6 +142,7 @@ class Loaded:
     revision: str | None
     int8_gain: float | None = None
     held: object = None
+    proof: Proof | None = None
 
     def model(self, spec: ScoreSpec) -> Model:
         """The model with the length, activation, prompt and output of `spec`.
@@ -160,6 +164,7 @@ class Loaded:
                 int8_gain=self.int8_gain,
                 windows=_windows(spec, about, tokenizer),
                 labels=about.labels if spec.all_labels and len(about.labels) > 1 else (),
+                proof=self.proof,
             )
 
 
