@@ -50,6 +50,8 @@ class Proof(BaseModel):
         The largest difference that is allowed: what the worker promises.
     spearman
         Rank correlation with the reference.
+    wrong
+        What no figure says: a probe has other tokens, no score, or another score for the same logit.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -70,11 +72,18 @@ class Proof(BaseModel):
     own: Figure
     bound: Figure
     spearman: float = Field(ge=-1, le=1)
+    wrong: str | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether scores may be served so."""
+        return self.wrong is None and max(self.difference, self.company) <= self.bound
 
     def __str__(self) -> str:
         """One line for a log."""
+        wrong = f"{self.wrong}; " if self.wrong else ""
         return (
-            f"{self.backend} {self.precision} on {self.device}, {self.way}: differs by {self.difference:.2g} "
+            f"{self.backend} {self.precision} on {self.device}, {self.way}: {wrong}differs by {self.difference:.2g} "
             f"from {REFERENCES[self.reference]} (allowed: {self.bound:.2g}), by {self.company:.2g} with the "
             f"pairs beside it; Spearman {self.spearman:.4f} ({self.probes} pairs)"
         )
