@@ -85,8 +85,6 @@ class ModelFiles:
         How the model is applied.
     answers
         For a language model: ids of the tokens for yes and, if the score is the log-odds, for no.
-    check
-        Raises an error if a backend with this model, in float32 on the CPU, lets padding change scores.
     check_unchanged
         Raises `WorkerError` if the files are not those of `revision` any more.
     """
@@ -97,7 +95,6 @@ class ModelFiles:
     cache: Path
     layout: ModelLayout = PLAIN
     answers: tuple[int, int | None] | None = None
-    check: Callable[[Backend], None] | None = None
     check_unchanged: Callable[[], None] = lambda: None
 
     def classifier(self) -> Any:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmill.jobs.contract.errors import RowFault
+from rankmill.jobs.contract.proof import Way
 from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory, Pending
 from rankmill.workers.batches.planner import Rows, WaitingRows
 from rankmill.workers.batches.tokens import Batch, Tokens, pad
@@ -29,6 +30,7 @@ class PairScores:
     ``scores`` is float32, ``[n]`` or ``[n, labels]``; NaN for the rows in ``errors``, row to reason.
     ``tokens`` counts real tokens, ``padded_tokens`` real tokens and padding. ``batches`` counts the
     batches with at least one of the pairs. ``windows`` counts the windows of the ``cut`` passages.
+    ``counted``: the worker's metrics count them.
     """
 
     scores: npt.NDArray[np.float32]
@@ -38,11 +40,13 @@ class PairScores:
     batches: int = 0
     windows: int = 0
     cut: int = 0
+    counted: bool = True
 
     def fail(self, row: int, kind: RowFault, reason: str) -> None:
         """Set the error of a row."""
         self.errors[row] = reason
-        metrics.row_errors.labels(kind).inc()
+        if self.counted:
+            metrics.row_errors.labels(kind).inc()
 
 
 @dataclass(eq=False)
@@ -105,6 +109,10 @@ class Engine:
         Knows which batches fit into memory; others are cut before they run.
     short_batches
         Whether batches of a slow model are smaller, so that each takes half a second (`BatchSizes`).
+    way
+        How rows share a forward; ``None``: as it was proven.
+    counted
+        Whether the worker's metrics count what it scores.
     """
 
     def __init__(
@@ -117,8 +125,12 @@ class Engine:
         search: BudgetSearch | None = None,
         headroom: Headroom | None = None,
         short_batches: bool = False,
+        way: Way | None = None,
+        counted: bool = True,
     ) -> None:
         self.model = model
+        self._way = way or (model.proof.way if model.proof else None)
+        self._counted = counted
         self.token_budget = token_budget
         self._search = search
         self._headroom = headroom or Headroom()
@@ -162,7 +174,7 @@ class Engine:
 
     def prepare(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> Work:
         """Tokenize pairs ``[n]``; pairs that cannot be tokenized get an error and are done."""
-        scored = PairScores(self.model.no_scores(len(queries)))
+        scored = PairScores(self.model.no_scores(len(queries)), counted=self._counted)
         complete = []
         for row, (query, passage) in enumerate(zip(queries, passages, strict=True)):
             if query is None or passage is None:
@@ -218,6 +230,8 @@ class Engine:
             raise
         except _TooLarge:
             self._cut(flight.parts)
+        except _Unlike:
+            self._run_again(flight.parts, _by_length(flight.parts))
         except Exception as error:
             self._recover(flight.parts, error)
         for work, rows in flight.parts:
@@ -246,6 +260,8 @@ class Engine:
         return pad([(work.tokens, rows) for work, rows in parts], self.model.tokenizer.pad_id)
 
     def _begin(self, parts: list[Part]) -> Pending:
+        if self._way == "equal" and len(_by_length(parts)) > 1:
+            raise _Unlike
         return self._headroom.submit(self.model.backend, self._padded(parts))
 
     def _cut(self, parts: list[Part]) -> None:
@@ -307,11 +323,22 @@ class Engine:
             out.tokens += mine_real
             out.padded_tokens += longest * len(rows)
             out.batches += 1
-        metrics.count_batch(done, real, longest * done, self._budget(parts[0][0].tokens))
+        if self._counted:
+            metrics.count_batch(done, real, longest * done, self._budget(parts[0][0].tokens))
 
 
 class _TooLarge(Exception):
     """A batch is not expected to fit into memory."""
+
+
+class _Unlike(Exception):
+    """A batch has rows of several lengths, and the model's scores depend on padding."""
+
+
+def _by_length(parts: list[Part]) -> list[Rows]:
+    """Places of a batch's rows, those of equal lengths together."""
+    lengths = np.concatenate([work.tokens.lengths[rows] for work, rows in parts])
+    return [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
 
 
 def bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, str], None]) -> None:
