@@ -260,7 +260,7 @@ class ScoringWorker(SimpleWorker):
         self._orders.warm(settings.warm)
 
     def load(self, spec: ScoreSpec) -> Loaded:
-        """Load a model, whose scores are proven; tests and simulations override it with models of their own."""
+        """Load a model and prove its scores; tests and simulations override it with models of their own."""
         backend, cache_dir = self._settings.backend, self._settings.cache_dir
         return load_proven(spec, self._device, backend=backend, cache_dir=cache_dir, versions=self._versions)
 

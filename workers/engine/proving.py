@@ -121,6 +121,8 @@ def load_proven(
                     return replace(loaded, proof=proof)
                 logger.warning("%s would not get its own scores: %s", spec.model, proof)
                 failed.append(proof)
+                if proof.wrong:
+                    break  # in whatever company
         without.add((loaded.backend.name, loaded.backend.precision.partition(" ")[0]))
 
 

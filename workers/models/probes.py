@@ -25,6 +25,12 @@ def _words(count: int, start: int = 0, step: int = 7) -> str:
     return " ".join(_WORDS[(start + step * place) % len(_WORDS)] for place in range(count))
 
 
+def _alike(first: str, last: str, count: int) -> list[str]:
+    """Texts that differ, of as many tokens for any tokenizer: the same words between two others."""
+    words = _WORDS[1:12]
+    return [" ".join([first, *words[turn:], *words[:turn], last]) for turn in range(count)]
+
+
 _SHORT = (
     ("how far is the moon", "The moon is 384,400 km away."),
     ("how far is the moon", "Bread is baked at 220 degrees."),
@@ -51,6 +57,7 @@ _SHORT = (
 SCORED = (
     Probe(_words(2 * LONGEST, 0, 11), _words(2 * LONGEST, 3)),
     *(Probe(*pair) for pair in _SHORT),
+    *(Probe("how far is it", text) for text in _alike("It", "now", 8)),
     Probe(_words(5), _words(24, 5)),
     Probe(_words(5), _words(40, 9, 5)),
     Probe(_words(5), _words(61, 2, 3)),
