@@ -83,7 +83,7 @@ class Proof(BaseModel):
         """One line for a log."""
         wrong = f"{self.wrong}; " if self.wrong else ""
         return (
-            f"{self.backend} {self.precision} on {self.device}, {self.way}: {wrong}differs by {self.difference:.2g} "
-            f"from {REFERENCES[self.reference]} (allowed: {self.bound:.2g}), by {self.company:.2g} with the "
-            f"pairs beside it; Spearman {self.spearman:.4f} ({self.probes} pairs)"
+            f"{self.backend} {self.precision} on {self.device}, {self.way}: {wrong}differs by "
+            f"{self.difference:.2g} from {REFERENCES[self.reference]} (allowed: {self.bound:.2g}), by "
+            f"{self.company:.2g} with the pairs beside it; Spearman {self.spearman:.4f} ({self.probes} pairs)"
         )
