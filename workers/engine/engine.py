@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from rankmill.jobs.contract.errors import RowFault
 from rankmill.jobs.contract.proof import Way
+from rankmill.jobs.system import system
 from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory, Pending
 from rankmill.workers.batches.planner import Rows, WaitingRows
 from rankmill.workers.batches.tokens import Batch, Tokens, pad
@@ -21,6 +22,12 @@ from rankmill.workers.engine.budget import BatchSizes, BudgetSearch
 from rankmill.workers.engine.headroom import Headroom
 from rankmill.workers.host import metrics
 from rankmill.workers.models.loading import Model
+
+PROVE_SECONDS = 3600.0
+"""Time after which the probes are scored again, while work comes."""
+
+ERROR_SECONDS = 60.0
+"""The same after an error of the model or the device."""
 
 
 @dataclass
@@ -131,6 +138,7 @@ class Engine:
         self.model = model
         self._way = way or (model.proof.way if model.proof else None)
         self._counted = counted
+        self._proven, self._had_errors = system.monotonic(), False
         self.token_budget = token_budget
         self._search = search
         self._headroom = headroom or Headroom()
@@ -256,6 +264,28 @@ class Engine:
             self.token_budget = self._search.find(self._padded(flight.parts), self._headroom.most_rows)
             self._search = None
 
+    @property
+    def must_prove(self) -> bool:
+        """Whether it is time to call `prove`: an hour after the last time, a minute after an error."""
+        seconds = system.monotonic() - self._proven
+        return self.model.prove_again is not None and (
+            seconds > PROVE_SECONDS or (self._had_errors and seconds > ERROR_SECONDS)
+        )
+
+    def prove(self) -> None:
+        """Score the probes again.
+
+        Raises
+        ------
+        ScoresChanged
+            They are not the model's own any more.
+        DeviceLost
+            The device failed.
+        """
+        if self.model.prove_again is not None and not (proof := self.model.prove_again()).holds:
+            raise ScoresChanged(str(proof))
+        self._proven, self._had_errors = system.monotonic(), False
+
     def _padded(self, parts: list[Part]) -> Batch:
         return pad([(work.tokens, rows) for work, rows in parts], self.model.tokenizer.pad_id)
 
@@ -277,6 +307,8 @@ class Engine:
         """Bisect a failed batch until its parts fit into memory and each row that fails is found."""
         if isinstance(error, OutOfMemory):
             self._shrink_budget(parts)
+        else:
+            self._had_errors = True
         rows = rows_in(parts)
         self._run_again(parts, np.array_split(np.arange(rows), min(2, rows)))
 
@@ -325,6 +357,10 @@ class Engine:
             out.batches += 1
         if self._counted:
             metrics.count_batch(done, real, longest * done, self._budget(parts[0][0].tokens))
+
+
+class ScoresChanged(Exception):
+    """The probes have other scores than when the model was loaded: the device computes wrong things."""
 
 
 class _TooLarge(Exception):

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
@@ -118,7 +118,7 @@ def load_proven(
                     if failed:
                         logger.warning("%s is scored by another way: %s", spec.model, proof)
                     loaded.backend.shares_prefixes = way == "shared"
-                    return replace(loaded, proof=proof)
+                    return replace(loaded, proof=proof, prove_again=partial(proving.measured, way))
                 logger.warning("%s would not get its own scores: %s", spec.model, proof)
                 failed.append(proof)
                 if proof.wrong:
@@ -169,7 +169,7 @@ class Proving:
             "release": _release(),
             "versions": _versions(backend.name),
         }
-        return self._known("proof", about, Proof, lambda: self._measured(way))
+        return self._known("proof", about, Proof, lambda: self.measured(way))
 
     def _known(self, kind: str, about: dict[str, Any], of: type[Kept], find_out: Callable[[], Kept]) -> Kept:
         """What this host knows; else what is found out now, while its other workers wait for it."""
@@ -204,7 +204,8 @@ class Proving:
             if locked:
                 locked.close()
 
-    def _measured(self, way: Way) -> Proof:
+    def measured(self, way: Way) -> Proof:
+        """What the probes show now, whatever is known."""
         began, backend = system.monotonic(), self._loaded.backend
         own, off, reference = self._reference()
         theirs = np.array(own.logits, np.float32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,8 @@ class Model:
     """Names of the outputs, if each is a score: scores are ``[rows, labels]`` then, else ``[rows]``."""
     proof: Proof | None = None
     """What was proven of its scores; ``None``: nothing, as in a simulation."""
+    prove_again: Callable[[], Proof] | None = None
+    """Scores the probes once more."""
 
     def no_scores(self, rows: int) -> Logits:
         """NaN for each score of so many rows."""
@@ -61,7 +63,7 @@ class Loaded:
     """Tokenizer and weights of a model; specs with any length, activation and instruction can share them.
 
     ``held`` keeps the files of a registry's version on this host, ``source`` is where the files are.
-    ``proof`` is what was proven of the scores.
+    ``proof`` is what was proven of the scores; ``prove_again`` as of `Model`.
     """
 
     about: Description
@@ -71,6 +73,7 @@ class Loaded:
     held: object = None
     source: str | Path = ""
     proof: Proof | None = None
+    prove_again: Callable[[], Proof] | None = None
 
     def model(self, spec: ScoreSpec) -> Model:
         """The model with the length, activation, prompt and output of `spec`.
@@ -93,6 +96,7 @@ class Loaded:
                 windows=_windows(spec, about, tokenizer),
                 labels=about.labels if spec.all_labels and len(about.labels) > 1 else (),
                 proof=self.proof,
+                prove_again=self.prove_again,
             )
 
 

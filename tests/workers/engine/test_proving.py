@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from rankmill import Client
 from rankmill.jobs.contract.errors import WorkerError
 from rankmill.jobs.contract.proof import Proof
 from rankmill.jobs.contract.spec import ScoreSpec
@@ -30,6 +32,8 @@ from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.host.disk_cache import _digests
 from rankmill.workers.models import activation, loading, prompts, tokenizer
+from tests.conftest import Server, StartWorker, wait_for
+from tests.harness.environ import QUICK_LEASE
 from tests.harness.models.backends import require
 from tests.harness.models.rerankers import PAIR_TEMPLATE, make_decoder
 from tests.harness.models.tiny import cross_encoder, make_bert
@@ -379,3 +383,23 @@ def test_what_is_planted_in_a_language_model_is_refused(
     monkeypatch.setattr(proving, "_release", lambda: "with a fault")
     proof = served(decoder, tmp_path / "cache")
     assert proof is None or (plant.startswith("prefixes") and proof.way == "padded")
+
+
+def test_a_worker_whose_device_breaks_answers_nothing_more(
+    server: Server, workers: StartWorker, bert: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    options = {"BROKEN": str(broken), "RANKMILL_BACKEND": "torch", **QUICK_LEASE}
+    worker = workers(worker_class="tests.harness.misbehaving.BrokenDeviceWorker", environ=options)
+    client = Client(server.url, model=str(bert), precision="fp32")
+    np.testing.assert_allclose(client.score(PAIRS, timeout=60), own_scores(bert), atol=1e-4)
+    broken.touch()
+    time.sleep(0.6)
+    run = client.submit(PAIRS)
+    wait_for(lambda: worker.poll() is not None)
+    assert worker.returncode == 1
+    said = (tmp_path / "worker.log").read_text()
+    assert "gets wrong scores on this device now: torch fp32 on cpu, padded: differs by 0.01" in said
+    assert "Score these runs again" in said
+    workers()
+    np.testing.assert_allclose(list(run), own_scores(bert), atol=1e-4)
