@@ -108,6 +108,8 @@ def choose_backend(
                 obstacles[kind.name] = f"its scores in {_either(unfit)} are not the model's"
         else:
             obstacles[kind.name] = obstacle
+    measured = [each for each in able if BACKENDS[each[0]].is_measured(config, plain=plain)]
+    able = measured or able
     able.sort(key=lambda each: device != "cpu" and each[1] == "fp32")  # a GPU's last resort
     if able:
         backend, chosen = _fastest(able, config, device, cache)
@@ -153,7 +155,7 @@ def _int8_gain(
 ) -> float | None:
     """How many times as fast as the choice int8 would be, in a backend that can run the model."""
     kinds = [BACKENDS[name] for name, _ in able]
-    with_int8 = [kind for kind in kinds if set(INT8) & set(kind.probed)]
+    with_int8 = [each for each in kinds if set(INT8) & set(each.probed) and each.is_measured(config)]
     if device != "cpu" or all(kind.obstacle(config, device, "int8") for kind in with_int8):
         return None
     return _speeds(able, config, cache).int8_gain(chosen)

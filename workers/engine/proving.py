@@ -33,7 +33,7 @@ from rankmill.workers.backends.speed import Combination
 from rankmill.workers.engine.probing import Probed, digest, tokens_of
 from rankmill.workers.host.device import device_name, threads
 from rankmill.workers.host.disk_cache import lock, version
-from rankmill.workers.models.loading import Loaded, find_max_length, load, one_line
+from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_length, load, one_line
 from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
 from rankmill.workers.models.versions import VersionStore
 
@@ -45,6 +45,9 @@ _TIMES = 2.0
 
 _LARGEST = 4 << 30
 """Bytes of weights over which transformers' model is not run in fp32 on the CPU."""
+
+_LONGEST = 160
+"""Characters of an error in a proof."""
 
 _TOP = Path(__file__).resolve().parents[1]
 
@@ -105,6 +108,12 @@ def load_proven(
     while True:
         try:
             loaded = load(spec, device, backend, cache_dir, versions, without)
+        except CannotConvert as error:
+            if backend != "auto":
+                raise
+            logger.warning("%s; another backend is tried", error)
+            without.add(error.combination)
+            continue
         except WorkerError:
             if not failed:
                 raise
@@ -245,7 +254,7 @@ class Proving:
             return f"transformers' own output for a pair changes by {own.drift:.2g} after other pairs"
         lost = [row for row in probed.errors if np.isfinite(theirs[row]).all()]
         if lost:
-            return f"probe {lost[0]} has no score: {probed.errors[lost[0]]}"
+            return f"probe {lost[0]} has no score: {probed.errors[lost[0]][:_LONGEST]}"
         whole = self._loaded.model(self._spec)
         if tokens_of(whole, over_the_limit(self._limit)) != list(own.tokens[scored:]):
             return f"pairs over the limit of {self._limit} tokens have other tokens"

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -149,7 +150,16 @@ def load(
         _scores(spec, about)  # what the spec lacks is said before the weights are read
         tokenizer_for(spec, about, find_max_length(spec, about))
         asked = answers(spec, about) if about.layout.task == "causal" else None
-        files = ModelFiles(source, revision, about.config, cache, about.layout, asked, found.check_unchanged)
+        files = ModelFiles(
+            source,
+            revision,
+            about.config,
+            cache,
+            about.layout,
+            asked,
+            _load_network,
+            found.check_unchanged,
+        )
         choice = choose_backend(
             backend, spec.precision, about.config, device, cache, plain=about.plain, without=without
         )
@@ -175,12 +185,36 @@ def _windows(spec: ScoreSpec, about: Description, tokenizer: Tokenize) -> Window
     return Windows(about.tokenizer, tokenizer, spec.long_stride)
 
 
+def _load_network(files: ModelFiles) -> Any:
+    from rankmill.workers.backends.torch.networks import load_network
+
+    return load_network(files)
+
+
+class CannotConvert(SpecError):
+    """A backend cannot make its own form of a model, or run that; ``combination`` is what was tried."""
+
+    def __init__(self, combination: Combination, reason: str) -> None:
+        super().__init__(reason)
+        self.combination = combination
+
+
 def _load_backend(choice: BackendChoice, files: ModelFiles, device: str) -> Backend:
     try:
         return BACKENDS[choice.backend].load(files, device, choice.precision)
     except ImportError as error:
         raise SpecError(
             f"backend {choice.backend} cannot be imported ({error}); {BACKENDS[choice.backend].installed_by}"
+        ) from error
+    except Exception as error:
+        if choice.backend == "torch" or isinstance(error, (RankmillError, OutOfMemory, DeviceLost, OSError)):
+            raise
+        if isinstance(error, MemoryError):
+            raise
+        reason = " ".join(str(error).split())[:_LONGEST]
+        raise CannotConvert(
+            (choice.backend, choice.precision),
+            f"backend {choice.backend} cannot run the model in {files.source}: {reason}; use --backend torch",
         ) from error
 
 

@@ -39,6 +39,7 @@ from tests.harness.models.rerankers import PAIR_TEMPLATE, make_decoder
 from tests.harness.models.tiny import cross_encoder, make_bert
 from tests.harness.tools import slow_but
 from tests.workers.engine.test_engine import some_pairs
+from tests.workers.models.test_padding import make
 
 PAIRS = list(zip(*some_pairs(24), strict=True))
 
@@ -403,3 +404,34 @@ def test_a_worker_whose_device_breaks_answers_nothing_more(
     assert "Score these runs again" in said
     workers()
     np.testing.assert_allclose(list(run), own_scores(bert), atol=1e-4)
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "Albert": {"embedding_size": 16},
+    "MPNet": {},
+    "DebertaV2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 16},
+    "BigBird": {"attention_type": "original_full"},
+    "Longformer": {"attention_window": 16},
+    "Nystromformer": {},
+}
+
+
+@pytest.mark.parametrize("backend", slow_but(["openvino", "onnx"], "openvino"))
+@pytest.mark.parametrize("family", slow_but(OTHERS, "DebertaV2"))
+def test_other_families_are_scored_by_graphs_too_or_refused(
+    family: str, backend: str, tmp_path: Path
+) -> None:
+    require(backend)
+    model = make(family, tmp_path / "model", **OTHERS[family])
+    proof = served(model, tmp_path / "cache", backend)
+    assert (proof is None) == (family == "Longformer")  # its graph is of one length
+    assert proof is None or proof.way == ("equal" if family == "Nystromformer" else "padded")
+
+
+def test_several_outputs_are_scored_by_a_graph_too(tmp_path: Path) -> None:
+    require("openvino")
+    model = make_bert(tmp_path / "model", labels=3)
+    spec = ScoreSpec(model=str(model), precision="fp32", all_labels=True)
+    loaded = load_proven(spec, "cpu", "openvino", str(tmp_path / "cache"))
+    scores = Engine(loaded.model(spec), 512).score(*zip(*PAIRS, strict=True)).scores
+    np.testing.assert_allclose(scores, own_scores(model), atol=1e-4)

@@ -27,5 +27,4 @@ KIND = BackendKind(
     precisions={"cpu": ("fp32", "bf16"), "cuda": ("fp32", "fp16", "bf16"), "mps": ("fp32", "fp16")},
     load=_load,
     probe=_probe,
-    families=None,
 )
