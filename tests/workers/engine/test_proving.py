@@ -93,9 +93,11 @@ def no_mask(patch: Patch) -> None:
 
 
 def swapped_segments(patch: Patch) -> None:
-    in_the_batch(
-        patch, lambda each: batches.Batch(each.ids, np.logical_not(each.types).astype(int), each.mask)
-    )
+    def change(each: batches.Batch) -> batches.Batch:
+        assert each.types is not None
+        return batches.Batch(each.ids, np.where(each.types == 0, 1, 0), each.mask)
+
+    in_the_batch(patch, change)
 
 
 def lost_segments(patch: Patch) -> None:
