@@ -27,7 +27,7 @@ from rankmill.jobs.contract.arrow import leave_out_pandas
 from rankmill.jobs.contract.errors import ConfigError, RankmillError
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.ordered_queue import OrderedQueue
-from rankmill.jobs.protocol.recovery import failure_handler
+from rankmill.jobs.protocol.recovery import failure_handler, sighting
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import (
     SCORING_FIELD,
@@ -350,7 +350,9 @@ class ScoringWorker(SimpleWorker):
             job.heartbeat(now(), lease, pipeline=pipe)
             job.prepare_for_execution(self.name, pipeline=pipe)
             pipe.expire(job.key, job.run_ttl)
-            pipe.lrem(Queue(job.origin, connection=self.connection).intermediate_queue_key, 1, job.id)
+            queue = Queue(job.origin, connection=self.connection)
+            pipe.lrem(queue.intermediate_queue_key, 1, job.id)
+            pipe.delete(sighting(queue, job.id.encode()))
             pipe.execute()
         return execution
 

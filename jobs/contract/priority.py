@@ -1,12 +1,14 @@
-"""The priority of a run: requests, whose caller waits for them, come before bulk work.
+"""The priority of a run, and its tenant: requests, whose caller waits for them, come before bulk work, and
+tenants get equal parts, or parts by their weight.
 
-The run's id carries it, so that each job's id does too: every queue of job ids can be kept in order, and
+The run's id carries both, so that each job's id does too: every queue of job ids can be kept in order, and
 workers of the release before, which refuse a run with a field that they do not know, score it as well.
 """
 
 from __future__ import annotations
 
-from typing import Literal, cast, get_args
+import hashlib
+from typing import Literal, NamedTuple, cast, get_args
 
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.system import system
@@ -15,6 +17,9 @@ Priority = Literal["request", "bulk"]
 
 REQUEST_ROWS = 256
 """Most pairs of a run that is a request if nobody says otherwise."""
+
+GROUP = 12
+"""Hexadecimal digits of an id that stand for the tenant."""
 
 _MARK = "r"
 """First letter of a request's id, which is no hexadecimal digit; the rest of it, and a bulk run's id, are."""
@@ -35,9 +40,33 @@ def choose_priority(asked: str | None, rows: int | None) -> Priority:
     return cast("Priority", asked)
 
 
-def new_run_id(priority: Priority) -> str:
-    """A new id for a run of this priority."""
-    return (_MARK if priority == "request" else "") + system.unique_id()
+class Tenant(NamedTuple):
+    """For whom a run is scored, and his weight: he gets this many times what one of weight 1 gets.
+
+    Runs without a tenant have one together, whose name is empty.
+    """
+
+    name: str = ""
+    weight: float = 1.0
+
+
+NOBODY = Tenant()
+"""The tenant of runs that have none."""
+
+
+def group_of(tenant: str) -> str:
+    """What stands for a tenant in the ids of his runs."""
+    return hashlib.sha256(tenant.encode()).hexdigest()[:GROUP]
+
+
+def new_run_id(priority: Priority, tenant: str = "") -> str:
+    """A new id for a run of this priority and tenant."""
+    return (_MARK if priority == "request" else "") + group_of(tenant) + system.unique_id()[GROUP:]
+
+
+def group_in(run_id: str) -> str:
+    """The group in a run's id, with the mark of requests; of a release before, one that no other run has."""
+    return run_id[: GROUP + run_id.startswith(_MARK)]
 
 
 def run_id_of_request(job_id: str) -> str:

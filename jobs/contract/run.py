@@ -10,13 +10,21 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import from_json
 
 from rankmill.jobs.contract.errors import WireError
-from rankmill.jobs.contract.priority import Priority, choose_priority, new_run_id, priority_of
+from rankmill.jobs.contract.priority import (
+    NOBODY,
+    Priority,
+    Tenant,
+    choose_priority,
+    new_run_id,
+    priority_of,
+)
 from rankmill.jobs.contract.schema import (
     EXTENDED_FORMAT,
     FORMAT,
     NEW_SPEC_FORMAT,
     Count,
     Seconds,
+    Weight,
     WireModel,
 )
 from rankmill.jobs.contract.spec import ScoreSpec
@@ -51,12 +59,11 @@ class Run(WireModel):
 
     ``rows`` is the number of input rows; ``None`` if the producer did not know it at the start.
     ``created`` is in seconds since 1970. ``ttl`` is in seconds; it counts from the latest change to the run.
-    ``tenant`` is for whom it is scored, and ``share`` how much of the workers' time is the tenant's, in
-    proportion to the others'. ``inputs`` is what a row is.
+    ``weight`` is that of its tenant, whom its id says. ``inputs`` is what a row is.
     """
 
     formats: ClassVar[frozenset[int]] = frozenset({FORMAT, NEW_SPEC_FORMAT, EXTENDED_FORMAT})
-    added: ClassVar[frozenset[str]] = frozenset({"tenant", "share", "inputs"})
+    added: ClassVar[frozenset[str]] = frozenset({"weight", "inputs"})
 
     id: str
     spec: Annotated[ScoreSpec, BeforeValidator(_parse_spec)]
@@ -65,8 +72,7 @@ class Run(WireModel):
     max_retries: Count
     created: Seconds
     rows: Annotated[Count | None, BeforeValidator(_none_if_empty)] = None
-    tenant: Annotated[str, Field(max_length=200)] = ""
-    share: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    weight: Weight = 1.0
     inputs: Inputs = "pairs"
 
     @property
@@ -146,10 +152,12 @@ def new_run(
     max_retries: int,
     rows: int | None = None,
     priority: Priority | None = None,
+    tenant: Tenant = NOBODY,
 ) -> Run:
     """A new run, not written to any server yet; without a `priority`, its number of rows decides."""
     return Run(
-        id=new_run_id(choose_priority(priority, rows)),
+        id=new_run_id(choose_priority(priority, rows), tenant.name),
+        weight=tenant.weight,
         spec=spec,
         queue=queue,
         ttl=ttl,

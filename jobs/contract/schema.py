@@ -17,7 +17,7 @@ NEW_SPEC_FORMAT = 3
 """Version of a run whose spec has fields or values that format 2 does not have; all else stays at 2."""
 
 EXTENDED_FORMAT = 5
-"""Version of what says more than formats 2 and 3 can: a run with a tenant or a share, or with other rows than
+"""Version of what says more than formats 2 and 3 can: a run with a tenant's weight, or with other rows than
 pairs; a payload of such rows; a result with the model's digest or proven bound. Each is an optional field, so
 the features that need them change no version again. A worker writes such a result only for a job whose
 metadata says that its producer reads this version."""
@@ -27,6 +27,9 @@ Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 Seconds = Annotated[float, Field(ge=0, lt=1e12)]
 """A duration, or a time since 1970."""
+
+Weight = Annotated[float, Field(gt=0, le=1e6)]
+"""How many times what others get a tenant gets."""
 
 MAX_CHUNK_ROWS = 1 << 20
 """Most rows of a chunk."""

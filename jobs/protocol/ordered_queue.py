@@ -54,6 +54,9 @@ local function run_of(id)  -- nil if it is no bulk run's; jobs of a run are most
   its_jobs = last_run and last_run .. '-'
   return last_run or nil
 end
+local function group_of(id)  -- the tenant, as contract/priority.py has it in ids
+  return string.sub(id, 1, string.sub(id, 1, 1) == 'r' and 13 or 12)
+end
 local function first_bulk()
   local head = redis.call('LINDEX', queue, 0)
   if not head or is_bulk(head) then return 0 end
@@ -84,6 +87,23 @@ if not is_bulk(ARGV[3]) then ring(KEYS[2]) end
 """
 )
 
+_RESCUE = (
+    _COMMON
+    + """
+local bell, transit, seen, id, now = KEYS[2], KEYS[3], KEYS[4], ARGV[3], tonumber(ARGV[4])
+if not redis.call('LPOS', transit, id) then return end  -- its worker has begun it meanwhile
+local since = tonumber(redis.call('GET', seen) or '')
+if not since then
+  redis.call('SET', seen, ARGV[4], 'EX', 3600)
+elseif now - since > tonumber(ARGV[5]) then
+  redis.call('LREM', transit, 1, id)
+  place(id, true)
+  if not is_bulk(id) then ring(bell) end
+  redis.call('DEL', seen)
+end
+"""
+)
+
 _SORT_REQUESTS = (
     _COMMON
     + """
@@ -107,7 +127,18 @@ _TAKE = (
     + """
 local transit, bell, idle, workers = KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local kinds, name, may_idle, now = ARGV[1], ARGV[2], ARGV[3] == '1', redis.call('TIME')[1]
-local take = {}
+local take, rank = {}, {}
+for place = 9, #ARGV do rank[ARGV[place]] = place end
+-- Which of two jobs is next: not one of a run that the worker has just refused, then the tenant that has had
+-- the least, then his run that has had the least.
+local function before(id, run, best)
+  local its = {rank['!' .. run] and 1 or 0, rank[group_of(id)] or 0, rank[run] or 0, id = id}
+  for at = 1, 3 do
+    if best and its[at] ~= best[at] then return its[at] < best[at] and its or best end
+  end
+  return best or its
+end
+local function is_first(its) return its[1] + its[2] + its[3] == 0 end
 local function bring_requests()
   local head = redis.call('LINDEX', queue, 0)
   if ARGV[6] == '0' or not head or not is_bulk(head) then return end
@@ -120,20 +151,35 @@ local function bring_requests()
 end
 function take.request()
   bring_requests()
-  local id = redis.call('LINDEX', queue, 0)
-  if id and not is_bulk(id) then return redis.call('LMOVE', queue, transit, 'LEFT', 'RIGHT') end
-  redis.call('DEL', bell)
+  local best
+  for _, id in ipairs(redis.call('LRANGE', queue, 0, tonumber(ARGV[5]) - 1)) do
+    if is_bulk(id) then break end
+    best = before(id, '', best)
+    if is_first(best) then break end
+  end
+  if not best then redis.call('DEL', bell) return nil end
+  redis.call('LREM', queue, 1, best.id)
+  redis.call('RPUSH', transit, best.id)
+  return best.id
 end
--- Brings jobs of runs that have less than their part of the `near` ones there, out of a piece of the list
--- further back. The list's last jobs get their places: the server walks to a job that it removes.
-local function bring_bulk(near, has, last, at, runs)
-  local start, part = at + tonumber(ARGV[7]), math.floor(#near / (runs + 1))
+-- Brings jobs of runs or tenants that have less than their part of the `near` ones there, out of a piece of
+-- the list further back. The list's last jobs get their places: the server walks to a job that it removes.
+local function bring_bulk(near, has, last, at, runs, groups)
+  local start = at + tonumber(ARGV[7])
   local found, lacking, brought = {}, {}, {}
+  local function lacks(name, parts)
+    local had, part = has[name] or 0, math.floor(#near / (parts + 1))
+    if had >= part or not (lacking[name] or had < part / 2) then return false end
+    lacking[name] = true
+    return true
+  end
   for place, id in ipairs(redis.call('LRANGE', queue, start, start + tonumber(ARGV[8]) - 1)) do
     local run = run_of(id)
-    local had = run and (has[run] or 0)
-    if had and had < part and (lacking[run] or had < part / 2) then
-      has[run], lacking[run] = had + 1, true
+    local group = run and group_of(id)
+    -- A tenant with its part gets no more runs there: they would take the place of the others' jobs.
+    local open = run and (groups == 1 or (has[group] or 0) < #near / groups)
+    if open and (lacks(run, runs) or lacks(group, groups)) then
+      has[run], has[group] = (has[run] or 0) + 1, (has[group] or 0) + 1
       found[#found + 1] = {id = id, run = run, place = start + place - 1}
     end
   end
@@ -152,26 +198,25 @@ local function bring_bulk(near, has, last, at, runs)
   return brought
 end
 function take.bulk()
-  local rank, best, has, last, runs = {}, nil, {}, {}, 0
-  for place = 9, #ARGV do rank[ARGV[place]] = place end
-  local function consider(id, run)
-    local its = rank[run] or 0
-    if best == nil or its < best.rank then best = {id = id, rank = its} end
-    return its
-  end
+  local best, has, last, runs, groups = nil, {}, {}, 0, 0
   local at = first_bulk()
   local near = redis.call('LRANGE', queue, at, at + tonumber(ARGV[5]) - 1)
   for _, id in ipairs(near) do
     local run = run_of(id)
     if run then
-      if consider(id, run) == 0 then break end
+      best = before(id, run, best)
+      if is_first(best) then break end
+      local group = group_of(id)
       if not has[run] then runs = runs + 1 end
-      has[run], last[run] = (has[run] or 0) + 1, id
+      if not has[group] then groups = groups + 1 end
+      has[run], has[group], last[run] = (has[run] or 0) + 1, (has[group] or 0) + 1, id
     end
   end
   if best == nil then return nil end
-  if best.rank > 0 and ARGV[8] ~= '0' then
-    for _, each in ipairs(bring_bulk(near, has, last, at, runs)) do consider(each.id, each.run) end
+  if not is_first(best) and ARGV[8] ~= '0' then
+    for _, each in ipairs(bring_bulk(near, has, last, at, runs, groups)) do
+      best = before(each.id, each.run, best)
+    end
   end
   redis.call('LREM', queue, 1, best.id)
   redis.call('RPUSH', transit, best.id)
@@ -281,6 +326,12 @@ class OrderedQueue(Queue):
         else:
             client.eval(_PLACE, 2, self.key, keys.bell(self.name), *numbers, job_id, int(at_front))
 
+    def rescue(self, job_id: bytes, seen: bytes, now: float, seconds: float) -> None:
+        """Put a job back that was taken `seconds` ago and is not begun; the key `seen` says since when."""
+        client: Any = self.connection
+        places = [self.key, keys.bell(self.name), self.intermediate_queue_key, seen]
+        client.eval(_RESCUE, 4, *places, _BELL_RINGS, _BELL_SECONDS, job_id, now, seconds)
+
     def sort(self) -> int:
         """Put requests that RQ alone has put behind bulk work before it; return how many."""
         client: Any = self.connection
@@ -350,7 +401,7 @@ class OrderedQueue(Queue):
     def take(
         self,
         kinds: Sequence[Priority],
-        runs: Sequence[str] = (),
+        order: Sequence[str] = (),
         *,
         worker: str = "",
         idle: bool = False,
@@ -363,8 +414,10 @@ class OrderedQueue(Queue):
         ----------
         kinds
             Which jobs to take.
-        runs
-            Ids of bulk runs; of those that wait, a run that is not listed comes first, then the earliest.
+        order
+            Tenants, by the groups in ids, and ids of bulk runs: who has had the least is named first. Next is
+            a job of a tenant that is not named, then of the first one; of a tenant's runs likewise. A run
+            with ``!`` before its id comes after all others.
         worker, idle
             Name of the worker, and whether it will be idle without a job.
         bring
@@ -378,7 +431,7 @@ class OrderedQueue(Queue):
         places = [self.key, self.intermediate_queue_key, keys.bell(self.name), keys.idle(self.name)]
         registered = WORKERS_BY_QUEUE_KEY % self.name
         how = [" ".join(kinds), worker, int(idle), IDLE_SECONDS, LOOK_AT, int(bring), *further]
-        return Taken(*client.eval(_TAKE, 5, *places, registered, *how, *runs))
+        return Taken(*client.eval(_TAKE, 5, *places, registered, *how, *order))
 
     def claim_idle(self, most: int) -> int:
         """Forget up to `most` idle workers and return how many; 0 while jobs wait, which they will take."""

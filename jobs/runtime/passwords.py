@@ -28,6 +28,12 @@ def remember_password(password: object) -> None:
         _known.update({password, quote(password), quote(password, safe=""), quote_plus(password)})
 
 
+def known_password(value: str | None) -> str | None:
+    """A setting that is a password, masked from now on."""
+    remember_password(value)
+    return value
+
+
 def remember_url(url: str) -> None:
     """Mask the passwords of this URL from now on."""
     try:

@@ -14,13 +14,21 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidationInfo
 
 from rankmill.jobs.contract.errors import ConfigError
 from rankmill.jobs.contract.prompts import read_template
-from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS
+from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS, Weight
 from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import (
     Activation,
@@ -31,7 +39,7 @@ from rankmill.jobs.contract.spec import (
     complaint,
     nearest,
 )
-from rankmill.jobs.runtime.passwords import mask_passwords, read_secret
+from rankmill.jobs.runtime.passwords import known_password, mask_passwords, read_secret
 from rankmill.jobs.runtime.yaml_files import read_yaml, shown
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -54,6 +62,7 @@ _NOT_SETTINGS = re.compile(
 
 BASE = shipped("configs", "base.yaml")
 
+GatewayKey = Annotated[str | None, Field(min_length=16), AfterValidator(known_password)]
 WebhookSecret = Annotated[str | None, BeforeValidator(read_secret)]
 
 
@@ -76,7 +85,10 @@ class GatewaySettings(BaseModel):
     gateway_grpc_key: str | None = Field(min_length=1)
     gateway_grpc_client_ca: str | None = Field(min_length=1)
     gateway_open: bool
+    gateway_open_metrics: bool
+    gateway_api_key: GatewayKey
     gateway_models: Names
+    gateway_dialect: Literal["tei", "cohere", "jina", "infinity", "voyage", "vllm"] | None
     gateway_hosts: Names
     gateway_origins: Names
     gateway_body_mib: int = Field(ge=1, le=1024)
@@ -174,6 +186,8 @@ class Settings(GatewaySettings, WorkerSettings):
     chunk_size: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_CHUNK_ROWS)]
     window: Count
     window_mib: int = Field(ge=1)
+    tenant: str = Field(max_length=200)
+    weight: Weight
     run_ttl: int = Field(ge=60)
     max_retries: int = Field(ge=0)
     workers: Count

@@ -90,7 +90,6 @@ class _LoopClient(Client):
     _resolver_class = _LoopResolver
 
     def _connect(self, url: str) -> RunStore:
-        self.url = url
         self._beginning = asyncio.Semaphore(_BEGINNING)
         self.redis = LoopRedis(url, self.settings.redis_wait_seconds)
         return LoopStore(self.redis)
@@ -322,6 +321,8 @@ class AsyncClient:
         except (redis.RedisError, OSError) as error:  # a TimeoutError is an OSError
             if failed := connection_failed(self._client.url, error):
                 raise failed from None
+        else:
+            await bridge.run(self._client.note_durability, self._client.redis)
 
 
 def _failed(task: asyncio.Task[None]) -> bool:

@@ -119,6 +119,8 @@ def submit_file(
             queue=settings.queue,
             chunk_size=settings.chunk_size,
             webhook=webhook,
+            tenant=settings.tenant or None,
+            weight=settings.weight if settings.tenant else None,
         )
     except ValidationError as error:
         raise ConfigError(f"webhook: {webhook!r:.80} is no http:// or https:// URL") from error

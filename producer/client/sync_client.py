@@ -17,15 +17,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import pyarrow as pa
+import redis
 
 from rankmill.jobs.contract.errors import ConfigError, InputError, RankmillError, StillWaiting
-from rankmill.jobs.contract.priority import Priority, choose_priority
+from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority
 from rankmill.jobs.contract.run import Run, new_run
 from rankmill.jobs.contract.schema import MAX_CHUNK_ROWS
 from rankmill.jobs.contract.spec import ScoreSpec, SpecOptions
 from rankmill.jobs.protocol.runs import DetachedChunks, RunStore
 from rankmill.jobs.registry.resolver import Resolver
 from rankmill.jobs.runtime.connection import connect
+from rankmill.jobs.runtime.durability import Durability, read_durability, warn_of_risks
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import redis_errors
 from rankmill.jobs.runtime.settings import Settings, load_settings
@@ -105,6 +107,8 @@ class Client:
             raise ConfigError("no Redis server is named: give redis_url or set REDIS_URL")
         if "," in self.settings.queue:
             raise ConfigError(f"queue: {self.settings.queue!r:.80} are several; a run goes to one queue")
+        self.url = url
+        self.durability: Durability | None = None
         self.store = self._connect(url)
         self._resolver = self._resolver_class(self.settings.registry)
         self._shadows = system.Semaphore(_SHADOWS)
@@ -149,7 +153,19 @@ class Client:
         self._ends.close()
 
     def _connect(self, url: str) -> RunStore:
-        return RunStore(connect(url, self.settings.redis_wait_seconds))
+        client = connect(url, self.settings.redis_wait_seconds)
+        self.note_durability(client)
+        return RunStore(client)
+
+    def note_durability(self, client: redis.Redis) -> None:
+        """Look how the server keeps data, and warn of what concerns all runs."""
+        self.durability = read_durability(client)
+        warn_of_risks(self.durability, self.url, "every run")
+
+    def _warn_of_losses(self) -> None:
+        """Warn of what concerns a run that only the server has; an embedded one ends with this process."""
+        if self._cluster is None:
+            warn_of_risks(self.durability, self.url, "only in Redis")
 
     def start(
         self,
@@ -164,6 +180,7 @@ class Client:
         reuse: EarlierScores | None = None,
         deadline: float = math.inf,
         sharers: int = 1,
+        tenant: Tenant | None = None,
         **spec: Unpack[SpecOptions],
     ) -> ScoringRun:
         """Like `submit`, for tables that the caller cuts.
@@ -184,9 +201,11 @@ class Client:
             Stores the results; scores of an earlier output. Chunks and pairs that they have are not scored.
         deadline, sharers
             When to stop waiting for the server, in `time.monotonic` seconds; as of `WindowSize`.
+        tenant
+            For whom the run is; default: the settings.
         """
         settings = self.settings
-        run = self._new_run(rows, priority, **spec)
+        run = self._new_run(rows, priority, tenant, **spec)
         with about(run=run.id):
             total = "rows as they come" if rows is None else f"{rows} rows"
             logger.info("run begins: %s on queue %r, model %s", total, run.queue, run.spec.model)
@@ -214,7 +233,9 @@ class Client:
             raise
         return ScoringRun(driver)
 
-    def _new_run(self, rows: int | None, priority: Priority | None, **spec: Any) -> Run:
+    def _new_run(
+        self, rows: int | None, priority: Priority | None, tenant: Tenant | None = None, **spec: Any
+    ) -> Run:
         settings = self.settings
         return new_run(
             self._resolver.pinned(run_spec(settings, spec)),
@@ -223,6 +244,7 @@ class Client:
             max_retries=settings.max_retries,
             rows=rows,
             priority=priority,
+            tenant=tenant or Tenant(settings.tenant, settings.weight),
         )
 
     def score(
@@ -346,6 +368,7 @@ class Client:
         """
         if not detached:
             return self._start(pairs, columns, priority=priority, **spec)
+        self._warn_of_losses()
         settings = self.settings
         run = self._new_run(_rows(pairs), priority, **spec)
         size = _DETACHED_ROWS if settings.chunk_size == "auto" else settings.chunk_size
@@ -407,6 +430,7 @@ class Client:
         self, request: FileRequest, *, webhook: str | None = None, **spec: Any
     ) -> SubmittedFile:
         """`submit_file`, for a request that is made already."""
+        self._warn_of_losses()
         return submit_file(
             self.files, request, self._resolver.pinned(run_spec(self.settings, spec)), self.settings, webhook
         )
@@ -418,13 +442,15 @@ class Client:
         columns: tuple[str, str] = COLUMNS,
         priority: Priority | None = None,
         deadline: float = math.inf,
+        tenant: Tenant | None = None,
         **spec: Unpack[SpecOptions],
     ) -> ScoringRun:
-        """As `submit` (or `start`, with `deadline`), also for an alias for several versions."""
+        """As `submit` (or `start`, with `deadline` and `tenant`), also for an alias for several versions."""
         choice = self._resolver.choice(str(spec.get("model", self.settings.model)))
+        options: dict[str, Any] = {**spec, "priority": priority, "deadline": deadline, "tenant": tenant}
         if choice is None or choice.only:
-            return self._start(pairs, columns, priority=priority, deadline=deadline, **spec)
-        return self._start_split(choice, pairs, columns, priority, deadline, **spec)
+            return self._start(pairs, columns, **options)
+        return self._start_split(choice, pairs, columns, **options)
 
     def _start(self, pairs: Pairs, columns: tuple[str, str], **options: Any) -> ScoringRun:
         """Start a run of `pairs`; `options` as of `start`."""
@@ -435,8 +461,10 @@ class Client:
         choice: Resolved,
         pairs: Pairs,
         columns: tuple[str, str],
+        *,
         priority: Priority | None,
         deadline: float,
+        tenant: Tenant | None,
         **spec: Any,
     ) -> ScoringRun:
         """Start a run for each version of an alias, and one of its shadow."""
@@ -444,7 +472,9 @@ class Client:
         table = pa.concat_tables(tables).select(list(columns)) if tables else pa.table({})
         queries = table[columns[0]].to_pylist() if tables else []
         rows = rows_by_version(choice.name, choice.versions, queries)
-        options = {**spec, "priority": choose_priority(priority, len(table)), "deadline": deadline}
+        options = {
+            **spec, "priority": choose_priority(priority, len(table)), "deadline": deadline, "tenant": tenant,
+        }  # fmt: skip
         runs: list[ScoringRun] = []
         try:
             for version, numbers in rows.items():

@@ -56,6 +56,8 @@ HELP = {
     "long_stride": "Tokens from the start of a window to the start of the next.",
     "redis_url": "redis://, rediss:// (TLS), unix:// or redis+sentinel:// URL of the server.",
     "queue": "Name of the queue.",
+    "tenant": "For whom it is scored: tenants that wait get equal numbers of pairs, whatever they send.",
+    "weight": "How many times what a tenant of weight 1 gets this one gets.",
     "file_queue": "Name of the queue of submitted runs.",
     "runner_read": "Folders and URLs that runs may read from, separated by commas.",
     "runner_write": "Folders and URLs that runs may write to, separated by commas.",
@@ -81,6 +83,7 @@ _NONE = {
     "redis_url": "REDIS_URL",
     "registry": "RANKMILL_REGISTRY",
     "warm": "none",
+    "tenant": "none",
     "exporter_hosts": "none",
 }
 """Text that --help shows as the default of a setting whose default is `None` or empty."""

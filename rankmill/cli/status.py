@@ -15,6 +15,7 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import InputError
 from rankmill.jobs.contract.run import MAX_ROW_ERRORS, Run
 from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.runtime.durability import read_durability
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.submitted import SubmittedFile, find_submitted, submitted_files
 from rankmill.producer.collect.detached import collect_detached
@@ -37,10 +38,13 @@ def status(run_id: str | None, settings: Settings, **how: bool) -> None:
         run = (find_submitted(files, run_id) or SubmittedFile(files, run_id)).status()
         click.echo(run.model_dump_json() if how["as_json"] else describe(run))
         return
+    client = options.connection(settings)
+    known = {"durability": read_durability(client)}
     view = View(
-        lambda cluster: tables.overview(cluster, _STATUS_RUNS), lambda cluster: cluster.model_dump_json()
+        lambda cluster: tables.overview(cluster.model_copy(update=known), _STATUS_RUNS),
+        lambda cluster: cluster.model_copy(update=known).model_dump_json(),
     )
-    view.show(options.connection(settings), **how)
+    view.show(client, **how)
 
 
 @options.command("runs")

@@ -25,6 +25,7 @@ from rankmill.jobs.protocol.queues import UNUSED_SECONDS
 from rankmill.jobs.protocol.set_aside import SetAside, jobs_set_aside
 from rankmill.jobs.protocol.worker_report import SCORING_FIELD, WorkerReport
 from rankmill.jobs.runtime.connection import refuses_writes
+from rankmill.jobs.runtime.durability import Durability
 from rankmill.jobs.system import system
 
 PAGE_RUNS = 50
@@ -123,6 +124,7 @@ class Snapshot(_Frozen):
     ``at`` is in seconds since 1970; ``page`` counts from 0; ``damaged`` lists the keys that cannot be read.
     ``trouble`` is the reason why the server takes no writes now, if it takes none; ``set_aside`` lists the
     jobs that no worker could read. ``file_queues`` are those of submitted runs, which runners take.
+    ``durability`` is there if somebody has asked for it.
     """
 
     at: float
@@ -136,6 +138,7 @@ class Snapshot(_Frozen):
     page_size: int
     damaged: tuple[Damaged, ...] = ()
     file_queues: tuple[FileQueueState, ...] = ()
+    durability: Durability | None = None
 
 
 def read_cluster(client: redis.Redis, *, page: int = 0, page_size: int = PAGE_RUNS) -> Snapshot:

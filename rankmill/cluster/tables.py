@@ -14,6 +14,7 @@ from rankmill.cluster.snapshot import Damaged, QueueState, RunState, Snapshot, W
 from rankmill.jobs.contract.run import RowError
 from rankmill.jobs.protocol.submitted.record import FileRun
 from rankmill.jobs.protocol.worker_report import GpuReport, WorkerReport
+from rankmill.jobs.runtime.durability import Durability
 
 Row = TypeVar("Row")
 
@@ -71,6 +72,9 @@ def overview(cluster: Snapshot, most_runs: int) -> RenderableType:
         nobody = files.waiting and not files.runners
         start = "; start some with rankmill runner" if nobody else ""
         parts.append(Text(f"{line}{start}.", style="bold red" if nobody else ""))
+    if cluster.durability:
+        parts.append(Text(_kept(cluster.durability)))
+        parts += [Text(f"{plain(risk.text)}.", style="yellow") for risk in cluster.durability.risks]
     if cluster.damaged:
         parts += [
             Text("\nThese keys in Redis are damaged:", style="bold red"),
@@ -238,6 +242,23 @@ def _live_state(worker: WorkerState) -> Text:
 def _of_report(cell: Callable[[WorkerReport], str]) -> Callable[[WorkerState], str]:
     """A cell of a worker that is empty if the worker has no report."""
     return lambda worker: cell(worker.report) if worker.report else ""
+
+
+def _kept(durability: Durability) -> str:
+    """How a server keeps data, in the words of its settings."""
+    facts = {
+        "maxmemory-policy": durability.maxmemory_policy,
+        "maxmemory": {None: None, 0: "0"}.get(durability.maxmemory, _size(durability.maxmemory or 0)),
+        "appendonly": {None: None, True: "yes", False: "no"}[durability.appendonly],
+        "appendfsync": durability.appendfsync if durability.appendonly is not False else "",
+        "save": durability.save if durability.save != "" else "never",
+        "replicas": durability.replicas,
+        "min-replicas-to-write": {None: None, True: "set", False: "0"}[durability.needs_replicas],
+    }
+    known = [f"{name} {plain(str(value))}" for name, value in facts.items() if value not in (None, "")]
+    unknown = [name for name, value in facts.items() if value is None]
+    told = f"Redis: {', '.join(known) or 'it does not say how it keeps data'}."
+    return told + (f" Not known: {', '.join(unknown)}." if known and unknown else "")
 
 
 def _alarm(count: int) -> Text:

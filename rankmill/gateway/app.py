@@ -56,7 +56,9 @@ def make_app(settings: Settings, redis_url: str, needed: KeysNeeded, *, is_loopb
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(work) for work in (gateway.load.watch(), gateway.sweep())]
+        tasks = [
+            asyncio.create_task(work) for work in (gateway.load.watch(), gateway.sweep(), gateway.warm())
+        ]
         yield
         await gateway.close(tasks)
 
@@ -68,14 +70,18 @@ def make_app(settings: Settings, redis_url: str, needed: KeysNeeded, *, is_loopb
     for kind in (*EXPECTED, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _refuse)
     for router in (
-        score_router(), plain_routes.router, batch_routes.router, registry_routes.router, page_router()
+        score_router(settings.gateway_dialect), plain_routes.router, plain_routes.service_router,
+        batch_routes.router, registry_routes.router, page_router(),
     ):  # fmt: skip
         app.include_router(router)
+    for name in DIALECTS:
+        app.include_router(plain_routes.service_router, prefix=f"/{name}", include_in_schema=False)
     if settings.gateway_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(settings.gateway_origins),
             allow_methods=["GET", "POST", "PUT", "DELETE"],
-            allow_headers=["authorization", "content-type", "x-api-key", HEADER], expose_headers=[HEADER],
+            allow_headers=["authorization", "content-type", "x-api-key", HEADER],
+            expose_headers=[HEADER, "retry-after", "server-timing"],
         )  # fmt: skip
     if is_loopback or settings.gateway_hosts:
         app.add_middleware(KnownHosts, names=settings.gateway_hosts)

@@ -88,7 +88,7 @@ class RequestBody:
         except TimeoutError:
             raise Refusal("slow", f"the body was not there after {_READ_SECONDS:g} s") from None
         except ClientDisconnect:
-            raise Refusal("invalid", "the connection was closed before the whole body was there") from None
+            raise Refusal("gone", "the connection was closed before the whole body was there") from None
         return b"".join(parts)
 
     def count(self, size: int) -> None:
@@ -217,7 +217,7 @@ async def uploaded(request: Request, most: int) -> AsyncIterator[UploadFile]:
     except HTTPException as error:  # the form is malformed
         raise Refusal("invalid", f"the form cannot be read: {error.detail}") from None
     except ClientDisconnect:
-        raise Refusal("invalid", "the connection was closed before the whole file was there") from None
+        raise Refusal("gone", "the connection was closed before the whole file was there") from None
 
 
 def _stated_bytes(request: Request) -> int:

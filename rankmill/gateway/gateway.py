@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import Literal, Protocol
 
+from rankmill.cluster.orders import order_workers, reachable
+from rankmill.cluster.snapshot import read_cluster
 from rankmill.gateway import metrics
 from rankmill.gateway.batches.service import Batches
 from rankmill.gateway.bodies import BodyMemory
@@ -26,6 +28,8 @@ from rankmill.producer.client.aio.connection import LoopRedis
 from rankmill.registry.store import RegistryStore
 
 _SWEEP_SECONDS = 3600
+
+_WARM_SECONDS = 10.0
 
 _END_SECONDS = 5.0
 """Longest time that requests take to cancel their runs, at the end."""
@@ -70,11 +74,13 @@ class Gateway:
         self.created = int(system.now())
         self.redis = LoopRedis(redis_url, settings.redis_wait_seconds)
         self.plain_redis = impatient(client_for(redis_url, settings.redis_wait_seconds))
-        self.load = LoadShedder(settings, self.redis)
-        self.admission = Admission(self.redis, lease_seconds=settings.lease_seconds, needed=needed)
+        self.admission = Admission(
+            self.redis, lease_seconds=settings.lease_seconds, needed=needed, fixed=settings.gateway_api_key
+        )
         self.bodies = BodyMemory(settings.gateway_body_mib << 20)
         self.served = ServedModels(settings)
-        self.scoring = Scoring(settings, redis_url, self.served, self.admission)
+        self.load = LoadShedder(settings, self.redis)
+        self.scoring = Scoring(settings, redis_url, self.served, self.admission, self.load)
         self.batches = Batches(settings, redis_url) if settings.gateway_files else None
         self.registry = RegistryStore(settings.registry) if settings.registry else None
         self.grpc: Stoppable | None = None
@@ -117,7 +123,6 @@ class Gateway:
         metrics.pairs.labels(note.dialect, note.key).inc(pairs)
         for stage, seconds in scores.stages().items():
             metrics.stages.labels(stage).observe(seconds)
-        self.load.note(pairs, scores.chunks)
 
     async def sweep(self) -> None:
         """Once an hour, delete the bytes of files and batches that have expired."""
@@ -128,6 +133,27 @@ class Gateway:
             except (*EXPECTED, OSError) as error:
                 logger.warning("expired files are not deleted yet: %s", error)
             await asyncio.sleep(_SWEEP_SECONDS)
+
+    async def warm(self) -> None:
+        """Until a worker has the gateway's model, have one load it: nobody sends requests to find it so."""
+        while self.load.unready:
+            try:
+                await asyncio.to_thread(self._order_warm)
+            except EXPECTED as error:
+                logger.debug("no worker is told to load the model: %s", error)
+            await asyncio.sleep(_WARM_SECONDS)
+
+    def _order_warm(self) -> None:
+        workers = reachable(
+            worker
+            for worker in read_cluster(self.plain_redis).workers
+            if self.settings.queue in worker.queues
+        )
+        if workers:
+            order_workers(
+                self.plain_redis, workers[:1], "warm", self.served.default.model,
+                wait_seconds=_WARM_SECONDS,
+            )  # fmt: skip
 
     def stop(self) -> None:
         """Take no more gRPC calls, as HTTP takes no more requests, and end what would go on by itself."""

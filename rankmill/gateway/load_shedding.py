@@ -16,7 +16,7 @@ from rankmill.gateway import metrics
 from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RankmillError
-from rankmill.jobs.contract.priority import priority_of
+from rankmill.jobs.contract.priority import Priority, group_in, priority_of
 from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport, listed_workers, worker_reports
 from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.jobs.runtime.settings import Settings
@@ -32,6 +32,15 @@ _MOST_JOBS = 4096
 """Waiting jobs of a queue that are looked at."""
 
 _MOST_RETRY = 60
+
+_AT_FIRST = 2048
+"""Pairs that are in progress at most, but for a request alone, until the workers' speed is known."""
+
+_ENOUGH_TOKENS = 10_000
+"""A worker that has computed fewer says nothing of its speed: its first batches are slow."""
+
+_TOKENS_PER_CHAR, _TOKENS_PER_PAIR = 0.25, 100.0
+"""Of English, until requests have been scored here."""
 
 _FORWARD = STAGES.index("forward")
 
@@ -54,6 +63,8 @@ class LoadShedder:
         Requests in progress.
     backlog_seconds
         Time that the workers need for the requests that wait in the queue.
+    unready
+        Why requests for the gateway's model would wait, in a line; ``None`` if a worker has had it.
     """
 
     def __init__(self, settings: Settings, client: redis.Redis) -> None:
@@ -62,8 +73,18 @@ class LoadShedder:
         self.requests = 0
         self._pairs_per_job = 1.0
         self._speed: float | None = None
+        """Tokens a second, of all workers."""
+        self._tokens_per_char = _TOKENS_PER_CHAR
+        self._tokens_per_pair = _TOKENS_PER_PAIR
+        self._taken = 0.0
+        """Tokens of the requests in progress here, as far as their characters tell."""
+        self._pairs_taken = 0
+        self._tenants: set[str] = set()
+        """Whose bulk work waits in the queue, by the groups in ids."""
         self._read = -math.inf
         self.backlog_seconds = 0.0
+        self.unready: str | None = "the workers have not been looked at yet"
+        self._was_loaded = False
 
     @contextmanager
     def request(self) -> Iterator[None]:
@@ -89,8 +110,48 @@ class LoadShedder:
             self.requests -= 1
             metrics.in_progress.set(self.requests)
 
-    def note(self, pairs: int, jobs: int) -> None:
-        """Note how many pairs a request had, and in how many jobs."""
+    @contextmanager
+    def work(self, chars: int, pairs: int, priority: Priority, tenant: str) -> Iterator[None]:
+        """Count a request of a tenant while it is scored: the characters of its pairs, and their number.
+
+        Raises
+        ------
+        Refusal
+            ``overloaded``: the workers would need too long for it and for what has been taken.
+        """
+        tokens = self._tokens_per_char * chars
+        parts = 1 + (len(self._tenants - {tenant}) if priority == "bulk" else 0)
+        self._check(tokens * parts, pairs)
+        self._taken += tokens
+        self._pairs_taken += pairs
+        try:
+            yield
+        finally:
+            self._taken -= tokens
+            self._pairs_taken -= pairs
+
+    def _check(self, tokens: float, pairs: int) -> None:
+        """Let in what the workers have time for, and whatever nothing waits before.
+
+        Before it is known how fast they are, nothing waits but for what is no risk.
+        """
+        if self._speed is None:
+            if self._pairs_taken and self._pairs_taken + pairs > _AT_FIRST:
+                raise Refusal("overloaded", "it is not known yet how fast the workers are", retry_after=1)
+            return
+        taken = max(self._taken / self._speed, self.backlog_seconds)
+        late = taken + tokens / self._speed - self._settings.gateway_backlog_seconds
+        if taken and late > 0:
+            reason = f"the workers need {taken:,.0f} s for the requests that wait already"
+            raise Refusal("overloaded", reason, retry_after=min(math.ceil(late), _MOST_RETRY))
+
+    def note(self, chars: int, pairs: int, tokens: int, jobs: int, model: str) -> None:
+        """Note a request that was scored, in how many jobs, and its model as workers call it."""
+        if tokens and chars:
+            self._tokens_per_char += 0.05 * (tokens / chars - self._tokens_per_char)
+            self._tokens_per_pair += 0.05 * (tokens / pairs - self._tokens_per_pair)
+        if _without_version(model) == _without_version(self._settings.model):
+            self._was_loaded, self.unready = True, None
         self._pairs_per_job += 0.05 * (pairs / max(jobs, 1) - self._pairs_per_job)
 
     async def watch(self) -> None:
@@ -108,21 +169,38 @@ class LoadShedder:
             ids = self._redis.lrange(Queue.redis_queue_namespace_prefix + self._settings.queue, 0, _MOST_JOBS)
             if system.monotonic() - self._read > _SPEED_SECONDS:
                 names = listed_workers(self._redis, self._settings.queue)
-                self._speed = speed(list(worker_reports(self._redis, names).values()))
+                reports = list(worker_reports(self._redis, names).values())
+                self._speed, self.unready = speed(reports), self._why_unready(reports)
                 self._read = system.monotonic()
         parsed = [keys.parse_job_id(job.decode(errors="replace")) for job in ids]
-        waiting_jobs = sum(1 for found in parsed if found and priority_of(found[0]) == "request")
-        pairs = waiting_jobs * self._pairs_per_job
-        self.backlog_seconds = pairs / self._speed if self._speed else 0.0
+        runs = [found[0] for found in parsed if found]
+        waiting_jobs = sum(1 for run in runs if priority_of(run) == "request")
+        self._tenants = {group_in(run) for run in runs if priority_of(run) == "bulk"}
+        tokens = waiting_jobs * self._pairs_per_job * self._tokens_per_pair
+        self.backlog_seconds = tokens / self._speed if self._speed else 0.0
         metrics.backlog.set(self.backlog_seconds)
+
+    def _why_unready(self, reports: list[WorkerReport]) -> str | None:
+        """Once a worker has had the model, any that is there can load it again."""
+        settings = self._settings
+        if all(report.drained for report in reports):
+            return f"queue {settings.queue!r} has no worker"
+        wanted = _without_version(settings.model)
+        self._was_loaded |= any(wanted in map(_without_version, report.models) for report in reports)
+        return None if self._was_loaded else f"no worker has loaded {settings.model}"
+
+
+def _without_version(model: str) -> str:
+    """The name of a model; workers load versions of a name in a registry."""
+    return model.partition("@")[0]
 
 
 def speed(reports: list[WorkerReport]) -> float | None:
-    """Pairs a second of all workers together; one that has scored none counts as fast as the others."""
+    """Tokens a second of all workers together; one that has scored few counts as fast as the others."""
     known = [
-        report.pairs / report.stage_seconds[_FORWARD]
+        report.tokens / report.stage_seconds[_FORWARD]
         for report in reports
-        if report.pairs and report.stage_seconds[_FORWARD] > 0
+        if report.tokens >= _ENOUGH_TOKENS and report.stage_seconds[_FORWARD] > 0
     ]
     able = sum(1 for report in reports if not report.drained)
     return able * sum(known) / len(known) if known and able else None

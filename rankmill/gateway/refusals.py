@@ -54,7 +54,7 @@ KINDS: dict[Kind, Words] = {
     "method": Words(405, "UNIMPLEMENTED"),
     "conflict": Words(409, "FAILED_PRECONDITION", (RegistryConflict,)),
     "media_type": Words(415, "INVALID_ARGUMENT"),
-    "gone": Words(400, "CANCELLED"),
+    "gone": Words(499, "CANCELLED"),
     "slow": Words(408, "DEADLINE_EXCEEDED"),
     "busy": Words(429, "RESOURCE_EXHAUSTED"),
     "overloaded": Words(429, "RESOURCE_EXHAUSTED"),

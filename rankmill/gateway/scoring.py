@@ -7,17 +7,18 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from rankmill.gateway import metrics
 from rankmill.gateway.keys.admission import Admission
 from rankmill.gateway.keys.api_keys import ApiKey
+from rankmill.gateway.load_shedding import LoadShedder
 from rankmill.gateway.refusals import Refusal, refusal_of
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
 from rankmill.jobs.contract.errors import ConfigError, RunFailed
-from rankmill.jobs.contract.priority import Priority, choose_priority
+from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority, group_of
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.async_client import AsyncClient, AsyncScoringRun
 
@@ -30,16 +31,48 @@ _OF_THE_CALLER = frozenset({"max_length", "instruction"})
 """Fields of a spec with values of the caller's own, which a model may refuse."""
 
 
+class ServedModel(NamedTuple):
+    """A model by the name that requests and answers have, and by that which workers load."""
+
+    name: str
+    model: str
+
+
 class ServedModels:
-    """The models that requests may ask for, by the names that they use."""
+    """The models that requests may ask for.
+
+    ``NAME=MODEL`` in the setting ``gateway_models`` gives a model the name that clients know. The name of a
+    model in a directory is the last part of its path.
+
+    Raises
+    ------
+    ConfigError
+        Two models have the same name.
+    """
 
     def __init__(self, settings: Settings) -> None:
-        self._default = settings.model
-        known = [settings.model, *settings.gateway_models]
-        self.names = list(dict.fromkeys(name for name in known if name != _ANY_MODEL))
         self._any = _ANY_MODEL in settings.gateway_models
+        found = [_served(entry) for entry in settings.gateway_models if entry != _ANY_MODEL]
+        if settings.model not in {each.model for each in found}:
+            found.insert(0, _served(settings.model))
+        found.sort(key=lambda each: each.model != settings.model)  # the default first
+        self._named: dict[str, ServedModel] = {}
+        for each in found:
+            other = self._named.setdefault(each.name, each)
+            if other != each:
+                raise ConfigError(
+                    f"gateway_models: {other.model} and {each.model} would both be called {each.name}; "
+                    "give one another name: NAME=MODEL"
+                )
+        self._by_model = {each.model: each for each in reversed(found)}
+        self.default = found[0]
 
-    def resolve(self, name: str | None) -> str:
+    @property
+    def all(self) -> list[ServedModel]:
+        """The models, the default first."""
+        return list(self._named.values())
+
+    def resolve(self, name: str | None) -> ServedModel:
         """The model for a request that names one, or none.
 
         Raises
@@ -47,14 +80,28 @@ class ServedModels:
         Refusal
             The gateway does not serve it.
         """
-        model = name or self._default
-        if model not in self.names and not self._any:
+        if not name:
+            return self.default
+        found = self._named.get(name) or self._by_model.get(name)
+        if found is None and not self._any:
             raise Refusal(
                 "no_model",
-                f"there is no model {model!r:.200}; this gateway serves {', '.join(self.names)}",
+                f"there is no model {name!r:.200}; this gateway serves {', '.join(self._named)}",
                 param="model",
             )
-        return model
+        return found or ServedModel(name, name)
+
+    def known(self, name: str) -> str:
+        """The model of a name; the name itself if none has it."""
+        return self._named[name].model if name in self._named else name
+
+
+def _served(entry: str) -> ServedModel:
+    name, is_named, model = entry.partition("=")
+    if is_named and "/" not in name:
+        return ServedModel(name, model)
+    is_path = entry.startswith(("/", "./", "../", "~"))  # callers need not know where it lies
+    return ServedModel(entry.rstrip("/").rpartition("/")[2] if is_path else entry, entry)
 
 
 class Scoring:
@@ -64,8 +111,8 @@ class Scoring:
     ----------
     settings, redis_url
         The server, the queue, and what every request asks for unless it says otherwise.
-    served, admission
-        The models; what lets requests in, and holds callers to the limits of their keys.
+    served, admission, load
+        The models; what holds callers to the limits of their keys, and requests to what workers can do.
 
     Raises
     ------
@@ -74,7 +121,12 @@ class Scoring:
     """
 
     def __init__(
-        self, settings: Settings, redis_url: str, served: ServedModels, admission: Admission
+        self,
+        settings: Settings,
+        redis_url: str,
+        served: ServedModels,
+        admission: Admission,
+        load: LoadShedder,
     ) -> None:
         if settings.all_labels:
             raise ConfigError(
@@ -83,6 +135,7 @@ class Scoring:
         self.settings = settings
         self.served = served
         self.admission = admission
+        self.load = load
         self.client = AsyncClient(redis_url, no_workers_seconds=_NO_WORKERS_SECONDS, settings=settings)
 
     async def score(self, request: ScoreRequest, key: ApiKey | None) -> RequestScores:
@@ -99,18 +152,28 @@ class Scoring:
     @asynccontextmanager
     async def begin(self, request: ScoreRequest, key: ApiKey | None) -> AsyncIterator[SubmittedRequest]:
         """Admit a request and submit its pairs; raises as `score`, also from the ``with`` block."""
-        model = self.served.resolve(request.model)
+        served = self.served.resolve(request.model)
         pairs = request.pairs()
-        self._check(pairs)
+        chars = self._check(pairs)
+        own = self.settings.tenant, self.settings.weight
+        tenant = Tenant(key.name, key.weight) if key else Tenant(*own)
+        priority = choose_priority(key.priority if key else None, len(pairs))
         try:
-            async with self.admission.admitted(key, model, len(pairs)):
-                priority = choose_priority(key.priority if key else None, len(pairs))
-                run = await self._submitted(pairs, priority=priority, model=model, **request.spec)
-                try:
-                    yield SubmittedRequest(run, priority, self.settings.gateway_request_seconds)
-                except BaseException:
-                    await run.cancel()
-                    raise
+            with self.load.work(chars, len(pairs), priority, group_of(tenant.name)):
+                async with self.admission.admitted(key, served, len(pairs)):
+                    began = time.perf_counter()
+                    run = await self._submitted(
+                        pairs, priority=priority, tenant=tenant, model=served.model, **request.spec
+                    )
+                    try:
+                        shown = served.name if served.name != served.model else None
+                        yield SubmittedRequest(
+                            run, priority, self.settings.gateway_request_seconds, shown, began
+                        )
+                    except BaseException:
+                        await run.cancel()
+                        raise
+            self.load.note(chars, len(pairs), run.stats.tokens, run.stats.chunks, served.model)
         except RunFailed as error:
             if _OF_THE_CALLER.isdisjoint(request.spec):
                 raise refusal_of(error) from None
@@ -130,7 +193,8 @@ class Scoring:
                 f"the server took nothing for {seconds:g} s, and the gateway's log says why; ask again later",
             ) from None
 
-    def _check(self, pairs: Sequence[tuple[str, str]]) -> None:
+    def _check(self, pairs: Sequence[tuple[str, str]]) -> int:
+        """The characters of a request's pairs; raises `Refusal` if it has none, or too many."""
         most = self.settings.gateway_pairs
         if not pairs:
             raise Refusal("empty", "there is nothing to score: the list of texts is empty")
@@ -143,6 +207,7 @@ class Scoring:
                 f"the pairs have {length:,} characters, the query counted once for each text, and {limit:,} "
                 "are allowed: send fewer texts at a time, or a shorter query",
             )
+        return length
 
 
 @dataclass(frozen=True)
@@ -155,13 +220,32 @@ class RowScores:
 
 
 class SubmittedRequest:
-    """A request that was submitted."""
+    """A request that was submitted.
 
-    def __init__(self, run: AsyncScoringRun, priority: Priority, seconds: float) -> None:
-        self._run = run
+    Parameters
+    ----------
+    run, priority
+        Its run.
+    seconds
+        Most time for its scores.
+    name
+        What the answer calls the model; ``None``: as the run does, with the version that scored.
+    began
+        When it was submitted, by `time.perf_counter`; ``None``: now.
+    """
+
+    def __init__(
+        self,
+        run: AsyncScoringRun,
+        priority: Priority,
+        seconds: float,
+        name: str | None = None,
+        began: float | None = None,
+    ) -> None:
+        self._run, self._name = run, name
         self._priority = priority
         self._seconds = seconds
-        self._began = time.perf_counter()
+        self._began = time.perf_counter() if began is None else began
 
     async def chunks(self) -> AsyncIterator[RowScores]:
         """The scores of each chunk, in order, as soon as they are there.
@@ -183,7 +267,10 @@ class SubmittedRequest:
             if values:
                 yield RowScores(first, values, dict(self._run.errors))
         except TimeoutError:
-            raise Refusal("timeout", f"{first} texts were scored when the time was over") from None
+            raise Refusal(
+                "timeout",
+                f"{first + len(values)} texts were scored after {self._seconds:g} s, the most of a request",
+            ) from None
 
     def result(self, scores: list[float]) -> RequestScores:
         """The scores of all chunks together.
@@ -199,8 +286,8 @@ class SubmittedRequest:
         version = (self._run.model, stats.revision or "")
         metrics.by_model.count(version, self._priority, np.array(scores, np.float32), seconds)
         return RequestScores(
-            scores, self._run.model, stats.tokens, seconds, stats.seconds, stats.tokenize_seconds,
-            stats.forward_seconds, max(stats.chunks, 1), self._run.id,
+            scores, self._name or self._run.model, stats.tokens, seconds, stats.seconds,
+            stats.tokenize_seconds, stats.forward_seconds, max(stats.chunks, 1), self._run.id,
         )  # fmt: skip
 
     async def scores(self) -> RequestScores:

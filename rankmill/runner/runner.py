@@ -30,7 +30,7 @@ from rankmill.jobs.system import system
 from rankmill.jobs.system.backoff import Backoff
 from rankmill.runner.heartbeat import RunnerHeartbeat
 from rankmill.runner.webhooks import WebhookSender
-from rankmill.runner.work import is_made, work_on
+from rankmill.runner.work import made, work_on
 
 _LOOK_SECONDS = 0.5
 
@@ -96,8 +96,8 @@ class Runner:
         with about(submitted=claim.run.id):
             self._heartbeat.hold(replace(claim, run=self._begun(claim.run)))
             run = self._heartbeat.claim.run
-            if is_made(run):
-                self._answer(run.end("done"))
+            if done := made(run):
+                self._answer(done.end("done"))
             elif self._store.was_cancelled(run.id):
                 self._answer(run.end("cancelled"))
             elif run.deaths > self._settings.max_retries:
@@ -168,8 +168,8 @@ class Runner:
     def _leave(self) -> None:
         """Leave a run that was interrupted: it is cancelled, another runner has it, or this one must stop."""
         run = self._heartbeat.claim.run
-        if is_made(run):
-            self._answer(run.end("done"))
+        if done := made(run):
+            self._answer(done.end("done"))
         elif self._heartbeat.held == "cancelled":
             self._answer(run.end("cancelled"))
         elif self._heartbeat.held == "lost":

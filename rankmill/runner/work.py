@@ -26,6 +26,7 @@ from rankmill.jobs.protocol.submitted.record import FileRun, RunOutcome, Seal
 from rankmill.jobs.protocol.submitted.request import FileOrder, FileRequest
 from rankmill.jobs.runtime.connection import client_for
 from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.paths import ObjectPath, as_path
 from rankmill.producer.files.stores.roots import confined
 from rankmill.producer.files.stores.writing import identity
@@ -54,7 +55,7 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
     order = run.order
     _check_order(run)
     _check_here(order, settings)
-    own = {"queue": order.queue, "chunk_size": order.chunk_size}
+    own = {name: getattr(order, name) for name in ("queue", "chunk_size", "tenant", "weight")}
     given = {**order.spec.model_dump(), **{name: value for name, value in own.items() if value is not None}}
     options = settings.model_copy(update=given)
 
@@ -69,6 +70,10 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
     def keep(outcome: RunOutcome, file: Path | None = None, path: Path | None = None) -> None:
         seal = Seal(path=str(path.resolve()), identity=_identity(file, path)) if file and path else None
         note(seal=seal, outcome=outcome, now=True)
+        if seal and confined():
+            record = OutputRecord(as_path(order.request.output or ""))
+            told = outcome.model_dump_json(include={*RunOutcome.model_fields})  # a summary has more
+            record.seal(run.id, seal.model_dump_json(), told)
 
     try:
         if not order.batch:
@@ -85,17 +90,26 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
         raise RunnerError(" ".join(f"{type(error).__name__}: {error}".split())) from None
 
 
-def is_made(run: FileRun) -> bool:
-    """Whether the output of `run` is in its place, and complete: its runner died, or left it, just after."""
-    if not run.seal or not run.outcome:
-        return False
+def made(run: FileRun) -> FileRun | None:
+    """The run with its outcome, if its output is in its place, and complete; else ``None``.
+
+    Its runner died, or left it, just after; or the server has lost the end of the run.
+    """
     try:
+        if not run.seal or not run.outcome:
+            place = as_path(run.order.request.output or "")
+            if roots := confined():
+                roots.check(place, "write")
+            seal, outcome = OutputRecord(place).sealed(run.id)
+            found = Seal.model_validate_json(seal), RunOutcome.model_validate_json(outcome)
+            run = run.changed(seal=found[0], outcome=found[1])
+        assert run.seal
         output = as_path(run.seal.path)
         if roots := confined():  # the record is in Redis, where others can write as well
             roots.check(output, "write")
-        return output.exists() and _identity(output, output) == run.seal.identity
-    except (RankmillError, OSError):
-        return False
+        return run if output.exists() and _identity(output, output) == run.seal.identity else None
+    except (RankmillError, OSError, ValueError):
+        return None
 
 
 def _check_order(run: FileRun) -> None:

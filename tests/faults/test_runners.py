@@ -21,6 +21,7 @@ from benchmarks.faults.batches import everybody_dies_in_a_batch
 from benchmarks.faults.kills import Damage, damage, finished_jobs, folder_of
 from benchmarks.faults.submitted import everybody_dies
 from rankmill import Client, SubmittedFile
+from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RunCancelled, RunExpired, RunFailed
 from tests.conftest import (
     ENVIRON,
@@ -173,6 +174,22 @@ def test_a_runner_that_dies_is_followed_and_a_zombie_writes_nothing(
         assert runner.poll() is None
 
 
+@pytest.mark.slow
+def test_a_runner_keeps_its_run_when_the_server_loses_its_data(
+    client: Client, queue: Server, runners: StartRunner, source: Path, output: Path, undisturbed: Path
+) -> None:
+    runner = runners(queue, environ=SMALL)
+    run = client.submit_file(str(source), str(output))
+    waits = client.submit_file(str(source), str(output.with_name("other.parquet")))
+    wait_until_some_are_kept(runner, output)
+    queue.client.flushall()
+    wait_for(lambda: queue.client.exists(keys.file_run(run.id)), runner)
+    assert run.wait(60).state == "done"
+    assert damage(output, undisturbed) == UNHARMED
+    with pytest.raises(RunExpired, match=f"there is no submitted run {waits.id}: .*has lost its data"):
+        waits.status()
+
+
 def test_a_runner_that_is_stopped_hands_its_run_on_at_once(
     client: Client, queue: Server, runners: StartRunner, source: Path, output: Path
 ) -> None:
@@ -204,6 +221,27 @@ def test_killed_between_the_output_and_the_end_it_is_done(
     done = run.wait(60)
     assert done.outcome
     assert done.outcome.rows == 50
+
+
+def test_a_run_whose_end_the_server_has_lost_is_done(
+    client: Client, queue: Server, runners: StartRunner, source: Path, output: Path
+) -> None:
+    server: Any = queue.client
+    run = client.submit_file(str(source), str(output), limit=50)
+    earlier = {key: server.dump(key) for key in server.scan_iter(f"*{run.id}*")}
+    runner = runners(queue)
+    done = run.wait(60)
+    made = output.stat()
+    for key, value in earlier.items():  # as on a replica that lagged
+        server.restore(key, 600_000, value, replace=True)
+    server.rpush("rq:queue:rankmill-files", run.id)
+    assert run.status().state == "waiting"
+    again = run.wait(60)
+    assert runner.poll() is None
+    assert again.outcome == done.outcome
+    assert again.outcome
+    assert again.outcome.rows == 50
+    assert (output.stat().st_ino, output.stat().st_mtime_ns) == (made.st_ino, made.st_mtime_ns)
 
 
 def test_cancelled_while_it_waits_and_while_it_runs(

@@ -26,6 +26,7 @@ class MisbehavingBackend:
     """Another backend, but for batches with a marked row; counts its forwards in a file."""
 
     shares_prefixes = False
+    packs = False
 
     def __init__(self, real: Backend, tokenizer: Any) -> None:
         self.name, self.device, self.precision = real.name, real.device, real.precision

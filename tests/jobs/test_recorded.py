@@ -166,8 +166,8 @@ def test_times_of_stages_are_written_only_for_who_asks(server: Server) -> None:
 def test_what_formats_2_and_3_cannot_say_is_optional(server: Server) -> None:
     store, job_id = RunStore(server.client), keys.job_id(RUN_ID, 0)
     plain = read_run(RUN_ID, RUN)
-    assert (plain.tenant, plain.share, plain.inputs) == ("", 1.0, "pairs")
-    extended = plain.model_copy(update={"tenant": "search", "share": 3.0, "inputs": "texts"})
+    assert (plain.weight, plain.inputs) == (1.0, "pairs")
+    extended = plain.model_copy(update={"weight": 3.0, "inputs": "texts"})
     store.enqueue(extended, {0: Payload(encode_texts(pa.array(["a", None]), "texts"), 2)}, new=True)
     assert store.load(RUN_ID) == extended
     assert server.client.hget(keys.run(RUN_ID), "format") == b"5"  # so a release before names its own version
@@ -187,7 +187,7 @@ def test_a_job_of_the_release_before_reads_format_2(server: Server) -> None:
     assert read_format(job) == 2
 
 
-@pytest.mark.parametrize(("field", "value"), [("share", 0.0), ("share", -1.0), ("inputs", "images")])
+@pytest.mark.parametrize(("field", "value"), [("weight", 0.0), ("weight", -1.0), ("inputs", "images")])
 def test_a_run_with_a_wrong_value_is_refused(field: str, value: object) -> None:
     with pytest.raises(WireError, match=field):
         read_run(RUN_ID, {**RUN, b"format": b"5", field.encode(): str(value).encode()})

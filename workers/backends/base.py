@@ -51,7 +51,8 @@ class Backend(Protocol):
 
     ``depth`` is the best number of forwards in progress at a time: 1 if `submit` itself computes, more if
     the device computes while the next batch is prepared. ``bytes`` is the size of the weights.
-    ``shares_prefixes``: it computes what rows begin with in common only once (`Batch.groups`).
+    ``shares_prefixes``: it computes what rows begin with in common only once (`Batch.groups`). ``packs``: it
+    leaves padding out.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Backend(Protocol):
     depth: int
     bytes: int
     shares_prefixes: bool
+    packs: bool
 
     def submit(self, batch: Batch) -> Pending:
         """Begin a forward; raises `OutOfMemory` and `DeviceLost`."""

@@ -99,6 +99,11 @@ def longest_in(parts: list[Part]) -> int:
     return max(int(work.tokens.lengths[rows].max()) for work, rows in parts)
 
 
+def tokens_in(parts: list[Part]) -> int:
+    """Tokens of a batch without padding."""
+    return sum(int(work.tokens.lengths[rows].sum()) for work, rows in parts)
+
+
 class Engine:
     """Scores pairs with one model.
 
@@ -166,6 +171,7 @@ class Engine:
         waiting.add(
             work, lengths, budget, max_batch=self._max_batch, length_aware=self._length_aware,
             mixed_batches=self._sizes.batches(budget), whole=whole, groups=groups,
+            packed=self.model.backend.packs,
         )  # fmt: skip
 
     def _groups(self, tokens: Tokens) -> Rows | None:
@@ -249,11 +255,14 @@ class Engine:
 
     def may_adapt(self, flight: Flight, seconds: float) -> bool:
         """Record the time of a batch; returns whether it is time to call `adapt`."""
-        self._sizes.see(rows_in(flight.parts) * longest_in(flight.parts), seconds)
-        if self._search is None:
-            return False
-        tokens = sum(int(work.tokens.lengths[rows].sum()) for work, rows in flight.parts)
-        return self._search.see(rows_in(flight.parts), tokens, seconds)
+        self._sizes.see(self._computed(flight.parts), seconds)
+        return self._search is not None and self._search.see(
+            rows_in(flight.parts), tokens_in(flight.parts), seconds
+        )
+
+    def _computed(self, parts: list[Part]) -> int:
+        """Tokens of a batch with its padding."""
+        return tokens_in(parts) if self.model.backend.packs else rows_in(parts) * longest_in(parts)
 
     def adapt(self, flight: Flight) -> None:
         """Find the best token budget, with batches like that of `flight`; raises `DeviceLost`.
@@ -340,8 +349,8 @@ class Engine:
 
     def _scatter(self, parts: list[Part], logits: Logits) -> None:
         scores = self.model.activation(logits)
-        longest = longest_in(parts)
-        real = done = 0
+        longest, packs = longest_in(parts), self.model.backend.packs
+        done = 0
         for work, rows in parts:
             mine, out, places = scores[done : done + len(rows)], work.scored, work.rows[rows]
             done += len(rows)
@@ -351,12 +360,12 @@ class Engine:
                 precision = self.model.backend.precision
                 out.fail(place, "not_a_number", f"the model's output is not a number in {precision}")
             mine_real = int(work.tokens.lengths[rows].sum())
-            real += mine_real
             out.tokens += mine_real
-            out.padded_tokens += longest * len(rows)
+            out.padded_tokens += mine_real if packs else longest * len(rows)
             out.batches += 1
         if self._counted:
-            metrics.count_batch(done, real, longest * done, self._budget(parts[0][0].tokens))
+            budget = self._budget(parts[0][0].tokens)
+            metrics.count_batch(done, tokens_in(parts), self._computed(parts), budget)
 
 
 class ScoresChanged(Exception):

@@ -50,7 +50,7 @@ class Probed:
     """
 
     def __init__(self, model: Model, way: Way) -> None:
-        model.backend.shares_prefixes = way == "shared"
+        model.backend.shares_prefixes, model.backend.packs = way == "shared", way == "packed"
         self._engine = Engine(model, _BUDGET, way=way, counted=False)
         work = self._engine.prepare(*_columns(SCORED))
         self._tokens, self._rows, self.errors = work.tokens, work.rows, dict(work.scored.errors)

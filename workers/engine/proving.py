@@ -127,6 +127,7 @@ def load_proven(
                     if failed:
                         logger.warning("%s is scored by another way: %s", spec.model, proof)
                     loaded.backend.shares_prefixes = way == "shared"
+                    loaded.backend.packs = way == "packed"
                     return replace(loaded, proof=proof, prove_again=partial(proving.measured, way))
                 logger.warning("%s would not get its own scores: %s", spec.model, proof)
                 failed.append(proof)
@@ -156,6 +157,8 @@ class Proving:
         self.ways: tuple[Way, ...] = ("padded", "equal")
         if loaded.backend.shares_prefixes:
             self.ways = ("shared", *self.ways)
+        if loaded.backend.packs:
+            self.ways = ("packed", *self.ways)
         self._limit = find_max_length(self._spec, loaded.about)
         self._length = min(self._limit, scored_length(loaded.about.config))
         self._model = {

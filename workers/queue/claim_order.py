@@ -1,8 +1,8 @@
 """The rules by which a worker claims jobs and gives them away; no I/O.
 
-Requests come before bulk work, which keeps a share; bulk runs get equal numbers of pairs, wherever in the
-queue their chunks are; and no worker claims more than its part of the bulk work that waits, or keeps what an
-idle worker could score now.
+Requests come before bulk work, which keeps a share. Tenants get pairs by their weights, of requests and of
+bulk work; the bulk runs of a tenant get equal numbers, wherever in the queue their chunks are. No worker
+claims more than its part of the bulk work that waits, or keeps what an idle worker could score now.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-from rankmill.jobs.contract.priority import Priority, priority_of
+from rankmill.jobs.contract.priority import Priority, group_in, priority_of
 from rankmill.jobs.protocol.ordered_queue import LOOK_AT
 from rankmill.jobs.system import system
 from rankmill.workers.engine.pipeline import PriorityTurns
 
-_RUNS = 16
-"""Bulk runs whose pairs a worker counts: those that it claimed from last."""
+_NAMES = 16
+"""Bulk runs, and tenants, whose pairs a worker counts: those that it claimed from last."""
 
 _A_SECOND = 25_000
 _AT_ONCE = 512
@@ -31,25 +31,25 @@ _KEEP = 4
 """A worker that gives a chunk away keeps at least one pair for so many of the chunk's."""
 
 
-class RunShares:
-    """Which bulk run is next: the one with the fewest pairs so far (start-time fair queueing).
+class Shares:
+    """Who is next of those that wait: whoever has had the fewest pairs (start-time fair queueing).
 
-    A run that comes later starts level with the others, and one that had no chunks waiting is owed nothing.
+    Who comes later starts level with the others, and who had nothing waiting is owed nothing.
     """
 
     def __init__(self) -> None:
-        self._pairs: OrderedDict[str, int] = OrderedDict()
-        self._level = 0
+        self._pairs: OrderedDict[str, float] = OrderedDict()
+        self._level = 0.0
 
-    def took(self, run_id: str, pairs: int) -> None:
-        """Count pairs of a run."""
-        self._level = max(self._pairs.pop(run_id, 0), self._level)
-        self._pairs[run_id] = self._level + pairs
-        if len(self._pairs) > _RUNS:
+    def took(self, name: str, pairs: float) -> None:
+        """Count pairs."""
+        self._level = max(self._pairs.pop(name, 0.0), self._level)
+        self._pairs[name] = self._level + pairs
+        if len(self._pairs) > _NAMES:
             self._pairs.popitem(last=False)
 
-    def runs(self) -> list[str]:
-        """The runs, the one with the fewest pairs first; a run that is not among them has had none."""
+    def names(self) -> list[str]:
+        """All names, that with the fewest pairs first; one that is not among them has had none."""
         return sorted(self._pairs, key=self._pairs.__getitem__)
 
 
@@ -88,7 +88,8 @@ class ClaimOrder:
     def __init__(self, claim_ahead: int) -> None:
         self._claim_ahead = claim_ahead
         self._turns = PriorityTurns()
-        self._shares = RunShares()
+        self._tenants: dict[Priority, Shares] = {"request": Shares(), "bulk": Shares()}
+        self._runs = Shares()
         self._chunk_pairs = 0
         self._waiting = 0
         self._workers = 1
@@ -97,11 +98,12 @@ class ClaimOrder:
         self._refused: dict[str, float] = {}
 
     @property
-    def runs(self) -> list[str]:
-        """Bulk runs in the order in which to claim from them, after those that are not listed."""
+    def names(self) -> list[str]:
+        """Whose job to claim next, as the `order` of `OrderedQueue.take`."""
         now = system.monotonic()
         self._refused = {run: until for run, until in self._refused.items() if now < until}
-        return [run for run in self._shares.runs() if run not in self._refused] + list(self._refused)
+        tenants = [name for shares in self._tenants.values() for name in shares.names()]
+        return [*tenants, *self._runs.names(), *(f"!{run}" for run in self._refused)]
 
     @property
     def last(self) -> bool:
@@ -118,14 +120,15 @@ class ClaimOrder:
         look = self._further.setdefault(queue, FurtherLook())
         return look.next(self._in_queue.get(queue, 0), self._workers, system.monotonic())
 
-    def began(self, run_id: str, pairs: int) -> None:
-        """Count a chunk that was claimed."""
+    def began(self, run_id: str, pairs: int, weight: float = 1.0) -> None:
+        """Count a chunk that was claimed; `weight` is that of its run's tenant."""
         priority = priority_of(run_id)
         self._turns.took(priority, pairs)
+        self._tenants[priority].took(group_in(run_id), pairs / weight)
         if priority == "bulk":
             self._chunk_pairs = pairs
             self._refused.pop(run_id, None)
-            self._shares.took(run_id, pairs)
+            self._runs.took(run_id, pairs)
 
     def refused(self, run_id: str) -> None:
         """Note that a chunk of a run was given back for others: it would be next again, wherever it is."""

@@ -235,7 +235,7 @@ class Claims:
         self._accept(claim.run)
         rows = len(claim.work.scored.scores)
         logger.debug("claimed %d rows", rows)
-        self._order.began(claim.run.id, rows)
+        self._order.began(claim.run.id, rows, claim.run.weight)
         claim.forward = tracing.begin("forward", claim.span, rows=rows)
         answer = partial(self._answer_scored, claim)
         priority, whole = priority_of(claim.run.id), self._order.last

@@ -146,7 +146,7 @@ class Intake:
         seen: list[tuple[OrderedQueue, Taken]] = []
         for queue in self._queues:
             taken = queue.take(
-                kinds, self._order.runs, worker=self._worker.name, idle=idle, bring=willing,
+                kinds, self._order.names, worker=self._worker.name, idle=idle, bring=willing,
                 further=self._order.further(queue.name),
             )  # fmt: skip
             seen.append((queue, taken))

@@ -6,7 +6,7 @@ import json
 from typing import Literal
 
 from rankmill.jobs.contract.run import Progress
-from rankmill.jobs.contract.schema import FORMAT, Count, Seconds, WireModel
+from rankmill.jobs.contract.schema import EXTENDED_FORMAT, FORMAT, Count, Seconds, WireModel
 from rankmill.jobs.protocol.submitted.request import NEW_ORDER_FORMAT, FileOrder
 from rankmill.jobs.system import system
 
@@ -74,7 +74,7 @@ class FileRun(WireModel):
         What it has made; known shortly before its end.
     """
 
-    formats = frozenset({FORMAT, NEW_ORDER_FORMAT})
+    formats = frozenset({FORMAT, NEW_ORDER_FORMAT, EXTENDED_FORMAT})
 
     id: str
     order: FileOrder
@@ -115,8 +115,11 @@ class FileRun(WireModel):
 
     def written(self) -> str:
         """The record in Redis."""
-        unknown = None if self.order.batch else {"order": {"batch"}}  # to releases before there were batches
-        return json.dumps({"format": self.order.format, **self.model_dump(mode="json", exclude=unknown)})
+        order = self.order
+        unknown = {name for name in ("batch", "tenant", "weight") if getattr(order, name) is None}
+        # releases before there were such know nothing of them
+        found = self.model_dump(mode="json", exclude={"order": unknown})
+        return json.dumps({"format": order.format, **found})
 
 
 def new_file_run(order: FileOrder, run_id: str | None = None) -> FileRun:

@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from rankmill.jobs.contract.errors import InputError
-from rankmill.jobs.contract.schema import FORMAT, MAX_CHUNK_ROWS, WireModel
+from rankmill.jobs.contract.schema import EXTENDED_FORMAT, FORMAT, MAX_CHUNK_ROWS, Weight, WireModel
 from rankmill.jobs.contract.spec import ScoreSpec
 
 STANDARD_INPUT = "-"
@@ -223,7 +223,8 @@ def _absolute(path: str) -> str:
 
 
 NEW_ORDER_FORMAT = 4
-"""Version of an order with a batch or several models, and of its run; runners that know neither leave it."""
+"""Version of an order with a batch or several models, and of its run; runners that know neither leave it. One
+with a tenant has `EXTENDED_FORMAT`."""
 
 
 class BatchOrder(WireModel):
@@ -254,11 +255,11 @@ class FileOrder(WireModel):
 
     It is the one argument of the RQ job ``rankmill.score_file``. ``chunk_size``, ``queue`` and ``webhook``
     may be left out: the runner's settings then say the first two. ``batch`` is there if the gateway has
-    asked.
+    asked, ``tenant`` and ``weight`` if it is for somebody.
     """
 
-    added = frozenset({"queue", "chunk_size", "webhook", "batch"})
-    formats = frozenset({FORMAT, NEW_ORDER_FORMAT})
+    added = frozenset({"queue", "chunk_size", "webhook", "batch", "tenant", "weight"})
+    formats = frozenset({FORMAT, NEW_ORDER_FORMAT, EXTENDED_FORMAT})
 
     request: FileRequest
     spec: ScoreSpec
@@ -266,6 +267,8 @@ class FileOrder(WireModel):
     chunk_size: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_CHUNK_ROWS)] | None = None
     webhook: Annotated[str, Field(max_length=2000, pattern=r"^https?://[^\s]+$")] | None = None
     batch: BatchOrder | None = None
+    tenant: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    weight: Weight | None = None
 
     @field_serializer("spec")
     def _spec_written(self, spec: ScoreSpec) -> dict[str, Any]:
@@ -279,6 +282,8 @@ class FileOrder(WireModel):
     @property
     def format(self) -> int:
         """The version that its text and that of its run have."""
+        if self.tenant:
+            return EXTENDED_FORMAT
         return NEW_ORDER_FORMAT if self.batch or self.request.models else FORMAT
 
     def arguments(self) -> tuple[dict[str, object]]:

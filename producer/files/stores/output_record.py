@@ -14,6 +14,9 @@ from rankmill.jobs.contract.errors import RunnerError
 from rankmill.producer.files.stores.paths import ObjectPath, workspace_of
 from rankmill.producer.files.stores.writing import identity, sync
 
+_SEAL = ""
+"""In the record, in the place of a file's name."""
+
 
 def record_of(output: Path) -> Path:
     """The record of an output: a hidden file, which no order can name, beside the folder of its run."""
@@ -46,6 +49,18 @@ class OutputRecord:
         known = self._read()
         for path, partial in files.items():
             known[path.name] = [*known.get(path.name, [])[-1:], _state(partial, path)]
+        self._write(known)
+
+    def seal(self, run_id: str, *what: str) -> None:
+        """Note `what` the run has made, before it is moved: the server may lose its end."""
+        self._write({**self._read(), _SEAL: [run_id, *what]})
+
+    def sealed(self, run_id: str) -> list[str]:
+        """What `seal` has noted of the run; nothing if another one was the last."""
+        found = self._read().get(_SEAL, [])
+        return found[1:] if found[:1] == [run_id] else []
+
+    def _write(self, known: Mapping[str, list[str]]) -> None:
         handle, name = tempfile.mkstemp(dir=self._record.parent, prefix=".rankmill-")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:

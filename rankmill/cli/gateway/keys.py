@@ -30,6 +30,8 @@ class KeyOptions(options.CommandOptions):
     """Most pairs in a minute, batches not counted.  [default: no limit]"""
     requests_at_once: options.Number | None = None
     """Most requests in progress.  [default: no limit]"""
+    weight: Annotated[float, Field(gt=0, le=1e6, title="N")] = 1
+    """How many times what another gets it gets, while several wait."""
     priority: Priority | None = None
     """Priority of its requests.  [default: request up to 256 pairs, else bulk]"""
     days: Annotated[float, Field(gt=0, le=36500, title="N")] = 365
@@ -104,6 +106,7 @@ def _line(key: ApiKey) -> str:
             "all models" if key.models is None else f"models {' '.join(key.models)}",
             *(f"{most:,} {what}" for what, most in limits.items() if most),
             *([f"priority {key.priority}"] if key.priority else []),
+            *([f"weight {key.weight:g}"] if key.weight != 1 else []),
             *(["admin"] if key.admin else []),
             *(["manages models"] if key.manage_models else []),
             f"expires in {duration(key.expires - system.now())}",

@@ -14,7 +14,8 @@ from pydantic import Field
 
 from rankmill.cli import options
 from rankmill.jobs.contract.errors import ConfigError, EmbeddedError
-from rankmill.jobs.runtime.connection import connect
+from rankmill.jobs.runtime.connection import client_for, connect, impatient
+from rankmill.jobs.runtime.durability import Concerns, read_durability, warn_of_risks
 from rankmill.jobs.runtime.http import is_loopback, split_address
 from rankmill.jobs.runtime.logs import set_up
 from rankmill.jobs.runtime.settings import load_settings
@@ -63,7 +64,7 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
     models = asked.models
     flags["gateway_open"] = asked.is_open or None
     if models:
-        flags |= {"model": models[0], "gateway_models": ",".join(models)}
+        flags |= {"model": models[0].rpartition("=")[2], "gateway_models": ",".join(models)}
     settings = load_settings(flags, config)
     set_up(settings.log_level, settings.log_format)
     _require_packages()
@@ -94,10 +95,16 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
         server = url
 
         def has_keys() -> bool:
-            return KeyStore(connect(server, settings.redis_wait_seconds)).any()
+            return (
+                bool(settings.gateway_api_key) or KeyStore(connect(server, settings.redis_wait_seconds)).any()
+            )
 
         hosts = [address[0] for address in (at, grpc_at) if address]
         needed = keys_needed(hosts, is_open=settings.gateway_open, has_keys=has_keys)
+        if not asked.embedded:
+            _warn_of_losses(
+                server, "only in Redis" if settings.gateway_files or needed == "always" else "every run"
+            )
         run(
             make_app(settings, server, needed, is_loopback=is_loopback(host)),
             settings,
@@ -109,6 +116,13 @@ def serve(config: str | None, asked: ServeOptions, **flags: Any) -> None:
         )
         if failed:
             raise failed[0]
+
+
+def _warn_of_losses(url: str, concerns: Concerns) -> None:
+    """Say what the server's settings put at risk; a server that is away is not waited for."""
+    client = impatient(client_for(url, 0))
+    warn_of_risks(read_durability(client), url, concerns)
+    client.close()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rankmill.cli import options
 from rankmill.jobs.protocol.submitted.store import FileRunStore
 from rankmill.jobs.runtime.connection import connect
+from rankmill.jobs.runtime.durability import read_durability, warn_of_risks
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.files.stores.roots import Roots, confine
 from rankmill.runner.runner import Runner
@@ -25,5 +26,7 @@ def runner(settings: Settings) -> None:
     and URLs of --read and --write, and no hidden files; it replaces only files that runners have made.
     """
     confine(Roots(settings.runner_read, settings.runner_write))
-    client = connect(options.server(settings), settings.redis_wait_seconds)
+    url = options.server(settings)
+    client = connect(url, settings.redis_wait_seconds)
+    warn_of_risks(read_durability(client), url, "only in Redis")
     Runner(FileRunStore(client, settings.file_queue, settings.file_run_ttl), settings).work()

@@ -13,14 +13,14 @@ from pydantic_core import from_json
 
 from rankmill.gateway.batches.folder import open_bytes
 from rankmill.gateway.dialects.base import Body, ScorePath, read_as
-from rankmill.gateway.dialects.routes import PATHS
+from rankmill.gateway.dialects.routes import DIALECTS, score_paths
 from rankmill.gateway.refusals import Refusal
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
 from rankmill.jobs.contract.errors import InputError
 
 MAX_LINE_BYTES = 32 << 20
 
-_PATHS: Mapping[str, ScorePath] = {each.path: each for each in PATHS}
+_PATHS: Mapping[str, ScorePath] = {each.path: each for each in score_paths()}
 
 ENDPOINTS = tuple(_PATHS)
 """Paths of the requests that a batch may have."""
@@ -67,9 +67,11 @@ def read_requests(path: Path, endpoint: str) -> Iterator[BatchRequest]:
         A line is no request for `endpoint`, or has the ``custom_id`` of an earlier one; the message names it.
     """
     seen: dict[str, int] = {}
+    prefix, _, rest = endpoint.removeprefix("/").partition("/")
+    named = {endpoint, f"/{rest}"} if prefix in DIALECTS else {endpoint}
     for number, raw in _lines(path):
         line = _line(number, raw)
-        if line.method.upper() != "POST" or line.url != endpoint:
+        if line.method.upper() != "POST" or line.url not in named:
             raise InputError(
                 f"line {number}: the batch is for POST {endpoint}, and the line for "
                 f"{line.method:.20} {line.url:.200}"
@@ -155,7 +157,7 @@ def _request(number: int, line: RequestLine, path: ScorePath) -> BatchRequest:
     try:
         form = path.body(line.body)
         body = read_as(form, line.body)
-        asked = body.score_request()
+        asked = body.score_request(path.dialect.scale)
         if not asked.passages:
             raise Refusal("empty", "there is nothing to score: the list of texts is empty")
         asked.pairs()

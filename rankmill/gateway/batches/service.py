@@ -25,9 +25,11 @@ from rankmill.gateway.batches.records import (
     output_id,
 )
 from rankmill.gateway.batches.views import batch_view
+from rankmill.gateway.dialects.routes import certain
 from rankmill.gateway.keys.admission import check_model
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.refusals import Refusal
+from rankmill.gateway.scoring import ServedModel
 from rankmill.jobs.contract.errors import RunExpired
 from rankmill.jobs.protocol.submitted.record import new_file_run_id
 from rankmill.jobs.protocol.submitted.request import BatchOrder, FileOrder, FileRequest
@@ -153,7 +155,7 @@ class Batches:
         self._folder.delete(file.place)
 
     def create(
-        self, key: ApiKey | None, asked: NewBatch, served: Callable[[str | None], str]
+        self, key: ApiKey | None, asked: NewBatch, served: Callable[[str | None], ServedModel]
     ) -> dict[str, Any]:
         """Submit a batch; `served` is the model for a request that names one, or none.
 
@@ -164,17 +166,19 @@ class Batches:
         """
         if asked.endpoint not in ENDPOINTS:
             raise Refusal("invalid", f"endpoint: one of {', '.join(ENDPOINTS)}", param="endpoint")
+        endpoint = certain(asked.endpoint, self._settings.gateway_dialect)
         file = self.find(FileRecord, key, asked.input_file_id)
         run_id = new_file_run_id()
         batch_id = new_batch_id(run_id)
         source = self._folder.at(file.place)
         spec: dict[str, Any] = {}
         if ".jsonl" in file.place and holds_requests(source):
-            first = first_request(source, asked.endpoint).asked
+            first = first_request(source, endpoint).asked
             spec = dict(first.spec) if first else {}
             model, default = served(first.model if first else None), served(None)
+            named = (first and first.model) or default.name
             order = BatchOrder(
-                id=batch_id, owner=file.owner, endpoint=asked.endpoint, model=model, default=default,
+                id=batch_id, owner=file.owner, endpoint=endpoint, model=named, default=default.name,
                 asked=spec,
             )  # fmt: skip
             output = self._folder.at(f"{batch_id}/output.jsonl")
@@ -184,14 +188,18 @@ class Batches:
             order = BatchOrder(id=batch_id, owner=file.owner)
             request = self._pairs(asked.pairs, batch_id, file.place)
         check_model(key, model)
-        pinned = Resolver(self._settings.registry).pinned(run_spec(self._settings, {"model": model, **spec}))
+        pinned = Resolver(self._settings.registry).pinned(
+            run_spec(self._settings, {"model": model.model, **spec})
+        )
         batch = BatchRecord(
-            id=batch_id, owner=file.owner, run=run_id, file=file.id, endpoint=asked.endpoint, model=model,
-            created=system.now(), metadata=asked.metadata or {},
+            id=batch_id, owner=file.owner, run=run_id, file=file.id, endpoint=asked.endpoint,
+            model=model.name, created=system.now(), metadata=asked.metadata or {},
         )  # fmt: skip
         self._folder.make(batch_id)
         self._store.add(batch)
         own: dict[str, Any] = {"queue": self._settings.queue, "chunk_size": self._settings.chunk_size}
+        if key:
+            own |= {"tenant": key.name, "weight": key.weight}
         self._runs.submit(FileOrder(request=request, spec=pinned, batch=order, **own), run_id)
         return self.view(batch)
 

@@ -6,7 +6,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -43,9 +43,13 @@ def texts_of(documents: Sequence[str | TextDocument]) -> list[str]:
     return [each if isinstance(each, str) else each.text for each in documents]
 
 
+Scale = Literal["sigmoid", "identity"] | None
+"""What scores are: probabilities, the model's output, or (``None``) what the model's own activation makes."""
+
+
 @dataclass(frozen=True)
 class Dialect:
-    """How a service words its errors.
+    """How a service words its errors, and what its scores are.
 
     Attributes
     ----------
@@ -55,11 +59,14 @@ class Dialect:
         The body for a refusal with a status.
     statuses
         Statuses that differ from those in `KINDS`.
+    scale
+        Of its scores, where a body does not ask for another.
     """
 
     name: str
     error: Callable[[Refusal, int], JsonObject]
     statuses: Mapping[Kind, int] = field(default_factory=dict)
+    scale: Scale = "sigmoid"
 
     def status(self, refusal: Refusal) -> int:
         """The HTTP status for a refusal."""
@@ -96,8 +103,8 @@ class Body(BaseModel):
     stream: bool = Field(False, description="Answer with events: scores as they are there, then the result.")
 
     @abstractmethod
-    def score_request(self) -> ScoreRequest:
-        """What the request asks for; raises `Refusal` where rankmill cannot do it."""
+    def score_request(self, scale: Scale) -> ScoreRequest:
+        """What the request asks for, at a path with this scale; raises `Refusal` where it cannot be done."""
 
     @abstractmethod
     def answer(self, scores: RequestScores) -> object:
@@ -111,8 +118,8 @@ class RerankBody(Body):
     query: Text
     documents: list[Text]
 
-    def score_request(self) -> ScoreRequest:
-        return ScoreRequest(self.query, self.documents, self.model, {"activation": "sigmoid"})
+    def score_request(self, scale: Scale) -> ScoreRequest:
+        return ScoreRequest(self.query, self.documents, self.model, activation(scale))
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,8 @@ class ScorePath:
     bodies
         The bodies that it takes.
     dialect
-        The dialect of errors where the body has not been read yet.
+        Whose path it is: its scale is that of all scores here, in whatever form they are asked for. Errors
+        are in its form where the body has not been read yet.
     choose
         Which body a JSON object is, where there are several.
     """
@@ -140,6 +148,11 @@ class ScorePath:
     def body(self, found: JsonObject) -> type[Body]:
         """The kind of body that an object is."""
         return self.choose(found) if self.choose else self.bodies[0]
+
+
+def activation(scale: Scale) -> Mapping[str, str]:
+    """The field of a spec that means a scale."""
+    return {} if scale is None else {"activation": scale}
 
 
 def read_as(kind: type[T], found: JsonObject) -> T:

@@ -7,7 +7,17 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, RerankBody, Text, Top, ranking
+from rankmill.gateway.dialects.base import (
+    Body,
+    Dialect,
+    JsonObject,
+    RerankBody,
+    Scale,
+    Text,
+    Top,
+    activation,
+    ranking,
+)
 from rankmill.gateway.refusals import wrong
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
@@ -21,8 +31,11 @@ COHERE = Dialect("cohere", lambda refusal, status: {"message": refusal.message})
 
 def envelope(scores: RequestScores, version: str, *warnings: str) -> JsonObject:
     """What stands beside the results."""
-    units = math.ceil(len(scores.scores) / _UNIT)
-    meta: JsonObject = {"api_version": {"version": version}, "billed_units": {"search_units": units}}
+    meta: JsonObject = {
+        "api_version": {"version": version},
+        "billed_units": {"search_units": math.ceil(len(scores.scores) / _UNIT)},
+        "tokens": {"input_tokens": scores.tokens},
+    }
     return {"id": scores.id, "meta": {**meta, "warnings": list(warnings)} if warnings else meta}
 
 
@@ -65,8 +78,8 @@ class CohereRerankV1(Body):
         int | None, Field(description=f"Has no effect, as a warning in the answer says: {_ALWAYS}.")
     ] = None
 
-    def score_request(self) -> ScoreRequest:
-        return ScoreRequest(self.query, self.texts(), self.model, {"activation": "sigmoid"})
+    def score_request(self, scale: Scale) -> ScoreRequest:
+        return ScoreRequest(self.query, self.texts(), self.model, activation(scale))
 
     def texts(self) -> list[str]:
         """What is scored of each document: its `rank_fields`, a line each, else its text."""

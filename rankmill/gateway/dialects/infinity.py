@@ -10,12 +10,13 @@ from rankmill.gateway.dialects.base import (
     Body,
     Dialect,
     JsonObject,
+    Scale,
     Text,
     Top,
+    activation,
     ranking,
     usage,
 )
-from rankmill.gateway.dialects.tei import activation
 from rankmill.gateway.refusals import Refusal
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
@@ -45,11 +46,10 @@ class InfinityRerank(Body):
     model: str | None = None
     top_n: Top = None
 
-    def score_request(self) -> ScoreRequest:
+    def score_request(self, scale: Scale) -> ScoreRequest:
         model = None if self.model == _NO_MODEL else self.model
-        return ScoreRequest(
-            self.query, self.documents, model, {"activation": activation(raw=self.raw_scores)}
-        )
+        spec = activation("identity" if self.raw_scores else scale)
+        return ScoreRequest(self.query, self.documents, model, spec)
 
     def answer(self, scores: RequestScores) -> object:
         return {

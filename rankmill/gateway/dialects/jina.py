@@ -7,9 +7,11 @@ from rankmill.gateway.dialects.base import (
     Dialect,
     Document,
     JsonObject,
+    Scale,
     Text,
     TextDocument,
     Top,
+    activation,
     detail_error,
     ranking,
     texts_of,
@@ -32,9 +34,9 @@ class JinaRerank(Body):
     top_n: Top = None
     return_documents: bool = True
 
-    def score_request(self) -> ScoreRequest:
+    def score_request(self, scale: Scale) -> ScoreRequest:
         (query,) = texts_of([self.query])
-        return ScoreRequest(query, texts_of(self.documents), self.model, {"activation": "sigmoid"})
+        return ScoreRequest(query, texts_of(self.documents), self.model, activation(scale))
 
     def answer(self, scores: RequestScores) -> JsonObject:
         shown = [{"text": text} for text in texts_of(self.documents)]

@@ -5,7 +5,7 @@ Several dialects share some paths: the body decides, and where it does not, the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, ScorePath
 from rankmill.gateway.dialects.cohere import CohereRerankV1, CohereRerankV2, envelope
@@ -56,6 +56,15 @@ def _rerank_v2(body: JsonObject) -> type[Body]:
     return CohereRerankV2 if ONLY_HERE.isdisjoint(body) else VllmRerank
 
 
+def _invocation(body: JsonObject) -> type[Body]:
+    """What a server behind SageMaker is sent."""
+    if "inputs" in body:
+        return TeiPredict
+    if "texts" in body:
+        return TeiRerank
+    return VllmRerank if "query" in body else VllmScore
+
+
 BODIES: tuple[type[Body], ...] = (
     TeiRerank,
     TeiPredict,
@@ -69,32 +78,67 @@ BODIES: tuple[type[Body], ...] = (
 )
 """All bodies that are scored."""
 
-_SHARED: dict[str, tuple[str, Dialect, Callable[[JsonObject], type[Body]]]] = {
-    "/rerank": (
-        "TEI (texts), infinity or vLLM (documents): order texts by their score with a query", TEI, _rerank
+_INVOCATIONS = (TeiRerank, TeiPredict, VllmRerank, VllmScore)
+
+_V1 = (CohereRerankV1, JinaRerank, VoyageRerank, VllmRerank)
+
+_SHARED = {
+    "/rerank": ScorePath(
+        "/rerank", "TEI (texts), infinity or vLLM (documents): order texts by their score with a query",
+        (TeiRerank, VllmRerank, InfinityRerank), TEI, _rerank,
     ),
-    "/v1/rerank": (
-        "Cohere v1, Jina, Voyage or vLLM: order documents by their score with a query", SHARED, _rerank_v1
+    "/v1/rerank": ScorePath(
+        "/v1/rerank", "Cohere v1, Jina, Voyage or vLLM: order documents by their score with a query",
+        _V1, SHARED, _rerank_v1,
     ),
-    "/v2/rerank": ("Cohere v2 or vLLM: order documents by their score with a query", SHARED, _rerank_v2),
+    "/v2/rerank": ScorePath(
+        "/v2/rerank", "Cohere v2 or vLLM: order documents by their score with a query",
+        (CohereRerankV2, VllmRerank), SHARED, _rerank_v2,
+    ),
+    "/reranking": ScorePath("/reranking", "As /v1/rerank, for clients of llama.cpp", _V1, SHARED, _rerank_v1),
+    "/v1/reranking": ScorePath(
+        "/v1/reranking", "As /v1/rerank, for clients of llama.cpp", _V1, SHARED, _rerank_v1
+    ),
+    "/invocations": ScorePath(
+        "/invocations", "TEI or vLLM behind SageMaker: what their other paths take", _INVOCATIONS, TEI,
+        _invocation,
+    ),
 }  # fmt: skip
-"""Paths of several bodies: a line for the documentation, the dialect of errors, and which body it is."""
+"""Paths that several services have: the body says which form the answer has, never its scale."""
 
 
-def _paths() -> Iterator[ScorePath]:
-    for path, (summary, dialect, choose) in _SHARED.items():
-        bodies = tuple(body for body in BODIES if path in body.paths)
-        yield ScorePath(path, summary, bodies, dialect, choose)
+def score_paths(owner: str | None = None) -> tuple[ScorePath, ...]:
+    """All paths to which texts to score are sent.
+
+    Parameters
+    ----------
+    owner
+        Name of the dialect whose paths without a prefix these are, as far as it has them; ``None``: each is
+        that of the dialect that `ScorePath.dialect` names.
+    """
+    found = dict(_SHARED)
     for body in BODIES:
+        dialect = body.dialect
         for path in body.paths:
-            if path not in _SHARED:
-                yield ScorePath(path, body.summary, (body,), body.dialect)
-            yield ScorePath(f"/{body.dialect.name}{path}", body.summary, (body,), body.dialect)
+            alone = ScorePath(path, body.summary, (body,), dialect)
+            if dialect.name == owner or path not in found:
+                found[path] = alone
+            found[f"/{dialect.name}{path}"] = replace(alone, path=f"/{dialect.name}{path}")
+    for dialect in (TEI, VLLM):
+        path = f"/{dialect.name}/invocations"
+        found[path] = replace(found["/invocations"], path=path, dialect=dialect)
+        if dialect.name == owner:
+            found["/invocations"] = replace(found[path], path="/invocations")
+    return tuple(found.values())
 
 
-PATHS = tuple(_paths())
+def certain(path: str, owner: str | None) -> str:
+    """A path that means the same at every gateway: with the owner's prefix, if it is the owner's."""
+    mine = any(path in body.paths and body.dialect.name == owner for body in BODIES)
+    return f"/{owner}{path}" if mine else path
 
-_BY_PATH = {"/info": TEI} | {each.path: each.dialect for each in PATHS}
+
+_BY_PATH = {"/info": TEI} | {each.path: each.dialect for each in score_paths()}
 DIALECTS = {body.dialect.name: body.dialect for body in BODIES}
 """By name."""
 

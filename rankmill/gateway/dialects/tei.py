@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, Text
+from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, Scale, Text, activation
 from rankmill.gateway.refusals import Kind, Refusal, wrong
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
 from rankmill.jobs.runtime.settings import Settings
 
 ERROR_TYPES: dict[Kind, str] = {
-    "empty": "empty",
-    "busy": "overloaded",
-    "overloaded": "overloaded",
-    "backend": "backend",
-    "unavailable": "unhealthy",
-    "timeout": "backend",
+    "empty": "Empty",
+    "busy": "Overloaded",
+    "overloaded": "Overloaded",
+    "backend": "Backend",
+    "unavailable": "Unhealthy",
+    "timeout": "Backend",
 }
-"""TEI's names of its errors; all others are ``validation``."""
+"""TEI's names of its errors; all others are ``Validation``."""
 
 
 def _error(refusal: Refusal, status: int) -> JsonObject:
-    return {"error": refusal.message, "error_type": ERROR_TYPES.get(refusal.kind, "validation")}
+    return {"error": refusal.message, "error_type": ERROR_TYPES.get(refusal.kind, "Validation")}
 
 
 TEI = Dialect("tei", _error, {"invalid": 422, "backend": 424, "timeout": 424})
@@ -35,27 +36,35 @@ LABEL = "LABEL_0"
 Direction = Literal["Right", "Left", "right", "left"]
 
 
-def activation(*, raw: bool) -> str:
-    """The activation for ``raw_scores``."""
-    return "identity" if raw else "sigmoid"
-
-
 def check_direction(direction: str) -> None:
     """Refuse what workers cannot do: they cut off the end of a text."""
     if direction.lower() != "right":
         raise wrong("truncation_direction", "only Right is possible here")
 
 
-def known_info(settings: Settings) -> JsonObject:
-    """What is known of the gateway's model and limits without the model, as HTTP and gRPC name it."""
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+_USUAL_LENGTH = 512
+"""Told where the setting ``max_length`` leaves the limit to the model, which the gateway does not have."""
+
+_USUAL_TOKENS = 16384
+
+
+def known_info(settings: Settings, name: str) -> JsonObject:
+    """What is known of the gateway's model (its public `name`) and limits, as HTTP and gRPC call it."""
     return {
         "version": version("rankmill"),
-        "model_id": settings.model,
+        "model_id": name,
+        "served_model_name": name,
         "model_sha": settings.revision,
-        "model_dtype": settings.precision,
+        "model_dtype": _DTYPES.get(settings.precision, settings.precision),
         "max_concurrent_requests": settings.gateway_requests,
         "max_client_batch_size": settings.gateway_pairs,
-        "max_input_length": settings.max_length,
+        "max_input_length": settings.max_length or _USUAL_LENGTH,
+        "max_batch_tokens": settings.token_budget
+        if isinstance(settings.token_budget, int)
+        else _USUAL_TOKENS,
+        "tokenization_workers": 1,
     }
 
 
@@ -66,10 +75,10 @@ class _TeiOptions(Body):
     truncation_direction: Direction = "Right"
     raw_scores: bool = False
 
-    def spec(self) -> dict[str, str | int | None]:
+    def spec(self, scale: Scale) -> Mapping[str, str]:
         """The spec that the options mean."""
         check_direction(self.truncation_direction)
-        return {"activation": activation(raw=self.raw_scores)}
+        return activation("identity" if self.raw_scores else scale)
 
 
 class TeiRerank(_TeiOptions):
@@ -82,8 +91,8 @@ class TeiRerank(_TeiOptions):
     texts: list[Text]
     return_text: bool = False
 
-    def score_request(self) -> ScoreRequest:
-        return ScoreRequest(self.query, self.texts, spec=self.spec())
+    def score_request(self, scale: Scale) -> ScoreRequest:
+        return ScoreRequest(self.query, self.texts, spec=self.spec(scale))
 
     def answer(self, scores: RequestScores) -> object:
         found = [{"index": place, "score": score} for place, score in scores.ranked()]
@@ -103,12 +112,12 @@ class TeiPredict(_TeiOptions):
         Field(description="A pair of texts, or several; a single text has no score here."),
     ]
 
-    def score_request(self) -> ScoreRequest:
+    def score_request(self, scale: Scale) -> ScoreRequest:
         pairs = self._pairs()
         for pair in pairs:
             if len(pair) != 2:
                 raise wrong("inputs", "a pair of texts has a score, one text has none")
-        return ScoreRequest([pair[0] for pair in pairs], [pair[1] for pair in pairs], spec=self.spec())
+        return ScoreRequest([pair[0] for pair in pairs], [pair[1] for pair in pairs], spec=self.spec(scale))
 
     def answer(self, scores: RequestScores) -> object:
         found = [[{"score": score, "label": LABEL}] for score in scores.scores]

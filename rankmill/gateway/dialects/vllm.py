@@ -11,7 +11,9 @@ from rankmill.gateway.dialects.base import (
     Dialect,
     Document,
     JsonObject,
+    Scale,
     Text,
+    activation,
     ranking,
     texts_of,
     usage,
@@ -39,7 +41,7 @@ def _error(refusal: Refusal, status: int) -> JsonObject:
     return {"error": found}
 
 
-VLLM = Dialect("vllm", _error, {"unscorable": 400})
+VLLM = Dialect("vllm", _error, {"unscorable": 400}, scale=None)
 
 Some = Document | list[Document]
 """One text, or several."""
@@ -61,14 +63,14 @@ class _VllmOptions(Body):
     use_activation: bool | None = None
     instruction: Annotated[str | None, Field(max_length=10_000)] = None
 
-    def spec(self) -> dict[str, str | int | None]:
+    def spec(self, scale: Scale) -> dict[str, str | int | None]:
         """The spec that the options mean."""
         most = self.truncate_prompt_tokens
         if most is not None and 0 <= most < 4:
             raise wrong("truncate_prompt_tokens", "a pair has at least 4 tokens")
-        found: dict[str, str | int | None] = {}
-        if self.use_activation is False:
-            found["activation"] = "identity"
+        found: dict[str, str | int | None] = {
+            **activation("identity" if self.use_activation is False else scale)
+        }
         if most is not None and most > 0:
             found["max_length"] = most
         if self.instruction is not None:
@@ -86,8 +88,8 @@ class VllmRerank(_VllmOptions):
     documents: list[Document]
     top_n: Annotated[int, Field(ge=0, description="How many of the best; 0: all.")] = 0
 
-    def score_request(self) -> ScoreRequest:
-        return ScoreRequest(self.query, texts_of(self.documents), self.model, self.spec())
+    def score_request(self, scale: Scale) -> ScoreRequest:
+        return ScoreRequest(self.query, texts_of(self.documents), self.model, self.spec(scale))
 
     def answer(self, scores: RequestScores) -> JsonObject:
         shown = [{"text": text} for text in texts_of(self.documents)]
@@ -113,17 +115,17 @@ class VllmScore(_VllmOptions):
     text_1: Some | None = None
     text_2: Some | None = None
 
-    def score_request(self) -> ScoreRequest:
+    def score_request(self, scale: Scale) -> ScoreRequest:
         first, second = self._sides()
         one, many = _texts(first), _texts(second)
         if len(one) == 1 and many:
-            return ScoreRequest(one[0], many, self.model, self.spec())
+            return ScoreRequest(one[0], many, self.model, self.spec(scale))
         if len(one) != len(many):
             raise Refusal(
                 "invalid",
                 f"{len(one)} texts cannot be scored with {len(many)}: give one, or as many as those",
             )
-        return ScoreRequest(one, many, self.model, self.spec())
+        return ScoreRequest(one, many, self.model, self.spec(scale))
 
     def answer(self, scores: RequestScores) -> JsonObject:
         return {

@@ -10,7 +10,8 @@ from typing import TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
-from rankmill.gateway.dialects.tei import LABEL, activation, check_direction, known_info
+from rankmill.gateway.dialects.base import activation
+from rankmill.gateway.dialects.tei import LABEL, TEI, check_direction, known_info
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.grpc import tei_pb2 as tei
 from rankmill.gateway.keys.api_keys import ApiKey
@@ -50,7 +51,8 @@ class TeiServices:
 
     async def info(self, request: tei.InfoRequest, call: Call) -> tei.InfoResponse:
         """What the gateway serves."""
-        known = known_info(self._gateway.settings)
+        known = known_info(self._gateway.settings, self._gateway.served.default.name)
+        del known["served_model_name"]  # gRPC's message has no such field
         return tei.InfoResponse(**known, model_type=tei.MODEL_TYPE_RERANKER)
 
     async def predict(self, request: tei.PredictRequest, call: Call) -> tei.PredictResponse:
@@ -116,7 +118,7 @@ class TeiServices:
         call: Call,
     ) -> RequestScores:
         check_direction("left" if options.truncation_direction == tei.TRUNCATION_DIRECTION_LEFT else "right")
-        spec = {"activation": activation(raw=options.raw_scores)}
+        spec = activation("identity" if options.raw_scores else TEI.scale)
         with self._gateway.bodies.body() as body:
             body.count(sum(len(query) + len(text) for query, text in pairs))
             wanted = ScoreRequest([query for query, _ in pairs], [text for _, text in pairs], spec=spec)

@@ -109,7 +109,7 @@ def create_batch(
 ) -> dict[str, Any]:
     """Submit a batch."""
     if wanted.model:
-        gateway.served.resolve(wanted.model)
+        gateway.served.resolve(wanted.model)  # also where the requests name theirs
     return batches.create(key, wanted, gateway.served.resolve)
 
 

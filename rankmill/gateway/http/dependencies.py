@@ -58,6 +58,15 @@ Caller = Annotated[ApiKey | None, Depends(_caller)]
 """The key of the request; ``None`` where requests need none."""
 
 
+async def _scraper(request: Request, gateway: TheGateway) -> None:
+    if not gateway.settings.gateway_open_metrics:
+        await _caller(request, gateway)
+
+
+Scraper = Annotated[None, Depends(_scraper)]
+"""A caller that reads metrics, which may need no key."""
+
+
 def _holder_of(right: Right) -> Any:
     async def check(gateway: TheGateway, key: Caller) -> ApiKey | None:
         gateway.require(key, right)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Annotated, Any
 
+from fastapi import Path
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse, Response
@@ -13,8 +15,9 @@ from rankmill.cluster.snapshot import WorkerState, read_cluster
 from rankmill.gateway import metrics
 from rankmill.gateway.dialects.tei import LABEL, known_info
 from rankmill.gateway.gateway import Gateway
-from rankmill.gateway.http.dependencies import Admin, Caller, TheGateway, from_json, new_router
+from rankmill.gateway.http.dependencies import Admin, Caller, Scraper, TheGateway, from_json, new_router
 from rankmill.gateway.http.document import json_body
+from rankmill.gateway.keys.admission import check_model
 from rankmill.gateway.refusals import wrong
 from rankmill.jobs.contract.errors import NoWorkers
 from rankmill.jobs.runtime.connection import unreachable
@@ -24,54 +27,80 @@ _WAIT_SECONDS = 60.0
 """Longest wait for workers to carry out an order; it stays then, and the answer says so."""
 
 router = new_router("gateway")
+service_router = new_router("gateway")
+"""The paths that other servers have as well; they are also below the prefix of each dialect."""
 
 
-@router.get("/health", summary="Whether the gateway is alive")
+@service_router.get("/health", summary="Whether the gateway is alive")
+@service_router.get("/ping", summary="Whether the gateway is alive")
 async def health() -> Response:
     """An answer."""
     return JSONResponse({"status": "ok"})
 
 
-@router.get("/ready", summary="Whether the gateway reaches its Redis server")
+@router.get("/ready", summary="Whether a worker has the gateway's model")
 def ready(gateway: TheGateway) -> Response:
-    """Why it does not, if it does not."""
-    reason = unreachable(gateway.plain_redis)
+    """Why none has, if none has."""
+    reason = unreachable(gateway.plain_redis) or gateway.load.unready
     return JSONResponse({"status": reason or "ready"}, 503 if reason else 200)
 
 
-@router.get(
+@service_router.get("/version", summary="The gateway's version")
+async def show_version() -> dict[str, str]:
+    """The version of rankmill."""
+    return {"version": version("rankmill")}
+
+
+@service_router.get(
     "/metrics", summary="Metrics for Prometheus", response_class=Response,
     responses={200: {"content": {"text/plain": {}}}},
 )  # fmt: skip
-async def show_metrics(key: Caller) -> Response:
+async def show_metrics(gateway: TheGateway, key: Scraper) -> Response:
     """The metrics of this process."""
     return Response(generate_latest(metrics.REGISTRY), media_type=CONTENT_TYPE_LATEST)
 
 
-@router.get("/v1/models", summary="The models that requests may name")
-@router.get("/models", summary="The models that requests may name")
+@service_router.get("/v1/models", summary="The models that requests may name")
+@service_router.get("/models", summary="The models that requests may name")
 async def models(gateway: TheGateway, key: Caller) -> dict[str, Any]:
-    """Those that the caller may name."""
-    data = [
-        {"id": name, "object": "model", "created": gateway.created, "owned_by": "rankmill"}
-        for name in gateway.served.names
-        if key is None or key.may_use(name)
-    ]
-    return {"object": "list", "data": data}
+    """Those that the caller may name, with the fields that clients of each dialect read."""
+    data = [_model(gateway, each.name) for each in gateway.served.all if key is None or key.may_use(*each)]
+    return {"object": "list", "data": data, "models": data}
 
 
-@router.get("/info", summary="TEI: the gateway's model and limits")
-@router.get("/tei/info", summary="TEI: the gateway's model and limits")
+@service_router.get("/v1/models/{id:path}", summary="A model that requests may name")
+async def find_model(
+    gateway: TheGateway, key: Caller, name: Annotated[str, Path(alias="id")]
+) -> dict[str, Any]:
+    """The model, as in the list."""
+    found = gateway.served.resolve(name)
+    check_model(key, found)
+    return _model(gateway, found.name)
+
+
+def _model(gateway: Gateway, name: str) -> dict[str, Any]:
+    requests = gateway.load.requests
+    return {
+        "id": name, "object": "model", "created": gateway.created, "owned_by": "rankmill", "root": name,
+        "parent": None, "max_model_len": gateway.settings.max_length,  # as vLLM has it
+        "backend": "rankmill", "capabilities": ["rerank"],  # infinity
+        "stats": {
+            "queue_fraction": requests / gateway.settings.gateway_requests, "queue_absolute": requests,
+            "results_pending": requests,
+        },
+        "name": name, "endpoints": ["rerank"], "default_endpoints": ["rerank"], "finetuned": False,  # Cohere
+    }  # fmt: skip
+
+
+@service_router.get("/info", summary="TEI: the gateway's model and limits")
 async def info(gateway: TheGateway, key: Caller) -> dict[str, Any]:
     """What is known here without the model."""
     return {
-        **known_info(gateway.settings),
+        **known_info(gateway.settings, gateway.served.default.name),
         "sha": None,
         "docker_label": None,
         "model_type": {"reranker": {"id2label": {"0": LABEL}, "label2id": {LABEL: 0}}},
-        "max_batch_tokens": None,
         "max_batch_requests": None,
-        "tokenization_workers": None,
         "auto_truncate": True,
     }
 
@@ -111,14 +140,14 @@ def warm_model(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, Any
     """Have all workers of the queue load a model; says what became of it in each."""
     if order.model is None:
         raise wrong("model", "name the model to load")
-    gateway.served.resolve(order.model)
+    model = gateway.served.resolve(order.model).model
     workers = reachable(_workers(gateway))
     if not workers:
         raise NoWorkers(
             f"queue {gateway.settings.queue!r} has no worker that takes orders",
             "start one: rankmill score-workers",
         )
-    found = order_workers(gateway.plain_redis, workers, "warm", order.model, wait_seconds=_WAIT_SECONDS)
+    found = order_workers(gateway.plain_redis, workers, "warm", model, wait_seconds=_WAIT_SECONDS)
     return {"object": "list", "data": [each.model_dump() for each in found]}
 
 
@@ -134,7 +163,8 @@ def clear_models(gateway: TheGateway, key: Admin, order: AnOrder) -> dict[str, A
         having = [worker for worker in workers if worker.report and name in worker.report.models]
         return order_workers(gateway.plain_redis, having, "unload", name, wait_seconds=_WAIT_SECONDS)
 
-    names = sorted(loaded if order.model is None else loaded & {order.model})
+    wanted = None if order.model is None else {order.model, gateway.served.known(order.model)}
+    names = sorted(loaded if wanted is None else loaded & wanted)
     with system.Executor(8) as threads:  # all wait for the same heartbeats
         found = [each for outcomes in threads.map(unload, names) for each in outcomes]
     return {"object": "list", "data": [each.model_dump() for each in found]}

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from rankmill.gateway import metrics
 from rankmill.gateway.bodies import parse
 from rankmill.gateway.dialects.base import Body, JsonObject, ScorePath, read_as
-from rankmill.gateway.dialects.routes import PATHS
+from rankmill.gateway.dialects.routes import score_paths
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.http.document import REFUSALS, json_body
 from rankmill.gateway.http.responses import event, event_stream
@@ -28,11 +28,11 @@ from rankmill.gateway.scoring import RowScores, SubmittedRequest
 T = TypeVar("T")
 
 
-def score_router() -> APIRouter:
-    """The router of all dialects' paths."""
+def score_router(owner: str | None) -> APIRouter:
+    """The router of all dialects' paths; `owner` as in `score_paths`."""
     router = APIRouter()
     scores = {"description": "The scores", "content": {"application/json": {}, "text/event-stream": {}}}
-    for path in PATHS:
+    for path in score_paths(owner):
         router.add_api_route(
             path.path,
             _endpoint(path),
@@ -59,9 +59,9 @@ def _endpoint(path: ScorePath) -> Callable[[Request], Awaitable[Response]]:
             kind = path.body(found)
             note.dialect = kind.dialect.name
             body = read_as(kind, found)
-            wanted = body.score_request()
+            wanted = body.score_request(path.dialect.scale)
             metrics.stages.labels("admission").observe(time.perf_counter() - note.began)
-            if body.stream or "text/event-stream" in request.headers.get("accept", "").lower():
+            if body.stream or _wants_events(request):
                 run = await stack.enter_async_context(gateway.scoring.begin(wanted, key))
                 ends = stack.pop_all()
                 return event_stream(_events(gateway, note, run, body, ends), ends)
@@ -70,6 +70,12 @@ def _endpoint(path: ScorePath) -> Callable[[Request], Awaitable[Response]]:
             return JSONResponse(body.answer(scores), headers=_timing(scores))
 
     return answer
+
+
+def _wants_events(request: Request) -> bool:
+    """Whether the client takes events and nothing else: some name them beside JSON in every request."""
+    accepted = request.headers.get("accept", "").lower().split(",")
+    return {each.partition(";")[0].strip() for each in accepted} == {"text/event-stream"}
 
 
 async def _events(

@@ -10,7 +10,7 @@ from typing import Literal
 
 import redis
 
-from rankmill.gateway.keys.api_keys import ApiKey, KeyStore
+from rankmill.gateway.keys.api_keys import ApiKey, KeyStore, fixed_key, is_same
 from rankmill.gateway.keys.limits import CountedRequest, Limits
 from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.runtime.patience import redis_errors, waiting
@@ -37,10 +37,15 @@ class Admission:
         Seconds after which the requests of a gateway that dies count no longer.
     needed
         Whether a request must have a key. A key that is known counts in any case.
+    fixed
+        The text of a key that is on no server (the setting ``gateway_api_key``).
     """
 
-    def __init__(self, client: redis.Redis, *, lease_seconds: int, needed: KeysNeeded) -> None:
+    def __init__(
+        self, client: redis.Redis, *, lease_seconds: int, needed: KeysNeeded, fixed: str | None = None
+    ) -> None:
         self._keys = KeyStore(client)
+        self._fixed = fixed
         self._limits = Limits(client, lease_seconds)
         self._seconds = lease_seconds / 3
         self._needed = needed
@@ -58,9 +63,9 @@ class Admission:
 
     @asynccontextmanager
     async def admitted(
-        self, key: ApiKey | None, model: str | None = None, pairs: int = 0
+        self, key: ApiKey | None, model: tuple[str, ...] = (), pairs: int = 0
     ) -> AsyncIterator[None]:
-        """Let a request in, for a model and pairs to score if any; it is one in progress within the block.
+        """Let a request in, for a model by its names and pairs if any; it is in progress within the block.
 
         Raises
         ------
@@ -70,7 +75,7 @@ class Admission:
         if key is None:
             yield
             return
-        if model is not None:
+        if model:
             check_model(key, model)
         request = await bridge.run(self._begin, key, pairs)
         try:
@@ -85,9 +90,15 @@ class Admission:
             await asyncio.wait([self._renewing])
 
     def _identify(self, text: str | None) -> ApiKey | None:
+        if text and self._fixed and is_same(text, self._fixed):
+            return fixed_key(self._fixed)
         with redis_errors(), waiting(most=MOST_WAIT):
             key = self._keys.find(text) if text else None
-            if key or self._needed == "never" or (self._needed != "always" and not self._keys.any()):
+            if (
+                key
+                or self._needed == "never"
+                or (self._needed != "always" and not self._fixed and not self._keys.any())
+            ):
                 return key
         if text:
             raise Refusal("no_key", "the API key is unknown, revoked or expired")
@@ -122,13 +133,13 @@ class Admission:
                 logger.warning("the leases of requests are not renewed: %s", error)
 
 
-def check_model(key: ApiKey | None, model: str) -> None:
-    """Raise `Refusal` if the key may not use the model."""
-    if key and not key.may_use(model):
+def check_model(key: ApiKey | None, names: tuple[str, ...]) -> None:
+    """Raise `Refusal` if the key may not use the model, which has one of these names with it."""
+    if key and not key.may_use(*names):
         allowed = ", ".join(key.models or ())
         raise Refusal(
             "forbidden",
-            f"API key {key.name!r} may not use the model {model!r:.100}; it may use {allowed}",
+            f"API key {key.name!r} may not use the model {names[0]!r:.100}; it may use {allowed}",
         )
 
 

@@ -19,12 +19,15 @@ from pydantic import Field, ValidationError
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError, InputError, WireError
 from rankmill.jobs.contract.priority import Priority
-from rankmill.jobs.contract.schema import FORMAT, Seconds, WireModel
+from rankmill.jobs.contract.schema import FORMAT, Seconds, Weight, WireModel
 from rankmill.jobs.runtime.passwords import API_KEY, API_KEY_PREFIX
 from rankmill.jobs.system import system
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 logger = logging.getLogger(__name__)
+
+_NEVER = 1e11
+"""Seconds since 1970."""
 
 Limit = Annotated[int, Field(ge=1, lt=1 << 31)]
 
@@ -46,9 +49,11 @@ class ApiKey(WireModel):
         Whether it may load and unload models, and see everybody's batches.
     manage_models
         Whether it may change the registry: push models, set aliases, remove.
+    weight
+        Keys of one name are a tenant: how many times what others get he gets, while several wait.
     """
 
-    added: ClassVar[frozenset[str]] = frozenset({"manage_models"})
+    added: ClassVar[frozenset[str]] = frozenset({"manage_models", "weight"})
 
     id: str = Field(pattern=r"^[0-9a-f]{12}$")
     name: Name
@@ -61,10 +66,12 @@ class ApiKey(WireModel):
     priority: Priority | None = None
     admin: bool = False
     manage_models: bool = False
+    weight: Weight = 1.0
 
-    def may_use(self, model: str) -> bool:
-        """Whether it may use a model, named as in a request: ``NAME``, ``NAME@VERSION`` or ``NAME@ALIAS``."""
-        return self.models is None or bool({model, model.partition("@")[0]} & set(self.models))
+    def may_use(self, *names: str) -> bool:
+        """Whether it may use a model, by one of its names: ``NAME``, ``NAME@VERSION`` or ``NAME@ALIAS``."""
+        known = {*names, *(name.partition("@")[0] for name in names)}
+        return self.models is None or not known.isdisjoint(self.models)
 
 
 class KeyStore:
@@ -157,10 +164,25 @@ class KeyStore:
         return ApiKey.read_json(raw, f"API key {key_id}") if raw else None
 
 
+FIXED = "gateway_api_key"
+"""Name of the key that is a setting."""
+
+
+def fixed_key(text: str) -> ApiKey:
+    """The key whose text is a setting: it may ask for scores of all models."""
+    return ApiKey(id="0" * 12, name=FIXED, digest=_digest(text), created=0.0, expires=_NEVER)
+
+
+def is_same(given: str, text: str) -> bool:
+    """Whether two texts are equal, in a time that says nothing of where they differ."""
+    return hmac.compare_digest(given.encode(), text.encode())
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _written(key: ApiKey) -> str:
-    unset = None if key.manage_models else {"manage_models"}  # the release before can read it then
+    unset = {name for name in key.added if getattr(key, name) == ApiKey.model_fields[name].default}
+    # without these the release before can read it
     return f'{{"format": {FORMAT}, {key.model_dump_json(exclude=unset)[1:]}'

@@ -109,7 +109,7 @@ def test_help_names_the_default_of_every_setting() -> None:
             shown = getattr(option, "help", "")
             default = getattr(settings, option.name)
             assert "[default: " in shown, option.name
-            assert default in (None, ()) or f"[default: {default}]" in shown, option.name
+            assert default in (None, (), "") or f"[default: {default}]" in shown, option.name
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from rankmill.gateway.bodies import parse
-from rankmill.gateway.dialects.base import Body, read_as
-from rankmill.gateway.dialects.routes import PATHS
+from rankmill.gateway.dialects.base import Body, ScorePath, read_as
+from rankmill.gateway.dialects.routes import DIALECTS, score_paths
 from rankmill.gateway.refusals import KINDS, Refusal
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
@@ -18,9 +18,22 @@ SCORED = RequestScores([0.25, 0.75, 0.5], "m", tokens=30, id="r1", created=17000
 RANKED = [(1, 0.75), (2, 0.5), (0, 0.25)]
 
 
+PATHS = score_paths()
+
+
+def path_of(path: str, owner: str | None = None) -> ScorePath:
+    (found,) = [each for each in score_paths(owner) if each.path == path]
+    return found
+
+
 def kind_of(path: str, body: dict[str, Any]) -> type[Body]:
-    (found,) = [each for each in PATHS if each.path == path]
-    return found.body(body)
+    return path_of(path).body(body)
+
+
+def asked(path: str, *, owner: str | None = None, **body: Any) -> ScoreRequest:
+    """What a body asks for at a path."""
+    found = path_of(path, owner)
+    return read_as(found.body(body), body).score_request(found.dialect.scale)
 
 
 def read(path: str, **body: Any) -> Body:
@@ -34,38 +47,37 @@ def answer(path: str, **body: Any) -> Any:
 def test_tei_ranks_with_the_sigmoid_unless_raw_scores_are_wanted() -> None:
     body = {"query": "q", "texts": TEXTS}
     for path in ("/rerank", "/tei/rerank"):
-        assert read(path, **body).score_request() == ScoreRequest("q", TEXTS, spec={"activation": "sigmoid"})
+        assert asked(path, **body) == ScoreRequest("q", TEXTS, spec={"activation": "sigmoid"})
         assert answer(path, **body) == [{"index": place, "score": score} for place, score in RANKED]
-    assert read("/rerank", **body, raw_scores=True).score_request().spec == {"activation": "identity"}
+    assert asked("/rerank", **body, raw_scores=True).spec == {"activation": "identity"}
     assert answer("/rerank", **body, return_text=True)[0] == {"index": 1, "score": 0.75, "text": "b"}
     assert read("/rerank", **body, truncation_direction="right", truncate=True)
     with pytest.raises(Refusal, match="only Right"):
-        read("/rerank", **body, truncation_direction="Left").score_request()
+        asked("/rerank", **body, truncation_direction="Left")
 
 
 def test_tei_predicts_pairs() -> None:
     one = read("/predict", inputs=["a", "b"])
-    assert one.score_request().pairs() == [("a", "b")]
+    assert one.score_request(None).pairs() == [("a", "b")]
     assert one.answer(SCORED) == [{"score": 0.25, "label": "LABEL_0"}]
     several = read("/predict", inputs=[["a", "b"], ["c", "d"], ["e", "f"]])
-    assert several.score_request().pairs() == [("a", "b"), ("c", "d"), ("e", "f")]
+    assert several.score_request(None).pairs() == [("a", "b"), ("c", "d"), ("e", "f")]
     assert several.answer(SCORED) == [[{"score": score, "label": "LABEL_0"}] for score in SCORED.scores]
     for single in ("a", ["a"], [["a"], ["b"]]):
         with pytest.raises(Refusal, match="one text has none"):
-            read("/predict", inputs=single).score_request()
+            asked("/predict", inputs=single)
 
 
 def test_cohere_v2() -> None:
     body = {"model": "m", "query": "q", "documents": TEXTS}
-    assert read("/v2/rerank", **body).score_request() == ScoreRequest(
-        "q", TEXTS, "m", {"activation": "sigmoid"}
-    )
+    assert asked("/v2/rerank", **body) == ScoreRequest("q", TEXTS, "m", {"activation": "sigmoid"})
     assert answer("/v2/rerank", **body, top_n=2, max_tokens_per_doc=4096) == {
         "id": "r1",
         "results": [{"index": 1, "relevance_score": 0.75}, {"index": 2, "relevance_score": 0.5}],
         "meta": {
             "api_version": {"version": "2"},
             "billed_units": {"search_units": 1},
+            "tokens": {"input_tokens": 30},
             "warnings": ["max_tokens_per_doc has no effect: passages are truncated to the model's limit"],
         },
     }
@@ -74,7 +86,7 @@ def test_cohere_v2() -> None:
 def test_cohere_v1_takes_objects_and_their_fields() -> None:
     body = {"query": "q", "documents": ["a", {"text": "b", "title": "t"}, {"text": "c"}]}
     found = read("/cohere/v1/rerank", **body, return_documents=True)
-    assert found.score_request().passages == TEXTS
+    assert found.score_request(None).passages == TEXTS
     shown: Any = found.answer(SCORED)
     assert [each["document"] for each in shown["results"]] == [
         {"text": "b", "title": "t"}, {"text": "c"}, {"text": "a"}
@@ -86,9 +98,9 @@ def test_cohere_v1_takes_objects_and_their_fields() -> None:
         "documents": [{"title": "t", "text": "b", "year": 1969}],
         "rank_fields": ["title", "year"],
     }
-    assert read("/v1/rerank", **fields).score_request().passages == ["t\n1969"]
+    assert asked("/v1/rerank", **fields).passages == ["t\n1969"]
     with pytest.raises(Refusal, match=r"documents\.0: has none of the fields text"):
-        read("/cohere/v1/rerank", query="q", documents=[{"title": "t"}]).score_request()
+        asked("/cohere/v1/rerank", query="q", documents=[{"title": "t"}])
 
 
 def test_jina_returns_documents_unless_told_not_to() -> None:
@@ -110,10 +122,10 @@ def test_jina_returns_documents_unless_told_not_to() -> None:
 def test_vllm_scores_one_to_many_and_many_to_many(one: str, many: str) -> None:
     for path in ("/score", "/v1/score", "/vllm/score"):
         single = read(path, **{one: "q", many: TEXTS, "model": "m"})
-        assert single.score_request().pairs() == [("q", text) for text in TEXTS]
+        assert single.score_request(None).pairs() == [("q", text) for text in TEXTS]
         both = read(path, **{one: ["x", "y", "z"], many: TEXTS})
-        assert both.score_request().pairs() == [("x", "a"), ("y", "b"), ("z", "c")]
-        assert read(path, **{one: "q", many: "a"}).score_request().pairs() == [("q", "a")]
+        assert both.score_request(None).pairs() == [("x", "a"), ("y", "b"), ("z", "c")]
+        assert asked(path, **{one: "q", many: "a"}).pairs() == [("q", "a")]
     shown: Any = answer("/score", **{one: "q", many: TEXTS})
     assert shown == {
         "id": "score-r1",
@@ -126,20 +138,22 @@ def test_vllm_scores_one_to_many_and_many_to_many(one: str, many: str) -> None:
         "usage": {"prompt_tokens": 30, "total_tokens": 30},
     }
     with pytest.raises(Refusal, match="2 texts cannot be scored with 3"):
-        read("/score", **{one: ["x", "y"], many: TEXTS}).score_request()
+        asked("/score", **{one: ["x", "y"], many: TEXTS})
     with pytest.raises(Refusal, match="the texts to score are missing"):
-        read("/score", **{one: "q"}).score_request()
+        asked("/score", **{one: "q"})
 
 
 def test_vllm_options_are_fields_of_the_spec() -> None:
     body = {"query": "q", "documents": TEXTS}
-    given = {"use_activation": False, "truncate_prompt_tokens": 128, "instruction": "Find.", "user": "u"}
+    given: dict[str, Any] = {
+        "use_activation": False, "truncate_prompt_tokens": 128, "instruction": "Find.", "user": "u"
+    }  # fmt: skip
     expected = {"activation": "identity", "max_length": 128, "instruction": "Find."}
     for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/vllm/v1/rerank"):
-        assert read(path, **body, **given).score_request().spec == expected
-    assert read("/vllm/rerank", **body, truncate_prompt_tokens=-1).score_request().spec == {}
+        assert asked(path, **body, **given).spec == expected
+    assert asked("/vllm/rerank", **body, truncate_prompt_tokens=-1).spec == {}
     with pytest.raises(Refusal, match="at least 4 tokens"):
-        read("/vllm/rerank", **body, truncate_prompt_tokens=2).score_request()
+        asked("/vllm/rerank", **body, truncate_prompt_tokens=2)
     shown: Any = answer("/vllm/rerank", **body, top_n=0, request_id="mine")
     assert shown["id"] == "rerank-mine"
     assert shown["results"][0] == {"index": 1, "document": {"text": "b"}, "relevance_score": 0.75}
@@ -149,11 +163,11 @@ def test_vllm_options_are_fields_of_the_spec() -> None:
 def test_infinity() -> None:
     body = {"query": "q", "documents": TEXTS, "return_documents": True, "model": "default/not-specified"}
     for path in ("/rerank", "/infinity/rerank"):
-        assert read(path, **body).score_request() == ScoreRequest("q", TEXTS, None, {"activation": "sigmoid"})
+        assert asked(path, **body) == ScoreRequest("q", TEXTS, None, {"activation": "sigmoid"})
     shown: Any = answer("/rerank", **body)
     assert (shown["object"], shown["id"], shown["created"]) == ("rerank", "infinity-r1", 1700000000)
     assert shown["results"][0] == {"index": 1, "relevance_score": 0.75, "document": "b"}
-    assert read("/infinity/rerank", query="q", documents=["a"], raw_scores=True).score_request().spec == {
+    assert asked("/infinity/rerank", query="q", documents=["a"], raw_scores=True).spec == {
         "activation": "identity"
     }
 
@@ -243,3 +257,47 @@ def test_a_wrong_field_is_named(body: dict[str, Any], field: str) -> None:
         read("/rerank", **body)
     assert refused.value.kind == "invalid"
     assert len(refused.value.message) < 500
+
+
+def forms(path: str, owner: str | None) -> list[dict[str, Any]]:
+    """Bodies that differ in all that says nothing of the scale."""
+    query = {"queries": "q"} if "score" in path else {"query": "q"}
+    plain = {**query, "texts" if (path, owner) == ("/rerank", "tei") else "documents": TEXTS}
+    extra: list[dict[str, Any]] = [
+        {}, {"return_documents": False}, {"truncate_prompt_tokens": 64}, {"user": "u"}, {"top_n": 2},
+        {"top_k": 2}, {"truncation": True}, {"rank_fields": ["text"]}, {"use_activation": True},
+        {"model": "m"}, {"raw_scores": False},
+    ]  # fmt: skip
+    return [{**plain, **each} for each in extra]
+
+
+@pytest.mark.parametrize("owner", [None, *DIALECTS])
+def test_a_path_has_one_scale_whatever_the_form(owner: str | None) -> None:
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking", "/score", "/v1/score"):
+        scales = {asked(path, owner=owner, **body).spec.get("activation") for body in forms(path, owner)}
+        model_s_own = "score" in path or (owner == "vllm" and "reranking" not in path)
+        assert scales == {None if model_s_own else "sigmoid"}, path
+
+
+def test_only_what_means_a_scale_changes_it() -> None:
+    raw = {"activation": "identity"}
+    assert asked("/rerank", query="q", texts=TEXTS, raw_scores=True).spec == raw
+    assert asked("/rerank", query="q", documents=TEXTS, raw_scores=True).spec == raw
+    assert asked("/v1/rerank", query="q", documents=TEXTS, use_activation=False).spec == raw
+    assert asked("/score", queries="q", documents=TEXTS, use_activation=False).spec == raw
+
+
+def test_an_owner_has_the_form_of_its_paths_too() -> None:
+    body = {"query": "q", "documents": TEXTS, "return_documents": False}
+    found = path_of("/rerank", "vllm")
+    shown: Any = read_as(found.body(body), body).answer(SCORED)
+    assert shown["id"] == "rerank-r1"
+    assert [each.path for each in score_paths("vllm")].count("/rerank") == 1
+
+
+def test_invocations_take_what_the_other_paths_take() -> None:
+    assert answer("/invocations", query="q", texts=TEXTS)[0] == {"index": 1, "score": 0.75}
+    assert asked("/invocations", inputs=["a", "b"]).pairs() == [("a", "b")]
+    assert answer("/vllm/invocations", query="q", documents=TEXTS)["id"] == "rerank-r1"
+    assert asked("/vllm/invocations", query="q", documents=TEXTS).spec == {}
+    assert asked("/invocations", data_1="q", data_2="a").spec == {"activation": "sigmoid"}

@@ -113,7 +113,7 @@ def test_a_full_server_is_not_waited_for(
         server.client.config_set("maxmemory", 1)
         reply = client.post("/v1/files", data={"purpose": "batch"}, files={"file": ("in.csv", b"a,b\n")})
         score = client.post("/tei/rerank", json={"query": QUERY, "texts": TEXTS})
-    assert (score.status_code, score.json()["error_type"]) == (503, "unhealthy")
+    assert (score.status_code, score.json()["error_type"]) == (503, "Unhealthy")
     assert "the server took nothing for 1 s" in score.json()["error"]
     assert (reply.status_code, "OOM command not allowed" in reply.json()["message"]) == (503, True)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

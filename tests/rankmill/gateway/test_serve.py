@@ -40,6 +40,29 @@ def test_it_ranks_texts(gateway: Running) -> None:
     assert 0 < other["score"] < best["score"] < 1
 
 
+def test_a_model_under_another_name_and_a_key_from_the_environment(
+    shared_queue: Server, tmp_path: Path
+) -> None:
+    key = "a-key-of-the-environment"
+    given = {"x-api-key": key}
+    environ = {"RANKMILL_GATEWAY_API_KEY": key, "RANKMILL_GATEWAY_OPEN_METRICS": "true",
+               "RANKMILL_GATEWAY_DIALECT": "vllm"}  # fmt: skip
+    models = ["--model", "rerank-v3.5=demo"]
+    with running_gateway(shared_queue.url, tmp_path, *models, environ=environ) as gateway:
+        query, texts = PAIR
+        body = {"model": "rerank-v3.5", "query": query, "documents": texts}
+        assert gateway.post("/v2/rerank", body).status == 401
+        reply = gateway.post("/v2/rerank", body, authorization=f"Bearer {key}")
+        assert (reply.json["model"], reply.json["results"][0]["index"]) == ("rerank-v3.5", 1)
+        assert reply.json["results"][0]["document"] == {"text": texts[1]}  # vLLM's form
+        scored = gateway.post("/score", {"queries": query, "documents": texts}, x_api_key=key).json["data"]
+        assert scored[1]["score"] == reply.json["results"][0]["relevance_score"]  # and its scale
+        assert gateway.get("/models", **given).json["data"][0]["id"] == "rerank-v3.5"
+        assert gateway.get("/metrics").status == 200
+        assert gateway.get("/v1/cache", **given).status == 403
+        assert key not in gateway.log.read_text()
+
+
 def test_it_says_that_it_is_alive(gateway: Running) -> None:
     assert gateway.get("/health").status == 200
 

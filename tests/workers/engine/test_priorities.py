@@ -6,7 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -26,11 +26,12 @@ from rankmill import Client
 from rankmill.cluster.snapshot import read_cluster
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import ConfigError, RunCancelled
-from rankmill.jobs.contract.priority import Priority, new_run_id
+from rankmill.jobs.contract.priority import GROUP, Priority, group_of, new_run_id
 from rankmill.jobs.contract.run import new_run
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.ordered_queue import LOOK_AT, OrderedQueue
 from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.system import system
 from rankmill.producer.client.runs import ScoringRun
 from rankmill.workers.queue.claim_order import ClaimOrder
 
@@ -116,7 +117,7 @@ def test_a_run_behind_many_jobs_of_another_gets_its_half(url: str) -> None:
     order, taken = ClaimOrder(4096), list[str]()
     order.began(large, 8)
     while not set(behind) <= set(taken):
-        found = queue.take(["bulk"], order.runs, further=order.further(queue.name))
+        found = queue.take(["bulk"], order.names, further=order.further(queue.name))
         order.saw({queue.name: found.waiting}, workers=1)
         taken.append(found.job_id.decode())
         order.began(taken[-1].partition("-")[0], 8)
@@ -154,7 +155,7 @@ def test_many_runs_in_one_long_queue_share_it(url: str, runs: int) -> None:
         connection.rpush(queue.key, *(keys.job_id(run, chunk) for chunk in range(0, 80_000, 8)))
     order, had = ClaimOrder(4096), Counter[str]()
     for _ in range(3000):
-        found = queue.take(["bulk"], order.runs, further=order.further(queue.name))
+        found = queue.take(["bulk"], order.names, further=order.further(queue.name))
         order.saw({queue.name: found.waiting}, workers=1)
         run = found.job_id.decode().partition("-")[0]
         order.began(run, 8)
@@ -175,6 +176,75 @@ def test_an_idle_worker_is_given_one_chunk_and_counted_once(url: str) -> None:
     assert queue.claim_idle(5) == 0  # the idle worker will take the job that waits
     assert queue.take(["bulk"]).idle == 1
     assert all(queue.connection.ttl(key) > 0 for key in queue.connection.scan_iter("rankmill:queue:*"))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which goes on when the test says so."""
+    now = [0.0]
+    monkeypatch.setattr(system, "monotonic", lambda: now[0])
+    return now
+
+
+def claimed(
+    clock: list[float],
+    queue: OrderedQueue,
+    kind: Priority,
+    jobs: int,
+    weights: dict[str, float],
+    before: int = 0,
+) -> Counter[str]:
+    """Jobs that a worker takes, four a second, by the group of their tenant, after so many `before`."""
+    order, had = ClaimOrder(4096), Counter[str]()
+    for number in range(before + jobs):
+        clock[0] += 0.25
+        found = queue.take([kind], order.names, further=order.further(queue.name))
+        order.saw({queue.name: found.waiting}, workers=1)
+        run = found.job_id.decode().partition("-")[0]
+        group = run.removeprefix("r")[:GROUP]
+        order.began(run, 8, weights.get(group, 1.0))
+        had[group] += number >= before
+    return had
+
+
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_a_tenant_with_one_run_gets_its_part_beside_one_with_two_hundred(
+    url: str, weight: float, clock: list[float]
+) -> None:
+    queue = RunStore(Client(url, model="demo").store.redis).queue(f"tenants-{weight}")
+    connection: Any = queue.connection
+    for _ in range(200):
+        run = new_run_id("bulk", "greedy")
+        connection.rpush(queue.key, *(keys.job_id(run, chunk) for chunk in range(0, 800, 8)))
+    mine = new_run_id("bulk", "modest")
+    connection.rpush(queue.key, *(keys.job_id(mine, chunk) for chunk in range(0, 16_000, 8)))
+    until_found = 20_000 // LOOK_AT + 50  # its jobs are behind all others
+    had = claimed(clock, queue, "bulk", 2000, {group_of("modest"): weight}, until_found)
+    ratio = had[group_of("modest")] / had[group_of("greedy")]
+    assert ratio == pytest.approx(weight, rel=0.1), had
+
+
+def test_requests_of_a_greedy_tenant_do_not_take_the_others_place(url: str, clock: list[float]) -> None:
+    queue = RunStore(Client(url, model="demo").store.redis).queue("greedy-requests")
+    for _ in range(100):
+        queue.push_job_id(keys.job_id(new_run_id("request", "greedy"), 0))
+    modest = [keys.job_id(new_run_id("request", "modest"), 0) for _ in range(5)]
+    for job in modest:
+        queue.push_job_id(job)
+    had = claimed(clock, queue, "request", 10, {})
+    assert had == {group_of("greedy"): 5, group_of("modest"): 5}
+    assert set(modest).isdisjoint(ids(queue))
+
+
+def test_a_run_that_a_worker_refuses_is_last_whoever_its_tenant_is(url: str) -> None:
+    queue = RunStore(Client(url, model="demo").store.redis).queue("refused-tenant")
+    refused, other = new_run_id("bulk", "a"), new_run_id("bulk", "b")
+    for run in (refused, other):
+        cast("Any", queue.connection).rpush(queue.key, keys.job_id(run, 0))
+    order = ClaimOrder(4096)
+    order.began(other, 1000)
+    order.refused(refused)
+    assert queue.take(["bulk"], order.names).job_id.decode().startswith(other)
 
 
 def test_small_runs_of_known_size_are_requests_unless_the_caller_says_otherwise(url: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rankmill.jobs.contract.priority import new_run_id
 from rankmill.workers.engine.pipeline import PriorityTurns
-from rankmill.workers.queue.claim_order import ClaimOrder, RunShares, chunks_to_give
+from rankmill.workers.queue.claim_order import ClaimOrder, Shares, chunks_to_give
 
 Pairs = st.integers(1, 2000)
 
@@ -43,13 +43,13 @@ def test_a_request_comes_before_the_next_bulk_batch_whatever_was_before(
 def test_runs_get_equal_pairs_whatever_their_chunks_and_whoever_came_first(
     chunks: list[int], before: int
 ) -> None:
-    shares = RunShares()
+    shares = Shares()
     sizes = {f"{number:x}": size for number, size in enumerate(chunks)}
     for _ in range(before):
         shares.took("0", sizes["0"])  # the first run was alone
     had = dict.fromkeys(sizes, 0)
     for _ in range(300):
-        known = shares.runs()
+        known = shares.names()
         run = min(sizes, key=lambda run: known.index(run) if run in known else -1)
         shares.took(run, sizes[run])
         had[run] += sizes[run]
@@ -72,10 +72,10 @@ def test_a_run_whose_chunks_a_worker_gives_back_comes_after_all_others_for_a_whi
     order = ClaimOrder(100)
     order.refused("aa")
     order.began("bb", 10)
-    assert order.runs == ["bb", "aa"]
+    assert order.names[-2:] == ["bb", "!aa"]
     order.began("aa", 10)  # it can score it now
     order.refused("bb")
-    assert order.runs == ["aa", "bb"]
+    assert order.names[-3:] == ["bb", "aa", "!bb"]
 
 
 @given(

@@ -30,6 +30,7 @@ class OnnxBackend:
 
     name = "onnx"
     shares_prefixes = False
+    packs = False
     depth = 1
 
     def __init__(self, path: Path, device: str, precision: str) -> None:

@@ -35,6 +35,7 @@ class OpenVinoBackend:
 
     name = "openvino"
     shares_prefixes = False
+    packs = False
     device = "cpu"
 
     def __init__(self, graph: Any, precision: str, rest: str = "fp32") -> None:

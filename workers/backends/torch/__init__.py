@@ -8,10 +8,16 @@ from rankmill.workers.backends.base import Backend, BackendKind, LayerShape, Mod
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
-    from rankmill.workers.backends.torch.backend import TorchBackend
+    from rankmill.workers.backends.torch.backend import DTYPES, TorchBackend
     from rankmill.workers.backends.torch.networks import load_network
+    from rankmill.workers.backends.torch.ways import kernel_lacks, pack_if_faster, packs_exactly
 
-    return TorchBackend(load_network(files), device, precision)
+    network = load_network(files)
+    packs = kernel_lacks(device, DTYPES[precision]) is None and packs_exactly(network)
+    backend = TorchBackend(network, device, precision)
+    if packs:
+        pack_if_faster(backend, network)
+    return backend
 
 
 def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from rankmill import Client
-from rankmill.gateway.dialects.routes import PATHS as SCORE_PATHS
+from rankmill.gateway.dialects.routes import DIALECTS, score_paths
 from tests.harness.gateways import PAIR, Reply, Running
 from tests.harness.processes import wait_for
 from tests.harness.servers.valkey import Server, nothing_left
 
 QUERY, TEXTS = PAIR
-PATHS = sorted(route.path for route in SCORE_PATHS if "rerank" in route.path and "tei" not in route.path)
+PATHS = sorted(route.path for route in score_paths() if "rerank" in route.path and "tei" not in route.path)
 
 
 def best_of(reply: Reply) -> int:
@@ -66,14 +66,51 @@ def test_models_and_info(gateway: Running) -> None:
     assert next(each["id"] for each in gateway.get("/v1/models").json["data"]) == "demo"
     info = gateway.get("/info").json
     assert (info["model_id"], info["max_client_batch_size"]) == ("demo", 100_000)
-    assert gateway.get("/ready").status == 200
+    integers = ["max_input_length", "max_batch_tokens", "tokenization_workers", "max_concurrent_requests"]
+    assert {type(info[name]) for name in integers} == {int}
+    assert info["served_model_name"] == "demo"
+
+
+def test_the_gateway_is_ready_once_a_worker_has_its_model(gateway: Running) -> None:
+    wait_for(lambda: gateway.get("/ready").status == 200)
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_prefix_is_a_whole_address(gateway: Running, name: str) -> None:
+    for path in ("/health", "/ping", "/version", "/metrics", "/info", "/v1/models/demo"):
+        reply = gateway.get(f"/{name}{path}")
+        assert (reply.status, reply.body[:40]) == (200, gateway.get(path).body[:40]), path
+    for path in ("/models", "/v1/models"):
+        found = gateway.get(f"/{name}{path}").json
+        assert found["data"][0]["id"] == "demo"
+        assert isinstance(found["data"][0]["stats"]["queue_absolute"], int)  # infinity's client
+        assert found["models"][0]["name"] == "demo"  # Cohere's
+        assert "rerank" in found["models"][0]["endpoints"]
+    assert gateway.get(f"/{name}/v1/models/other").status == 404
+
+
+def test_a_model_in_a_directory_is_called_by_its_last_part(gateway: Running, tiny_model: Path) -> None:
+    names = [each["id"] for each in gateway.get("/models").json["data"]]
+    assert names == ["demo", tiny_model.name]
+    body = {"query": QUERY, "documents": TEXTS, "model": tiny_model.name}
+    reply = gateway.post("/jina/v1/rerank", body)
+    assert (reply.status, reply.json["model"]) == (200, tiny_model.name)
+    assert str(tiny_model) not in gateway.get("/models").body.decode()
+
+
+def test_json_beside_events_is_answered_with_json(gateway: Running) -> None:
+    body = {"query": QUERY, "texts": TEXTS}
+    both = gateway.post("/rerank", body, accept="application/json, text/event-stream")
+    assert both.headers["content-type"] == "application/json"
+    events = gateway.post("/rerank", body, accept="text/event-stream; charset=utf-8")
+    assert events.headers["content-type"].startswith("text/event-stream")
 
 
 @pytest.mark.parametrize(
     ("path", "body", "status", "shown"),
     [
-        ("/rerank", {"query": "q"}, 422, r'"error":"texts: Field required","error_type":"validation"'),
-        ("/rerank", {"query": "q", "texts": []}, 400, '"error_type":"empty"'),
+        ("/rerank", {"query": "q"}, 422, r'"error":"texts: Field required","error_type":"Validation"'),
+        ("/rerank", {"query": "q", "texts": []}, 400, '"error_type":"Empty"'),
         ("/cohere/v2/rerank", {"query": "q"}, 400, '"message":"documents: Field required"'),
         ("/jina/v1/rerank", {"query": "q"}, 422, '"detail":"documents: Field required"'),
         (

@@ -23,6 +23,8 @@ from rankmill.gateway.bodies import BodyMemory
 from rankmill.gateway.keys.api_keys import KeyStore
 from rankmill.gateway.load_shedding import LoadShedder, speed
 from rankmill.gateway.refusals import Refusal
+from rankmill.jobs.contract import keys
+from rankmill.jobs.contract.priority import new_run_id
 from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport, announce_worker
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.client.aio import bridge
@@ -60,7 +62,7 @@ def test_while_one_request_waits_the_next_is_told_to_come_back(narrow: Running) 
         wait_for(lambda: "in_progress 1.0" in narrow.get("/metrics").body.decode())
         refused = narrow.post("/rerank", BODY)
         assert (refused.status, refused.headers["retry-after"]) == (429, "1")
-        assert refused.json == {"error": "1 requests are in progress", "error_type": "overloaded"}
+        assert refused.json == {"error": "1 requests are in progress", "error_type": "Overloaded"}
         assert narrow.get("/health").status == 200
     wait_for(lambda: "in_progress 0.0" in narrow.get("/metrics").body.decode())
 
@@ -121,14 +123,14 @@ def report(**counts: float) -> WorkerReport:
 def test_a_workers_speed_stands_for_those_that_have_scored_nothing() -> None:
     assert speed([]) is None
     assert speed([report()]) is None
-    assert speed([report(pairs=100, forward=2.0)]) == 50
-    assert speed([report(pairs=100, forward=2.0), report()]) == 100
-    assert speed([report(pairs=100, forward=2.0), report(drained=True)]) == 50
+    assert speed([report(tokens=10_000, forward=2.0)]) == 5000
+    assert speed([report(tokens=10_000, forward=2.0), report(tokens=9_000, forward=9.0)]) == 10_000
+    assert speed([report(tokens=10_000, forward=2.0), report(drained=True)]) == 5000
 
 
 def test_requests_are_refused_while_too_many_seconds_of_requests_wait(server: Server) -> None:
     settings = load_settings({"gateway_backlog_seconds": 10})
-    announce_worker(server.client, "w", report(pairs=100, forward=10.0), 60)
+    announce_worker(server.client, "w", report(tokens=10_000, forward=10.0), 60)
     server.client.sadd("rq:workers:rankmill", "rq:worker:w")
     waiting = [f"r{number:032x}-0" for number in range(400)]
     bulk = [f"{number:032x}-0" for number in range(1000)]
@@ -153,6 +155,44 @@ def test_requests_are_refused_while_too_many_seconds_of_requests_wait(server: Se
         await client.loop_client.aclose()
 
     asyncio.run(look())
+
+
+def test_a_request_is_taken_only_if_the_workers_have_time_for_it(server: Server) -> None:
+    """2,000 pairs of 100 tokens take ten seconds; 30 s may wait, and 40 requests come at once."""
+    settings = load_settings({"gateway_backlog_seconds": 30})
+    request = (800_000, 2000, "bulk", "me")
+
+    async def come(load: LoadShedder) -> tuple[int, list[float]]:
+        taken, told = 0, list[float]()
+        with ExitStack() as stack:
+            for _ in range(40):
+                try:
+                    stack.enter_context(load.work(*request))
+                    taken += 1
+                except Refusal as refusal:
+                    told.append(refusal.retry_after or 0)
+        with load.work(*request):  # those have ended
+            pass
+        return taken, told
+
+    async def main() -> None:
+        client = LoopRedis(server.url, 10)
+        load = LoadShedder(settings, client)
+        assert (await come(load))[0] == 1  # nobody knows how fast they are: one at a time
+        with load.work(4000, 10, "request", "me"), load.work(4000, 10, "request", "me"):
+            pass
+        announce_worker(server.client, "w", report(tokens=200_000, forward=10.0), 60)
+        server.client.sadd("rq:workers:rankmill", "rq:worker:w")
+        load = LoadShedder(settings, client)
+        await bridge.run(load.look)
+        taken, told = await come(load)
+        assert (taken, set(told)) == (3, {10})
+        server.client.rpush("rq:queue:rankmill", keys.job_id(new_run_id("bulk", "another"), 0))
+        await bridge.run(load.look)
+        assert (await come(load))[0] == 2  # it gets half of the workers' time
+        await client.loop_client.aclose()
+
+    asyncio.run(main())
 
 
 def test_with_keys_only_their_holders_are_served(server: Server, tmp_path: Path) -> None:

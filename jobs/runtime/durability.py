@@ -1,0 +1,192 @@
+"""What a server keeps of the work that it has acknowledged, and what its settings put at risk.
+
+docs/GUARANTEES.md says what follows from each setting.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import redis
+from pydantic import BaseModel, ConfigDict, computed_field
+
+from rankmill.jobs.contract.errors import RedisUnavailable
+from rankmill.jobs.runtime.patience import cannot_serve, waiting
+from rankmill.jobs.system import system
+
+Concerns = Literal["every run", "only in Redis"]
+"""Whom a risk is one for: all runs, or what only the server has (`_ALONE`).
+
+The producer of a live run submits again what the server has lost.
+"""
+
+_ALONE = "detached and submitted runs, batches and API keys"
+
+_CONFIG = ("maxmemory", "maxmemory-policy", "appendonly", "appendfsync", "save", "min-replicas-to-write")
+
+_SECONDS = 2.0
+"""How long the server may take to answer."""
+
+logger = logging.getLogger(__name__)
+
+_said: set[tuple[str, str]] = set()
+"""URLs and risks that this process has logged."""
+
+
+class Risk(BaseModel):
+    """What the server's settings may lose; ``is_known`` is false if the server does not say."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: Literal["eviction", "restart", "sync", "failover"]
+    concerns: Concerns
+    is_known: bool
+    text: str
+
+
+class Durability(BaseModel):
+    """How a server keeps data; ``None``: it does not say.
+
+    ``maxmemory`` is in bytes, 0 for no limit; ``save`` has the times of snapshots, empty for none.
+    ``needs_replicas``: it takes no writes without a replica that follows closely (min-replicas-to-write).
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    maxmemory: int | None = None
+    maxmemory_policy: str | None = None
+    appendonly: bool | None = None
+    appendfsync: str | None = None
+    save: str | None = None
+    replicas: int | None = None
+    needs_replicas: bool | None = None
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def risks(self) -> tuple[Risk, ...]:
+        """What the settings put at risk, in sentences with the way out."""
+        return (*self._eviction(), *self._restart(), *self._sync(), *self._failover())
+
+    def concerning(self, concerns: Concerns) -> tuple[Risk, ...]:
+        """The risks for a kind of run."""
+        return tuple(risk for risk in self.risks if risk.concerns in ("every run", concerns))
+
+    def _eviction(self) -> Iterator[Risk]:
+        policy = self.maxmemory_policy
+        if self.maxmemory == 0 or policy == "noeviction":
+            return
+        if policy is None:
+            text = (
+                "Redis does not say whether it evicts keys when its memory is full: it may then lose chunks, "
+                f"which are scored again, and {_ALONE}; set maxmemory-policy noeviction"
+            )
+        else:
+            text = (
+                f"Redis evicts keys when its memory is full (maxmemory-policy {policy}): it may lose chunks, "
+                f"which are scored again, and {_ALONE}; set maxmemory-policy noeviction"
+            )
+        yield Risk(name="eviction", concerns="every run", is_known=policy is not None, text=text)
+
+    def _restart(self) -> Iterator[Risk]:
+        if self.appendonly:
+            return
+        if self.appendonly is None:
+            text = (
+                "Redis does not say whether it has an append-only file: without one, a restart may lose "
+                f"{_ALONE}; set appendonly yes"
+            )
+        else:
+            since = "" if self.save == "" else " since its last snapshot"
+            text = (
+                f"Redis has no append-only file (appendonly no): a restart may lose {_ALONE}{since}; set "
+                "appendonly yes"
+            )
+        known = self.appendonly is not None
+        yield Risk(name="restart", concerns="only in Redis", is_known=known, text=text)
+
+    def _sync(self) -> Iterator[Risk]:
+        if self.appendonly and self.appendfsync == "no":
+            text = (
+                "Redis leaves it to its host when the append-only file is on disk (appendfsync no): a crash "
+                f"of the host may lose {_ALONE} of the last half minute; set appendfsync everysec"
+            )
+            yield Risk(name="sync", concerns="only in Redis", is_known=True, text=text)
+
+    def _failover(self) -> Iterator[Risk]:
+        if self.replicas == 0 or self.needs_replicas:
+            return
+        if self.replicas is None or self.needs_replicas is None:
+            text = (
+                "Redis does not say whether it has replicas, and whether it takes writes when none follows: "
+                f"a failover may lose {_ALONE}; set min-replicas-to-write 1 where there are any"
+            )
+        else:
+            has = "a replica" if self.replicas == 1 else f"{self.replicas} replicas"
+            text = (
+                f"Redis has {has} and takes writes when none follows (min-replicas-to-write 0): a failover "
+                f"may lose {_ALONE}; set min-replicas-to-write 1"
+            )
+        known = self.replicas is not None
+        yield Risk(name="failover", concerns="only in Redis", is_known=known, text=text)
+
+
+def read_durability(client: redis.Redis) -> Durability | None:
+    """What a server says of how it keeps data, in one round trip; ``None`` if it cannot serve now.
+
+    A server may refuse CONFIG or INFO, to this user or to all, and managed ones leave fields out.
+    """
+    try:
+        with waiting(most=0, until=system.monotonic() + _SECONDS), client.pipeline(transaction=False) as pipe:
+            pipe.info()
+            for name in _CONFIG:
+                pipe.config_get(name)
+            info, *settings = pipe.execute(raise_on_error=False)
+    except (redis.RedisError, RedisUnavailable, OSError):
+        return None
+    if any(isinstance(reply, Exception) and cannot_serve(reply) for reply in (info, *settings)):
+        return None
+    found: dict[str, str] = {}
+    for reply in settings:
+        if isinstance(reply, Mapping):
+            found |= {_text(name): _text(value) for name, value in reply.items()}
+    return _durability(info if isinstance(info, Mapping) else {}, found)
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def _durability(info: Mapping[str, Any], settings: Mapping[str, str]) -> Durability:
+    """From INFO and the settings, either of which may lack anything."""
+    replicas = _number(info.get("connected_slaves"))
+    needed = _number(settings.get("min-replicas-to-write"))
+    if "min_slaves_good_slaves" in info:  # it is there if both the number and the lag are set
+        needed = 1
+    elif replicas is not None:
+        needed = 0
+    appendonly = {"0": False, "no": False, "1": True, "yes": True}.get(
+        str(info.get("aof_enabled", settings.get("appendonly")))
+    )
+    return Durability(
+        maxmemory=_number(info.get("maxmemory", settings.get("maxmemory"))),
+        maxmemory_policy=info.get("maxmemory_policy", settings.get("maxmemory-policy")),
+        appendonly=appendonly,
+        appendfsync=settings.get("appendfsync"),
+        save=settings.get("save"),
+        replicas=replicas,
+        needs_replicas=None if needed is None else needed > 0,
+    )
+
+
+def _number(value: object) -> int | None:
+    return int(text) if (text := str(value)).isdecimal() else None
+
+
+def warn_of_risks(durability: Durability | None, url: str, concerns: Concerns) -> None:
+    """Log what a server's settings put at risk for a kind of run, once in this process for each server."""
+    for risk in durability.concerning(concerns) if durability else ():
+        if (url, risk.text) not in _said:
+            _said.add((url, risk.text))
+            logger.warning("%s (docs/GUARANTEES.md)", risk.text)
