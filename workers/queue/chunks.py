@@ -25,10 +25,11 @@ from rankmill.jobs.contract.errors import (
     WireError,
     WorkerError,
 )
-from rankmill.jobs.contract.job import asks_for_times, attempt
+from rankmill.jobs.contract.job import asks_for_times, attempt, read_format
 from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.contract.results import ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Run, Settled
+from rankmill.jobs.contract.schema import EXTENDED_FORMAT
 from rankmill.jobs.contract.spec import ScoreSpec, settled, weights_key
 from rankmill.jobs.contract.wire import decode_pairs
 from rankmill.jobs.protocol.pairs_job import read_pairs, read_request, return_value
@@ -334,6 +335,7 @@ class ChunkScorer:
         scored = claim.work.scored
         model = claim.engine.model
         times = claim.work.seconds if asks_for_times(claim.job) else {}
+        proof = model.proof if read_format(claim.job) >= EXTENDED_FORMAT else None
         return ChunkScores(
             chunk=claim.chunk,
             scores=_as_arrow(scored.scores),
@@ -354,6 +356,7 @@ class ChunkScorer:
                 labels=model.labels,
                 tokenize_seconds=times.get("tokenize"),
                 forward_seconds=times.get("forward"),
+                bound=proof.bound if proof else None,
             ),
         )
 
