@@ -27,11 +27,12 @@ class ChunkStats(WireModel):
     rows. They are written only for a job that asks for them (`rankmill.jobs.contract.job.asks_for_times`).
     ``digest`` is the SHA-256 of the model's weights, configuration and tokenizer; ``bound`` is the largest
     difference between a score and the model's own that the worker has proven. They are written only for a
-    job whose producer reads them (`rankmill.jobs.contract.job.read_format`).
+    job whose producer reads them (`rankmill.jobs.contract.job.read_format`). ``kind`` is there for a
+    deterministic run alone, of which no older release knows.
     """
 
     seldom: ClassVar[frozenset[str]] = frozenset(
-        {"windows", "labels", "tokenize_seconds", "forward_seconds", "digest", "bound"}
+        {"windows", "labels", "tokenize_seconds", "forward_seconds", "digest", "bound", "kind"}
     )
     """Fields that are written only where they have a value."""
     added: ClassVar[frozenset[str]] = seldom | {"int8_gain"}
@@ -53,6 +54,7 @@ class ChunkStats(WireModel):
     forward_seconds: Seconds | None = None
     digest: Annotated[str, Field(pattern=CONTENT)] | None = None
     bound: Annotated[float, Field(ge=0)] | None = None
+    kind: str | None = None
 
     def written(self) -> str:
         """As JSON."""

@@ -294,6 +294,10 @@ class Engine:
         scores = self.model.activation(logits)
         longest = longest_in(parts)
         real = done = 0
+
+        def padded(real: int, rows: int) -> int:
+            return real if self.model.kind else longest * rows  # of a kind, each row is computed alone
+
         for work, rows in parts:
             mine, out, places = scores[done : done + len(rows)], work.scored, work.rows[rows]
             done += len(rows)
@@ -305,9 +309,9 @@ class Engine:
             mine_real = int(work.tokens.lengths[rows].sum())
             real += mine_real
             out.tokens += mine_real
-            out.padded_tokens += longest * len(rows)
+            out.padded_tokens += padded(mine_real, len(rows))
             out.batches += 1
-        metrics.count_batch(done, real, longest * done, self._budget(parts[0][0].tokens))
+        metrics.count_batch(done, real, padded(real, done), self._budget(parts[0][0].tokens))
 
 
 class _TooLarge(Exception):

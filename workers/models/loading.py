@@ -21,6 +21,7 @@ from rankmill.jobs.contract.errors import RankmillError, SpecError, WorkerError
 from rankmill.jobs.contract.proof import Proof
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.system import system
+from rankmill.workers.backends.alone import Alone
 from rankmill.workers.backends.base import Backend, DeviceLost, Logits, ModelFiles, OutOfMemory
 from rankmill.workers.backends.families import first_position
 from rankmill.workers.backends.registry import BACKENDS, BackendChoice, choose_backend
@@ -75,6 +76,11 @@ class PaddingProbe:
         alone = np.concatenate([self._logits(backend, row) for row in (0, 1)])
         with np.errstate(invalid="ignore"):  # what is no number fails row by row
             change = np.nanmax(np.abs(together - alone), initial=0.0)
+        if isinstance(backend, Alone) and together.tobytes() != alone.tobytes():
+            raise WorkerError(
+                f"model {self.name} cannot be deterministic with backend {backend.name} on {backend.device}: twice the same pair, alone, gave scores that differ by {change:.2g}; leave it "
+                "out, or use another backend"
+            )
         bound = _BOUNDS.get(backend.precision, _BOUND_OF_FEW_BITS)
         bound *= 1 if backend.device == "cpu" or backend.precision != "fp32" else _TENSOR_CORES
         bound *= np.nanmax(np.abs(alone), initial=1.0)
@@ -123,6 +129,8 @@ class Model:
     """Names of the outputs, if each is a score: scores are ``[rows, labels]`` then, else ``[rows]``."""
     proof: Proof | None = None
     """What was proven of its scores; ``None``: nothing, as in a simulation."""
+    kind: str | None = None
+    """Of a deterministic spec, what decides the bits of scores beside pairs and model (`Alone.kind`)."""
 
     def no_scores(self, rows: int) -> Logits:
         """NaN for each score of so many rows."""
@@ -144,6 +152,11 @@ class Loaded:
     held: object = None
     proof: Proof | None = None
 
+    @property
+    def kind(self) -> str | None:
+        """What decides the bits of scores; ``None`` if other rows do too."""
+        return self.backend.kind if isinstance(self.backend, Alone) else None
+
     def model(self, spec: ScoreSpec) -> Model:
         """The model with the length, activation, prompt and output of `spec`.
 
@@ -159,12 +172,13 @@ class Loaded:
                 name=spec.model,
                 tokenizer=tokenizer,
                 backend=self.backend,
-                activation=_scores(spec, about),
+                activation=_row_by_row(_scores(spec, about)) if self.kind else _scores(spec, about),
                 revision=self.revision,
                 int8_gain=self.int8_gain,
                 windows=_windows(spec, about, tokenizer),
                 labels=about.labels if spec.all_labels and len(about.labels) > 1 else (),
                 proof=self.proof,
+                kind=self.kind,
             )
 
 
@@ -213,8 +227,9 @@ def load(
         longest = find_max_length(spec.model_copy(update={"max_length": None}), about)
         probe = PaddingProbe.of(spec.model, about, longest)
         files = ModelFiles(
-            source, revision, about.config, cache, about.layout, asked, probe.check, found.check_unchanged
-        )
+            source, revision, about.config, cache, about.layout, asked, probe.check, found.check_unchanged,
+            alone=spec.deterministic,
+        )  # fmt: skip
         choice = choose_backend(backend, spec.precision, about.config, device, cache, plain=about.plain)
         runner = _load_backend(choice, files, device)
         probe.check(runner)  # also a broken tokenizer or graph fails here, and not for each row
@@ -233,6 +248,11 @@ def _scores(spec: ScoreSpec, about: Description) -> Activation:
     return function if chosen is None else lambda logits: np.ascontiguousarray(function(logits)[:, chosen])
 
 
+def _row_by_row(function: Activation) -> Activation:
+    """`function` of one row at a time: the end of an array may have other instructions than the rest."""
+    return lambda logits: np.concatenate([function(logits[row : row + 1]) for row in range(len(logits))])
+
+
 def _windows(spec: ScoreSpec, about: Description, tokenizer: Tokenize) -> Windows | None:
     if spec.long == "truncate":
         return None
@@ -240,11 +260,13 @@ def _windows(spec: ScoreSpec, about: Description, tokenizer: Tokenize) -> Window
 
 
 def _load_backend(choice: BackendChoice, files: ModelFiles, device: str) -> Backend:
+    kind = BACKENDS[choice.backend]
     try:
-        return BACKENDS[choice.backend].load(files, device, choice.precision)
+        loaded = kind.load(files, device, choice.precision)
+        return Alone(loaded, kind) if files.alone else loaded
     except ImportError as error:
         raise SpecError(
-            f"backend {choice.backend} cannot be imported ({error}); {BACKENDS[choice.backend].installed_by}"
+            f"backend {choice.backend} cannot be imported ({error}); {kind.installed_by}"
         ) from error
 
 

@@ -31,4 +31,5 @@ KIND = BackendKind(
     load=_load,
     probe=_probe,
     families=None,
+    concurrent=True,
 )
