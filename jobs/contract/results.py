@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -13,6 +13,12 @@ from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.schema import Count, Seconds, WireModel
 from rankmill.jobs.contract.spec import CONTENT
 from rankmill.jobs.contract.wire import decode_scores, encode_scores, outputs
+
+
+def worst(bounds: Collection[float | None]) -> float | None:
+    """The bound of scores with these `bounds`; ``None`` if one is not known, or there is none."""
+    known = [bound for bound in bounds if bound is not None]
+    return max(known) if known and len(known) == len(bounds) else None
 
 
 class ChunkStats(WireModel):

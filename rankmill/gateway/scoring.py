@@ -83,6 +83,8 @@ class Scoring:
         self.settings = settings
         self.served = served
         self.admission = admission
+        self.contracts: dict[str, Mapping[str, str]] = {}
+        """How the latest scores of each model in `served` were made, as far as it is known."""
         self.client = AsyncClient(redis_url, no_workers_seconds=_NO_WORKERS_SECONDS, settings=settings)
 
     async def score(self, request: ScoreRequest, key: ApiKey | None) -> RequestScores:
@@ -94,7 +96,10 @@ class Scoring:
             The request cannot be scored, or the caller is over a limit.
         """
         async with self.begin(request, key) as run:
-            return await run.scores()
+            found = await run.scores()
+        if (name := self.served.resolve(request.model)) in self.served.names:
+            self.contracts[name] = found.contract
+        return found
 
     @asynccontextmanager
     async def begin(self, request: ScoreRequest, key: ApiKey | None) -> AsyncIterator[SubmittedRequest]:
@@ -200,7 +205,7 @@ class SubmittedRequest:
         metrics.by_model.count(version, self._priority, np.array(scores, np.float32), seconds)
         return RequestScores(
             scores, self._run.model, stats.tokens, seconds, stats.seconds, stats.tokenize_seconds,
-            stats.forward_seconds, max(stats.chunks, 1), self._run.id,
+            stats.forward_seconds, max(stats.chunks, 1), stats.contract(), self._run.id,
         )  # fmt: skip
 
     async def scores(self) -> RequestScores:

@@ -80,7 +80,7 @@ class RowForwards:
         self._started = started
 
     def result(self) -> Logits:
-        """Logits of shape ``[rows]`` or ``[rows, outputs]``; raises as `Pending.result`, when all are done."""
+        """Logits of shape ``[rows]`` or ``[rows, outputs]``; raises as `Pending.result`, at their end."""
         found: list[Logits] = []
         errors: list[Exception] = []
         for each in self._started:

@@ -78,8 +78,8 @@ class PaddingProbe:
             change = np.nanmax(np.abs(together - alone), initial=0.0)
         if isinstance(backend, Alone) and together.tobytes() != alone.tobytes():
             raise WorkerError(
-                f"model {self.name} cannot be deterministic with backend {backend.name} on {backend.device}: twice the same pair, alone, gave scores that differ by {change:.2g}; leave it "
-                "out, or use another backend"
+                f"model {self.name} cannot be deterministic with backend {backend.name} on {backend.device}: "
+                f"twice the same pair, alone, gave scores that differ by {change:.2g}; use another backend"
             )
         bound = _BOUNDS.get(backend.precision, _BOUND_OF_FEW_BITS)
         bound *= 1 if backend.device == "cpu" or backend.precision != "fp32" else _TENSOR_CORES

@@ -63,7 +63,7 @@ async def models(gateway: TheGateway, key: Caller) -> dict[str, Any]:
 @router.get("/info", summary="TEI: the gateway's model and limits")
 @router.get("/tei/info", summary="TEI: the gateway's model and limits")
 async def info(gateway: TheGateway, key: Caller) -> dict[str, Any]:
-    """What is known here without the model."""
+    """What is known here without the model, and how its latest scores here were made."""
     return {
         **known_info(gateway.settings),
         "sha": None,
@@ -73,6 +73,7 @@ async def info(gateway: TheGateway, key: Caller) -> dict[str, Any]:
         "max_batch_requests": None,
         "tokenization_workers": None,
         "auto_truncate": True,
+        "scores": gateway.scoring.contracts.get(gateway.settings.model),
     }
 
 
