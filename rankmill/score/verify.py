@@ -194,7 +194,7 @@ def _sampled(found: ScoredBefore, sample: int) -> tuple[npt.NDArray[np.int64], p
     with pq.ParquetFile(open_random(found.path)) as file:
         if missing := [name for name in names if name not in file.schema_arrow.names]:
             raise InputError(
-                f"{found.path}: no column {missing[0]!r}, which --verify needs; the output of a run has texts "
+                f"{found.path}: no column {missing[0]!r}, which --verify needs; that of a run has texts "
                 "with --with-texts"
             )
         rows = file.metadata.num_rows
