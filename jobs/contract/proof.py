@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Way = Literal["shared", "padded", "equal"]
-"""How rows share a forward: what they begin with in common is computed once; padded to one length; only rows
-of equal lengths together."""
+Way = Literal["alone", "shared", "padded", "equal"]
+"""How rows share a forward: not at all; what they begin with in common is computed once; padded to one
+length; only rows of equal lengths together."""
 
 REFERENCES = {
     "exact": "transformers in fp32 on the CPU, each pair alone",
@@ -83,7 +83,7 @@ class Proof(BaseModel):
         """One line for a log."""
         wrong = f"{self.wrong}; " if self.wrong else ""
         return (
-            f"{self.backend} {self.precision} on {self.device}, {self.way}: {wrong}differs by {self.difference:.2g} "
-            f"from {REFERENCES[self.reference]} (allowed: {self.bound:.2g}), by {self.company:.2g} with the "
-            f"pairs beside it; Spearman {self.spearman:.4f} ({self.probes} pairs)"
+            f"{self.backend} {self.precision} on {self.device}, {self.way}: {wrong}differs by "
+            f"{self.difference:.2g} from {REFERENCES[self.reference]} (allowed: {self.bound:.2g}), by "
+            f"{self.company:.2g} with the pairs beside it; Spearman {self.spearman:.4f} ({self.probes} pairs)"
         )

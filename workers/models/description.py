@@ -176,7 +176,7 @@ def describe(source: str | Path, revision: str | None, cache: Path) -> Descripti
     folder = cache / "models" / name
     if is_kept(folder, cache):
         return _load(folder)
-    found = _read(source, revision)
+    found = read(source, revision)
     chat = found.layout.chat is not False and getattr(found.tokenizer, "chat_template", None)
     if found.config.model_type not in TRACEABLE or not found.plain or chat:
         return found  # what runs it imports transformers anyway
@@ -189,7 +189,7 @@ def describe(source: str | Path, revision: str | None, cache: Path) -> Descripti
     return found
 
 
-def _read(source: str | Path, revision: str | None) -> Description:
+def read(source: str | Path, revision: str | None) -> Description:
     """Read the description with transformers, whose import takes seconds."""
     from transformers import AutoTokenizer
 

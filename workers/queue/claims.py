@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -44,6 +45,9 @@ _COUNT_SECONDS = 1.0
 
 _LOOK_SECONDS = 0.25
 """How soon after the first score the first count follows."""
+
+_NAMED = 100
+"""Runs in doubt that are named, the latest."""
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +127,10 @@ class Claims:
         self._put_aside = ModelQueue()
         self.unanswered: dict[str, ChunkClaim] = {}
         """The claims not answered yet, by job id."""
+        self._unproven: dict[str, Counter[str]] = {}
+        """Chunks answered since a model's probes had their scores, by model and run."""
+        pipeline.proven = lambda model: self._unproven.pop(model, None)
+        pipeline.in_doubt = self._name_those_in_doubt
         metrics.claimed_jobs.set_function(lambda: len(self.unanswered))
         metrics.claimed_pairs.set_function(lambda: pipeline.pending)
         metrics.refusals.set_function(lambda: len(refusals.reasons()))
@@ -323,6 +331,7 @@ class Claims:
             claim.span.end()
             if isinstance(result, ChunkScores):
                 assert claim.run
+                self._unproven.setdefault(claim.run.spec.model, Counter())[claim.run_id] += 1
                 metrics.count_scored(claim.run, result, claim.job.created_at)
                 logger.debug("scored %d rows in %.2f s", len(result.scores), result.stats.seconds)
             elif result is None:
@@ -331,6 +340,17 @@ class Claims:
             else:
                 metrics.count_chunk("failed")
                 logger.warning("the run cannot be scored: %s", result.message)
+
+    def _name_those_in_doubt(self, model: str, figures: str) -> None:
+        """Name the runs whose scores may be wrong, as the device has computed wrong things."""
+        found = self._unproven.get(model, Counter())
+        runs = ", ".join(f"{run} ({chunks} chunks)" for run, chunks in list(found.items())[-_NAMED:])
+        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        logger.critical(
+            "%s gets wrong scores on this device now: %s. Score these runs again, of which this worker has "
+            "answered chunks since the probes were right: %s%s",
+            model, figures, runs or "none", more,
+        )  # fmt: skip
 
     @contextmanager
     def _set_aside_if_damaged(self, job: Job, queue: Queue) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from rankmill.workers.backends.base import Backend, OutOfMemory
 from rankmill.workers.backends.registry import BACKENDS
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.models.loading import Model, load_model
 from tests.harness.models.backends import require
 from tests.workers.backends.test_same_row import BOUNDS, PAIRS, scores_of
@@ -91,13 +93,13 @@ def test_no_memory_is_said_when_all_rows_have_ended() -> None:
     assert sorted(ended) == [1, 2, 3]
 
 
-def test_a_backend_that_cannot_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backend_that_cannot_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls = iter(range(1000))
     noisy: Backend = Wrapped(lambda batch: np.full(len(batch.ids), next(calls) * 1e-7, np.float32))
     monkeypatch.setattr(
         "rankmill.workers.models.loading._load_backend", lambda *_: Alone(noisy, BACKENDS["torch"])
     )
-    with pytest.raises(
-        WorkerError, match="deterministic with backend torch on cpu: twice the same pair, alone"
-    ):
-        deterministic("torch", "fp32")
+    with pytest.raises(WorkerError, match="a pair alone has not the same bits each time"):
+        load_proven(
+            ScoreSpec(model="demo", precision="fp32", deterministic=True), "cpu", "torch", str(tmp_path)
+        )

@@ -70,5 +70,6 @@ class OnnxForward:
         self._logits = logits
 
     def result(self) -> Logits:
-        """Logits of shape ``[rows]``, in float32."""
-        return np.asarray(self._logits, dtype=np.float32).reshape(len(self._logits))
+        """Logits of shape ``[rows]`` or ``[rows, outputs]``, in float32."""
+        logits: Logits = np.asarray(self._logits, dtype=np.float32)
+        return logits[:, 0] if logits.ndim == 2 and logits.shape[1] == 1 else logits

@@ -79,8 +79,8 @@ class OpenVinoForward:
         self._idle = idle
 
     def result(self) -> Logits:
-        """Logits of shape ``[rows]``, in float32; raises `OutOfMemory`."""
-        logits: Logits = np.empty(sum(len(piece.rows) for piece, _ in self._started), dtype=np.float32)
+        """Logits of shape ``[rows]`` or ``[rows, outputs]``, in float32; raises `OutOfMemory`."""
+        found: list[tuple[BatchPiece, Logits]] = []
         errors: list[RuntimeError] = []
         for piece, request in self._started:
             try:
@@ -88,10 +88,14 @@ class OpenVinoForward:
             except RuntimeError as error:  # the others go on: they have to end before they are used again
                 errors.append(error)
                 continue
-            logits[piece.rows] = request.get_output_tensor(0).data
+            found.append((piece, np.array(request.get_output_tensor(0).data, np.float32)))
             self._idle.append(request)
         if errors:
             raise _explained(errors[0]) from errors[0]
+        rows = sum(len(piece.rows) for piece, _ in found)
+        logits: Logits = np.empty((rows, *found[0][1].shape[1:]), np.float32)
+        for piece, some in found:
+            logits[piece.rows] = some
         return logits
 
 

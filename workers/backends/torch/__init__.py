@@ -11,10 +11,7 @@ def _load(files: ModelFiles, device: str, precision: str) -> Backend:
     from rankmill.workers.backends.torch.backend import TorchBackend
     from rankmill.workers.backends.torch.networks import load_network
 
-    network = load_network(files)
-    if files.check and (device, precision) != ("cpu", "fp32") and not network.sees_only_before:
-        files.check(TorchBackend(network, "cpu", "fp32"))  # before fewer bits hide what is wrong
-    return TorchBackend(network, device, precision)
+    return TorchBackend(load_network(files), device, precision)
 
 
 def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
@@ -30,6 +27,5 @@ KIND = BackendKind(
     precisions={"cpu": ("fp32", "bf16"), "cuda": ("fp32", "fp16", "bf16"), "mps": ("fp32", "fp16")},
     load=_load,
     probe=_probe,
-    families=None,
     concurrent=True,
 )
