@@ -96,16 +96,18 @@ def scored(
     )
     assert done.code == 0, done.err
     assert done.summary["deterministic"]
+    assert done.summary["bound"] > 0
     assert done.summary["kind"].startswith(done.summary["backend"])
     return path.with_name("a.scored.parquet")
 
 
-def changed(path: Path, to: Path, row: int | None = None, **about: str | None) -> Path:
-    """A copy with another score in a row, by its lowest bit, and other metadata."""
+def changed(path: Path, to: Path, row: int | None = None, by: float = 0.0, **about: str | None) -> Path:
+    """A copy with another score in a row, by its lowest bit and `by`, and other metadata."""
     table = pq.read_table(path)
     scores = table["score"].to_numpy().copy()
     if row is not None:
         scores.view(np.uint32)[row] ^= 1
+        scores[row] += by
     table = table.set_column(table.schema.get_field_index("score"), "score", pa.array(scores))
     kept = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
     kept |= {key.decode(): value.decode() for key, value in pq.read_metadata(path).metadata.items()}
@@ -131,9 +133,11 @@ def test_verify_holds_other_files_to_their_bound(shared_queue: Server, scored: P
     done = score_file("--verify", near, "--redis", shared_queue.url)
     assert done.code == 0, done.err
     assert "the same score to 0.0002, as was proven" in done.out
-    tight = changed(scored, tmp_path / "tight.parquet", row=17, bound="0", **usual)
-    if score_file("--verify", tight, "--redis", shared_queue.url, "--json").summary["allowed"] == 0:
-        assert score_file("--verify", tight, "--redis", shared_queue.url).code == 1
+    far = changed(scored, tmp_path / "far.parquet", row=17, by=0.01, bound="1e-4", **usual)
+    done = score_file("--verify", far, "--redis", shared_queue.url)
+    assert done.code == 1
+    assert "1 have not the same score to 0.0002, as was proven" in done.out
+    assert "the first is row 17" in done.out
 
 
 def test_verify_names_what_it_cannot_compare(
@@ -146,7 +150,7 @@ def test_verify_names_what_it_cannot_compare(
 
     assert f"it was scored with model {model}, not demo" in why("--verify", scored, "--model", "demo")
     assert "scored with precision fp32, not bf16" in why("--verify", scored, "--precision", "bf16")
-    neither = changed(scored, tmp_path / "neither.parquet", kind=None, deterministic=None)
+    neither = changed(scored, tmp_path / "neither.parquet", kind=None, deterministic=None, bound=None)
     assert "nothing was proven of its scores" in why("--verify", neither)
     other = changed(scored, tmp_path / "other.parquet", kind="a toaster")
     assert "its scores have the bits of a toaster, and the workers here" in why("--verify", other)

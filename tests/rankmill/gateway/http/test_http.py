@@ -69,6 +69,15 @@ def test_models_and_info(gateway: Running) -> None:
     assert gateway.get("/ready").status == 200
 
 
+def test_answers_and_info_say_how_scores_were_made(gateway: Running) -> None:
+    reply = gateway.post("/score", {"queries": QUERY, "documents": TEXTS})
+    names = ("precision", "backend", "device", "revision", "bound")
+    made = {name: reply.headers[f"x-score-{name}"] for name in names}
+    assert (made["device"], len(made["revision"])) == ("cpu", 64)
+    assert float(made["bound"]) > 0
+    assert gateway.get("/info").json["scores"] == made
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "shown"),
     [
