@@ -99,7 +99,7 @@ class BrokenDeviceWorker(ScoringWorker):
         from rankmill.workers.models import loading
 
         load = loading._load_backend
-        loading._load_backend = lambda *args: BrokenDevice(load(*args))  # type: ignore[assignment, return-value]
+        loading._load_backend = lambda *args: BrokenDevice(load(*args))
         engine.PROVE_SECONDS = 0.5
         super()._prepare(settings)
 

@@ -178,7 +178,8 @@ def _padded(ids: list[int], beside: list[int] | None) -> list[list[int]]:
 def _rounded(values: torch.Tensor, bits: int) -> torch.Tensor:
     """Values as whole numbers of so many bits with one scale for the whole tensor: plain quantization."""
     scale = values.abs().amax().clamp(min=1e-12) / (2 ** (bits - 1) - 1)
-    return (values / scale).round() * scale
+    rounded: torch.Tensor = (values / scale).round() * scale
+    return rounded
 
 
 def _pooled(hidden: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
@@ -217,4 +218,7 @@ def _dense(states: torch.Tensor, weights: dict[str, torch.Tensor], config: dict[
 
 
 def _normed(states: torch.Tensor, weights: dict[str, torch.Tensor], _: dict[str, Any]) -> torch.Tensor:
-    return functional.layer_norm(states, states.shape, weights["norm.weight"], weights["norm.bias"])
+    normed: torch.Tensor = functional.layer_norm(
+        states, states.shape, weights["norm.weight"], weights["norm.bias"]
+    )
+    return normed

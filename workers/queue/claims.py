@@ -129,7 +129,7 @@ class Claims:
         """The claims not answered yet, by job id."""
         self._unproven: dict[str, Counter[str]] = {}
         """Chunks answered since a model's probes had their scores, by model and run."""
-        pipeline.proven = lambda model: self._unproven.pop(model, None)
+        pipeline.proven = self._forget_those_in_doubt
         pipeline.in_doubt = self._name_those_in_doubt
         metrics.claimed_jobs.set_function(lambda: len(self.unanswered))
         metrics.claimed_pairs.set_function(lambda: pipeline.pending)
@@ -340,6 +340,9 @@ class Claims:
             else:
                 metrics.count_chunk("failed")
                 logger.warning("the run cannot be scored: %s", result.message)
+
+    def _forget_those_in_doubt(self, model: str) -> None:
+        self._unproven.pop(model, None)
 
     def _name_those_in_doubt(self, model: str, figures: str) -> None:
         """Name the runs whose scores may be wrong, as the device has computed wrong things."""

@@ -45,7 +45,8 @@ def test_bits_are_equal_over_orders_chunks_workers_and_a_kill(
     with Client(server.url) as client:
         for number in range(10):
             order = chance.permutation(ROWS)
-            run = client.submit(pairs.take(order), chunk_size=(7, 40, ROWS)[number % 3], **spec)
+            spec["chunk_size"] = (7, 40, ROWS)[number % 3]
+            run = client.submit(pairs.take(order), **spec)
             if number == 6:
                 first.kill()
             scores = run.scores(timeout=100)
@@ -128,7 +129,7 @@ def test_verify_compares_bits(shared_queue: Server, scored: Path, tmp_path: Path
 
 
 def test_verify_holds_other_files_to_their_bound(shared_queue: Server, scored: Path, tmp_path: Path) -> None:
-    usual = {"kind": None, "deterministic": None}
+    usual: dict[str, Any] = {"kind": None, "deterministic": None}
     near = changed(scored, tmp_path / "near.parquet", row=17, bound="1e-4", **usual)
     done = score_file("--verify", near, "--redis", shared_queue.url)
     assert done.code == 0, done.err

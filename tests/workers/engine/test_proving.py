@@ -65,7 +65,7 @@ def own_scores(model: Path) -> Logits:
 
 def in_the_network(patch: Patch, change: Callable[[Any], None]) -> None:
     """Change each model of transformers that the torch backend loads, before its last layer is replaced."""
-    load = networks.load_pretrained
+    load = vars(networks)["load_pretrained"]
 
     def changed(*args: Any) -> Any:
         model = load(*args)
@@ -93,7 +93,9 @@ def no_mask(patch: Patch) -> None:
 
 
 def swapped_segments(patch: Patch) -> None:
-    in_the_batch(patch, lambda each: batches.Batch(each.ids, 1 - each.types, each.mask))  # type: ignore[operator]
+    in_the_batch(
+        patch, lambda each: batches.Batch(each.ids, np.logical_not(each.types).astype(int), each.mask)
+    )
 
 
 def lost_segments(patch: Patch) -> None:
@@ -166,12 +168,12 @@ def second_token(patch: Patch) -> None:
 
 
 def scale_of_attention(patch: Patch) -> None:
-    attend = first_token.scaled_dot_product_attention
-    patch.setattr(
-        first_token,
-        "scaled_dot_product_attention",
-        lambda *args, scale=1.0, **named: attend(*args, scale=scale * 1.1, **named),
-    )
+    attend: Any = vars(first_token)["scaled_dot_product_attention"]
+
+    def steeper(*args: Any, **named: Any) -> Any:
+        return attend(*args, **{**named, "scale": named["scale"] * 1.1})
+
+    patch.setattr(first_token, "scaled_dot_product_attention", steeper)
 
 
 def no_number_in_one_lane(patch: Patch) -> None:
@@ -262,7 +264,7 @@ def lost_ending(patch: Patch) -> None:
 
 
 def another_answer(patch: Patch) -> None:
-    found = loading.answers
+    found = vars(loading)["answers"]
     patch.setattr(loading, "answers", lambda *args: found(*args)[::-1])
 
 
