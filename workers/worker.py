@@ -411,7 +411,7 @@ def _make_engine(settings: WorkerSettings, model: Model) -> Engine:
     token_budget = resolve_token_budget(settings.token_budget, model.backend.device)
     max_batch = settings.max_batch if isinstance(settings.max_batch, int) else None
     search = None
-    if is_auto := not isinstance(settings.token_budget, int) and max_batch is None:
+    if is_auto := not isinstance(settings.token_budget, int) and max_batch is None and not model.kind:
         search = BudgetSearch(model.backend, model.name, token_budget, cache_folder(settings.cache_dir))
         token_budget = search.start
     return Engine(

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Way = Literal["packed", "shared", "padded", "equal"]
-"""How rows share a forward: without padding; what they begin with in common is computed once; padded to one
-length; only rows of equal lengths together."""
+Way = Literal["alone", "packed", "shared", "padded", "equal"]
+"""How rows share a forward: not at all; without padding; what they begin with in common is computed once;
+padded to one length; only rows of equal lengths together."""
 
 REFERENCES = {
     "exact": "transformers in fp32 on the CPU, each pair alone",

@@ -90,6 +90,8 @@ class ModelFiles:
         Loads what `network` returns.
     check_unchanged
         Raises `WorkerError` if the files are not those of `revision` any more.
+    alone
+        Whether the backend is to compute each row alone, on one thread (`rankmill.workers.backends.alone`).
     """
 
     source: str | Path
@@ -100,6 +102,7 @@ class ModelFiles:
     answers: tuple[int, int | None] | None = None
     load_network: Callable[[ModelFiles], Any] | None = None
     check_unchanged: Callable[[], None] = lambda: None
+    alone: bool = False
 
     def classifier(self) -> Any:
         """The transformers model, on the CPU, in float32, in evaluation mode."""
@@ -202,6 +205,8 @@ class BackendKind:
         a probe only as a last resort.
     probed
         Precisions that `probe` accepts, if the backend supports them.
+    concurrent
+        Whether several threads may call `Backend.submit` at once, and each computes in its own.
     lacks
         Returns what else this machine lacks for a device and precision; called if `packages` are installed.
     """
@@ -216,6 +221,7 @@ class BackendKind:
     machines: tuple[str, ...] = ()
     probe: Callable[[LayerShape, str], Callable[[], object]] | None = None
     probed: tuple[str, ...] = ("fp32", "bf16")
+    concurrent: bool = False
     lacks: Callable[[str, str], str | None] = lambda device, precision: None
 
     def is_measured(self, config: Any, *, plain: bool = True) -> bool:

@@ -260,9 +260,14 @@ class Engine:
             rows_in(flight.parts), tokens_in(flight.parts), seconds
         )
 
+    @property
+    def _pads(self) -> bool:
+        """Whether rows of a batch are padded to one length: not where they are packed, or computed alone."""
+        return not (self.model.backend.packs or self.model.kind)
+
     def _computed(self, parts: list[Part]) -> int:
         """Tokens of a batch with its padding."""
-        return tokens_in(parts) if self.model.backend.packs else rows_in(parts) * longest_in(parts)
+        return rows_in(parts) * longest_in(parts) if self._pads else tokens_in(parts)
 
     def adapt(self, flight: Flight) -> None:
         """Find the best token budget, with batches like that of `flight`; raises `DeviceLost`.
@@ -349,7 +354,7 @@ class Engine:
 
     def _scatter(self, parts: list[Part], logits: Logits) -> None:
         scores = self.model.activation(logits)
-        longest, packs = longest_in(parts), self.model.backend.packs
+        longest, pads = longest_in(parts), self._pads
         done = 0
         for work, rows in parts:
             mine, out, places = scores[done : done + len(rows)], work.scored, work.rows[rows]
@@ -361,7 +366,7 @@ class Engine:
                 out.fail(place, "not_a_number", f"the model's output is not a number in {precision}")
             mine_real = int(work.tokens.lengths[rows].sum())
             out.tokens += mine_real
-            out.padded_tokens += mine_real if packs else longest * len(rows)
+            out.padded_tokens += longest * len(rows) if pads else mine_real
             out.batches += 1
         if self._counted:
             budget = self._budget(parts[0][0].tokens)

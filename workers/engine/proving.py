@@ -159,6 +159,8 @@ class Proving:
             self.ways = ("shared", *self.ways)
         if loaded.backend.packs:
             self.ways = ("packed", *self.ways)
+        if loaded.kind:
+            self.ways = ("alone",)
         self._limit = find_max_length(self._spec, loaded.about)
         self._length = min(self._limit, scored_length(loaded.about.config))
         self._model = {
@@ -180,6 +182,7 @@ class Proving:
             "flags": digest(sorted(cpu_flags())),
             "release": _release(),
             "versions": _versions(backend.name),
+            **({"kind": self._loaded.kind} if self._loaded.kind else {}),
         }
         return self._known("proof", about, Proof, lambda: self.measured(way))
 
@@ -241,11 +244,18 @@ class Proving:
             own=off,
             bound=bound,
             spearman=_spearman(probed.companies[0], theirs),
-            wrong=self._wrong(own, probed, theirs, bound),
+            wrong=self._other_bits(probed) or self._wrong(own, probed, theirs, bound),
         )
         seconds = system.monotonic() - began
         logger.info("measured the scores of %s in %.1f s: %s", self._spec.model, seconds, proof)
         return proof
+
+    def _other_bits(self, probed: Probed) -> str | None:
+        """What is wrong with a deterministic model whose scores depend on more than the pair."""
+        first, *others = probed.companies
+        if self._loaded.kind is None or all(_same_bits(first, each) for each in others):
+            return None
+        return "it is to be deterministic, and a pair alone has not the same bits each time"
 
     def _wrong(self, own: Own, probed: Probed, theirs: Logits, bound: float) -> str | None:
         """What no difference of logits says."""
@@ -358,6 +368,12 @@ def _largest(values: Logits) -> float:
     """The largest absolute value; 0 without any."""
     found = np.abs(values[np.isfinite(values)])
     return float(found.max(initial=0.0))
+
+
+def _same_bits(ours: Logits, theirs: Logits) -> bool:
+    """Whether what is a number in both is the same, bit for bit."""
+    known = np.isfinite(ours) & np.isfinite(theirs)
+    return bool((ours[known].view(np.uint32) == theirs[known].view(np.uint32)).all())
 
 
 def _spearman(ours: Logits, theirs: Logits) -> float:

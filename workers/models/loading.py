@@ -17,6 +17,7 @@ from rankmill.jobs.contract.errors import RankmillError, SpecError, WorkerError
 from rankmill.jobs.contract.proof import Proof
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.system import system
+from rankmill.workers.backends.alone import Alone
 from rankmill.workers.backends.base import Backend, DeviceLost, Logits, ModelFiles, OutOfMemory
 from rankmill.workers.backends.families import first_position
 from rankmill.workers.backends.registry import BACKENDS, BackendChoice, choose_backend
@@ -51,6 +52,8 @@ class Model:
     """Names of the outputs, if each is a score: scores are ``[rows, labels]`` then, else ``[rows]``."""
     proof: Proof | None = None
     """What was proven of its scores; ``None``: nothing, as in a simulation."""
+    kind: str | None = None
+    """Of a deterministic spec, what decides the bits of scores beside pairs and model (`Alone.kind`)."""
     prove_again: Callable[[], Proof] | None = None
     """Scores the probes once more."""
 
@@ -83,6 +86,11 @@ class Loaded:
     proof: Proof | None = None
     prove_again: Callable[[], Proof] | None = None
 
+    @property
+    def kind(self) -> str | None:
+        """What decides the bits of scores; ``None`` if other rows do too."""
+        return self.backend.kind if isinstance(self.backend, Alone) else None
+
     def model(self, spec: ScoreSpec) -> Model:
         """The model with the length, activation, prompt and output of `spec`.
 
@@ -98,12 +106,13 @@ class Loaded:
                 name=spec.model,
                 tokenizer=tokenizer,
                 backend=self.backend,
-                activation=_scores(spec, about),
+                activation=_row_by_row(_scores(spec, about)) if self.kind else _scores(spec, about),
                 revision=self.revision,
                 int8_gain=self.int8_gain,
                 windows=_windows(spec, about, tokenizer),
                 labels=about.labels if spec.all_labels and len(about.labels) > 1 else (),
                 proof=self.proof,
+                kind=self.kind,
                 prove_again=self.prove_again,
             )
 
@@ -166,6 +175,7 @@ def load(
             asked,
             _load_network,
             found.check_unchanged,
+            alone=spec.deterministic,
         )
         choice = choose_backend(
             backend, spec.precision, about.config, device, cache, plain=about.plain, without=without
@@ -184,6 +194,11 @@ def _scores(spec: ScoreSpec, about: Description) -> Activation:
     chosen = None if spec.all_labels else choose_output(spec.label, about.labels, spec.model)
     function = activation(spec.activation, about.layout.activation, spec.model, len(about.labels))
     return function if chosen is None else lambda logits: np.ascontiguousarray(function(logits)[:, chosen])
+
+
+def _row_by_row(function: Activation) -> Activation:
+    """`function` of one row at a time: the end of an array may have other instructions than the rest."""
+    return lambda logits: np.concatenate([function(logits[row : row + 1]) for row in range(len(logits))])
 
 
 def _windows(spec: ScoreSpec, about: Description, tokenizer: Tokenize) -> Windows | None:
@@ -207,11 +222,13 @@ class CannotConvert(SpecError):
 
 
 def _load_backend(choice: BackendChoice, files: ModelFiles, device: str) -> Backend:
+    kind = BACKENDS[choice.backend]
     try:
-        return BACKENDS[choice.backend].load(files, device, choice.precision)
+        loaded = kind.load(files, device, choice.precision)
+        return Alone(loaded, kind) if files.alone else loaded
     except ImportError as error:
         raise SpecError(
-            f"backend {choice.backend} cannot be imported ({error}); {BACKENDS[choice.backend].installed_by}"
+            f"backend {choice.backend} cannot be imported ({error}); {kind.installed_by}"
         ) from error
     except Exception as error:
         if choice.backend == "torch" or isinstance(error, (RankmillError, OutOfMemory, DeviceLost, OSError)):

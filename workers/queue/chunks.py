@@ -316,16 +316,24 @@ class ChunkScorer:
         if run.id in self._settled:
             return engine
         is_auto = spec.precision == "auto"
-        mine = Settled(engine.model.backend.precision if is_auto else None, engine.model.revision)
+        model = engine.model
+        mine = Settled(model.backend.precision if is_auto else None, model.revision, model.kind)
         found = claim.settle(run, rows, mine)
         if found.precision and found.precision != mine.precision:
             spec = settled(spec, found.precision)
         if found.revision:
             spec = spec.model_copy(update={"revision": found.revision})
+        if found != mine:
+            engine = self._engines.get(spec)
+        if found.kind != engine.model.kind:
+            raise SpecError(
+                f"the run is deterministic, and its bits are those of {found.kind}; this worker's would be "
+                f"those of {engine.model.kind}"
+            )
         self._settled[run.id] = spec
         if len(self._settled) > _RUNS:
             self._settled.popitem(last=False)
-        return engine if found == mine else self._engines.get(spec)
+        return engine
 
     def result(self, claim: ChunkClaim) -> ChunkScores:
         """The result of a claim whose work is done."""
@@ -357,6 +365,7 @@ class ChunkScorer:
                 tokenize_seconds=times.get("tokenize"),
                 forward_seconds=times.get("forward"),
                 bound=proof.bound if proof else None,
+                kind=model.kind,
             ),
         )
 
