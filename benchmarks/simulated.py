@@ -146,7 +146,6 @@ class _Backend:
     bytes: int = 0
     shares_prefixes: bool = False
     packs: bool = False
-    packs: bool = False
     _free: float = 0.0
 
     def submit(self, batch: Batch) -> _Pending:

@@ -105,7 +105,6 @@ class Device:
     bytes: int = 1
     shares_prefixes: bool = False
     packs: bool = False
-    packs: bool = False
 
     def submit(self, batch: Batch) -> Pending:
         world().history.forward(batch.ids[:, 0].tolist())
