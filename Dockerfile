@@ -1,4 +1,5 @@
 # rankmill for CPUs; for NVIDIA GPUs: docker build --build-arg VARIANT=cuda --tag rankmill:cuda .
+# To measure that GPU (docs/BENCHMARKS.md), add --build-arg EXTRAS=worker,serve,bench.
 # Without workers (score-file, exporter, gateway): docker build --build-arg EXTRAS=serve --tag rankmill:base .
 FROM python:3.11-slim
 
@@ -31,6 +32,8 @@ RUN python -m venv /tmp/sbom \
 
 # RQ connects as rankmill's own commands do.
 ENV RQ_CONNECTION_CLASS=rankmill.Connection
+# What a container may use of an NVIDIA GPU, where there is one: CUDA, and the library of its metrics.
+ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER rankmill
 WORKDIR /home/rankmill
 EXPOSE 9807 9808 9809

@@ -145,6 +145,7 @@ class _Backend:
     depth: int = 2
     bytes: int = 0
     shares_prefixes: bool = False
+    packs: bool = False
     _free: float = 0.0
 
     def submit(self, batch: Batch) -> _Pending:

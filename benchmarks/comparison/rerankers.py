@@ -20,7 +20,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -47,6 +47,10 @@ _BASE = {
     "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "intermediate_size": 3072,
     "max_position_embeddings": 514,
 }  # fmt: skip
+_LARGE = {
+    "hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 24, "intermediate_size": 4096,
+    "max_position_embeddings": 8194,
+}  # fmt: skip
 _DEBERTA = {
     "max_position_embeddings": 512, "relative_attention": True, "pos_att_type": ["p2c", "c2p"],
     "position_buckets": 256, "norm_rel_ebd": "layer_norm", "share_att_key": True,
@@ -61,6 +65,7 @@ _MODERN = {
 ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "MiniLM-L6": ("bert", _SMALL),
     "XLM-R base": ("xlm-roberta", _BASE),
+    "XLM-R large": ("xlm-roberta", _LARGE),
     "ModernBERT-base": ("modernbert", _MODERN),
     "ModernBERT-base, CLS": ("modernbert", {**_MODERN, "classifier_pooling": "cls"}),
     "DeBERTa-v3 base": ("deberta-v2", {**_BASE, **_DEBERTA}),
@@ -82,11 +87,17 @@ PEERS = ("st-bf16", "st-onnx", "st-openvino", "st-openvino-fp32")
 """The exact variants of sentence-transformers beside fp32."""
 
 
-def make_model(shape: str, folder: Path) -> Path:
-    """A random model of a shape, with the demo model's tokenizer; a language model's tokens are words."""
+def make_model(
+    shape: str, folder: Path, layers: int | None = None, sizes: Mapping[str, int] | None = None
+) -> Path:
+    """A random model of a shape, with the demo model's tokenizer; a language model's tokens are words.
+
+    ``layers`` and ``sizes``: how many, and of which widths, if not as the shape has them.
+    """
     if shape == DECODER:
-        return prefixes.make_model(folder, 2, _PROMPT)
+        return prefixes.make_model(folder, layers or 2, _PROMPT, sizes)
     kind, options = ENCODERS["ModernBERT-base" if shape == CHAIN else shape]
+    options = {**options, "num_hidden_layers": layers or options["num_hidden_layers"], **(sizes or {})}
     tokenizer: Any = AutoTokenizer.from_pretrained(DEMO_MODEL, model_max_length=512)
     tokenizer.save_pretrained(folder)
     sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "num_labels": 1}

@@ -13,6 +13,7 @@ import random
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +29,10 @@ from rankmill.workers.models.loading import Model, load_model
 _TEMPLATE = "{% for message in messages %}{{ message.role }} {{ message.content }} {% endfor %}answer"
 
 
-def make_model(folder: Path, layers: int, template: str | None = None) -> Path:
-    """A random Qwen3 of the 0.6B's widths whose tokens are words, perhaps with a chat template."""
+def make_model(
+    folder: Path, layers: int, template: str | None = None, sizes: Mapping[str, int] | None = None
+) -> Path:
+    """A random Qwen3 of the 0.6B's widths, or of these, whose tokens are words; perhaps a chat template."""
     words = ["[UNK]", "yes", "no", "system", "query", "document", "answer", *(f"w{n}" for n in range(2000))]
     tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -37,9 +40,11 @@ def make_model(folder: Path, layers: int, template: str | None = None) -> Path:
     fast.model_max_length = 2048
     fast.chat_template = template
     fast.save_pretrained(folder)
+    widths = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "head_dim": 128,
+              "num_key_value_heads": 8}  # fmt: skip
     config = Qwen3Config(
-        vocab_size=len(words), hidden_size=1024, intermediate_size=3072, num_hidden_layers=layers,
-        num_attention_heads=16, num_key_value_heads=8, head_dim=128, max_position_embeddings=2048,
+        vocab_size=len(words), num_hidden_layers=layers, max_position_embeddings=2048,
+        **(widths if sizes is None else {**sizes, "head_dim": 16, "num_key_value_heads": 2}),
     )  # fmt: skip
     torch.manual_seed(0)
     Qwen3ForCausalLM(config).save_pretrained(folder)

@@ -13,7 +13,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ def stages(engine: Engine, table: pa.Table) -> dict[str, float]:
     return taken
 
 
-def forward(backend: Backend, batches: list[Batch]) -> list[Logits]:
+def forward(backend: Backend, batches: Iterable[Batch]) -> list[Logits]:
     """All batches, with as many under way at a time as the backend likes."""
     pending: list[Pending] = []
     logits = []

@@ -16,7 +16,7 @@ from rankmill.gateway import metrics
 from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import RankmillError
-from rankmill.jobs.contract.priority import REQUEST_ROWS, Priority, group_in, priority_of
+from rankmill.jobs.contract.priority import Priority, group_in, priority_of
 from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport, listed_workers, worker_reports
 from rankmill.jobs.runtime.patience import redis_errors, waiting
 from rankmill.jobs.runtime.settings import Settings
@@ -32,6 +32,12 @@ _MOST_JOBS = 4096
 """Waiting jobs of a queue that are looked at."""
 
 _MOST_RETRY = 60
+
+_AT_FIRST = 2048
+"""Pairs that are in progress at most, but for a request alone, until the workers' speed is known."""
+
+_ENOUGH_TOKENS = 10_000
+"""A worker that has computed fewer says nothing of its speed: its first batches are slow."""
 
 _TOKENS_PER_CHAR, _TOKENS_PER_PAIR = 0.25, 100.0
 """Of English, until requests have been scored here."""
@@ -130,7 +136,7 @@ class LoadShedder:
         Before it is known how fast they are, nothing waits but for what is no risk.
         """
         if self._speed is None:
-            if self._pairs_taken and self._pairs_taken + pairs > REQUEST_ROWS:
+            if self._pairs_taken and self._pairs_taken + pairs > _AT_FIRST:
                 raise Refusal("overloaded", "it is not known yet how fast the workers are", retry_after=1)
             return
         taken = max(self._taken / self._speed, self.backlog_seconds)
@@ -190,11 +196,11 @@ def _without_version(model: str) -> str:
 
 
 def speed(reports: list[WorkerReport]) -> float | None:
-    """Tokens a second of all workers together; one that has scored none counts as fast as the others."""
+    """Tokens a second of all workers together; one that has scored few counts as fast as the others."""
     known = [
         report.tokens / report.stage_seconds[_FORWARD]
         for report in reports
-        if report.tokens and report.stage_seconds[_FORWARD] > 0
+        if report.tokens >= _ENOUGH_TOKENS and report.stage_seconds[_FORWARD] > 0
     ]
     able = sum(1 for report in reports if not report.drained)
     return able * sum(known) / len(known) if known and able else None

@@ -136,6 +136,8 @@ class Scoring:
         self.served = served
         self.admission = admission
         self.load = load
+        self.contracts: dict[str, Mapping[str, str]] = {}
+        """How the latest scores of each model in `served` were made, as far as it is known."""
         self.client = AsyncClient(redis_url, no_workers_seconds=_NO_WORKERS_SECONDS, settings=settings)
 
     async def score(self, request: ScoreRequest, key: ApiKey | None) -> RequestScores:
@@ -147,7 +149,11 @@ class Scoring:
             The request cannot be scored, or the caller is over a limit.
         """
         async with self.begin(request, key) as run:
-            return await run.scores()
+            found = await run.scores()
+        served = self.served.resolve(request.model)
+        if served in self.served.all:
+            self.contracts[served.model] = found.contract
+        return found
 
     @asynccontextmanager
     async def begin(self, request: ScoreRequest, key: ApiKey | None) -> AsyncIterator[SubmittedRequest]:
@@ -161,12 +167,15 @@ class Scoring:
         try:
             with self.load.work(chars, len(pairs), priority, group_of(tenant.name)):
                 async with self.admission.admitted(key, served, len(pairs)):
+                    began = time.perf_counter()
                     run = await self._submitted(
                         pairs, priority=priority, tenant=tenant, model=served.model, **request.spec
                     )
                     try:
                         shown = served.name if served.name != served.model else None
-                        yield SubmittedRequest(run, priority, self.settings.gateway_request_seconds, shown)
+                        yield SubmittedRequest(
+                            run, priority, self.settings.gateway_request_seconds, shown, began
+                        )
                     except BaseException:
                         await run.cancel()
                         raise
@@ -227,15 +236,22 @@ class SubmittedRequest:
         Most time for its scores.
     name
         What the answer calls the model; ``None``: as the run does, with the version that scored.
+    began
+        When it was submitted, by `time.perf_counter`; ``None``: now.
     """
 
     def __init__(
-        self, run: AsyncScoringRun, priority: Priority, seconds: float, name: str | None = None
+        self,
+        run: AsyncScoringRun,
+        priority: Priority,
+        seconds: float,
+        name: str | None = None,
+        began: float | None = None,
     ) -> None:
         self._run, self._name = run, name
         self._priority = priority
         self._seconds = seconds
-        self._began = time.perf_counter()
+        self._began = time.perf_counter() if began is None else began
 
     async def chunks(self) -> AsyncIterator[RowScores]:
         """The scores of each chunk, in order, as soon as they are there.
@@ -277,7 +293,8 @@ class SubmittedRequest:
         metrics.by_model.count(version, self._priority, np.array(scores, np.float32), seconds)
         return RequestScores(
             scores, self._name or self._run.model, stats.tokens, seconds, stats.seconds,
-            stats.tokenize_seconds, stats.forward_seconds, max(stats.chunks, 1), self._run.id,
+            stats.tokenize_seconds, stats.forward_seconds, max(stats.chunks, 1), stats.contract(),
+            self._run.id,
         )  # fmt: skip
 
     async def scores(self) -> RequestScores:

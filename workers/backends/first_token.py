@@ -16,6 +16,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from transformers.models.modernbert.modeling_modernbert import apply_rotary_pos_emb
 
 from rankmill.workers.backends.families import reads_first_token
+from rankmill.workers.backends.varlen import PackedInput
 
 
 def read_first_token_only(model: Any) -> bool:
@@ -46,7 +47,7 @@ def read_first_token_only(model: Any) -> bool:
     return True
 
 
-class _LastLayer(nn.Module):
+class LastLayer(nn.Module):
     """A family's last layer, for the first token only."""
 
     def __init__(self, layer: Any) -> None:
@@ -54,32 +55,46 @@ class _LastLayer(nn.Module):
         self.layer = layer
 
 
-class _BertLayer(_LastLayer):
+class _BertLayer(LastLayer):
     """The last layer of BERT and of the families that share its modules."""
 
-    def forward(self, hidden: torch.Tensor, mask: torch.Tensor | None, *_: Any, **__: Any) -> torch.Tensor:
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        mask: torch.Tensor | None,
+        *_: Any,
+        packed: PackedInput | None = None,
+        **__: Any,
+    ) -> torch.Tensor:
         """Hidden states ``[rows, tokens, width]`` to those of the first token, ``[rows, 1, width]``."""
-        layer, inner, first = self.layer, self.layer.attention.self, hidden[:, :1]
+        layer, inner, first = self.layer, self.layer.attention.self, _first(hidden, packed)
         heads = inner.num_attention_heads
-        context = _attend(inner.query(first), inner.key, inner.value, hidden, mask, heads)
+        context = _attend(inner.query(first), inner.key, inner.value, hidden, mask, heads, packed)
         attended = layer.attention.output(context, first)
         output: torch.Tensor = layer.output(layer.intermediate(attended), attended)
         return output
 
 
-class _DistilBertLayer(_LastLayer):
+class _DistilBertLayer(LastLayer):
     """The last layer of DistilBERT."""
 
-    def forward(self, hidden: torch.Tensor, mask: torch.Tensor | None, *_: Any, **__: Any) -> torch.Tensor:
+    def forward(
+        self,
+        hidden: torch.Tensor,
+        mask: torch.Tensor | None,
+        *_: Any,
+        packed: PackedInput | None = None,
+        **__: Any,
+    ) -> torch.Tensor:
         """Hidden states ``[rows, tokens, width]`` to those of the first token, ``[rows, 1, width]``."""
-        layer, inner, first = self.layer, self.layer.attention, hidden[:, :1]
-        context = _attend(inner.q_lin(first), inner.k_lin, inner.v_lin, hidden, mask, inner.n_heads)
+        layer, inner, first = self.layer, self.layer.attention, _first(hidden, packed)
+        context = _attend(inner.q_lin(first), inner.k_lin, inner.v_lin, hidden, mask, inner.n_heads, packed)
         attended = layer.sa_layer_norm(inner.out_lin(context) + first)
         output: torch.Tensor = layer.output_layer_norm(layer.ffn(attended) + attended)
         return output
 
 
-class _ModernBertLayer(_LastLayer):
+class _ModernBertLayer(LastLayer):
     """The last layer of ModernBERT, with global or local attention."""
 
     def __init__(self, layer: Any) -> None:
@@ -91,30 +106,51 @@ class _ModernBertLayer(_LastLayer):
         hidden: torch.Tensor,
         attention_mask: torch.Tensor | None,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        **_: Any,
+        packed: PackedInput | None = None,
+        **options: Any,
     ) -> torch.Tensor:
         """Hidden states ``[rows, tokens, width]`` to those of the first token, ``[rows, 1, width]``."""
+        if packed is not None and self.layer.attn.sliding_window is not None:
+            # The kernel for packed rows takes a row's only query for its last token.
+            whole = {"position_embeddings": position_embeddings, "packed": packed, **options}
+            return packed.first(self.layer(hidden, attention_mask, **whole))
         layer, whole, width = self.layer, self.layer.attn.Wqkv, hidden.shape[2]
         bias = (None, None) if whole.bias is None else (whole.bias[:width], whole.bias[width:])
         normed = layer.attn_norm(hidden)
-        query = linear(normed[:, :1], whole.weight[:width], bias[0])
+        query = linear(_first(normed, packed), whole.weight[:width], bias[0])
         key, value = linear(normed, whole.weight[width:], bias[1]).chunk(2, -1)
         heads = width // layer.attn.head_dim
         cos, sin = position_embeddings
-        at_first = cos[:, :1], sin[:, :1]
+        at_first = _first(cos, packed), _first(sin, packed)
         query, key = (
             apply_rotary_pos_emb(states, states, *angles)[0]
             for states, angles in ((_by_head(query, heads), at_first), (_by_head(key, heads), (cos, sin)))
         )
-        row_mask = None if attention_mask is None else attention_mask[:, :, :1]
-        context = scaled_dot_product_attention(query, key, _by_head(value, heads), attn_mask=row_mask)
-        first = hidden[:, :1] + layer.attn.Wo(context.transpose(1, 2).flatten(2))
+        if packed is None:
+            row_mask = None if attention_mask is None else attention_mask[:, :, :1]
+            seen = scaled_dot_product_attention(query, key, _by_head(value, heads), attn_mask=row_mask)
+            context = seen.transpose(1, 2).flatten(2)
+        else:
+            query, key = (states.transpose(1, 2).flatten(2) for states in (query, key))
+            context = packed.attend_first(query, key, value, heads)
+        first = _first(hidden, packed) + layer.attn.Wo(context)
         output: torch.Tensor = first + layer.mlp(layer.mlp_norm(first))
         return output
 
 
+def _first(states: torch.Tensor, packed: PackedInput | None) -> torch.Tensor:
+    """States ``[rows, tokens, width]``, or those of packed rows, to those of the first tokens."""
+    return states[:, :1] if packed is None else packed.first(states)
+
+
 def _attend(
-    query: torch.Tensor, key: Any, value: Any, hidden: torch.Tensor, mask: torch.Tensor | None, heads: int
+    query: torch.Tensor,
+    key: Any,
+    value: Any,
+    hidden: torch.Tensor,
+    mask: torch.Tensor | None,
+    heads: int,
+    packed: PackedInput | None,
 ) -> torch.Tensor:
     """Attention of each row's first token, without keys and values: heads ask the hidden states themselves.
 
@@ -134,12 +170,16 @@ def _attend(
         transformers' ``[rows, 1, tokens, tokens]``.
     heads
         How many; they divide the width evenly.
+    packed
+        The rows, if they are packed. Their kernel needs keys and values.
 
     Returns
     -------
     torch.Tensor
         ``[rows, 1, width]``.
     """
+    if packed is not None:
+        return packed.attend_first(query, key(hidden), value(hidden), heads)
     rows, _, width = query.shape
     size = width // heads
     into_keys, into_values = (each.weight.view(heads, size, -1) for each in (key, value))
@@ -157,7 +197,7 @@ def _by_head(states: torch.Tensor, heads: int) -> torch.Tensor:
     return states.reshape(*states.shape[:2], heads, -1).transpose(1, 2)
 
 
-class _DebertaLayer(_LastLayer):
+class _DebertaLayer(LastLayer):
     """The last layer of DeBERTa-v2 and v3, whose attention adds how content and relative positions match."""
 
     def forward(

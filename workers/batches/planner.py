@@ -31,6 +31,7 @@ def plan_batches(
     max_batch: int | None = None,
     length_aware: bool = True,
     groups: npt.ArrayLike | None = None,
+    packed: bool = False,
 ) -> list[Rows]:
     """Cut rows into batches of similar length, the longest first.
 
@@ -51,6 +52,8 @@ def plan_batches(
     groups
         Rows of an equal number, shape ``[n]``, stay together, sorted by length: their batches share a
         prefix. Rows of number 0 share nothing.
+    packed
+        Whether batches have no padding, so that the budget is one of the rows' own tokens.
 
     Returns
     -------
@@ -68,19 +71,20 @@ def plan_batches(
     start = 0
     while start < len(order):
         following = tokens[order[start : start + token_budget]]
-        rows = _rows_that_fit(following, token_budget, length_aware and groups is None)
+        rows = _rows_that_fit(following, token_budget, length_aware and groups is None, packed)
         rows = min(rows, max_batch or rows)
         batches.append(order[start : start + rows])
         start += rows
     return batches
 
 
-def _rows_that_fit(tokens: npt.NDArray[np.int64], token_budget: int, sorted_: bool) -> int:
+def _rows_that_fit(tokens: npt.NDArray[np.int64], token_budget: int, sorted_: bool, packed: bool) -> int:
     """How many of the first rows fit into the budget; at least one."""
-    if sorted_:  # the first is the longest
+    if sorted_ and not packed:  # the first is the longest
         return max(token_budget // max(int(tokens[0]), 1), 1)
-    padded = np.maximum.accumulate(np.maximum(tokens, 1)) * np.arange(1, len(tokens) + 1)
-    return max(int(np.searchsorted(padded, token_budget, side="right")), 1)
+    least = np.maximum(tokens, 1)
+    taken = np.cumsum(least) if packed else np.maximum.accumulate(least) * np.arange(1, len(tokens) + 1)
+    return max(int(np.searchsorted(taken, token_budget, side="right")), 1)
 
 
 class WaitingRows(Generic[Work]):
@@ -123,13 +127,14 @@ class WaitingRows(Generic[Work]):
         mixed_batches: int | None = None,
         whole: bool = False,
         groups: npt.ArrayLike | None = None,
+        packed: bool = False,
     ) -> None:
         """Add the rows of `work`, with their lengths in tokens; the limits are for all waiting rows.
 
         With `mixed_batches`, works are cut together that make about so many batches, the oldest first, and
         younger ones only when these are scored: then works are finished one after the other, but more is
         padded. With `whole`, works are cut one by one, and those behind can be given away (`whole`).
-        `groups` as in `plan_batches`.
+        `groups` and `packed` as in `plan_batches`.
         """
         count = np.size(lengths)
         if not count:
@@ -139,8 +144,9 @@ class WaitingRows(Generic[Work]):
         self._ahead = _CUT_AHEAD if whole else sys.maxsize if mixed_batches is None else 2
         self._mixed_tokens = 0 if whole or mixed_batches is None else mixed_batches * token_budget
         self._cut = partial(
-            plan_batches, token_budget=token_budget, max_batch=max_batch, length_aware=length_aware
-        )
+            plan_batches,
+            token_budget=token_budget, max_batch=max_batch, length_aware=length_aware, packed=packed,
+        )  # fmt: skip
         group = np.zeros(count, np.int64) if groups is None else np.asarray(groups, dtype=np.int64)
         rows = [np.full(count, number), np.arange(count), np.asarray(lengths, dtype=np.int64), group]
         self._behind.append(np.stack(rows))

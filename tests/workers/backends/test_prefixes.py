@@ -79,13 +79,13 @@ def test_scores_are_those_of_whole_rows(
     calls: list[int] = []
     backend: Any = loaded.backend
     if backend.shares_prefixes:
-        whole = backend._network.continued
+        whole = backend.network.continued
 
         def watched(*arrays: Any) -> Any:
             calls.append(len(arrays[2]))
             return whole(*arrays)
 
-        monkeypatch.setattr(backend._network, "continued", watched)
+        monkeypatch.setattr(backend.network, "continued", watched)
     assert backend.shares_prefixes == (kind in {"qwen3", "qwen2", "llama"})
     shared = Engine(loaded, 400).score(queries, passages)
     assert (sum(calls) >= 20) == backend.shares_prefixes

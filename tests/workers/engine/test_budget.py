@@ -30,6 +30,7 @@ class Costing:
     """The time (s), which only batches spend."""
     name, device, precision, depth, bytes = "costing", "cpu", "fp32", 2, 0
     shares_prefixes = False
+    packs = False
 
     def __init__(self, batch: float, square: float, memory: int = 10**9) -> None:
         self.batch, self.square, self.memory = batch, square, memory
@@ -71,6 +72,28 @@ def search_of(backend: Costing, folder: Path, model: str = "some/model") -> Budg
 )
 def test_the_best_budget_wins(tmp_path: Path, backend: Costing, expected: int) -> None:
     assert search_of(backend, tmp_path).find(BATCH) == expected
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(("memory", "expected"), [(10**9, 512), (300, 256)])
+def test_on_a_gpu_it_goes_up_while_that_is_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int, expected: int
+) -> None:
+    """To what takes half a second, or to what the memory holds."""
+    monkeypatch.setattr("rankmill.workers.engine.budget.device_name", lambda device: "a GPU")
+    gpu = Costing(batch=0.01, square=0.0, memory=memory)
+    gpu.device = "cuda"
+    monkeypatch.setattr("rankmill.workers.engine.budget.empty_cache", lambda device: None)
+    search = BudgetSearch(gpu, "some/model", 64, tmp_path, after=1.0)
+    assert search.see(rows=200, tokens=1600, seconds=1.1)
+    assert search.find(BATCH) == expected
+
+
+def test_a_fast_device_looks_for_it_sooner(tmp_path: Path) -> None:
+    """Where trying all budgets takes a moment; here 3,840 tokens, at a million a second."""
+    search = BudgetSearch(Costing(0.01, 0.0), "some/model", 64, tmp_path)
+    assert not search.see(rows=2000, tokens=50_000, seconds=0.05)
+    assert search.see(rows=2000, tokens=50_000, seconds=0.05)
 
 
 class Disturbed(Costing):

@@ -29,7 +29,7 @@ class Hungry:
     name, device, precision, bytes = "hungry", "cpu", "fp32", 0
 
     def __init__(self, size: int, depth: int = 1) -> None:
-        self.size, self.depth, self.shares_prefixes = size, depth, False
+        self.size, self.depth, self.shares_prefixes, self.packs = size, depth, False, False
         self.others = self.taken = self.most = 0
         self.batches: list[int] = []
         self.failures = 0

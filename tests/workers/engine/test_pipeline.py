@@ -26,6 +26,7 @@ class Paced:
     """A backend that takes `seconds` for each batch and notes the sizes of its batches."""
 
     name, device, precision, depth = "paced", "cpu", "fp32", 1
+    packs = False
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

@@ -52,6 +52,7 @@ class MlxBackend:
 
     name = "mlx"
     shares_prefixes = False
+    packs = False
     depth = 2
 
     def __init__(self, classifier: Any, device: str, precision: str, compiled: bool | None = None) -> None:

@@ -8,13 +8,16 @@ from rankmill.workers.backends.base import Backend, BackendKind, LayerShape, Mod
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
-    from rankmill.workers.backends.torch.backend import TorchBackend
+    from rankmill.workers.backends.torch.backend import DTYPES, TorchBackend
     from rankmill.workers.backends.torch.networks import load_network
+    from rankmill.workers.backends.torch.ways import kernel_lacks, pack_if_faster, packs_exactly
 
     network = load_network(files)
-    if files.check and (device, precision) != ("cpu", "fp32") and not network.sees_only_before:
-        files.check(TorchBackend(network, "cpu", "fp32"))  # before fewer bits hide what is wrong
-    return TorchBackend(network, device, precision)
+    packs = not files.alone and kernel_lacks(device, DTYPES[precision]) is None and packs_exactly(network)
+    backend = TorchBackend(network, device, precision)
+    if packs:
+        pack_if_faster(backend, network)
+    return backend
 
 
 def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
@@ -30,5 +33,5 @@ KIND = BackendKind(
     precisions={"cpu": ("fp32", "bf16"), "cuda": ("fp32", "fp16", "bf16"), "mps": ("fp32", "fp16")},
     load=_load,
     probe=_probe,
-    families=None,
+    concurrent=True,
 )

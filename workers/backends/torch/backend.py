@@ -14,6 +14,8 @@ from rankmill.workers.backends.base import DeviceLost, LayerShape, Logits, OutOf
 from rankmill.workers.backends.classifier import own_memory
 from rankmill.workers.backends.head import cast_all_but_head
 from rankmill.workers.backends.layer import TimedLayer, example
+from rankmill.workers.backends.torch.graphs import Graphs
+from rankmill.workers.backends.torch.packed import PackedRows
 from rankmill.workers.backends.torch.prefixes import find_shared_prefixes
 from rankmill.workers.batches.tokens import Batch
 from rankmill.workers.host.device import empty_cache
@@ -42,27 +44,41 @@ class TorchBackend:
         self.depth = 2 if device == "cuda" else 1
         cast_all_but_head(network, DTYPES[precision], network.heads)
         with _device_errors(device):
-            self._network = network.to(device)
+            self.network = network.to(device)
             if device == "cpu":
-                own_memory(self._network)
+                own_memory(self.network)
         self.shares_prefixes: bool = network.shares_prefixes
+        self.packs = False
+        """Whether rows lie end to end; set where that was shown to be right and faster."""
+        self.graphs = Graphs(network.packed, self._put) if device == "cuda" else None
         self.bytes = sum(tensor.nbytes for tensor in network.state_dict().values())
 
     @torch.inference_mode()
     def submit(self, batch: Batch) -> TorchForward:
         """Begin a forward, on CUDA without waiting for the device; raises `OutOfMemory`."""
-        found = find_shared_prefixes(batch, self._network.skipped) if self.shares_prefixes else None
+        found = find_shared_prefixes(batch, self.network.skipped) if self.shares_prefixes else None
         with _device_errors(self.device):
-            if found is None:
+            if self.packs:
+                rows = self.network.pack_shared(found) if found else self.network.pack(batch)
+                logits = self._packed(rows)
+            elif found is None:
                 types = None if batch.types is None else self._put(batch.types)
-                logits = self._network(self._put(batch.ids), self._put(batch.mask), types)
+                logits = self.network(self._put(batch.ids), self._put(batch.mask), types)
             else:
                 arrays = found.ids, found.mask, found.of, found.rest, found.rest_mask, found.places
-                logits = self._network.continued(*map(self._put, arrays))
+                logits = self.network.continued(*map(self._put, arrays))
             logits = logits[:, 0] if logits.shape[1] == 1 else logits
             return TorchForward(logits.to("cpu", non_blocking=True), self._mark())
 
-    def _put(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+    def _packed(self, rows: PackedRows) -> torch.Tensor:
+        """Logits ``[rows, outputs]`` of packed rows, by a graph if there is one of their shape."""
+        logits = self.graphs.begin(rows) if self.graphs else None
+        if logits is None:
+            shape = rows.shape
+            logits = self.network.packed(shape.taken_apart(self._put(rows.filled(shape))))
+        return logits
+
+    def _put(self, array: npt.NDArray[np.integer[Any]]) -> torch.Tensor:
         """The array on the device; on CUDA through pinned memory, so that the copy is asynchronous."""
         tensor = torch.from_numpy(array)
         if self.device == "cuda":

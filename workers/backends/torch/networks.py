@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -12,9 +14,13 @@ from transformers.modeling_layers import GenericForSequenceClassification
 
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.workers.backends.classifier import load_config, load_pretrained
-from rankmill.workers.backends.first_token import read_first_token_only
+from rankmill.workers.backends.first_token import LastLayer, read_first_token_only
 from rankmill.workers.backends.head import heads_of
 from rankmill.workers.backends.torch.chain import Chain, load_chain
+from rankmill.workers.backends.torch.packed import PackedRows, last_places
+from rankmill.workers.backends.torch.prefixes import SharedPrefixes
+from rankmill.workers.backends.varlen import PackedInput, packing
+from rankmill.workers.batches.tokens import Batch
 
 
 class AnswerProjection(nn.Module):
@@ -95,11 +101,44 @@ class Network(nn.Module):
     shares_prefixes = False
     """Whether it has a method ``continued``, for rows that begin alike."""
 
-    sees_only_before = False
-    """Whether a token sees nothing that comes after it, so that padding cannot matter."""
-
     skipped: int | None = None
     """Id of a token that the score does not read at the end of a row."""
+
+    def prepare_packing(self) -> bool:
+        """Prepare for `packed`; returns whether it may be tried.
+
+        A model may that runs with the kernels of Flash Attention, says transformers: its attention is told
+        all that it depends on. `rankmill.workers.backends.torch.ways` then compares the scores.
+        """
+        told = ("_supports_flash_attn", "_supports_attention_backend")
+        return all(getattr(self.model, name, False) for name in told) and self._unpack_at_the_end()
+
+    def _unpack_at_the_end(self) -> bool:
+        """Make the last layer give rows, as what comes after it reads these; return whether it is known."""
+        body = self.model.base_model
+        for path in ("encoder.layer", "transformer.layer", "layers"):
+            try:
+                layers = body.get_submodule(path)
+            except AttributeError:
+                continue
+            if not isinstance(layers[-1], (LastLayer, Unpacking)):
+                layers[-1] = Unpacking(layers[-1])
+            return True
+        return False
+
+    def pack(self, batch: Batch) -> PackedRows:
+        """The rows of a batch end to end."""
+        return PackedRows.of(batch, np.zeros(len(batch.ids), np.int64), self.first_position)
+
+    @cached_property
+    def first_position(self) -> int | None:
+        """Where positions begin, in RoBERTa and families like it, which count no padding."""
+        kinds = (each for each in self.model.modules() if hasattr(each, "create_position_ids_from_input_ids"))
+        return next((each.padding_idx + 1 for each in kinds), None)
+
+    def packed(self, rows: PackedInput) -> torch.Tensor:
+        """Logits ``[scores, outputs]`` of packed rows."""
+        raise NotImplementedError
 
 
 class Classifier(Network):
@@ -116,14 +155,17 @@ class Classifier(Network):
         logits: torch.Tensor = self.model(input_ids=ids, attention_mask=mask, **segments).logits
         return logits
 
+    def packed(self, rows: PackedInput) -> torch.Tensor:
+        with packing(self.model):
+            logits: torch.Tensor = self.model(attention_mask=rows.mask, **_inputs(rows)).logits
+        return logits
+
 
 class LanguageModel(Network):
     """Tokens see only what is before them, so padding on the right changes nothing.
 
     And what rows begin with in common is the same in all of them: its keys and values are computed once.
     """
-
-    sees_only_before = True
 
     def __init__(self, model: Any, heads: list[str]) -> None:
         super().__init__(model, heads)
@@ -135,9 +177,8 @@ class LanguageModel(Network):
     def forward(
         self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None
     ) -> torch.Tensor:
-        return self._score(
-            self._run(input_ids=ids, attention_mask=mask, use_cache=False), self._last(ids, mask)
-        )
+        states = self._run(input_ids=ids, attention_mask=mask, use_cache=False)
+        return self._score(_at(states, self._last(ids, mask)))
 
     def continued(
         self,
@@ -159,7 +200,21 @@ class LanguageModel(Network):
             past_key_values=cache,
             use_cache=True,
         )
-        return self._score(states, self._last(rest, rest_mask))
+        return self._score(_at(states, self._last(rest, rest_mask)))
+
+    def _unpack_at_the_end(self) -> bool:
+        return True  # the score reads one token of a row, wherever it is
+
+    def pack(self, batch: Batch) -> PackedRows:
+        return PackedRows.of(batch, last_places(batch.ids, batch.mask, self.skipped), self.first_position)
+
+    def pack_shared(self, found: SharedPrefixes) -> PackedRows:
+        """Rows that begin alike, in one forward: each prefix once, and what follows it in each row."""
+        return PackedRows.sharing(found, self.skipped)
+
+    def packed(self, rows: PackedInput) -> torch.Tensor:
+        with packing(self.model):
+            return self._score(self._run_packed(rows))
 
     def _last(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Place of the token in each row that the score reads."""
@@ -171,9 +226,18 @@ class LanguageModel(Network):
         """What the model says of each token, ``[rows, tokens, ...]``."""
         raise NotImplementedError
 
-    def _score(self, states: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """Logits from the states of the last tokens."""
+    def _run_packed(self, rows: PackedInput) -> torch.Tensor:
+        """What the model says of the tokens that scores read, ``[scores, ...]``."""
+        return self._run(use_cache=False, **_inputs(rows))[0][rows.read]
+
+    def _score(self, states: torch.Tensor) -> torch.Tensor:
+        """Logits from what the model says of the last tokens, ``[rows, ...]``."""
         raise NotImplementedError
+
+
+def _at(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """States ``[rows, tokens, ...]`` of one token in each row."""
+    return states[torch.arange(len(places), device=places.device), places]
 
 
 _SHARING = frozenset({"gemma", "llama", "mistral", "qwen2", "qwen3"})
@@ -191,8 +255,8 @@ class LastTokenClassifier(LanguageModel):
         hidden: torch.Tensor = getattr(self.model, self.model.base_model_prefix)(**inputs).last_hidden_state
         return hidden
 
-    def _score(self, states: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.model.score(states[torch.arange(len(last), device=last.device), last])
+    def _score(self, states: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.model.score(states)
         return logits
 
 
@@ -210,8 +274,10 @@ class CausalNetwork(LanguageModel):
         logits: torch.Tensor = self.model(**inputs).logits
         return logits
 
-    def _score(self, states: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        logits = states[torch.arange(len(last), device=last.device), last]
+    def _run_packed(self, rows: PackedInput) -> torch.Tensor:
+        return self._run(use_cache=False, logits_to_keep=rows.read, **_inputs(rows))[0]
+
+    def _score(self, logits: torch.Tensor) -> torch.Tensor:
         return logits[:, :1] - logits[:, 1:] if logits.shape[1] == 2 else logits
 
 
@@ -231,3 +297,29 @@ class ChainNetwork(Network):
         hidden = self.model(input_ids=ids, attention_mask=mask, **segments).last_hidden_state
         scores: torch.Tensor = self.chain(hidden, mask)
         return scores
+
+    def packed(self, rows: PackedInput) -> torch.Tensor:
+        with packing(self.model):
+            hidden = self.model(attention_mask=rows.mask, **_inputs(rows)).last_hidden_state
+        scores: torch.Tensor = self.chain(hidden, rows.mask)
+        return scores
+
+
+def _inputs(rows: PackedInput) -> dict[str, Any]:
+    """Arguments of a model of transformers for packed rows."""
+    types = {} if rows.types is None else {"token_type_ids": rows.types}
+    return {"input_ids": rows.ids, "position_ids": rows.positions, "packed": rows, **types}
+
+
+class Unpacking(nn.Module):
+    """A layer whose packed rows come out padded."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.layer = layer
+        self.attention_type = getattr(layer, "attention_type", None)  # which mask ModernBERT gives it
+
+    def forward(self, *inputs: Any, packed: PackedInput | None = None, **options: Any) -> torch.Tensor:
+        told = {} if packed is None else {"packed": packed}
+        hidden: torch.Tensor = self.layer(*inputs, **told, **options)
+        return hidden if packed is None else packed.padded(hidden)

@@ -1,0 +1,164 @@
+"""Batches as rows end to end, without padding: put together on the host, taken apart on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rankmill.workers.backends.torch.prefixes import SharedPrefixes
+from rankmill.workers.backends.varlen import PackedInput
+from rankmill.workers.batches.tokens import Batch, Ids, spans
+
+Buffer = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class PackedShape:
+    """What says how a `Buffer` is taken apart: numbers of tokens, rows, scores and keys, and longest rows.
+
+    ``keys`` is ``None`` where each row reads its own tokens. There may be tokens and rows that nothing reads.
+    """
+
+    tokens: int
+    rows: int
+    scores: int
+    longest: int
+    longest_keys: int
+    types: bool
+    keys: int | None = None
+
+    def taken_apart(self, buffer: torch.Tensor) -> PackedInput:
+        """The parts of a buffer, ``[numbers]`` of int32, which may be on a device already."""
+        sizes = [self.tokens, self.tokens, self.tokens * self.types, self.rows + 1, self.scores]
+        sizes += [] if self.keys is None else [self.rows + 1, self.keys]
+        ids, positions, types, starts, read, *keys = torch.split(buffer, sizes)
+        return PackedInput(
+            ids=ids.long()[None],
+            positions=positions.long()[None],
+            types=types.long()[None] if self.types else None,
+            starts=starts,
+            key_starts=keys[0] if keys else starts,
+            keys=keys[1].long() if keys else None,
+            read=read.long(),
+            longest=self.longest,
+            longest_keys=self.longest_keys,
+        )
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """Rows end to end.
+
+    Attributes
+    ----------
+    ids, positions, types
+        Of each token, ``[tokens]``.
+    lengths
+        Tokens of each row, ``[rows]``.
+    read
+        The token that each score reads, ``[scores]``.
+    keys, key_lengths
+        The tokens that rows read, row after row, and how many; ``None`` if each reads its own.
+    """
+
+    ids: Ids
+    positions: Ids
+    types: Ids | None
+    lengths: Ids
+    read: Ids
+    keys: Ids | None = None
+    key_lengths: Ids | None = None
+
+    @classmethod
+    def of(cls, batch: Batch, places: Ids, first_position: int | None) -> PackedRows:
+        """The rows of a batch.
+
+        Parameters
+        ----------
+        batch
+            Padded on the right.
+        places
+            Place in each row of the token that its score reads, ``[rows]``.
+        first_position
+            Where positions begin, in the families in which that is after the id of padding; there a token
+            with this id is at position `first_position` - 1, and does not count.
+        """
+        real = batch.mask.astype(bool)
+        ids, lengths = batch.ids[real], batch.mask.sum(axis=1)
+        return cls(
+            ids=ids,
+            positions=_positions(batch, first_position)[real],
+            types=None if batch.types is None else batch.types[real],
+            lengths=lengths,
+            read=np.cumsum(lengths) - lengths + places,
+        )
+
+    @classmethod
+    def sharing(cls, found: SharedPrefixes, skipped: int | None) -> PackedRows:
+        """Rows that begin alike: each prefix once, and then what follows it, which reads the prefix too."""
+        before, after = found.mask.astype(bool), found.rest_mask.astype(bool)
+        prefixes, rests = before.sum(axis=1), after.sum(axis=1)
+        starts = np.cumsum(prefixes) - prefixes
+        rest_starts = prefixes.sum() + np.cumsum(rests) - rests
+        own = np.stack([starts[found.of], rest_starts]).T.ravel()
+        many = np.stack([prefixes[found.of], rests]).T.ravel()
+        return cls(
+            ids=np.concatenate([found.ids[before], found.rest[after]]),
+            positions=np.concatenate([np.nonzero(before)[1], found.places[after]]),
+            types=None,
+            lengths=np.concatenate([prefixes, rests]),
+            read=rest_starts + last_places(found.rest, found.rest_mask, skipped),
+            keys=np.concatenate([np.arange(prefixes.sum()), spans(own, many)]),
+            key_lengths=np.concatenate([prefixes, prefixes[found.of] + rests]),
+        )
+
+    @property
+    def shape(self) -> PackedShape:
+        """How the buffer is taken apart."""
+        longest = int(self.lengths.max())
+        return PackedShape(
+            tokens=len(self.ids),
+            rows=len(self.lengths),
+            scores=len(self.read),
+            longest=longest,
+            longest_keys=longest if self.key_lengths is None else int(self.key_lengths.max()),
+            types=self.types is not None,
+            keys=None if self.keys is None else len(self.keys),
+        )
+
+    def filled(self, shape: PackedShape) -> Buffer:
+        """All numbers in one buffer, of a shape that is as large or larger: what is added is never read."""
+        parts = [(self.ids, shape.tokens), (self.positions, shape.tokens)]
+        parts += [] if self.types is None else [(self.types, shape.tokens)]
+        parts += [(_starts(self.lengths), shape.rows + 1), (self.read, shape.scores)]
+        if self.keys is not None and self.key_lengths is not None and shape.keys is not None:
+            parts += [(_starts(self.key_lengths), shape.rows + 1), (self.keys, shape.keys)]
+        buffer = np.empty(sum(size for _, size in parts), dtype=np.int32)
+        done = 0
+        for numbers, size in parts:
+            buffer[done : done + len(numbers)] = numbers
+            buffer[done + len(numbers) : done + size] = numbers[-1]  # of starts: rows without tokens
+            done += size
+        return buffer
+
+
+def _starts(lengths: Ids) -> Ids:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+
+
+def last_places(ids: Ids, mask: Ids, skipped: int | None) -> Ids:
+    """Place of the last token in each row whose id is not `skipped`."""
+    real = mask if skipped is None else mask * (ids != skipped)
+    places: Ids = (real * np.arange(ids.shape[1])).argmax(axis=1)
+    return places
+
+
+def _positions(batch: Batch, first: int | None) -> Ids:
+    if first is None:
+        return np.broadcast_to(np.arange(batch.ids.shape[1]), batch.ids.shape)
+    counted = batch.ids != first - 1
+    positions: Ids = np.cumsum(counted, axis=1) * counted + first - 1
+    return positions

@@ -1,0 +1,186 @@
+"""Attention over rows that lie one after the other without padding, as transformers' models call it.
+
+A model of transformers whose attention is ``PACKED`` gets one row of all tokens, and `PackedInput` as the
+argument ``packed``, which it hands on to `packed_attention`. NVIDIA GPUs have a kernel for that
+(`torch.nn.attention.varlen`); elsewhere `varlen_reference` computes the same, row by row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+PACKED = "rankmill_packed"
+"""Name of the attention among those of transformers."""
+
+KERNEL_DTYPES = (torch.float16, torch.bfloat16)
+"""What the kernel computes in."""
+
+_WITHOUT_EFFECT = frozenset(
+    {"dropout", "deterministic", "output_attentions", "position_ids", "token_type_ids", "use_cache"}
+)
+"""Arguments that models hand on to their attention and that change nothing here."""
+
+
+@dataclass(frozen=True)
+class PackedInput:
+    """Rows end to end, on a device.
+
+    Attributes
+    ----------
+    ids, positions, types
+        ``[1, tokens]``; no types for a model without.
+    starts
+        Where the rows begin, and the last one ends: ``[rows + 1]``, int32.
+    key_starts
+        As `starts`, in the keys.
+    keys
+        The tokens that rows read, row after row, ``[keys]``; ``None`` if each reads its own.
+    read
+        The token that each score reads, ``[scores]``.
+    longest, longest_keys
+        Tokens of the longest row, and keys.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    types: torch.Tensor | None
+    starts: torch.Tensor
+    key_starts: torch.Tensor
+    keys: torch.Tensor | None
+    read: torch.Tensor
+    longest: int
+    longest_keys: int
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """1 for each token of a row, ``[rows, longest]``."""
+        return (self._places < self.starts.diff()[:, None]).long()
+
+    @property
+    def _places(self) -> torch.Tensor:
+        return torch.arange(self.longest, device=self.starts.device)
+
+    def padded(self, hidden: torch.Tensor) -> torch.Tensor:
+        """States of tokens ``[1, tokens, width]`` as rows, ``[rows, longest, width]``, padded with 0."""
+        inside = (self.starts[:-1, None] + self._places).clamp(max=hidden.shape[1] - 1)
+        return hidden[0][inside].masked_fill(self.mask[:, :, None] == 0, 0)
+
+    def first(self, hidden: torch.Tensor) -> torch.Tensor:
+        """States ``[rows, 1, width]`` of the first tokens."""
+        return hidden[0][self.read][:, None]
+
+    def attend_first(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, heads: int
+    ) -> torch.Tensor:
+        """What first tokens ``[rows, 1, width]`` read of the tokens ``[1, tokens, width]`` of their rows."""
+        ones = torch.arange(len(query) + 1, dtype=torch.int32, device=query.device)
+        by_head = [states.reshape(-1, heads, states.shape[-1] // heads) for states in (query, key, value)]
+        seen = _varlen(by_head, ones, self.key_starts, 1, self.longest_keys)
+        return seen.reshape(query.shape)
+
+
+@contextmanager
+def packing(model: Any) -> Iterator[None]:
+    """Let a model of transformers take ``packed`` rows; it makes no mask then."""
+    config = model.config
+    before = config._attn_implementation
+    config._attn_implementation = PACKED
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def packed_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    packed: PackedInput,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of transformers' interface: ``[1, heads, tokens, width]`` to ``[1, tokens, heads, width]``.
+
+    Raises
+    ------
+    ValueError
+        The model asks for something else, such as soft limits or a bias by position.
+    """
+    unknown = [name for name, value in others.items() if value is not None and name not in _WITHOUT_EFFECT]
+    if unknown:
+        raise ValueError(f"attention of packed rows has no {', '.join(unknown)}")
+    states = [each[0].transpose(0, 1) for each in (query, key, value)]
+    if packed.keys is not None:
+        states[1:] = [each[packed.keys] for each in states[1:]]
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    reach = -1 if sliding_window is None else sliding_window - 1  # of transformers; the kernel's is inclusive
+    seen = _varlen(
+        states, packed.starts, packed.key_starts, packed.longest, packed.longest_keys,
+        scale=scaling, window_size=(reach, 0 if causal else reach),
+    )  # fmt: skip
+    return seen[None], None
+
+
+def _varlen(states: list[torch.Tensor], *lengths: Any, **options: Any) -> torch.Tensor:
+    """Attention of ``[tokens, heads, width]``; keys may have fewer heads than queries."""
+    attend: Any = varlen_attn if states[0].is_cuda else varlen_reference
+    grouped = states[0].shape[1] != states[1].shape[1]
+    seen: torch.Tensor = attend(*states, *lengths, enable_gqa=grouped, **options)
+    return seen
+
+
+def varlen_reference(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seq_q: torch.Tensor,
+    cu_seq_k: torch.Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """What `torch.nn.attention.varlen.varlen_attn` computes, on any device and in any dtype, row by row."""
+    seen = torch.zeros_like(query)
+    bounds = zip(*(pairwise(starts.tolist()) for starts in (cu_seq_q, cu_seq_k)), strict=True)
+    for (start, end), (key_start, key_end) in bounds:
+        if end == start or key_end == key_start:
+            continue
+        parts = query[start:end], key[key_start:key_end], value[key_start:key_end]
+        asked, known, told = (each.transpose(0, 1)[None] for each in parts)
+        within = _within(end - start, key_end - key_start, window_size, query.device)
+        found = scaled_dot_product_attention(
+            asked, known, told, attn_mask=within, scale=scale, enable_gqa=enable_gqa
+        )
+        seen[start:end] = found[0].transpose(0, 1)
+    return seen
+
+
+def _within(queries: int, keys: int, window: tuple[int, int], device: torch.device) -> torch.Tensor | None:
+    """Which keys a query sees; the last query stands at the last key. ``None`` if it sees all."""
+    if window == (-1, -1):
+        return None
+    back, ahead = (keys + queries if limit < 0 else limit for limit in window)
+    places = torch.arange(queries, device=device)[:, None] + keys - queries
+    distance = torch.arange(keys, device=device) - places
+    return (distance >= -back) & (distance <= ahead)
+
+
+AttentionInterface.register(PACKED, packed_attention)
