@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.protocol.submitted.request import OnDuplicate
 from rankmill.lab.mine import Mined
 from rankmill.producer.files.corpus.index import TextIndex, in_memory, on_disk
 from rankmill.producer.files.formats.table import is_readable, open_reader
@@ -36,13 +37,14 @@ class Corpus:
 
     queries: Sequence[Path]
     passages: Sequence[Path]
+    on_duplicate: OnDuplicate = "error"
 
     def texts_of(self, ids: pd.DataFrame, rows: _Rows) -> _Texts:
         """Queries and passages of some rows; raises `InputError` if one has no text."""
         marks = [fingerprint(path) for path in self.passages]
-        found = (("query_id", in_memory(self.queries)), ("doc_id", on_disk(self.passages, marks)))
-        queries, passages = (_by_row(index, ids, name, rows) for name, index in found)
-        return queries, passages
+        queries = in_memory(self.queries, self.on_duplicate)
+        passages = on_disk(self.passages, marks, self.on_duplicate)
+        return _by_row(queries, ids, "query_id", rows), _by_row(passages, ids, "doc_id", rows)
 
 
 @dataclass(frozen=True)

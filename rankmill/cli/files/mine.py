@@ -13,7 +13,7 @@ from pydantic import Field
 
 from rankmill.cli import options
 from rankmill.jobs.contract.errors import InputError
-from rankmill.jobs.protocol.submitted.request import Files
+from rankmill.jobs.protocol.submitted.request import Files, OnDuplicate
 from rankmill.lab.mine import Mined, Rules, mine, read_scored
 from rankmill.lab.training_data import Corpus, Form, training_rows, with_rows
 from rankmill.producer.files.corpus.datasets import source_path
@@ -42,6 +42,8 @@ class MineOptions(options.NewTable):
     """Texts of the queries, where SCORED has none."""
     corpus: Files = ()
     """Texts of the passages, where SCORED has none."""
+    on_duplicate: OnDuplicate = "error"
+    """An id with two texts in them: an error, or the first or last text is taken."""
     score_column: options.Column = "score"
     """Column with the scores."""
     min_relevance: options.Number = 1
@@ -80,7 +82,7 @@ class MineOptions(options.NewTable):
             return scored
         queries = find_files([str(source_path(name, "queries")) for name in self.queries])
         corpus = find_files([str(source_path(name, "docs")) for name in self.corpus])
-        return Corpus([file.path for file in queries], [file.path for file in corpus])
+        return Corpus([file.path for file in queries], [file.path for file in corpus], self.on_duplicate)
 
 
 @options.command("mine")
