@@ -199,10 +199,9 @@ class CrossEncoder:
         function = activation_fn or self.activation_fn
         known = _KNOWN_ACTIVATIONS.get(type(function).__name__) if function else None
         spec: dict[str, Any] = {} if function is None else {"activation": known or "identity"}
-        run = self.client.submit(_prompted(pairs, prompt), **spec)
+        run = self.client.submit(list(_prompted(pairs, prompt)), **spec)
         try:
-            shown = _shown(iter(run), len(pairs), show_progress_bar)
-            found = list(shown)  # to the end, where the run is removed from the server
+            found = run.scores(show_progress=bool(show_progress_bar))
         except BaseException:
             run.cancel()
             raise
@@ -240,17 +239,6 @@ def _prompted(pairs: list[Any], prompt: str) -> Iterator[tuple[str, str]]:
         if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
             raise InputError(f"pair {row} is {pair!r:.80}, not a query and a passage (two strings)")
         yield prompt + str(texts[0]), str(texts[1])
-
-
-def _shown(scores: Iterator[float], total: int, show: bool | None) -> Iterator[float]:
-    """Yield the scores, with a progress line if `show`."""
-    if not show:
-        yield from scores
-        return
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(scores, "Scoring", total=total, console=Console(stderr=True))
 
 
 def _torch() -> Any:

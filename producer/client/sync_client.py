@@ -254,6 +254,7 @@ class Client:
         timeout: float | None = None,
         columns: tuple[str, str] = COLUMNS,
         priority: Priority | None = None,
+        show_progress: bool | None = None,
         **spec: Unpack[SpecOptions],
     ) -> Scores:
         """Score pairs and wait at most `timeout` seconds: `submit`, then `ScoringRun.scores`.
@@ -272,7 +273,8 @@ class Client:
         try:
             run = self.begin(pairs, columns=columns, priority=priority, deadline=deadline, **spec)
             try:
-                return run.scores(None if timeout is None else deadline - system.monotonic())
+                left = None if timeout is None else deadline - system.monotonic()
+                return run.scores(left, show_progress=show_progress)
             except BaseException:
                 run.cancel()
                 raise
@@ -497,8 +499,9 @@ class Client:
         def score() -> None:
             try:
                 self.score(
-                    table, columns=columns, timeout=_SHADOW_SECONDS, priority="bulk", model=model, **spec
-                )
+                    table, columns=columns, timeout=_SHADOW_SECONDS, priority="bulk", model=model,
+                    show_progress=False, **spec,
+                )  # fmt: skip
             except RankmillError as error:
                 logger.warning("%s could not score in the shadow: %s", model, error)
             finally:
