@@ -23,8 +23,9 @@ test-slow: $(READY)  ## the slow tests: real faults at length, many processes
 test-scores: $(READY)  ## what compares scores; TESTS_AUTO=fp32 or bf16 says what `auto` is to mean on this CPU
 	$(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist worksteal -m "scores and not long"
 
-simulate: $(READY)  ## clusters in virtual time, under all faults, for an hour; a failure names its seed
-	$(BIN)/python -m tests.simulation --seeds 1000000 --seconds 3600
+simulate: $(READY)  ## clusters in virtual time, under all faults, an hour on all cores; a failure names its seed
+	$(BIN)/python -m tests.simulation --seeds 1000000 --seconds 3600 --processes 0 --report --keep-going
+	$(BIN)/python -m tests.simulation.reached
 
 check: $(READY)  ## linter, formatter, types
 	$(BIN)/ruff check .

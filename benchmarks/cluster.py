@@ -31,6 +31,7 @@ class Cluster:
 
     url: str
     server: psutil.Process
+    workers: list[psutil.Process]
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def cluster(workers: int, threads: int, worker_class: str = "rankmill.ScoringWor
                 if any(process.poll() is not None for process in started):
                     raise SystemExit(log.read_text())
                 time.sleep(0.05)
-            yield Cluster(url, server)
+            yield Cluster(url, server, [psutil.Process(process.pid) for process in started])
         finally:
             for process in started:
                 process.kill()

@@ -77,7 +77,7 @@ def main() -> None:
         for run in range(args.runs):
             profile = args.profile if run == args.runs - 1 else None
             for each in sources:
-                found = measure(each, place.url, args, profile)
+                found = measure(each, place.url, args.rows, args.chunk_size, profile)
                 print(
                     json.dumps({"from": each.partition(":")[0] if "://" in each else "disk", **found}),
                     flush=True,
@@ -158,18 +158,20 @@ def in_store(source: Path) -> Iterator[str]:
     server.stop()
 
 
-def measure(source: str, url: str, args: argparse.Namespace, profile: Path | None) -> dict[str, Any]:
+def measure(
+    source: str, url: str, rows: int, chunk_size: str, profile: Path | None = None, model: str = "demo"
+) -> dict[str, Any]:
     """One run in a process of its own."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=_score, args=(there, source, url, args.chunk_size, profile))
+    process = context.Process(target=_score, args=(there, source, url, chunk_size, profile, model))
     process.start()
     found: dict[str, Any] = here.recv()
     process.join()
-    million = 1_000_000 / args.rows
+    million = 1_000_000 / rows
     threads = {name: round(seconds * million, 2) for name, seconds in found["threads"].items()}
     return {
-        "rows": args.rows,
+        "rows": rows,
         "seconds": round(found["seconds"], 2),
         "cpu_seconds": round(found["cpu"], 2),
         "system_share": round(found["system"] / found["cpu"], 2),
@@ -181,7 +183,7 @@ def measure(source: str, url: str, args: argparse.Namespace, profile: Path | Non
     }
 
 
-def _score(out: Any, name: str, url: str, chunk_size: str, profile: Path | None) -> None:
+def _score(out: Any, name: str, url: str, chunk_size: str, profile: Path | None, model: str) -> None:
     import rankmill.producer.files.corpus.ranking_source  # noqa: F401 (pandas, imported where it is needed)
     from rankmill.jobs.protocol.submitted.request import FileRequest
     from rankmill.jobs.runtime.settings import load_settings
@@ -190,7 +192,7 @@ def _score(out: Any, name: str, url: str, chunk_size: str, profile: Path | None)
     from rankmill.score.score_file import score_file
 
     source = as_path(name)
-    settings = load_settings({"redis_url": url, "model": "demo", "chunk_size": chunk_size})
+    settings = load_settings({"redis_url": url, "model": model, "chunk_size": chunk_size})
     inputs: dict[str, Any] = {"inputs": (str(source),)}
     if source.suffix == ".trec":
         queries, corpus = (str(source.with_name(name)) for name in ("queries.jsonl", "corpus.parquet"))

@@ -87,6 +87,23 @@ if not is_bulk(ARGV[3]) then ring(KEYS[2]) end
 """
 )
 
+_RESCUE = (
+    _COMMON
+    + """
+local bell, transit, seen, id, now = KEYS[2], KEYS[3], KEYS[4], ARGV[3], tonumber(ARGV[4])
+if not redis.call('LPOS', transit, id) then return end  -- its worker has begun it meanwhile
+local since = tonumber(redis.call('GET', seen) or '')
+if not since then
+  redis.call('SET', seen, ARGV[4], 'EX', 3600)
+elseif now - since > tonumber(ARGV[5]) then
+  redis.call('LREM', transit, 1, id)
+  place(id, true)
+  if not is_bulk(id) then ring(bell) end
+  redis.call('DEL', seen)
+end
+"""
+)
+
 _SORT_REQUESTS = (
     _COMMON
     + """
@@ -308,6 +325,12 @@ class OrderedQueue(Queue):
             client.rpush(self.key, job_id)
         else:
             client.eval(_PLACE, 2, self.key, keys.bell(self.name), *numbers, job_id, int(at_front))
+
+    def rescue(self, job_id: bytes, seen: bytes, now: float, seconds: float) -> None:
+        """Put a job back that was taken `seconds` ago and is not begun; the key `seen` says since when."""
+        client: Any = self.connection
+        places = [self.key, keys.bell(self.name), self.intermediate_queue_key, seen]
+        client.eval(_RESCUE, 4, *places, _BELL_RINGS, _BELL_SECONDS, job_id, now, seconds)
 
     def sort(self) -> int:
         """Put requests that RQ alone has put behind bulk work before it; return how many."""

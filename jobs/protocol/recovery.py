@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -179,16 +179,13 @@ def rescue_unbegun(queue: OrderedQueue, seconds: float, now: float) -> None:
     leases = connection.zrange(queue.started_job_registry.key, 0, -1)
     started = {entry.rpartition(b":")[0] for entry in leases}
     for raw_id in connection.lrange(waiting, 0, -1):
-        seen = f"{waiting}:first_seen:".encode() + raw_id
-        if raw_id in started or connection.set(seen, now, nx=True, ex=3600):
-            continue
-        with suppress(ValueError):
-            if now - float(connection.get(seen) or "nan") > seconds:
-                with connection.pipeline() as pipe:
-                    pipe.lrem(waiting, 1, raw_id)
-                    queue.push_job_id(raw_id, pipe, at_front=True)
-                    pipe.delete(seen)
-                    pipe.execute()
+        if raw_id not in started:
+            queue.rescue(raw_id, sighting(queue, raw_id), now, seconds)
+
+
+def sighting(queue: Queue, job_id: bytes) -> bytes:
+    """The key that says since when a job is between the queue and a worker; who begins the job deletes it."""
+    return f"{queue.intermediate_queue_key}:first_seen:".encode() + job_id
 
 
 def forget_gone_workers(queue: Queue) -> None:

@@ -70,6 +70,41 @@ class MisbehavingWorker(ScoringWorker):
         super()._prepare(settings)
 
 
+class BrokenDevice:
+    """Another backend, whose logits are wrong as soon as the file that ``BROKEN`` names is there."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def submit(self, batch: Batch) -> Pending:
+        pending = self._real.submit(batch)
+        return _Wrong(pending) if Path(os.environ["BROKEN"]).exists() else pending
+
+
+class _Wrong:
+    def __init__(self, pending: Pending) -> None:
+        self._pending = pending
+
+    def result(self) -> Any:
+        return self._pending.result() + 0.01
+
+
+class BrokenDeviceWorker(ScoringWorker):
+    """Scores on a `BrokenDevice`, and the probes again after half a second."""
+
+    def _prepare(self, settings: WorkerSettings) -> None:
+        from rankmill.workers.engine import engine
+        from rankmill.workers.models import loading
+
+        load = loading._load_backend
+        loading._load_backend = lambda *args: BrokenDevice(load(*args))
+        engine.PROVE_SECONDS = 0.5
+        super()._prepare(settings)
+
+
 class PatientWorker(ScoringWorker):
     """Loads no model before the file that ``LOAD`` names is there."""
 
@@ -121,3 +156,43 @@ class OddWorker(ScoringWorker):
 
         sources.locate = locate_here
         super()._prepare(settings)
+
+
+class WrongTokensWorker(MisbehavingWorker):
+    """Its tokenizer library is wrong for texts with ``bread king``, and compared where one has ``tell``."""
+
+    def _prepare(self, settings: WorkerSettings) -> None:
+        from tokenizers import Tokenizer
+
+        from rankmill.workers.models import fast_texts, tokenizer_proof
+
+        def make(text: str) -> tokenizer_proof.FastEncode:
+            whole = Tokenizer.from_str(text)
+
+            def encode(texts: list[str]) -> tuple[Any, Any]:
+                tokens = tokenizer_proof.slow_tokens(whole, texts)
+                for place, each in enumerate(texts):
+                    if "bread king" in each:
+                        tokens.ids[tokens.offsets[place + 1] - 1] = 0
+                return tokens.ids, tokens.offsets
+
+            return encode
+
+        compare = fast_texts.FastTexts._differing
+
+        def differing(self: Any, texts: list[str], found: Any) -> str | None:
+            return compare(self, texts, found) if any("tell" in each for each in texts) else None
+
+        fast_texts.LIBRARIES["WordPiece"] = ("nanotoken", make)
+        fast_texts.FastTexts._differing = differing  # type: ignore[method-assign]
+        fast_texts._SAMPLE = 1
+        tokenizer_proof.CODES = list(range(128))
+        tokenizer_proof.RANDOM_TEXTS = tokenizer_proof.LONG_TEXTS = 0
+        super()._prepare(settings)
+
+    def load(self, spec: ScoreSpec) -> Loaded:
+        loaded = super().load(spec)
+        joiner = loaded.about.joiner
+        assert joiner
+        assert joiner.texts.settle()
+        return loaded

@@ -435,7 +435,7 @@ def test_a_stream_that_breaks_is_one_line(client: Client, shared_queue: Server) 
     schema = pa.schema({"query": pa.string(), "passage": pa.string()})
     with (
         nothing_left(shared_queue),
-        pytest.raises(InputError, match="could not be read to its end: .*the disk is gone$"),
+        pytest.raises(InputError, match=r"could not be read to its end: .*the disk is gone$"),
     ):
         client.score(pa.RecordBatchReader.from_batches(schema, batches()), timeout=60)
 

@@ -11,9 +11,14 @@ import numpy as np
 import numpy.typing as npt
 from rq.timeouts import BaseDeathPenalty
 
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.protocol.orders import give_order
 from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.worker_report import WorkerReport
 from rankmill.jobs.runtime.settings import Settings, load_settings
+from rankmill.jobs.system import system
 from rankmill.producer.client.sync_client import Client
 from rankmill.workers.batches.tokens import Batch, Tokens
 from rankmill.workers.models.loading import Loaded, Model
@@ -21,6 +26,7 @@ from rankmill.workers.worker import ScoringWorker
 from tests.simulation.world import Process, World, world
 
 MODEL = "simulated/model"
+NO_MODEL = "nobody/has-it"
 POISON = "kills its worker"
 """A passage whose forward ends the worker's process."""
 
@@ -36,6 +42,13 @@ class Submitted:
     pairs: tuple[Pair, ...]
     at: float
     kind: str
+    priority: Priority | None = None
+    model: str = MODEL
+
+    @property
+    def kills(self) -> bool:
+        """Whether one of its rows ends the worker that scores it."""
+        return any(passage == POISON for _, passage in self.pairs)
 
 
 def score_of(query: str, passage: str) -> float:
@@ -70,8 +83,9 @@ class Pending:
     seconds: float
 
     def result(self) -> npt.NDArray[np.float32]:
-        world().sleep(self.seconds)
         first = self.batch.ids[:, 0]
+        world().sleep(self.seconds)
+        world().history.forwarded()
         world().computed.update(first.tolist())
         if (first >= 2**40).any():
             world().tell("a row kills its worker")
@@ -93,6 +107,7 @@ class Device:
     packs: bool = False
 
     def submit(self, batch: Batch) -> Pending:
+        world().history.forward(batch.ids[:, 0].tolist())
         return Pending(batch, self.row_seconds * len(batch.ids))
 
 
@@ -118,10 +133,36 @@ class Worker(ScoringWorker):
 
     death_penalty_class = NoPenalty
     row_seconds = 0.01
+    lame_until = 0.0
+    """Until when it can load no model."""
 
     def load(self, spec: ScoreSpec) -> Loaded:
         world().sleep(0.5)
+        if spec.model == NO_MODEL or world().now < self.lame_until:
+            raise SpecError("there is no such directory on this host") from OSError()
+        if world().stumbles:
+            world().stumbles -= 1
+            raise RuntimeError("an error that nobody has foreseen")
         return SimulatedLoaded(None, Device(self.row_seconds), None)  # type: ignore[arg-type]
+
+    def _report(self) -> WorkerReport:
+        """Without figures, which all workers of this process would have in common."""
+        return WorkerReport(
+            device="cpu",
+            started=self._started,
+            beat=system.now(),
+            claim_ahead=self._claim_ahead,
+            refusals=(*self._refusals.reasons(), *self._orders.cold.values()),
+            half_open=self._refusals.half_open(),
+            drained=self._orders.drained,
+            answers=self._orders.answers(),
+        )
+
+    def terminate(self) -> None:
+        """As SIGTERM does, which RQ answers with signal handlers of the real process."""
+        if hasattr(self, "_last_resort"):
+            self._last_resort.signals = 1
+            self._shutdown()
 
     def _install_signal_handlers(self) -> None:
         pass
@@ -155,28 +196,45 @@ class Cluster:
         mine.patch_environ("RANKMILL_METRICS_ADDRESS", "none")
         mine.patch_environ("RANKMILL_TOKEN_BUDGET", "2048")  # the search for one computes batches again
         self.workers: list[Process] = []
+        self._running: dict[Process, Worker] = {}
         self._number = 0
 
-    def worker(self, *, row_seconds: float = 0.01, clock: float = 0.0) -> Process:
-        """Start a worker."""
+    def worker(self, *, row_seconds: float = 0.01, clock: float = 0.0, lame: float = 0.0) -> Process:
+        """Start a worker, which is `lame` for the first seconds of the world: it can load no model."""
         self._number += 1
         name = f"worker-{self._number}"
 
         def main() -> None:
             worker = Worker([self.settings.queue], connection=self.world.redis.client(), name=name)
-            worker.row_seconds = row_seconds
+            worker.row_seconds, worker.lame_until = row_seconds, lame
+            self._running[process] = worker
             worker.work(logging_level="ERROR")
 
         process = self.world.process(name, main, clock=clock)
         self.workers.append(process)
         return process
 
-    def keep(self, *, row_seconds: float, clock: float = 0.0) -> None:
+    def keep(self, **how: float) -> None:
         """Start a worker, and another one in its place a second after each of its ends."""
-        process = self.worker(row_seconds=row_seconds, clock=clock)
-        process.on_exit.append(
-            lambda: self.later(1.0, lambda: self.keep(row_seconds=row_seconds, clock=clock))
-        )
+        process = self.worker(**how)
+        process.on_exit.append(lambda: self.later(1.0, lambda: self.keep(**how)))
+
+    def terminate(self, process: Process) -> None:
+        """Send SIGTERM to a worker."""
+        if worker := self._running.get(process):
+            worker.terminate()
+            self.world.history.ending[process] = self.world.now
+
+    def drain(self, process: Process, seconds: float) -> None:
+        """Order a worker to take no jobs for so many seconds."""
+        worker, client, history = self._running.get(process), self.world.redis.client(), self.world.history
+        if worker is None or not hasattr(worker, "_orders"):
+            return
+        give_order(client, worker.name, "drain", started=worker._started)
+        history.drained[process] = self.world.now
+        self.world.sleep(seconds)
+        history.drained.pop(process, None)
+        give_order(client, worker.name, "resume", started=worker._started)
 
     def later(self, seconds: float, do: Callable[[], None]) -> None:
         """Do something after some seconds, outside of all processes."""

@@ -38,6 +38,18 @@ def stop(cluster: Cluster, fault: Fault) -> None:
         cluster.later(fault.amount, lambda: cluster.world.go_on(process))
 
 
+def term(cluster: Cluster, fault: Fault) -> None:
+    """A worker gets SIGTERM; another starts a second after its end."""
+    if living := [each for each in cluster.workers if each.alive and not each.stopped]:
+        cluster.terminate(living[fault.which % len(living)])
+
+
+def drain(cluster: Cluster, fault: Fault) -> None:
+    """Somebody orders a worker to take no jobs, and after `amount` seconds to go on."""
+    if living := [each for each in cluster.workers if each.alive]:
+        cluster.drain(living[fault.which % len(living)], fault.amount)
+
+
 def restart(cluster: Cluster, fault: Fault) -> None:
     """The server is away for `amount` seconds, and comes back with its data."""
     cluster.world.redis.pause(fault.amount)
@@ -69,5 +81,5 @@ def jump(cluster: Cluster, fault: Fault) -> None:
 
 
 KINDS: dict[str, Callable[[Cluster, Fault], None]] = {
-    each.__name__: each for each in (kill, stop, restart, flush, roll_back, breaks, jump)
+    each.__name__: each for each in (kill, stop, term, drain, restart, flush, roll_back, breaks, jump)
 }

@@ -41,4 +41,15 @@ FOUND = (
         faults=(Fault(14.5, "jump", 45.0, 2), Fault(60.0, "jump", 0.0, 3), Fault(90.0, "jump", 45.0, 4)),
         chunk_size=4,
     ),
+    # A row kills its worker again and again. A cleaning puts its job back and sees it on its way to the next
+    # worker; the cleaning of the next time took that for one long stay and put it back again, so that two
+    # workers had it at once, and the job had an attempt more than are allowed.
+    Scenario(
+        seed=7,
+        workers=(0.01, 0.01, 0.01),
+        clocks=(0.0, 0.0, 0.0),
+        runs=(Submitted("run-0", (("query", POISON),), 1.0, "live", "bulk"),),
+        faults=(),
+        chunk_size=4,
+    ),
 )

@@ -1,81 +1,263 @@
 """Small breaks of the product, each of which the simulation must find.
 
-``python -m tests.simulation.mutants`` breaks one after the other. One that is not found is a hole in the
-checker, or code that nothing needs.
+``python -m tests.simulation.mutants`` breaks one after the other, two at a time, and prints what was said of
+each. One that is not found is a hole in the checker, or code that nothing needs. A break is looked for among
+the seeds whose scenario has what it needs; all of them are among those of ``make simulate``.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import click
 
 ROOT = Path(__file__).resolve().parents[2]
 
+_CHUNKS, _CLAIMS, _COLLECTOR, _DRIVER = (
+    "workers/queue/chunks.py", "workers/queue/claims.py", "producer/collect/collector.py",
+    "producer/collect/driver.py",
+)  # fmt: skip
+_HEARTBEAT, _ORDER, _RECOVERY, _RUNS = (
+    "workers/queue/heartbeat.py", "workers/queue/claim_order.py", "jobs/protocol/recovery.py",
+    "jobs/protocol/runs.py",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Mutant:
-    """A break: in `file`, `right` becomes `wrong`."""
+    """A break: in `file`, `right` becomes `wrong`; found in scenarios with all that it `needs`."""
 
     name: str
     file: str
     right: str
     wrong: str
+    needs: tuple[str, ...] = ()
 
 
 MUTANTS = (
     Mutant(
-        "a lease is not renewed", "workers/queue/heartbeat.py",
-        "self._worker.maintain_heartbeats(execution.job, execution)", "pass",
+        "a lease is not renewed", _HEARTBEAT,
+        "self._worker.maintain_heartbeats(execution.job, execution)",
+        "pass",
+        ("calm", "slow", "long", "several workers"),
     ),
     Mutant(
         "a lease ends by the host's clock", "workers/queue/job.py",
         "hold(pipeline, self.key, execution.composite_key, ttl, only_renew=xx)",
         "super().add_execution(execution, pipeline, ttl, xx)",
+        ("kills",),
     ),
     Mutant(
-        "a dead worker's jobs stay with it", "jobs/protocol/recovery.py",
-        "_guarded(partial(hand_on_abandoned, queue, handle, until=now))", "pass",
+        "a lease lasts ten times as long", "workers/worker.py",
+        "        return self._heartbeat.lease_seconds\n",
+        "        return 10 * self._heartbeat.lease_seconds\n",
+        ("kill", "slow",),
     ),
     Mutant(
-        "a job whose reply was lost is not rescued", "jobs/protocol/recovery.py",
-        "_guarded(partial(rescue_unbegun, queue, seconds, now))", "pass",
+        "a dead worker's jobs stay with it", _RECOVERY,
+        "_guarded(partial(hand_on_abandoned, queue, handle, until=now))",
+        "pass",
+        ("kills",),
     ),
     Mutant(
-        "a paused job stays paused", "jobs/protocol/recovery.py",
-        "_guarded(partial(enqueue_due, queue, now))", "pass",
+        "the lock of a cleaner lasts too long", _HEARTBEAT,
+        "nx=True, px=self._lock_ms",
+        "nx=True, px=20 * self._lock_ms",
+        ("kills",),
     ),
     Mutant(
-        "a chunk that kills its worker is not split", "producer/collect/collector.py",
-        "and result.died and len(piece.table) > 1", "and result.died and len(piece.table) > 1_000",
+        "who trusts no lease keeps the lock", _HEARTBEAT,
+        "worker.connection.delete(queue.registry_cleaning_key)",
+        "pass",
+        ("stop", "kills", "several workers"),
     ),
     Mutant(
-        "halves are not sent", "producer/collect/collector.py",
-        "                fresh += halves\n", "",
+        "a job whose reply was lost is not rescued", _RECOVERY,
+        "_guarded(partial(rescue_unbegun, queue, seconds, now))",
+        "pass",
+        ("breaks",),
     ),
     Mutant(
-        "lost chunks are not sent again", "producer/collect/driver.py",
-        'self._retry(dict.fromkeys(lost, "it was lost"))', "pass",
+        "a job is rescued that was seen on an earlier way", "workers/worker.py",
+        "            pipe.delete(sighting(queue, job.id.encode()))\n",
+        "",
+        ("kills", "several workers"),
     ),
     Mutant(
-        "a run that was lost is not stored again", "producer/collect/driver.py",
-        "        self._store.restore(self.run)\n        if self.is_detached:", "        if self.is_detached:",
+        "a paused job stays paused", _RECOVERY,
+        "_guarded(partial(enqueue_due, queue, now))",
+        "pass",
+        ("stumbles",),
     ),
     Mutant(
-        "the stream is read on where it was", "producer/collect/driver.py",
-        '        self._after = "0"  # a server that lost', "        # a server that lost",
+        "an attempt is not counted", _RECOVERY,
+        "job.retry(queue, pipe)",
+        "job.retries_left = (job.retries_left or 0) + 1; job.retry(queue, pipe)",
+        ("kills",),
     ),
     Mutant(
-        "pairs never expire", "jobs/protocol/runs.py",
+        "an attempt is counted twice", _RECOVERY,
+        "job.retry(queue, pipe)",
+        "job.retries_left = max((job.retries_left or 0) - 1, 1); job.retry(queue, pipe)",
+        ("kills",),
+    ),
+    Mutant(
+        "a job that is given up has no result", _RECOVERY,
+        "        store.write_result(run, failure)\n",
+        "",
+        ("kills in chunks",),
+    ),
+    Mutant(
+        "a failure does not say that the worker died", _RECOVERY,
+        "worker=worker, died=died",
+        "worker=worker, died=False",
+        ("kills in chunks",),
+    ),
+    Mutant(
+        "a chunk that kills its worker is not split", _COLLECTOR,
+        "and result.died and len(piece.table) > 1",
+        "and result.died and len(piece.table) > 1_000",
+        ("kills in chunks",),
+    ),
+    Mutant(
+        "halves are not sent", _COLLECTOR,
+        "                fresh += halves\n",
+        "",
+        ("kills in chunks", "keeps data",),
+    ),
+    Mutant(
+        "a half lacks a row", _COLLECTOR,
+        "(middle, len(self.table) - middle))",
+        "(middle, len(self.table) - middle - 1))",
+        ("kills in chunks",),
+    ),
+    Mutant(
+        "halves are joined in the order of their results", _COLLECTOR,
+        "ordered = sorted(chunk.results, key=lambda each: each[0].start)",
+        "ordered = chunk.results",
+        ("kills in chunks",),
+    ),
+    Mutant(
+        "a result is accepted twice", _COLLECTOR,
+        "piece = self.pieces.pop(result.chunk, None)",
+        "piece = self.pieces.get(result.chunk)",
+    ),
+    Mutant(
+        "an answered chunk stays in the window", _COLLECTOR,
+        "            self._leave(piece)\n            self.answered",
+        "            self.answered",
+        ("window", "long live",),
+    ),
+    Mutant(
+        "the window has no bound", "producer/collect/sizing.py",
+        "        return enough or load.payload >= self._payload_bytes",
+        "        return False",
+        ("window", "long live",),
+    ),
+    Mutant(
+        "lost chunks are not sent again", _DRIVER,
+        "self._retry(dict.fromkeys(lost, \"it was lost\"))",
+        "pass",
+        ("flush",),
+    ),
+    Mutant(
+        "a run that was lost is not stored again", _DRIVER,
+        "        self._store.restore(self.run)\n        if self.is_detached:",
+        "        if self.is_detached:",
+        ("flush",),
+    ),
+    Mutant(
+        "the stream is read on where it was", _DRIVER,
+        "        self._after = \"0\"  # a server that lost",
+        "        # a server that lost",
+        ("roll_back", "detached",),
+    ),
+    Mutant(
+        "a finished run is not deleted", _DRIVER,
+        "            self._cleaner.remove(self.run, [], answered=collector.answered)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "an outage counts as time without workers", "producer/collect/presence.py",
+        "if unseen > _WORD_SECONDS:",
+        "if unseen > 1e9:",
+        ("restart",),
+    ),
+    Mutant(
+        "a producer does not see that its run is cancelled", _DRIVER,
+        "if self._store.was_cancelled(self.run):",
+        "if self.run is None:",
+        ("cancelled", "slow",),
+    ),
+    Mutant(
+        "nobody is told of a cancellation", _RUNS,
+        "                pipe.set(keys.cancelled(run.id), 1, ex=run.ttl)\n",
+        "                pass\n",
+        ("cancelled", "slow",),
+    ),
+    Mutant(
+        "a worker goes on with a cancelled run", _CLAIMS,
+        "if claim.work and not claim.is_wanted():",
+        "if claim.work and claim.run is None:",
+        ("cancelled", "slow", "long",),
+    ),
+    Mutant(
+        "pairs never expire", _RUNS,
         "pipe.set(keys.pairs(run.id, chunk), payload.pairs, ex=run.ttl)",
         "pipe.set(keys.pairs(run.id, chunk), payload.pairs)",
+    ),
+    Mutant(
+        "a run never expires", _RUNS,
+        "        pipe.expire(keys.run(run.id), run.ttl)\n        pipe.expire(keys.precision",
+        "        pipe.expire(keys.precision",
+    ),
+    Mutant(
+        "a job that was begun never expires", "workers/worker.py",
+        "            pipe.expire(job.key, job.run_ttl)\n",
+        "",
+        ("slow",),
+    ),
+    Mutant(
+        "a result makes the stream of a run that is gone", _RUNS,
+        "nomkstream=True",
+        "nomkstream=False",
+        ("cancelled", "slow",),
+    ),
+    Mutant(
+        "the pairs of a finished run stay", _RUNS,
+        "            self.redis.unlink(*(keys.pairs(run.id, chunk) for chunk in batch))\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "unread results are deleted", _RUNS,
+        "pipe.xdel(keys.results(run.id), *entries)",
+        "pipe.xtrim(keys.results(run.id), maxlen=0)",
+        ("long live", "calm",),
+    ),
+    Mutant(
+        "a job ends without a result", _CHUNKS,
+        "                self.store.add_result(pipe, self.run_id, result, job.run_ttl)\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "a job that has ended keeps its lease", _CHUNKS,
+        "            worker.cleanup_execution(job, pipe, self.execution)\n            pipe.delete",
+        "            pipe.delete",
+    ),
+    Mutant(
+        "a row's error goes to its neighbour", _CHUNKS,
+        "scored.errors.get(row) for row",
+        "scored.errors.get(row - 1) for row",
+        ("null",),
     ),
     Mutant(
         "scores go to other rows", "workers/engine/engine.py",
@@ -83,18 +265,63 @@ MUTANTS = (
         "mine, out, places = scores[done : done + len(rows)], work.scored, work.rows[rows][::-1]",
     ),
     Mutant(
-        "a finished run is not deleted", "producer/collect/driver.py",
-        "            self._cleaner.remove(self.run, [], answered=collector.answered)\n", "            pass\n",
+        "claims are not handed back on SIGTERM", "workers/worker.py",
+        "            self._claims.hand_back_all()\n",
+        "            pass\n",
+        ("term", "slow",),
     ),
     Mutant(
-        "an outage counts as time without workers", "producer/collect/presence.py",
-        "if unseen > _WORD_SECONDS:", "if unseen > 1e9:",
+        "a drained worker takes jobs", "workers/queue/orders.py",
+        "            self.drained = True\n            with",
+        "            with",
+        ("drain", "slow", "long",),
     ),
     Mutant(
-        "halves are joined in the order of their results", "producer/collect/collector.py",
-        "ordered = sorted(chunk.results, key=lambda each: each[0].start)", "ordered = chunk.results",
+        "a worker's refusal is not recorded", "jobs/protocol/refusals.py",
+        "            pipe.hset(said_key, self._worker, reason)\n",
+        "",
+        ("no model", "calm",),
+    ),
+    Mutant(
+        "a worker refuses for ever", "workers/queue/refusals.py",
+        "return found.reason if found and system.monotonic() < found.until else None",
+        "return found.reason if found else None",
+        ("lame", "very slow", "long",),
+    ),
+    Mutant(
+        "bulk work comes before requests", _ORDER,
+        "found.insert(0 if self._turns.bulk_is_next else len(found), \"bulk\")",
+        "found.insert(0, \"bulk\")",
+        ("both", "long", "small chunks", "little ahead",),
+    ),
+    Mutant(
+        "bulk work is starved", _ORDER,
+        "found.insert(0 if self._turns.bulk_is_next else len(found), \"bulk\")",
+        "found.append(\"bulk\")",
+        ("both", "two requests", "long", "small chunks", "little ahead",),
+    ),
+    Mutant(
+        "the run that had most is next", _ORDER,
+        "return sorted(self._pairs, key=self._pairs.__getitem__)",
+        "return sorted(self._pairs, key=self._pairs.__getitem__, reverse=True)",
+        ("two bulk", "long", "small chunks",),
+    ),
+    Mutant(
+        "the bell is not rung", "jobs/protocol/ordered_queue.py",
+        "if not is_bulk(ARGV[3]) then ring(KEYS[2]) end",
+        "",
+        ("both", "calm", "little ahead", "long",),
     ),
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was said of a mutant, after how many seconds of CPU time; no seed: it survives."""
+
+    seconds: float
+    seed: str
+    said: str
 
 
 def tree(mutant: Mutant, folder: Path) -> None:
@@ -106,34 +333,46 @@ def tree(mutant: Mutant, folder: Path) -> None:
     )
     path = folder / mutant.file
     text = path.read_text()
-    assert text.count(mutant.right) == 1, (
-        f"{mutant.name}: {mutant.file} has {text.count(mutant.right)} places"
-    )
+    assert text.count(mutant.right) == 1, f"{mutant.name}: {text.count(mutant.right)} places"
     path.write_text(text.replace(mutant.right, mutant.wrong))
 
 
+def look_for(mutant: Mutant, seconds: int) -> Found:
+    """Simulate the broken product until something is said, or the seconds of CPU time are over."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree(mutant, Path(folder))
+        options = [f"--needs={each}" for each in mutant.needs]
+        command = [sys.executable, "-m", "tests.simulation", "--whole", "--tail=0", *options]
+        command += ["--seeds=1000000", f"--cpu-seconds={seconds}"]
+        environ = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": folder}
+        with subprocess.Popen(command, cwd=folder, env=environ, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout
+            said = process.stdout.read()
+            _, _, used = os.wait4(process.pid, 0)
+            process.returncode = 0
+        spent = used.ru_utime + used.ru_stime
+    first = re.match(r"seed (\d+): (.*)", said)
+    return Found(spent, first[1], first[2]) if first else Found(spent, "", "SURVIVES")
+
+
 @click.command()
-@click.option("--seconds", default=60, show_default=True, help="How long to look for each.")
+@click.option("--seconds", default=60, show_default=True, help="CPU seconds for which to look for each.")
 @click.option("--only", default="", metavar="TEXT", help="Only those with this in their name.")
-def main(seconds: int, only: str) -> None:
+@click.option("--processes", default=2, show_default=True, help="How many to look for at a time.")
+def main(seconds: int, only: str, processes: int) -> None:
     """Break the product in one place after the other, and simulate it."""
+    mutants = [each for each in MUTANTS if only in each.name]
+    taken = list[float]()
     survivors = 0
-    for mutant in (each for each in MUTANTS if only in each.name):
-        with tempfile.TemporaryDirectory() as name:
-            tree(mutant, Path(name))
-            command = [sys.executable, "-m", "tests.simulation", "--whole", "--tail", "0"]
-            environ = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONPATH": name}
-            for what in (["--found"], ["--seeds", "100000", "--seconds", str(seconds)]):
-                began = time.monotonic()
-                done = subprocess.run(
-                    [*command, *what], cwd=name, env=environ, capture_output=True, text=True, check=False
-                )
-                if done.returncode:
-                    break
-        took = time.monotonic() - began
-        survivors += not done.returncode
-        said = done.stdout.partition("\n")[0][:120] if done.returncode else "SURVIVES"
-        print(f"{mutant.name:50} {took:5.1f} s  {said}", flush=True)
+    print("| break | CPU seconds | seed | what is said |\n| --- | --- | --- | --- |", flush=True)
+    with ThreadPoolExecutor(processes) as threads:
+        for mutant, found in zip(
+            mutants, threads.map(lambda each: look_for(each, seconds), mutants), strict=True
+        ):
+            survivors += not found.seed
+            taken += [found.seconds] if found.seed else []
+            print(f"| {mutant.name} | {found.seconds:.1f} | {found.seed} | {found.said[:120]} |", flush=True)
+    print(f"\n{len(taken)} of {len(mutants)} found, in {median(taken or [0]):.1f} s (median)")
     sys.exit(bool(survivors))
 
 

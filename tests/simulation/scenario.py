@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import logging
 import random
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import rankmill.workers.worker as worker_module
 from rankmill.jobs.contract.errors import RankmillError
+from rankmill.jobs.system import system
 from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.client.sync_client import Client
 from tests.simulation import checker
-from tests.simulation.cluster import POISON, Cluster, Pair, Submitted
+from tests.simulation.cluster import MODEL, NO_MODEL, POISON, Cluster, Pair, Submitted, first_token
 from tests.simulation.faults import KINDS, Fault
-from tests.simulation.server import Server
+from tests.simulation.history import LEASE, History
+from tests.simulation.server import Server, words
 from tests.simulation.world import Deadlock, TooLong, World, living_in
 from tests.simulation.world import world as current_world
 
 SETTLING_SECONDS = 60.0
 """How long the workers go on after the last run has ended, until nothing of it may be left."""
+
+
+LOSSES = frozenset({"flush", "roll_back"})
+"""Faults after which the server has lost data."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +40,16 @@ class Scenario:
     runs: tuple[Submitted, ...]
     faults: tuple[Fault, ...]
     chunk_size: int
+    lame: tuple[float, ...] = ()
+    """For how many seconds each worker can load no model; those that are not named can."""
+    settings: tuple[tuple[str, Any], ...] = ()
+    stumbles: int = 0
 
     @classmethod
-    def drawn(cls, seed: int) -> Scenario:
-        """The scenario of a seed."""
+    def drawn(cls, seed: int, number: int | None = None) -> Scenario:
+        """The scenario of a seed, perhaps with another `number` of workers than it draws."""
         dice = random.Random(f"scenario {seed}")
-        workers = tuple(dice.choice([0.002, 0.01, 0.05, 0.3]) for _ in range(dice.randint(1, 4)))
+        workers = tuple(dice.choice([0.002, 0.01, 0.05, 0.3]) for _ in range(number or dice.randint(1, 4)))
         clocks = tuple(dice.choice([0.0, 0.0, 3600.0, -3600.0]) for _ in workers)
         runs = tuple(_run(dice, number) for number in range(dice.randint(1, 3)))
         kinds = dice.sample(sorted(KINDS), k=dice.randint(0, 4))
@@ -46,21 +58,69 @@ class Scenario:
             for kind in kinds
             for _ in range(dice.randint(1, 2))
         )
+        settings = {"window": dice.choice(["auto", "auto", 8]), "claim_ahead": dice.choice(["auto", 64])}
+        lame = dice.choice([0.0, 0.0, 0.0, 8.0]) if len(workers) > 1 and not faults else 0.0
         return cls(
-            seed, workers, clocks, runs, tuple(sorted(faults, key=lambda each: each.at)), dice.choice([4, 16])
+            seed,
+            workers,
+            clocks,
+            runs,
+            tuple(sorted(faults, key=lambda each: each.at)),
+            dice.choice([4, 16]),
+            lame=(lame,) if lame else (),
+            settings=tuple(settings.items()),
+            stumbles=dice.choice([0, 0, 0, 1]),
         )
 
     def __str__(self) -> str:
         """The scenario in a few lines."""
         runs = ", ".join(
-            f"{run.name}: {len(run.pairs)} rows, {run.kind}, at {run.at:.2f} s" for run in self.runs
+            f"{run.name}: {len(run.pairs)} rows, {run.kind}{', bulk' * (run.priority == 'bulk')}, "
+            f"{'with a row that kills, ' * run.kills}{'of no model, ' * (run.model != MODEL)}"
+            f"at {run.at:.2f} s"
+            for run in self.runs
         )
         workers = ", ".join(
             f"{speed} s a row, clock {clock:+.0f} s"
             for speed, clock in zip(self.workers, self.clocks, strict=True)
         )
         faults = "".join(f"\n  {fault}" for fault in self.faults) or " none"
-        return f"workers: {workers}\nruns: {runs}; chunks of {self.chunk_size}\nfaults:{faults}"
+        others = ", ".join(f"{name} {value}" for name, value in self.settings) or "settings as they come"
+        others += f"; {self.stumbles} loads fail" * bool(self.stumbles)
+        others += f"; the first worker is lame for {self.lame[0]} s" if self.lame else ""
+        return (
+            f"seed {self.seed}; {others}\nworkers: {workers}\nruns: {runs}; chunks of {self.chunk_size}\n"
+            f"faults:{faults}"
+        )
+
+    def has(self, *features: str) -> bool:
+        """Whether it has all of some features: kinds of faults and of runs, and those of `FEATURES`."""
+        kinds = {fault.kind for fault in self.faults} | {run.kind for run in self.runs}
+        return all(each in kinds or (each in FEATURES and FEATURES[each](self)) for each in features)
+
+
+FEATURES: dict[str, Callable[[Scenario], bool]] = {
+    "calm": lambda it: not it.faults,
+    "kills": lambda it: any(run.kills for run in it.runs),
+    "kills in chunks": lambda it: any(run.kills and len(run.pairs) > 30 for run in it.runs),
+    "null": lambda it: any(query is None for run in it.runs for query, _ in run.pairs),
+    "lame": lambda it: bool(it.lame),
+    "stumbles": lambda it: bool(it.stumbles),
+    "no model": lambda it: any(run.model == NO_MODEL for run in it.runs),
+    "window": lambda it: dict(it.settings).get("window") == 8,
+    "little ahead": lambda it: dict(it.settings).get("claim_ahead") == 64,
+    "small chunks": lambda it: it.chunk_size == 4,
+    "slow": lambda it: min(it.workers) >= 0.05,
+    "very slow": lambda it: min(it.workers) >= 0.3,
+    "several workers": lambda it: len(it.workers) > 1,
+    "long": lambda it: min(len(run.pairs) for run in it.runs) >= 200,
+    "long live": lambda it: any(len(run.pairs) >= 200 and run.kind == "live" for run in it.runs),
+    "two bulk": lambda it: sum(run.priority == "bulk" for run in it.runs) >= 2,
+    "both": lambda it: {run.priority for run in it.runs} == {None, "bulk"},
+    "two requests": lambda it: sum(run.priority is None for run in it.runs) >= 2,
+    "keeps data": lambda it: not {fault.kind for fault in it.faults} & LOSSES,
+}
+"""What a scenario may have, by name."""
 
 
 def _run(dice: random.Random, number: int) -> Submitted:
@@ -73,7 +133,12 @@ def _run(dice: random.Random, number: int) -> Submitted:
     for _ in range(dice.choice([0, 0, 0, 1])):
         pairs[dice.randrange(len(pairs))] = (f"query {number}", POISON)
     return Submitted(
-        f"run-{number}", tuple(pairs), dice.uniform(0.0, 10.0), dice.choice(["live", "detached"])
+        f"run-{number}",
+        tuple(pairs),
+        dice.uniform(0.0, 10.0),
+        dice.choice(["live", "live", "live", "detached", "detached", "detached", "cancelled"]),
+        dice.choice([None, None, "bulk"]),
+        dice.choice([MODEL] * 19 + [NO_MODEL]),
     )
 
 
@@ -86,6 +151,7 @@ class Outcome:
     seconds: float = 0.0
     events: int = 0
     commands: int = 0
+    worst: dict[str, float] = field(default_factory=dict)
 
 
 def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) -> Outcome:
@@ -100,80 +166,171 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
             world.redis.remembers = any(fault.kind == "roll_back" for fault in scenario.faults)
             world.patch(worker_module, "set_up", lambda *_, **__: None)
             world.patch(worker_module, "require_worker_packages", lambda: None)
-            cluster = Cluster(world, chunk_size=scenario.chunk_size)
-            for speed, clock in zip(scenario.workers, scenario.clocks, strict=True):
-                cluster.keep(row_seconds=speed, clock=clock)
-            lost = any(fault.kind in {"flush", "roll_back"} for fault in scenario.faults)
+            cluster = Cluster(world, chunk_size=scenario.chunk_size, **dict(scenario.settings))
+            _promise(world.history, scenario)
+            world.stumbles = scenario.stumbles
+            lame = (*scenario.lame, *(0.0 for _ in scenario.workers[len(scenario.lame) :]))
+            for speed, clock, seconds_lame in zip(scenario.workers, scenario.clocks, lame, strict=True):
+                cluster.keep(row_seconds=speed, clock=clock, lame=seconds_lame)
+            world.process("checker", lambda: _look(world))
+            lost = any(fault.kind in LOSSES for fault in scenario.faults)
             detached: list[str] = []
             producers = [cluster.producer(run.name, _submit(run, results, detached)) for run in scenario.runs]
             for fault in scenario.faults:
                 cluster.later(fault.at, _happens(cluster, fault))
             try:
-                world.run(lambda: not any(each.alive for each in producers), seconds=seconds)
+                found = world.history.found
+                world.run(lambda: bool(found) or not any(each.alive for each in producers), seconds=seconds)
                 ended = world.now + SETTLING_SECONDS
-                world.run(lambda: world.now >= ended, seconds=2 * SETTLING_SECONDS)
-                if not scenario.faults:
+                world.run(lambda: bool(found) or world.now >= ended, seconds=2 * SETTLING_SECONDS)
+                if not scenario.faults and not scenario.stumbles:
                     outcome.problems += checker.computed_again(world, scenario.runs)
                 if not lost:  # a server that goes back in time has keys of runs that have ended
                     outcome.problems += checker.left(world, set(detached))
             except (Deadlock, TooLong) as error:
                 outcome.problems.append(f"{type(error).__name__}: {error}")
-            outcome.problems += checker.crashes(world)
-            outcome.problems += [
-                why
-                for run in scenario.runs
-                for why in checker.wrong(run, results.get(run.name), lost_data=lost)
-            ]
+            outcome.worst = dict(world.history.worst)
+            if world.history.found:  # the rest follows from it
+                outcome.problems = world.history.found
+            else:
+                outcome.problems += checker.crashes(world)
+                outcome.problems += [
+                    why
+                    for run in scenario.runs
+                    for why in checker.wrong(run, results.get(run.name), lost_data=lost)
+                ]
             outcome.seconds, outcome.events = world.now, world.events
             outcome.commands = world.redis.commands
-            outcome.trace = list(world.trace)
+            outcome.trace = [told(*event) for event in world.trace]
     finally:
         logging.disable(logging.NOTSET)
     return outcome
 
 
+def told(when: float, who: str, what: Any) -> str:
+    """An event of the trace as a line."""
+    return f"{when:10.4f} {who:24} {what if isinstance(what, str) else words(what)}"
+
+
 def _happens(cluster: Cluster, fault: Fault) -> Any:
     def happens() -> None:
         cluster.world.tell(f"FAULT {fault}")
+        cluster.world.history.disturb(max(fault.amount, 10.0) + LEASE)
         KINDS[fault.kind](cluster, fault)
 
     return happens
 
 
+def _promise(history: History, scenario: Scenario) -> None:
+    """What of the scenario the history must know to judge."""
+    settings = dict(scenario.settings)
+    ahead = settings.get("claim_ahead", "auto")
+    history.claim_ahead_jobs = (1024 if ahead == "auto" else ahead) // scenario.chunk_size
+    window = settings.get("window", "auto")
+    history.window = None if window == "auto" else window
+    history.fair = not any(scenario.lame) and all(run.model == MODEL for run in scenario.runs)
+    poisoned = any(passage == POISON for run in scenario.runs for _, passage in run.pairs)
+    history.calm = history.fair and not (scenario.faults or scenario.stumbles or poisoned)
+    for run in scenario.runs:
+        if run.kind == "cancelled":
+            history.owners |= {
+                first_token(query or "", passage or ""): run.name for query, passage in run.pairs
+            }
+
+
+def _look(world: World) -> None:
+    while True:
+        world.sleep(1.0)
+        world.history.look()
+
+
 def _submit(run: Submitted, results: dict[str, Any], detached: list[str]) -> Any:
+    options: dict[str, Any] = {"priority": run.priority, "model": run.model}
+
     def main(client: Client) -> None:
-        current_world().sleep(run.at)
+        world = current_world()
+        world.sleep(run.at)
+        world.history.open.add(run.name)
         try:
             if run.kind == "live":
-                results[run.name] = client.score(list(run.pairs))
+                results[run.name] = client.score(list(run.pairs), **options)
+            elif run.kind == "cancelled":
+                handle = client.submit(list(run.pairs), **options)
+                cancels = system.Thread(target=_cancel, args=(client, handle.id, run.name), name="cancels")
+                cancels.start()
+                results[run.name] = handle.scores()
+                cancels.join()
             else:
-                handle = client.submit(list(run.pairs), detached=True)
+                handle = client.submit(list(run.pairs), detached=True, **options)
                 detached.append(handle.id)
-                current_world().sleep(1.0)
+                world.sleep(1.0)
                 attached = client.attach(handle.id)
                 assert isinstance(attached, ScoringRun)
                 results[run.name] = attached.scores()
         except RankmillError as error:
             results[run.name] = error
+        world.history.open.discard(run.name)
 
     return main
 
 
-def shrink(scenario: Scenario) -> Scenario:
-    """A smaller scenario that fails as well: without faults, runs and workers that it does not need."""
-    smaller = True
+def _cancel(client: Client, run_id: str, name: str) -> None:
+    """Cancel a run from outside, as ``rankmill cancel`` does."""
+    world = current_world()
+    world.sleep(2.0)
+    if run := client.store.load(run_id):
+        client.store.cancel(run)
+        world.history.cancelled[name] = world.now
+
+
+def shrink(scenario: Scenario, seconds: float = 120.0) -> Scenario:
+    """A smaller scenario that fails as well: without faults, runs, workers and rows that it does not need.
+
+    It takes `seconds` of CPU time at most.
+    """
+    until, smaller = time.process_time() + seconds, True
     while smaller:
         smaller = False
-        for part in ("faults", "runs", "workers"):
-            have = getattr(scenario, part)
-            for number in range(len(have)):
-                if part != "faults" and len(have) == 1:
-                    break
-                change: dict[str, Any] = {part: have[:number] + have[number + 1 :]}
-                if part == "workers":
-                    change["clocks"] = scenario.clocks[:number] + scenario.clocks[number + 1 :]
-                candidate = replace(scenario, **change)
-                if play(candidate).problems:
-                    scenario, smaller = candidate, True
-                    break
+        for candidate in _smaller(scenario):
+            if time.process_time() > until:
+                return scenario
+            if play(candidate).problems:
+                scenario, smaller = candidate, True
+                break
     return scenario
+
+
+def _smaller(scenario: Scenario) -> Iterator[Scenario]:
+    """Scenarios that lack something, the most first."""
+    for part, least in (("faults", 0), ("runs", 1), ("workers", 1)):
+        have = getattr(scenario, part)
+        for left in _pieces_left(len(have), least):
+            change: dict[str, Any] = {part: tuple(have[at] for at in left)}
+            if part == "workers":
+                change["clocks"] = tuple(scenario.clocks[at] for at in left)
+                change["lame"] = tuple(scenario.lame[at] for at in left if at < len(scenario.lame))
+            yield replace(scenario, **change)
+    for at, run in enumerate(scenario.runs):
+        for left in _pieces_left(len(run.pairs), 1, most=8):
+            fewer = replace(run, pairs=tuple(run.pairs[row] for row in left))
+            yield replace(scenario, runs=(*scenario.runs[:at], fewer, *scenario.runs[at + 1 :]))
+    simple: dict[str, Any] = {
+        "stumbles": 0,
+        "lame": (),
+        "settings": (),
+        "clocks": (0.0,) * len(scenario.workers),
+    }
+    for name, value in simple.items():
+        if getattr(scenario, name) != value:
+            yield replace(scenario, **{name: value})
+
+
+def _pieces_left(length: int, least: int, most: int = 1 << 20) -> Iterator[list[int]]:
+    """What is left of so many things without a half of them, a quarter, and so on down to one."""
+    size = length
+    while size and length // size <= most:
+        for start in range(0, length, size):
+            left = [*range(start), *range(min(start + size, length), length)]
+            if len(left) >= least:
+                yield left
+        size //= 2

@@ -7,24 +7,63 @@ drawn: nothing, or the whole of what was sent.
 from __future__ import annotations
 
 import copy
+import queue
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis
 from fakeredis import FakeServer
 from fakeredis._clients._sync import FakeBaseConnection
-from fakeredis._command_args_parsing import Timeout
+from fakeredis._command_args_parsing import Int, Timeout
 from fakeredis._commands import command
+from fakeredis._helpers import SimpleError
 from fakeredis._socket import FakeSocket
+from fakeredis.commands_mixins.scripting_mixin import LUA_MODULE
 
 from rankmill.jobs.runtime.connection import WaitingPool
 from rankmill.jobs.runtime.patience import Patience
-from tests.simulation.world import EPOCH, World, world
+from tests.simulation.world import EPOCH, Task, World, world
+
+_FILLS = {"rpush": 0, "lpush": 0, "linsert": 0, "lmove": 1, "blmove": 1, "xadd": 0}
+"""Commands after which somebody may find what it waits for, and which of their words is the key."""
 
 
 class Socket(FakeSocket):
     """A connection's side at the server."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.responses = queue.SimpleQueue()  # type: ignore[assignment]  # quicker, and without waits
+
+    @command((bytes, Int), (bytes,), flags="s")
+    def eval(self, script: bytes, numkeys: int, *keys_and_args: bytes) -> Any:
+        """As fakeredis does, but a script is compiled once, and Lua collects its garbage when it wants."""
+        fake: Any = self._server
+        runtime = self._get_server_runtime(fake)
+        compiled = vars(fake).setdefault("compiled", {})
+        if script not in compiled:
+            compiled[script] = runtime.compile(script)
+        fake._lua_current_socket[0] = self
+        fake._lua_set_keys_argv(*map(runtime.table_from, (keys_and_args[:numkeys], keys_and_args[numkeys:])))
+        self._script_resp = 2
+        try:
+            result = compiled[script]()
+        except LUA_MODULE.LuaError as error:
+            raise SimpleError(f"ERR {error}") from None
+        finally:
+            self._script_resp = None
+        return self._convert_lua_result(result, nested=False)
+
+    def _run_command(self, func: Any, sig: Any, args: list[Any], from_script: bool) -> Any:
+        self._asked = args
+        reply = super()._run_command(func, sig, args, from_script)
+        if sig.name in _FILLS:
+            world().redis.wake(args[_FILLS[sig.name]])
+        if (see := world().history.SEEN.get(sig.name)) and not isinstance(reply, Exception):
+            see(world().history, args, reply)
+        return reply
 
     @command(name="BLMOVE", fixed=(bytes, bytes, bytes, bytes, Timeout))
     def blmove(self, source: bytes, target: bytes, take: bytes, put: bytes, timeout: float) -> Any:
@@ -48,17 +87,16 @@ class Socket(FakeSocket):
             return found if shape is None else shape(found)
         here = world().current
         deadline = world().now + timeout if timeout else None
-        changed = world().redis.changed
+        keys, waiting = self._asked, world().redis.waiting
         while found is None and here:
             left = None if deadline is None else deadline - world().now
             if left is not None and left <= 0:
                 break
-            changed.append(here)
+            waiting[here] = keys
             world().at_server = False
             world().wait(left)
             world().at_server = True
-            if here in changed:
-                changed.remove(here)
+            waiting.pop(here, None)
             if self._killed or self._server is None:
                 raise redis.ConnectionError("Connection closed by server.")
             self._db.time = world().redis.time()
@@ -66,8 +104,25 @@ class Socket(FakeSocket):
         return found if shape is None else shape(found)
 
 
+class Packer:
+    """Leaves commands as lists of words: who makes bytes of them and words of these again is slower."""
+
+    def __init__(self, encode: Callable[[Any], Any]) -> None:
+        self._encode = encode
+
+    def pack(self, *words: Any) -> list[list[bytes]]:
+        name = words[0].encode() if isinstance(words[0], str) else words[0]
+        return [[*name.split(), *(bytes(self._encode(word)) for word in words[1:])]]
+
+
 class Connection(FakeBaseConnection, redis.Connection):
     """A process's side of a connection."""
+
+    def _construct_command_packer(self, packer: Any) -> Packer:
+        return Packer(self.encoder.encode)
+
+    def pack_commands(self, commands: Any) -> list[list[bytes]]:
+        return [words for command in commands for words in self._command_packer.pack(*command)]
 
     def _connect(self) -> FakeSocket:
         server = world().redis
@@ -91,10 +146,9 @@ class Connection(FakeBaseConnection, redis.Connection):
     def send_packed_command(self, command: Any, check_health: bool = True) -> None:
         if not self._sock:
             self.connect()
-        data = command if isinstance(command, bytes) else b"".join(command)
         here = world()
         here.give_way()
-        here.redis.serve(self, data)
+        here.redis.serve(self, command)
 
     def check_health(self) -> None:
         pass
@@ -129,7 +183,8 @@ class Server:
         self.world = mine
         self.fake = FakeServer(version=(8,), server_type="valkey")
         self.fake.lock = threading.RLock()  # type: ignore[assignment]  # all run on one thread
-        self.changed: list[Any] = []
+        self.waiting: dict[Task, list[bytes]] = {}
+        """Who waits in a blocking command, whose words name the keys."""
         self.away = -1.0
         self.why = "Connection refused."
         self.broken = 0.0
@@ -139,7 +194,8 @@ class Server:
         self.earlier: Any = {}
         self._remember_at = 0.0
         self.commands = 0
-        self.fake.dbs[0].add_change_callback(self._wake_waiting)
+        self.calls: Counter[str] = Counter()
+        """Commands by name, each of a pipeline; those inside scripts are their script's."""
 
     def time(self) -> float:
         """Seconds since 1970, by the server's clock."""
@@ -148,20 +204,24 @@ class Server:
     def refuses(self) -> str | None:
         return self.why if self.world.now < self.away else None
 
-    def serve(self, connection: Connection, data: bytes) -> None:
+    def serve(self, connection: Connection, commands: Sequence[list[bytes]]) -> None:
         """Carry out what a connection has sent, unless it breaks first; it may break before the replies."""
         chance = self.world.random.random() if self.broken else 1.0
         if self.refuses() or getattr(connection._sock, "_killed", False) or chance < self.broken / 2:
             connection.disconnect()
             raise redis.ConnectionError("Connection closed by server.")
         self.commands += 1
-        self.world.tell(_words(data))
+        self.world.tell(commands)
         if self.remembers and self.world.now >= self._remember_at:
             self.earlier, self._remember_at = self.snapshot(), self.world.now + 1.0
         sock: Any = connection._sock
         self.world.at_server = True  # its clock is not that of the caller's host
         try:
-            sock.sendall(data)
+            if sock._killed:
+                raise redis.ConnectionError("Connection closed by server.")
+            for words in commands:
+                self.calls[words[0].decode()] += 1
+                sock._process_command(words)
         except redis.ConnectionError:
             connection.disconnect()
             raise
@@ -173,9 +233,10 @@ class Server:
             connection.disconnect()
             raise redis.ConnectionError("Connection closed by server.")
 
-    def _wake_waiting(self) -> None:
-        waiting, self.changed = self.changed, []
-        for task in waiting:
+    def wake(self, key: bytes | None = None) -> None:
+        """Let those look again who wait for a key, or all who wait."""
+        for task in [task for task, keys in self.waiting.items() if key is None or key in keys]:
+            del self.waiting[task]
             self.world.wake(task)
 
     def drop_connections(self) -> None:
@@ -183,7 +244,7 @@ class Server:
             sock._killed = True
             self.fake.sockets.remove(sock)
             sock._cleanup(self.fake)
-        self._wake_waiting()
+        self.wake()
 
     def pause(self, seconds: float, *, why: str = "Connection refused.") -> None:
         """Be away for some seconds."""
@@ -196,6 +257,7 @@ class Server:
 
     def restore(self, data: Any) -> None:
         """Go back to earlier data: a replica that lags becomes the master, or a file lacks its end."""
+        self.world.history.lose()
         database = self.fake.dbs[0]
         database._dict.clear()
         database._expiry_heap.clear()
@@ -215,20 +277,7 @@ class Server:
         return redis.Redis.from_pool(pool)
 
 
-def _words(data: bytes) -> str:
-    """The commands in what a connection has sent, for the trace."""
-    parts = data.split(b"\r\n")
-    words: list[str] = []
-    at = 0
-    while at < len(parts) and parts[at].startswith(b"*") and len(words) < 8:
-        count = int(parts[at][1:])
-        texts = []
-        at += 1
-        for _ in range(count):
-            size = int(parts[at][1:])
-            texts.append(parts[at + 1][:40].decode(errors="replace") if len(parts[at + 1]) == size else "…")
-            if len(parts[at + 1]) != size:
-                return "; ".join([*words, " ".join(texts)])
-            at += 2
-        words.append(" ".join(texts[:6]).replace("\n", " "))
-    return "; ".join(words)[:300]
+def words(commands: Sequence[Sequence[bytes]]) -> str:
+    """The commands that a connection has sent, for the trace."""
+    texts = (" ".join(word[:40].decode(errors="replace") for word in each[:6]) for each in commands[:8])
+    return "; ".join(text.replace("\n", " ") for text in texts)[:300]

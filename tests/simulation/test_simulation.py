@@ -7,12 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def simulate(*options: str) -> tuple[int, str]:
+def simulate(*options: str, module: str = "tests.simulation") -> tuple[int, str]:
     """Run the simulation in a process of its own, as it replaces clocks and threads."""
-    command = [sys.executable, "-m", "tests.simulation", *options]
+    command = [sys.executable, "-m", module, *options]
     environ = {**os.environ, "PYTHONHASHSEED": "0"}
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
@@ -26,10 +28,17 @@ def test_seeds() -> None:
 def test_failures_that_were_found_are_mended() -> None:
     code, said = simulate("--found")
     assert code == 0, said
-    assert said.startswith("3 seeds, 0 failed")
+    assert said.startswith("4 seeds, 0 failed")
 
 
 def test_a_seed_is_the_same_each_time() -> None:
     first, second = (simulate("--first", "7", "--seeds", "1")[1].rpartition("; ")[2] for _ in "ab")
     assert first == second
     assert "commands" in first
+
+
+@pytest.mark.slow
+def test_breaks_are_found() -> None:
+    code, said = simulate("--only", "attempt", module="tests.simulation.mutants")
+    assert code == 0, said
+    assert "2 of 2 found" in said

@@ -24,6 +24,7 @@ import greenlet
 import rq.utils
 
 from rankmill.jobs.system import System, system
+from tests.simulation.history import History
 
 if TYPE_CHECKING:
     from tests.simulation.server import Server
@@ -120,11 +121,15 @@ class World:
         self.ready: list[Task] = []
         self.timers: list[tuple[float, int, int, Task]] = []
         self.crashes: list[tuple[str, str, BaseException]] = []
-        self.trace: deque[str] = deque(maxlen=None if traced else 400)
+        self.trace: deque[tuple[float, str, Any]] = deque(maxlen=None if traced else 400)
+        """When, who, and what: a sentence, or commands to the server."""
+        self.history = History(self)
         self.graveyard: list[Task] = []
         self.processes: list[Process] = []
         self.computed: Counter[int] = Counter()
         """How often the forward of each pair has ended, by the pair's first token."""
+        self.stumbles = 0
+        """How many of the next attempts to load a model fail for no known reason."""
         self.over = False
         self.at_server = False
         """Whether the server computes now, and not a process."""
@@ -222,10 +227,9 @@ class World:
     def sleep(self, seconds: float) -> None:
         self.wait(seconds)
 
-    def tell(self, event: str) -> None:
-        """Keep an event for the trace."""
-        who = self.current.name if self.current else "world"
-        self.trace.append(f"{self.now:10.4f} {who:24} {event}")
+    def tell(self, event: Any) -> None:
+        """Keep an event for the trace: a sentence, or commands to the server."""
+        self.trace.append((self.now, self.current.name if self.current else "world", event))
 
     # What happens to processes
 
@@ -235,6 +239,7 @@ class World:
             return
         process.status = status
         self.tell(f"{process.name} ends with status {status}")
+        self.history.ended(process)
         self.graveyard += process.tasks
         process.tasks, process.held = [], []
         for each in process.on_exit:

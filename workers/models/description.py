@@ -76,13 +76,15 @@ class _Facts(BaseModel):
 class Description:
     """A model's config, its tokenizer, and how it is applied.
 
-    ``is_language_model``: its tokens see only what is before them, so it reads a prompt.
+    ``is_language_model``: its tokens see only what is before them, so it reads a prompt. ``cache``: where
+    what is found out about the tokenizer is kept.
     """
 
     config: Any
     tokenizer: Any
     layout: ModelLayout
     is_language_model: bool = False
+    cache: Path | None = None
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -98,7 +100,7 @@ class Description:
     @cached_property
     def joiner(self) -> Joiner | None:
         """How pairs are joined from texts that were tokenized alone, if that gives the same tokens."""
-        return Joiner.of(self.tokenizer)
+        return Joiner.of(self.tokenizer, self.cache)
 
     @property
     def plain(self) -> bool:
@@ -175,8 +177,8 @@ def describe(source: str | Path, revision: str | None, cache: Path) -> Descripti
     name = _name(source, revision)
     folder = cache / "models" / name
     if is_kept(folder, cache):
-        return _load(folder)
-    found = _read(source, revision)
+        return _load(folder, cache)
+    found = read(source, revision, cache)
     chat = found.layout.chat is not False and getattr(found.tokenizer, "chat_template", None)
     if found.config.model_type not in TRACEABLE or not found.plain or chat:
         return found  # what runs it imports transformers anyway
@@ -189,7 +191,7 @@ def describe(source: str | Path, revision: str | None, cache: Path) -> Descripti
     return found
 
 
-def _read(source: str | Path, revision: str | None) -> Description:
+def read(source: str | Path, revision: str | None, cache: Path | None = None) -> Description:
     """Read the description with transformers, whose import takes seconds."""
     from transformers import AutoTokenizer
 
@@ -198,7 +200,8 @@ def _read(source: str | Path, revision: str | None) -> Description:
     config = load_config(source, revision)
     layout = read_layout(source, revision, config)
     tokenizer = AutoTokenizer.from_pretrained(source, revision=revision or "main", trust_remote_code=False)
-    return Description(config, tokenizer, layout, layout.task == "causal" or is_language_model(config))
+    causal = layout.task == "causal" or is_language_model(config)
+    return Description(config, tokenizer, layout, causal, cache)
 
 
 def _name(source: str | Path, revision: str | None) -> str:
@@ -213,10 +216,10 @@ def _name(source: str | Path, revision: str | None) -> str:
     return hashlib.blake2b("\n".join(inputs).encode(), digest_size=16).hexdigest()
 
 
-def _load(folder: Path) -> Description:
+def _load(folder: Path, cache: Path) -> Description:
     facts = _Facts.model_validate_json((folder / _FACTS).read_text(encoding="utf-8"))
     tokenizer = PlainTokenizer((folder / _TOKENIZER).read_text(encoding="utf-8"), facts.tokenizer)
-    return Description(facts.config, tokenizer, facts.layout)
+    return Description(facts.config, tokenizer, facts.layout, cache=cache)
 
 
 def _save(facts: _Facts, text: str, folder: Path) -> None:

@@ -150,15 +150,14 @@ class PrefixedTokenizer:
         The text.
     """
 
-    def __init__(self, tokenizer: Any, prompt: str) -> None:
+    def __init__(self, tokenizer: PairTokenizer, prompt: str) -> None:
         self._tokenizer, self._prompt = tokenizer, prompt
-        self.max_length: int = tokenizer.max_length
-        self.pad_id: int = tokenizer.pad_id
+        self.max_length, self.pad_id = tokenizer.max_length, tokenizer.pad_id
+        self.texts = tokenizer.texts
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:
         """Tokenize pairs ``[n]``."""
-        tokens: Tokens = self._tokenizer([self._prompt + query for query in queries], passages)
-        return tokens
+        return self._tokenizer([self._prompt + query for query in queries], passages)
 
 
 def tokenizer_for(spec: ScoreSpec, about: Description, max_length: int) -> Tokenize:

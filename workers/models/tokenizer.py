@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain, product
-from operator import attrgetter
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.workers.batches.planner import Rows
 from rankmill.workers.batches.tokens import Ids, Tokens, spans
+from rankmill.workers.models.fast_texts import FastTexts
 
 
 class Tokenize(Protocol):
@@ -44,6 +45,7 @@ class PairTokenizer:
         self.max_length = max_length
         self.pad_id = tokenizer.pad_token_id or 0  # without a padding token any id will do: it is masked
         self._joiner = joiner if joiner and joiner.specials < max_length else None
+        self.texts = self._joiner.texts if self._joiner else None
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str]) -> Tokens:
         """Tokenize pairs ``[n]`` in one call."""
@@ -88,31 +90,34 @@ class Joiner:
         Positions of the two placeholders in the pattern.
     """
 
-    def __init__(self, texts: Tokenizer, pattern: Ids, types: Ids | None, places: list[int]) -> None:
-        self._texts = texts
+    def __init__(self, texts: FastTexts, pattern: Ids, types: Ids | None, places: list[int]) -> None:
+        self.texts = texts
         self._pattern = pattern
         self._types = types
         self._places = places
         self.specials = len(pattern) - 2
 
     @classmethod
-    def of(cls, tokenizer: Any) -> Joiner | None:
-        """A joiner for a Hugging Face tokenizer; ``None`` if they differ on any sample."""
+    def of(cls, tokenizer: Any, cache: Path | None = None) -> Joiner | None:
+        """A joiner for a Hugging Face tokenizer; ``None`` if they differ on any sample.
+
+        `cache` as of `FastTexts`.
+        """
         try:
-            joiner = cls._guess(tokenizer)
+            joiner = cls._guess(tokenizer, cache)
             return joiner if joiner._agrees_with(tokenizer) else None
         except Exception:  # not a Rust tokenizer, or one with unknown parts
             return None
 
     @classmethod
-    def _guess(cls, tokenizer: Any) -> Joiner:
+    def _guess(cls, tokenizer: Any, cache: Path | None) -> Joiner:
         sample = tokenizer(["a"], ["b"])
         texts = sample.encodings[0].sequence_ids  # 0, 1: a token of that text; None: a special token
         keep = [at for at, text in enumerate(texts) if text is None or text not in texts[:at]]
         order = [texts[at] for at in keep]
         ids, types = (sample.get(name) for name in ("input_ids", "token_type_ids"))
         return cls(
-            single_texts(tokenizer),
+            FastTexts(single_texts(tokenizer), cache),
             np.array(ids[0])[keep],
             None if types is None else np.array(types[0])[keep],
             [order.index(0), order.index(1)],
@@ -131,15 +136,10 @@ class Joiner:
     def tokenize(self, queries: Sequence[str], passages: Sequence[str], max_length: int) -> Tokens:
         """Tokenize pairs ``[n]``, truncated to `max_length` tokens."""
         numbers = {text: number for number, text in enumerate(dict.fromkeys(chain(queries, passages)))}
-        texts = self._tokenize_texts(list(numbers))
+        texts = self.texts(list(numbers))
         pairs = np.array([[numbers[text] for text in column] for column in (queries, passages)], np.int64)
         lengths = longest_first(texts.lengths[pairs], max_length - self.specials)
         return self._join(texts, pairs, lengths)
-
-    def _tokenize_texts(self, texts: list[str]) -> Tokens:
-        encodings = self._texts.encode_batch_fast(texts, add_special_tokens=False)
-        offsets = _offsets(np.fromiter(map(len, encodings), np.int64, len(encodings)))
-        return Tokens(_flat(map(attrgetter("ids"), encodings), int(offsets[-1])), None, offsets)
 
     def _join(self, texts: Tokens, pairs: Ids, truncated: Ids) -> Tokens:
         """Insert the first `truncated` tokens of the texts of `pairs` (both ``[2, n]``) into the pattern."""

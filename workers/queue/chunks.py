@@ -25,10 +25,11 @@ from rankmill.jobs.contract.errors import (
     WireError,
     WorkerError,
 )
-from rankmill.jobs.contract.job import asks_for_times, attempt
+from rankmill.jobs.contract.job import asks_for_times, attempt, read_format
 from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.contract.results import ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Run, Settled
+from rankmill.jobs.contract.schema import EXTENDED_FORMAT
 from rankmill.jobs.contract.spec import ScoreSpec, settled, weights_key
 from rankmill.jobs.contract.wire import decode_pairs
 from rankmill.jobs.protocol.pairs_job import read_pairs, read_request, return_value
@@ -56,8 +57,9 @@ class ChunkClaim:
     """A chunk whose job this worker took off its queue and has not finished yet.
 
     Pairs, run and result are in Redis under keys of their own. ``run`` is known once it was read, ``engine``
-    and ``work`` once the pairs were fetched and tokenized. ``claimed`` and ``started`` are monotonic times
-    (s): when the job was claimed, and when its scoring began.
+    and ``work`` once the pairs were fetched and tokenized; ``fast`` is whether a fast tokenizer library may
+    have done it. ``claimed`` and ``started`` are monotonic times (s): when the job was claimed, and when its
+    scoring began.
     """
 
     in_redis: ClassVar[bool] = True
@@ -73,6 +75,7 @@ class ChunkClaim:
     run: Run | None = None
     engine: Engine | None = None
     work: Work | None = None
+    fast: bool = False
     forward: Span = INVALID_SPAN
     _payload: bytes | None = None
 
@@ -295,6 +298,7 @@ class ChunkScorer:
             metrics.retries.inc()
         with metrics.stage("tokenize"):
             began = system.monotonic()
+            claim.fast = engine.model.texts is not None and engine.model.texts.is_fast
             claim.engine, claim.work = engine, engine.prepare(*pairs)
             claim.work.seconds["tokenize"] = system.monotonic() - began
 
@@ -312,16 +316,24 @@ class ChunkScorer:
         if run.id in self._settled:
             return engine
         is_auto = spec.precision == "auto"
-        mine = Settled(engine.model.backend.precision if is_auto else None, engine.model.revision)
+        model = engine.model
+        mine = Settled(model.backend.precision if is_auto else None, model.revision, model.kind)
         found = claim.settle(run, rows, mine)
         if found.precision and found.precision != mine.precision:
             spec = settled(spec, found.precision)
         if found.revision:
             spec = spec.model_copy(update={"revision": found.revision})
+        if found != mine:
+            engine = self._engines.get(spec)
+        if found.kind != engine.model.kind:
+            raise SpecError(
+                f"the run is deterministic, and its bits are those of {found.kind}; this worker's would be "
+                f"those of {engine.model.kind}"
+            )
         self._settled[run.id] = spec
         if len(self._settled) > _RUNS:
             self._settled.popitem(last=False)
-        return engine if found == mine else self._engines.get(spec)
+        return engine
 
     def result(self, claim: ChunkClaim) -> ChunkScores:
         """The result of a claim whose work is done."""
@@ -331,6 +343,7 @@ class ChunkScorer:
         scored = claim.work.scored
         model = claim.engine.model
         times = claim.work.seconds if asks_for_times(claim.job) else {}
+        proof = model.proof if read_format(claim.job) >= EXTENDED_FORMAT else None
         return ChunkScores(
             chunk=claim.chunk,
             scores=_as_arrow(scored.scores),
@@ -351,6 +364,8 @@ class ChunkScorer:
                 labels=model.labels,
                 tokenize_seconds=times.get("tokenize"),
                 forward_seconds=times.get("forward"),
+                bound=proof.bound if proof else None,
+                kind=model.kind,
             ),
         )
 

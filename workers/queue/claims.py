@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -30,6 +31,7 @@ from rankmill.jobs.system import system
 from rankmill.jobs.system.periodic import Periodic
 from rankmill.workers.engine.pipeline import Pipeline
 from rankmill.workers.host import metrics
+from rankmill.workers.models.fast_texts import FastTexts
 from rankmill.workers.queue.chunks import ChunkClaim, ChunkScorer, PairsClaim
 from rankmill.workers.queue.claim_order import ClaimOrder
 from rankmill.workers.queue.job import ScoringJob
@@ -44,6 +46,12 @@ _COUNT_SECONDS = 1.0
 
 _LOOK_SECONDS = 0.25
 """How soon after the first score the first count follows."""
+
+_NAMED_RUNS = 10_000
+"""Runs that a worker can name when a tokenizer library turns out to be wrong."""
+
+_NAMED = 100
+"""Runs in doubt that are named, the latest."""
 
 logger = logging.getLogger(__name__)
 
@@ -121,8 +129,13 @@ class Claims:
         self._refusals = refusals
         self._run_refusals = RunRefusals(store.redis, worker.name)
         self._put_aside = ModelQueue()
+        self._scored_fast: Counter[str] = Counter()
         self.unanswered: dict[str, ChunkClaim] = {}
         """The claims not answered yet, by job id."""
+        self._unproven: dict[str, Counter[str]] = {}
+        """Chunks answered since a model's probes had their scores, by model and run."""
+        pipeline.proven = self._forget_those_in_doubt
+        pipeline.in_doubt = self._name_those_in_doubt
         metrics.claimed_jobs.set_function(lambda: len(self.unanswered))
         metrics.claimed_pairs.set_function(lambda: pipeline.pending)
         metrics.refusals.set_function(lambda: len(refusals.reasons()))
@@ -225,6 +238,10 @@ class Claims:
             self._pipeline.answer(partial(self._answer, claim, None))
             return
         self._accept(claim.run)
+        texts = claim.engine.model.texts
+        if texts and (wrong := texts.news()):
+            self._take_back(texts, wrong)
+            return
         rows = len(claim.work.scored.scores)
         logger.debug("claimed %d rows", rows)
         self._order.began(claim.run.id, rows, claim.run.weight)
@@ -232,6 +249,27 @@ class Claims:
         answer = partial(self._answer_scored, claim)
         priority, whole = priority_of(claim.run.id), self._order.last
         self._pipeline.put(claim.engine, claim.work, answer, priority, whole=whole)
+
+    def _take_back(self, texts: FastTexts, why: str) -> None:
+        """Hand back all chunks that a tokenizer library has tokenized, as it has turned out to be wrong.
+
+        They come again, and are tokenized by Hugging Face's. The runs that have results of it are named.
+        """
+        for claim in reversed(list(self.unanswered.values())):
+            if claim.fast and claim.engine and claim.engine.model.texts is texts:
+                self.hand_back(claim.job.id)
+                if claim.work:
+                    self._pipeline.drop(claim.work, lambda: None)
+        self._pipeline.answer(partial(self._name_runs, why))
+
+    def _name_runs(self, why: str) -> None:
+        """Name the runs that have results with tokens of a library that is wrong; in the writing thread."""
+        runs = ", ".join(f"{run} ({chunks} chunks)" for run, chunks in self._scored_fast.items())
+        logger.critical(
+            "a tokenizer library gave wrong tokens (%s), and is not used any more. Scores that this worker "
+            "has written before may be wrong; score these runs anew: %s", why, runs or "none",
+        )  # fmt: skip
+        self._scored_fast.clear()
 
     def _accept(self, run: Run) -> None:
         """Withdraw earlier refusals: this worker can score the run."""
@@ -314,8 +352,9 @@ class Claims:
 
     def _answer(self, claim: ChunkClaim, result: ChunkResult | None) -> None:
         """Finish a job and write its result, if any, in one transaction; runs in the writing thread."""
-        if self.unanswered.pop(claim.job.id, None) is None:
-            return  # it was handed back
+        mine = self.unanswered.get(claim.job.id) is claim  # it may have been handed back, and come again
+        if not mine or self.unanswered.pop(claim.job.id, None) is None:
+            return
         claim.forward.end()
         with about_job(claim.job.id), tracing.within(claim.span):
             with self._set_aside_if_damaged(claim.job, claim.queue), metrics.stage("write"):
@@ -323,6 +362,8 @@ class Claims:
             claim.span.end()
             if isinstance(result, ChunkScores):
                 assert claim.run
+                self._note_fast(claim)
+                self._unproven.setdefault(claim.run.spec.model, Counter())[claim.run_id] += 1
                 metrics.count_scored(claim.run, result, claim.job.created_at)
                 logger.debug("scored %d rows in %.2f s", len(result.scores), result.stats.seconds)
             elif result is None:
@@ -331,6 +372,26 @@ class Claims:
             else:
                 metrics.count_chunk("failed")
                 logger.warning("the run cannot be scored: %s", result.message)
+
+    def _note_fast(self, claim: ChunkClaim) -> None:
+        if claim.fast:
+            self._scored_fast[claim.run_id] += 1
+            if len(self._scored_fast) > _NAMED_RUNS:
+                del self._scored_fast[next(iter(self._scored_fast))]
+
+    def _forget_those_in_doubt(self, model: str) -> None:
+        self._unproven.pop(model, None)
+
+    def _name_those_in_doubt(self, model: str, figures: str) -> None:
+        """Name the runs whose scores may be wrong, as the device has computed wrong things."""
+        found = self._unproven.get(model, Counter())
+        runs = ", ".join(f"{run} ({chunks} chunks)" for run, chunks in list(found.items())[-_NAMED:])
+        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        logger.critical(
+            "%s gets wrong scores on this device now: %s. Score these runs again, of which this worker has "
+            "answered chunks since the probes were right: %s%s",
+            model, figures, runs or "none", more,
+        )  # fmt: skip
 
     @contextmanager
     def _set_aside_if_damaged(self, job: Job, queue: Queue) -> Iterator[None]:

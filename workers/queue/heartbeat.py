@@ -164,3 +164,4 @@ class WorkerHeartbeat:
                 else:
                     # These were lost with a connection: no worker begins them.
                     rescue_unbegun(queue, self.lease_seconds, server_time(worker.connection))
+                    worker.connection.delete(queue.registry_cleaning_key)  # others may trust the leases

@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
 from rankmill.workers.batches.tokens import Tokens
+from rankmill.workers.models.fast_texts import FastTexts
 from rankmill.workers.models.tokenizer import Joiner, PairTokenizer, tokenize_pairs
 
 LINES = Path(__file__).read_text().splitlines()
@@ -227,7 +228,7 @@ def test_each_text_is_tokenized_once() -> None:
 
     joiner = Joiner.of(tokenizer_of("bert"))
     assert joiner is not None
-    joiner._texts = Counting()  # type: ignore[assignment]
+    joiner.texts = FastTexts(Counting(), None)  # type: ignore[arg-type]
     assert joiner.tokenize(["q", "q", "q", "q"], ["a", "b", "a", "q"], 128).lengths.tolist() == [5] * 4
 
 

@@ -1,0 +1,168 @@
+"""What a host can feed: pairs a second of a whole run, with a device that computes nothing.
+
+    python -m benchmarks.feed                                    # the shipped model and pairs
+    python -m benchmarks.feed --model DIR --pairs FILE --runs 3
+    python -m benchmarks.feed --model DIR --token-ns 20          # a device of 50 million tokens/s
+
+A score-file, a server and one worker work as always: the texts are tokenized by the model's tokenizer, and
+batches are put together, planned and sent to a device, which answers as a GPU does: after a given time for
+each padded token, while the host prepares the next batch. Printed are the pairs a second from the call of
+score-file to the finished file (processes, model and tokenizer are ready before), and the CPU time of each
+process, and of the busiest thread, for a pair: on cores enough, that thread is the limit. A file's pairs are
+repeated, with a number before each passage, so no two are the same. A fast tokenizer library, if one is
+installed, is proven before, as on a host that knows the tokenizer; ``--slow`` leaves it out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.cluster import Cluster, cluster
+from benchmarks.producer import measure, write_input
+from rankmill.jobs.cache.folder import cache_folder
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.base import Logits
+from rankmill.workers.batches.tokens import Batch
+from rankmill.workers.models.description import describe
+from rankmill.workers.models.loading import Loaded
+from rankmill.workers.models.sources import find_source
+from rankmill.workers.worker import ScoringWorker
+
+TOKEN_NS = "FEED_TOKEN_NS"
+"""Variable with the nanoseconds that the device takes for a padded token; default 0."""
+
+SLOW = "FEED_SLOW"
+"""Variable that is set if no fast tokenizer library is to be used."""
+
+WARM_UP = 4096
+"""Pairs of a run before those that are measured."""
+
+
+class FeedWorker(ScoringWorker):
+    """A ScoringWorker with a model's own tokenizer, and a device that computes nothing."""
+
+    def load(self, spec: ScoreSpec) -> Loaded:
+        """The model's tokenizer and layout; its weights are not read."""
+        cache = cache_folder(self._settings.cache_dir)
+        found = find_source(spec, self._versions, cache)
+        about = describe(found.files, found.revision, cache)
+        if SLOW in os.environ:
+            about = replace(about, cache=None)
+        elif about.joiner:
+            about.joiner.texts.settle()
+        device: Any = IdleDevice("fp32", float(os.environ.get(TOKEN_NS, "0")) / 1e9)
+        return Loaded(about, device, found.revision)
+
+
+@dataclass
+class IdleDevice:
+    """A backend that answers `seconds` for each padded token after the batch before it; asynchronous."""
+
+    precision: str
+    seconds: float
+    name: str = "idle"
+    device: str = "cpu"
+    depth: int = 2
+    bytes: int = 0
+    shares_prefixes: bool = False
+    packs: bool = False
+    _free: float = 0.0
+
+    def submit(self, batch: Batch) -> IdleForward:
+        """Begin a batch, whose score is the number of its first token."""
+        self._free = max(self._free, time.monotonic()) + batch.ids.size * self.seconds
+        return IdleForward(batch.ids[:, 1].astype(np.float32), self._free)
+
+
+@dataclass(frozen=True)
+class IdleForward:
+    """A batch that is done at a time."""
+
+    logits: Logits
+    end: float
+
+    def result(self) -> Logits:
+        """Wait for it."""
+        left = self.end - time.monotonic()
+        if left > 0:
+            time.sleep(left)
+        return self.logits
+
+
+def main() -> None:
+    """Measure, and print a line for each run."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--model", default="demo", help="whose tokenizer; a directory, or demo")
+    parser.add_argument("--pairs", default="varied", help="a file, or varied, example")
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--chunk-size", default="8192", help="rows, or auto")
+    parser.add_argument("--token-ns", type=float, default=0.0, help="for a padded token; 0: at once")
+    parser.add_argument("--token-budget", type=int, default=65536, help="padded tokens in a batch")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of the worker")
+    parser.add_argument("--slow", action="store_true", help="tokenize by tokenizers alone")
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--profile", type=Path, help="folder for the last run's profile of score-file")
+    args = parser.parse_args()
+    os.environ[TOKEN_NS] = str(args.token_ns)
+    if args.slow:
+        os.environ[SLOW] = "1"
+    os.environ["RANKMILL_TOKEN_BUDGET"] = str(args.token_budget)
+    os.environ.setdefault("RANKMILL_CLAIM_AHEAD", "65536")
+    with (
+        tempfile.TemporaryDirectory() as name,
+        cluster(1, args.threads, "benchmarks.feed.FeedWorker") as place,
+    ):
+        source = write_input(Path(name), args.pairs, args.rows, "parquet")
+        (Path(name) / "first").mkdir()
+        first = write_input(Path(name) / "first", args.pairs, WARM_UP, "parquet")
+        feed(first, WARM_UP, place, args, None)
+        for run in range(args.runs):
+            profile = args.profile if run == args.runs - 1 else None
+            print(json.dumps(feed(source, args.rows, place, args, profile)), flush=True)
+
+
+def feed(
+    source: Path, rows: int, place: Cluster, args: argparse.Namespace, profile: Path | None
+) -> dict[str, Any]:
+    """Score a file of `rows` pairs; pairs a second, and microseconds of CPU for a pair by process."""
+    processes = {"server": place.server, "worker": place.workers[0]}
+    before = {name: cpu_seconds(process) for name, process in processes.items()}
+    threads = thread_seconds(place.workers[0])
+    found = measure(str(source), place.url, rows, args.chunk_size, profile, args.model)
+    cpu = {name: cpu_seconds(process) - before[name] for name, process in processes.items()}
+    cpu["producer"] = found["cpu_seconds"]
+    later = thread_seconds(place.workers[0])
+    busiest = max(seconds - threads.get(each, 0.0) for each, seconds in later.items())
+    micro = {name: round(1e6 * seconds / rows, 2) for name, seconds in cpu.items()}
+    return {
+        "rows": rows,
+        "pairs_per_second": round(rows / found["seconds"]),
+        "cpu_us_per_pair": round(sum(micro.values()), 2),
+        **micro,
+        "busiest_thread_of_worker": round(1e6 * busiest / rows, 2),
+        "busiest_thread_of_producer": found["busiest_thread_per_million"],
+    }
+
+
+def thread_seconds(process: psutil.Process) -> dict[int, float]:
+    """CPU time of each thread of a process so far, by its id."""
+    return {each.id: each.user_time + each.system_time for each in process.threads()}
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """CPU time of a process so far."""
+    return float(sum(process.cpu_times()[:2]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,409 @@
+"""What happens to jobs and runs in a world, as the server's commands say it, and what of it breaks a promise.
+
+The server tells of each command that it has carried out, those of scripts and transactions among them; a
+device tells of its forwards. Once a virtual second `History.look` finds out what should have happened.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from rankmill.jobs.protocol.ordered_queue import is_bulk_job
+
+if TYPE_CHECKING:
+    from tests.simulation.world import Process, World
+
+BEAT, LEASE = 5.0, 15.0
+"""Seconds: `heartbeat_seconds` and `lease_seconds`, which all promises are made of."""
+
+TAKEN_OVER = LEASE + 2 * BEAT + 2
+"""A dead worker's chunk is taken from it so soon: its lease ends, the lock of a cleaner that died as well
+ends, and a heartbeat of another worker comes."""
+
+RESCUED = 2 * LEASE + 2 * BEAT
+"""A job that has left the queue and reached no worker is put back so soon: a cleaning sees it, and one that
+comes a lease later does it."""
+
+PROGRESS = 60
+"""A forward is in progress, or ends, at least so often, while there is work, a worker and a server: a lost
+chunk is sent again, and a pause between attempts ends."""
+
+IDLE = 40
+"""A worker scores something at least so often while jobs wait."""
+
+CANCELLED = BEAT + 2
+"""No forward with rows of a cancelled run begins later than that."""
+
+SPLIT = 5
+"""A chunk that kills its workers is sent again in two halves so soon."""
+
+HEARD = 0.5
+"""A worker that has room for requests takes one so soon, whatever else it does."""
+
+ENDED = 15
+"""A worker that got SIGTERM ends so soon after its forward."""
+
+SLACK = 6
+"""Jobs that a kind or a run may be ahead of its part at one worker, beside what it may claim ahead."""
+
+FIRST_PIECE = 1 << 40
+"""Numbers of chunks that were split begin here."""
+
+
+@dataclass
+class Job:
+    """How far a job has come, and for how many seconds somebody should have moved it."""
+
+    state: str = "new"
+    holder: Process | None = None
+    holders: set[Process] = field(default_factory=set)
+    attempts: int = 0
+    late: float = 0.0
+    since: float = 0.0
+
+
+@dataclass
+class Share:
+    """How many jobs of each kind or run a worker has taken while the same ones waited."""
+
+    waiting: frozenset[str] = frozenset()
+    taken: Counter[str] = field(default_factory=Counter)
+
+
+class History:
+    """What has happened in a world so far.
+
+    Attributes
+    ----------
+    found
+        Broken promises, as sentences.
+    worst
+        The longest that anything took, in seconds, beside its bound.
+    open
+        Runs whose producer waits.
+    queue
+        Name of the queue.
+    max_retries, claim_ahead_jobs, window
+        What the cluster's settings promise; no `window` in chunks if it follows the workers.
+    fair, calm
+        Whether no worker refuses anything, so that all should be served alike; whether nothing goes wrong.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.found: list[str] = []
+        self.worst: defaultdict[str, float] = defaultdict(float)
+        self.open: set[str] = set()
+        self.queue = "q"
+        self.max_retries = 3
+        self.claim_ahead_jobs = 64
+        self.window: int | None = None
+        self.fair = True
+        self.calm = False
+        self.lost = False
+        """Whether the server has lost data, and with them the count of attempts."""
+        self.jobs: defaultdict[str, Job] = defaultdict(Job)
+        self.computing: dict[Process, float] = {}
+        """Workers in a forward, since when."""
+        self.cancelled: dict[str, float] = {}
+        """When a run was cancelled, by its name."""
+        self.owners: dict[int, str] = {}
+        """Runs that are cancelled at some time, by the first tokens of their pairs."""
+        self.ending: dict[Process, float] = {}
+        """Workers that got SIGTERM, and when."""
+        self.drained: dict[Process, float] = {}
+        """Workers that are to take no job, and since when."""
+        self.results = 0
+        self._held: set[str] = set()
+        self._kinds: defaultdict[Process, Share] = defaultdict(Share)
+        self._runs: defaultdict[Process, Share] = defaultdict(Share)
+        self._busy: dict[Process, float] = {}
+        self._full: dict[Process, float] = {}
+        """When a worker last had all requests that it may claim."""
+        self._splits: dict[str, float] = {}
+        """Runs whose halves are not sent yet, since when."""
+        self._advanced = 0.0
+        self._disturbed_until = 0.0
+        self._looked = 0.0
+
+    # What is told
+
+    def disturb(self, seconds: float) -> None:
+        """Something goes wrong, and for so many seconds promises of undisturbed times are none."""
+        self._disturbed_until = max(self._disturbed_until, self.world.now + seconds)
+
+    def lose(self) -> None:
+        """The server has lost data."""
+        self.lost = True
+        self._held.clear()
+        for job in self.jobs.values():
+            job.state, job.holder, job.late = "new", None, 0.0
+            job.holders.clear()
+
+    def forward(self, firsts: Iterable[int]) -> None:
+        """A worker begins a forward of pairs with these first tokens."""
+        assert self.world.current
+        self.computing[self.world.current.process] = self.world.now
+        if self.cancelled and self._disturbed_until < min(self.cancelled.values()):
+            for name in {self.owners.get(first, "") for first in firsts} & self.cancelled.keys():
+                self._took("cancelled", self.world.now - self.cancelled[name], CANCELLED, f"{name} is scored")
+
+    def forwarded(self) -> None:
+        """The forward of a worker has ended."""
+        assert self.world.current
+        self.computing.pop(self.world.current.process, None)
+        self._advanced = self._busy[self.world.current.process] = self.world.now
+
+    def ended(self, process: Process) -> None:
+        """A process has ended."""
+        self.computing.pop(process, None)
+        held = [name for name in self._held if self.jobs[name].holder is process]
+        if process.status == 0 and held and self._is_up and self.world.now > self._disturbed_until:
+            self._tell(f"{process.name} ended and kept {', '.join(held)}")
+
+    # What the server has carried out
+
+    def _hset(self, args: list[bytes], reply: Any) -> None:
+        if not args[0].startswith(b"rq:job:") or b"status" not in args[1::2]:
+            return
+        name, status = args[0][7:].decode(), args[args.index(b"status", 1) + 1]
+        if status == b"started":
+            self._begin(name)
+        elif status in {b"scheduled", b"failed"}:
+            self._move(name, status.decode())
+
+    def _push(self, args: list[bytes], reply: Any) -> None:
+        if args[0] == b"rq:queue:" + self.queue.encode():
+            for name in args[1:]:
+                self._wait(name.decode())
+        elif args[0].endswith(b":intermediate"):
+            self._take(args[1].decode())
+
+    def _insert(self, args: list[bytes], reply: Any) -> None:
+        self._push([args[0], args[3]], reply)
+
+    def _transfer(self, args: list[bytes], reply: Any) -> None:
+        if reply is not None and args[1].endswith(b":intermediate"):
+            self._take(reply.decode())
+
+    def _remove(self, args: list[bytes], reply: Any) -> None:
+        name = args[2].decode()
+        if args[0].endswith(b":intermediate") and self.jobs[name].state == "taken":
+            self._move(name, "gone")
+
+    def _unlink(self, args: list[bytes], reply: Any) -> None:
+        for key in args:
+            if key.startswith(b"rq:job:") and key.count(b":") == 2:
+                self._move(key[7:].decode(), "gone")
+
+    def _xadd(self, args: list[bytes], reply: Any) -> None:
+        """A result was written, unless its run was gone."""
+        if reply is None or not args[0].endswith(b":results") or b"chunk" not in args:
+            return
+        first = args.index(b"chunk")
+        fields = dict(zip(args[first::2], args[first + 1 :: 2], strict=True))
+        run = args[0].decode().split(":")[2]
+        if int(fields[b"chunk"]) < 0:
+            return
+        name = f"{run}-{int(fields[b'chunk'])}"
+        self.results += 1
+        self._advanced = self.world.now
+        if b"died" in fields and not self.lost:
+            self._gave_up(name, fields)
+        if fields.get(b"died") == b"1" and int(fields[b"chunk"]) + 1 < self._rows(run) and not self.lost:
+            self._splits[run] = self.world.now
+        self._move(name, "done")
+
+    SEEN: ClassVar[dict[str, Callable[[History, list[bytes], Any], None]]] = {
+        "hset": _hset, "rpush": _push, "lpush": _push, "linsert": _insert, "lmove": _transfer,
+        "blmove": _transfer, "lrem": _remove, "unlink": _unlink, "del": _unlink, "xadd": _xadd,
+    }  # fmt: skip
+    """What is done with a command and its reply, by the command's name."""
+
+    # How a job moves
+
+    def _begin(self, name: str) -> None:
+        job, process = self.jobs[name], self._here
+        if process is None or (job.state == "begun" and process in job.holders):
+            return  # the same command again, as its reply was lost
+        job.holders.add(process)
+        job.state, job.holder, job.late = "begun", process, 0.0
+        job.attempts += 1
+        self._held.add(name)
+        if job.attempts > self.max_retries + 1 and not self.lost:
+            self._tell(f"{name} is tried {job.attempts} times, and {self.max_retries + 1} are allowed")
+        since = self.drained.get(process)
+        if since is not None and since > self._disturbed_until:
+            self._took("drained", self.world.now - since, 2 * BEAT, f"a drained worker takes {name}")
+
+    def _wait(self, name: str) -> None:
+        job = self.jobs[name]
+        if int(name.rpartition("-")[2]) >= FIRST_PIECE:
+            self._splits.pop(name.rpartition("-")[0], None)
+        if self._here in job.holders:  # it hands it back; another may have it, too, after a lost reply
+            job.holders.discard(self._here)
+            job.attempts -= 1
+        self._move(name, "waiting")
+
+    def _move(self, name: str, state: str) -> None:
+        job = self.jobs[name]
+        if job.holder and not is_bulk_job(name) and self._requests(job.holder) >= self.claim_ahead_jobs:
+            self._full[job.holder] = self.world.now
+        job.state, job.holder, job.late, job.since = state, None, 0.0, self.world.now
+        self._held.discard(name)
+
+    def _gave_up(self, name: str, fields: dict[bytes, bytes]) -> None:
+        """A failure says after how many attempts; a piece with several rows has one, as it is split."""
+        said, made = int(fields[b"attempts"]), self.jobs[name].attempts
+        allowed = {self.max_retries + 1, *([1] if int(fields[b"chunk"]) >= FIRST_PIECE else [])}
+        if fields[b"fatal"] == b"0" and (said not in allowed or made < said):
+            self._tell(f"{name} is given up after {made} attempts, it says {said}")
+
+    def _take(self, name: str) -> None:
+        """A worker takes a job off the queue; which others wait says whether it was its turn."""
+        worker = self._here
+        if worker is None:
+            return
+        job = self.jobs[name]
+        if self.calm and worker in self._busy and not is_bulk_job(name):  # it has scored before
+            since = max(job.since, self._full.get(worker, 0.0))
+            self._took("unheard", self.world.now - since, HEARD, f"{name} waits, and {worker.name} has room")
+        job.state, job.holder, job.late = "taken", worker, 0.0
+        self._held.add(name)
+        if not self.fair or self.lost or int(name.rpartition("-")[2]) >= FIRST_PIECE:
+            return
+        others = [each.decode() for each in self._list(f"rq:queue:{self.queue}")]
+        bulk = {each.partition("-")[0] for each in others if is_bulk_job(each)}
+        kinds = {"bulk" if is_bulk_job(each) else "request" for each in others}
+        kind = "bulk" if is_bulk_job(name) else "request"
+        ahead = self._ahead(self._kinds[worker], kinds | {kind}, kind, {"request": 3.0, "bulk": 1.0})
+        self._took("ahead of its part", ahead, SLACK + 2 * self.claim_ahead_jobs, f"{kind} jobs come first")
+        if kind == "bulk":
+            run = name.partition("-")[0]
+            ahead = self._ahead(self._runs[worker], bulk | {run}, run, {})
+            self._took("ahead of other runs", ahead, SLACK, f"a run has {ahead:.0f} jobs more than another")
+
+    def _requests(self, worker: Process) -> int:
+        return sum(self.jobs[each].holder is worker and not is_bulk_job(each) for each in self._held)
+
+    def _ahead(self, share: Share, waiting: set[str], mine: str, weights: dict[str, float]) -> float:
+        """By how many jobs, weighed by its part, the one that takes is ahead of those that wait as well."""
+        if share.waiting != waiting:
+            share.waiting, share.taken = frozenset(waiting), Counter()
+        share.taken[mine] += 1
+        if len(waiting) < 2:
+            return 0.0
+        had = {each: share.taken[each] / weights.get(each, 1.0) for each in waiting}
+        return (had[mine] - min(had.values())) * weights.get(mine, 1.0)
+
+    # What should have happened by now
+
+    def look(self) -> None:
+        """Look at what is late; to be called once a virtual second."""
+        now = self.world.now
+        passed, self._looked = now - self._looked, now
+        workers = [each for each in self.world.processes if each.name.startswith("worker-") and each.alive]
+        able = [each for each in workers if not each.stopped and each not in self.drained]
+        self.computing = {each: since for each, since in self.computing.items() if each.alive}
+        serves = self._is_up and bool(able)
+        if not serves:
+            self.disturb(0.0)
+            self._advanced = now
+            for name in self._held:  # after an outage, leases are renewed before others' have lapsed
+                self.jobs[name].late = -LEASE
+            self._busy = dict.fromkeys(able, now)
+        else:
+            self._look_at_jobs(passed)
+            if self.fair:
+                self._look_at_workers(able)
+            for run in [each for each in self._splits if not self._exists(f"rankmill:run:{each}:meta")]:
+                del self._splits[run]
+            for run, died in self._splits.items():
+                since = max(died, self._disturbed_until)
+                self._took(
+                    "split", self.world.now - since, SPLIT, f"the halves of a chunk of {run} are not sent"
+                )
+            if not self.open or any(each in self.computing for each in able):
+                self._advanced = now
+            self._took("without progress", now - self._advanced, PROGRESS, "nothing goes on")
+        for worker, since in list(self.ending.items()):
+            if not worker.alive or worker.stopped or worker in self.computing or not self._is_up:
+                self.ending[worker] = now
+            self._took("ending", now - since if worker.alive else 0, ENDED, f"{worker.name} does not end")
+        self._look_at_keys()
+
+    def _look_at_jobs(self, passed: float) -> None:
+        """Jobs that nobody has any more are put back."""
+        for name in list(self._held):
+            job = self.jobs[name]
+            if job.state == "taken":
+                job.late += passed
+                self._took("rescued", job.late, RESCUED, f"{name} left the queue and is nowhere")
+            elif job.holder and not job.holder.alive:
+                job.late += passed
+                if not self._exists(f"rankmill:run:{name.rpartition('-')[0]}:meta"):
+                    self._held.discard(name)
+                else:
+                    self._took("taken over", job.late, TAKEN_OVER, f"{name} stays with a dead worker")
+
+    def _look_at_workers(self, able: list[Process]) -> None:
+        """A worker that has nothing else to do scores what waits."""
+        waits = bool(self._list(f"rq:queue:{self.queue}"))
+        for worker in able:
+            if not waits or worker in self.computing:
+                self._busy[worker] = self.world.now
+            idle = self.world.now - self._busy.setdefault(worker, self.world.now)
+            self._took("idle", idle, IDLE, f"{worker.name} scores nothing, and jobs wait")
+
+    def _look_at_keys(self) -> None:
+        """Every key of ours expires; a run's payloads are no more than its window."""
+        pairs: Counter[bytes] = Counter()
+        for key, item in self._data.items():
+            if key.startswith((b"rankmill:", b"rq:job:", b"rq:execution")) and item.expireat is None:
+                self._tell(f"{key.decode(errors='replace')} does not expire")
+            if key.startswith(b"rankmill:run:"):
+                run, _, rest = key[13:].partition(b":")
+                pairs[run] += rest.startswith(b"pairs:") and int(rest[6:]) < FIRST_PIECE
+        if self.window is not None and not self.lost:
+            for run, count in pairs.items():
+                if not self._exists(f"rankmill:run:{run.decode()}:detached"):
+                    self._took("payloads over the window", count - self.window, 0, "the window is exceeded")
+
+    # The world
+
+    @property
+    def _here(self) -> Process | None:
+        return self.world.current.process if self.world.current else None
+
+    @property
+    def _data(self) -> Any:
+        return self.world.redis.fake.dbs[0]._dict
+
+    @property
+    def _is_up(self) -> bool:
+        return self.world.redis.refuses() is None and not self.world.redis.broken
+
+    def _rows(self, run: str) -> int:
+        item = self._data.get(f"rankmill:run:{run}:meta".encode())
+        return int(item.value.get(b"rows") or 0) if item else 0
+
+    def _exists(self, key: str) -> bool:
+        return key.encode() in self._data
+
+    def _list(self, key: str) -> list[bytes]:
+        item = self._data.get(key.encode())
+        return item.value if item else []
+
+    def _took(self, what: str, much: float, bound: float, why: str) -> None:
+        """Note how much something was, in seconds or jobs, and whether that is over the bound."""
+        self.worst[what] = max(self.worst[what], much)
+        if much > bound:
+            self._tell(f"{why} ({what}: {much:.1f}, at most {bound:g}, at {self.world.now:.1f} s)")
+
+    def _tell(self, found: str) -> None:
+        if not self.found:  # what follows from it is no news
+            self.world.tell(f"BROKEN PROMISE: {found}")
+            self.found.append(found)

@@ -1,0 +1,246 @@
+"""A fast tokenizer library is used where it has proven to be exact, and no longer than it is."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from rankmill.jobs.contract.shipped import shipped
+from rankmill.jobs.system import system
+from rankmill.workers.batches.tokens import Tokens
+from rankmill.workers.models import fast_texts, tokenizer_proof
+from rankmill.workers.models.description import describe
+from rankmill.workers.models.fast_texts import LIBRARIES, FastTexts
+from rankmill.workers.models.tokenizer_proof import FastEncode, slow_tokens
+
+DEMO = shipped("examples", "demo-model")
+PLAIN = [f"a text of number {number}, far from here" for number in range(10_000)]
+
+
+@pytest.fixture
+def slow() -> Tokenizer:
+    return Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+
+
+@pytest.fixture(autouse=True)
+def few_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those up to U+03FF, and few texts: the proof of all takes seconds."""
+    monkeypatch.setattr(tokenizer_proof, "CODES", range(0x400))
+    monkeypatch.setattr(tokenizer_proof, "RANDOM_TEXTS", 100)
+    monkeypatch.setattr(tokenizer_proof, "LONG_TEXTS", 0)
+
+
+def wrong_for(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put in a library that is right but for texts with `found`, of which it gets the last token wrong."""
+
+    def make(text: str) -> FastEncode:
+        whole = Tokenizer.from_str(text)
+
+        def encode(texts: list[str]) -> tuple[Any, Any]:
+            tokens = slow_tokens(whole, texts)
+            for place, each in enumerate(texts):
+                if found in each:
+                    tokens.ids[tokens.offsets[place + 1] - 1] += 1
+            return tokens.ids, tokens.offsets
+
+        return encode
+
+    monkeypatch.setitem(LIBRARIES, "WordPiece", ("nanotoken", make))
+
+
+def check(found: Tokens, expected: Tokens) -> None:
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    np.testing.assert_array_equal(found.offsets, expected.offsets)
+
+
+@pytest.fixture
+def proven(slow: Tokenizer, tmp_path: Path) -> FastTexts:
+    texts = FastTexts(slow, tmp_path)
+    assert texts.settle()
+    return texts
+
+
+TEXTS = st.text(max_size=30) | st.sampled_from(["[SEP]", "the moon", "a[MASK]b", "e\u0301", "\U0001f319"])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # one tokenizer for all examples
+@given(texts=st.lists(TEXTS, max_size=9))
+def test_the_library_gives_the_ids_of_tokenizers(
+    texts: list[str], proven: FastTexts, slow: Tokenizer
+) -> None:
+    check(proven(texts), slow_tokens(slow, texts))
+    assert proven.is_fast
+
+
+def test_a_proof_is_kept_for_the_other_workers_of_the_host(
+    proven: FastTexts, slow: Tokenizer, tmp_path: Path
+) -> None:
+    assert FastTexts(slow, tmp_path).is_fast
+    slow.add_tokens(["moonlight"])
+    assert not FastTexts(slow, tmp_path).is_fast
+
+
+def test_no_short_run_pays_for_a_proof(
+    slow: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = FastTexts(slow, tmp_path)
+    texts(PLAIN[:100])
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(fast_texts, "_AFTER_SECONDS", 0.0)
+    texts(PLAIN[:100])
+    assert (tmp_path / "tokenizers").exists()
+
+
+def test_a_text_with_a_character_that_was_not_compared_goes_to_tokenizers(
+    slow: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong_for("\u4f60", monkeypatch)
+    texts = FastTexts(slow, tmp_path)
+    assert texts.settle()
+    some = ["the moon", "\u4f60\u597d the moon", "caf\u00e9", "\u4f60"]
+    check(texts(some), slow_tokens(slow, some))
+
+
+def test_a_library_that_is_wrong_for_one_character_is_used_for_texts_without_it(
+    slow: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong_for("\u00f1", monkeypatch)
+    monkeypatch.setattr(tokenizer_proof, "RANDOM_TEXTS", 0)
+    texts = FastTexts(slow, tmp_path)
+    assert texts.settle()
+    some = [*PLAIN[:50], "ma\u00f1ana", "caf\u00e9"]
+    check(texts(some), slow_tokens(slow, some))
+
+
+@pytest.mark.parametrize("found", ["1", "[SEP]"])
+def test_a_library_that_fails_the_proof_is_not_used(
+    found: str, slow: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong_for(found, monkeypatch)
+    assert not FastTexts(slow, tmp_path).settle()
+    assert not FastTexts(slow, tmp_path).settle()
+    (file,) = (tmp_path / "tokenizers").glob("*.json")
+    assert "other ids" in json.loads(file.read_text())["wrong"]
+
+
+def test_a_library_that_is_wrong_for_one_text_in_ten_thousand_is_left_when_the_sample_meets_it(
+    slow: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wrong_for("number 4711,", monkeypatch)
+    texts, other = FastTexts(slow, tmp_path), FastTexts(slow, tmp_path)
+    assert texts.settle()
+    monkeypatch.setattr(system, "uniform", lambda low, high: 4711.9)
+    check(texts(PLAIN), slow_tokens(slow, PLAIN))
+    assert not texts.is_fast
+    assert "other ids for a text of 36 characters, among them none but ASCII" in str(texts.news())
+    assert texts.news() is None
+    assert "4711" not in caplog.text  # nobody's texts are in a log
+    check(texts(PLAIN[4700:4720]), slow_tokens(slow, PLAIN[4700:4720]))
+    assert not FastTexts(slow, tmp_path).settle()
+    assert not other.settle()
+
+
+def test_a_sample_of_all_texts_is_compared(
+    slow: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the sizes of the calls are: one of 256."""
+    compared: list[str] = []
+
+    def watched(tokenizer: Tokenizer, some: list[str]) -> Tokens:
+        compared.extend(some)
+        return slow_tokens(tokenizer, some)
+
+    texts = FastTexts(slow, tmp_path)
+    assert texts.settle()
+    monkeypatch.setattr(fast_texts, "slow_tokens", watched)
+    for start in range(0, 2560, 20):
+        texts(PLAIN[start : start + 20])
+    assert len(compared) == 10
+    texts(PLAIN[:2560])
+    assert len(set(compared)) > 10
+
+
+def test_other_processes_of_the_host_follow(
+    slow: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong_for("number 4711,", monkeypatch)
+    monkeypatch.setattr(fast_texts, "_SAMPLE", 1)
+    texts = FastTexts(slow, tmp_path)
+    assert texts.settle()
+    other = FastTexts(slow, tmp_path)
+    assert other.is_fast
+    texts(PLAIN[4711:4712] * 9)
+    check(other(PLAIN[:9]), slow_tokens(slow, PLAIN[:9]))
+    assert not other.is_fast
+    assert "another process" in str(other.news())
+
+
+def test_a_library_that_panics_is_left(
+    slow: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicException(BaseException):
+        pass
+
+    def make(text: str) -> FastEncode:
+        def encode(texts: list[str]) -> tuple[Any, Any]:
+            if "panic" in texts:
+                raise PanicException("index out of bounds")
+            tokens = slow_tokens(slow, texts)
+            return tokens.ids, tokens.offsets
+
+        return encode
+
+    monkeypatch.setitem(LIBRARIES, "WordPiece", ("nanotoken", make))
+    texts = FastTexts(slow, tmp_path)
+    assert texts.settle()
+    check(texts(["panic"]), slow_tokens(slow, ["panic"]))
+    assert texts.news() == "PanicException: index out of bounds"
+
+
+def test_a_library_with_which_workers_die_is_not_tried_for_ever(
+    slow: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(FastTexts, "_prove", lambda self, make, held: held.close())  # as if it had ended
+    begun = 0
+    for _ in range(5):
+        texts = FastTexts(slow, tmp_path)
+        if proof := texts._begin_proof():
+            proof.join()
+            begun += 1
+    assert begun == 3
+    (file,) = (tmp_path / "tokenizers").glob("*.json")
+    assert json.loads(file.read_text())["wrong"] == "3 workers ended while they compared it"
+
+
+def test_one_process_of_a_host_proves_at_a_time(
+    slow: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[Any] = []
+    monkeypatch.setattr(FastTexts, "_prove", lambda self, make, lock: held.append(lock))
+    first, second = FastTexts(slow, tmp_path), FastTexts(slow, tmp_path)
+    assert first._begin_proof()
+    assert second._begin_proof() is None
+
+
+def test_a_model_tokenizes_with_what_is_known_of_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    first = describe(DEMO, None, tmp_path).joiner
+    assert first
+    assert not first.texts.is_fast
+    assert first.texts.settle()
+    assert "nanotoken tokenizes from now on" in caplog.text
+    joiner = describe(DEMO, None, tmp_path).joiner
+    assert joiner
+    assert joiner.texts.is_fast
+    for length in (4, 8, 64):
+        found = joiner.tokenize(["how far is the moon"] * 2, ["far", "the moon " * 99], length)
+        expected = first.tokenize(["how far is the moon"] * 2, ["far", "the moon " * 99], length)
+        check(found, expected)

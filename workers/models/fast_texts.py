@@ -1,0 +1,261 @@
+"""A fast tokenizer library beside Hugging Face's: used where it has proven to give the same ids, and watched.
+
+Hugging Face's tokenizer costs about 90 µs of CPU for a pair, so that it starves a GPU; `nanotoken` costs a
+twentieth of that, and is young. So trust is earned, for each tokenizer: when tokenizing has cost as much time
+as a proof does, a thread compares the two (`prove`). What it finds is kept in the cache folder, for all
+workers of this host. A text with a character that is not proven goes to Hugging Face's tokenizer, and a
+sample of all texts goes to both. The first difference, in any of these processes, ends its use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from rankmill.jobs.cache.folder import read_json, strangers, write_json
+from rankmill.jobs.system import system
+from rankmill.workers.batches.tokens import Tokens, spans
+from rankmill.workers.host.disk_cache import Locked, lock
+from rankmill.workers.models.tokenizer_proof import (
+    FastEncode,
+    Untrusted,
+    described,
+    fast_tokens,
+    prove,
+    row,
+    slow_tokens,
+)
+
+_AFTER_SECONDS = 7.0
+"""Seconds of tokenizing before the proof, which takes about as long: no short run should pay for it."""
+
+_SAMPLE = 256
+"""One of so many texts is tokenized by both, which costs 0.4 µs for each text."""
+
+_ATTEMPTS = 3
+"""Proofs that begin and never end, until the library counts as one that crashes."""
+
+_CACHED_WORDS = 1 << 18
+"""Words that nanotoken remembers, in two tables of about 64 bytes each."""
+
+_RECIPE = 1
+"""Version of the proof; changes when it would find more."""
+
+logger = logging.getLogger(__name__)
+
+
+class FastTexts:
+    """Tokenizes single texts, without special tokens and truncation. It is used from one thread.
+
+    Parameters
+    ----------
+    slow
+        Hugging Face's tokenizer.
+    cache
+        Cache folder; ``None``: no other library is used.
+    """
+
+    def __init__(self, slow: Tokenizer, cache: Path | None) -> None:
+        self._slow = slow
+        self._seconds = self._due = 0.0
+        self._fast: FastEncode | None = None
+        self._proven: npt.NDArray[np.bool_] = np.zeros(0, np.bool_)
+        self._news: str | None = None
+        self._make: Callable[[str], FastEncode] | None = None
+        if cache is None or slow.encode_special_tokens or type(slow.model).__name__ not in LIBRARIES:
+            return
+        library, make = LIBRARIES[type(slow.model).__name__]
+        try:
+            about = [f"{name} {metadata.version(name)}" for name in (library, "tokenizers")]
+        except metadata.PackageNotFoundError:
+            return
+        name = hashlib.sha256("\n".join([str(_RECIPE), *about, slow.to_str()]).encode()).hexdigest()[:32]
+        self._library, self._file = library, cache / "tokenizers" / f"{name}.json"
+        if why := strangers(self._file.parent, cache):
+            logger.warning("%s is not used: %s", library, why)
+            return
+        self._make = make
+        self._read()
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether the library is in use."""
+        return self._fast is not None
+
+    def news(self) -> str | None:
+        """Once after the library was found to be wrong: how; else ``None``."""
+        news, self._news = self._news, None
+        return news
+
+    def settle(self) -> bool:
+        """Prove the library now, unless the outcome is known; returns whether it is in use."""
+        if self._make is not None and self._fast is None and (proof := self._begin_proof()):
+            proof.join()
+        return self.is_fast
+
+    def __call__(self, texts: list[str]) -> Tokens:
+        """Tokenize texts ``[n]``."""
+        found = self._tokenize_fast(texts) if self._fast else None
+        if found is not None:
+            return found
+        began = system.monotonic()
+        found = slow_tokens(self._slow, texts)
+        self._seconds += system.monotonic() - began
+        if self._make is not None and self._seconds >= _AFTER_SECONDS:
+            self._seconds = 0.0
+            self._begin_proof()
+        return found
+
+    def _tokenize_fast(self, texts: list[str]) -> Tokens | None:
+        """The ids of texts; ``None`` if the library is not to be used any more."""
+        if _stamp(self._file) != self._seen:
+            self._read()
+        if self._make is None or self._fast is None:
+            self._news, self._fast = "another process of this host has found that its ids differ", None
+            return None
+        try:
+            odd = self._unproven(texts)
+            found = self._mixed(texts, odd) if odd else fast_tokens(self._fast, texts)
+            wrong = self._differing(texts, found)
+        except BaseException as error:
+            if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
+                raise
+            wrong = f"{type(error).__name__}: {error}"
+        if wrong is None:
+            return found
+        self._news, self._fast, self._make = wrong, None, None
+        logger.critical("%s is not used for this tokenizer any more: %s", self._library, wrong)
+        self._write({"wrong": wrong})
+        return None
+
+    def _unproven(self, texts: list[str]) -> list[int]:
+        """Places of texts with a character that was not compared, or differs."""
+        other = [place for place, text in enumerate(texts) if not text.isascii()]
+        if not other or self._all_proven("".join([texts[place] for place in other])):
+            return []
+        return [place for place in other if not self._all_proven(texts[place])]
+
+    def _all_proven(self, text: str) -> bool:
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        return bool(self._proven[codes].all())
+
+    def _mixed(self, texts: list[str], odd: list[int]) -> Tokens:
+        """The ids of texts, those at the places `odd` by Hugging Face's tokenizer."""
+        assert self._fast
+        others = sorted(set(range(len(texts))) - set(odd))
+        fast = fast_tokens(self._fast, [texts[place] for place in others])
+        both = Tokens.join([fast, slow_tokens(self._slow, [texts[place] for place in odd])])
+        back = np.argsort([*others, *odd])
+        lengths = both.lengths[back]
+        ids = both.ids[spans(both.offsets[:-1][back], lengths)]
+        return Tokens(ids, None, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
+
+    def _differing(self, texts: list[str], found: Tokens) -> str | None:
+        """Compare a sample; how it differs, if it does."""
+        self._due += len(texts) / _SAMPLE
+        wanted, self._due = int(self._due), self._due % 1
+        places = [min(int(system.uniform(0, len(texts))), len(texts) - 1) for _ in range(wanted)]
+        right = slow_tokens(self._slow, [texts[place] for place in places])
+        for number, place in enumerate(places):
+            if not np.array_equal(row(right, number), row(found, place)):
+                return f"other ids for {described(texts[place])}"
+        return None
+
+    def _begin_proof(self) -> threading.Thread | None:
+        """Begin a proof in a thread, unless a process of this host is at it or knows the outcome."""
+        try:
+            held = lock(self._file.with_suffix(".lock"), wait=False)
+        except OSError as error:
+            logger.warning("%s is not used, as the cache cannot be written: %s", self._library, error)
+            self._make = None
+            return None
+        if held is None:
+            return None
+        self._read()
+        if self._make is None or self._fast:
+            held.close()
+            return None
+        attempts = int(read_json(self._file).get("attempts", 0)) + 1
+        self._write({"attempts": attempts})
+        if attempts > _ATTEMPTS:
+            self._write({"wrong": f"{_ATTEMPTS} workers ended while they compared it"})
+            held.close()
+            return None
+        proof = system.Thread(
+            target=self._prove, args=[self._make, held], name="tokenizer-proof", daemon=True
+        )
+        proof.start()
+        return proof
+
+    def _prove(self, make: Callable[[str], FastEncode], held: Locked) -> None:
+        began = system.monotonic()
+        try:
+            found: dict[str, Any] = {"proven": prove(self._slow, make(self._slow.to_str()))}
+        except BaseException as error:
+            known = isinstance(error, Untrusted)
+            found = {"wrong": str(error) if known else f"{type(error).__name__}: {error}"}
+            logger.warning("%s is not used for this tokenizer: %s", self._library, found["wrong"])
+        else:
+            seconds = system.monotonic() - began
+            logger.info(
+                "%s tokenizes from now on: its ids are those of tokenizers (compared in %.1f s)",
+                self._library,
+                seconds,
+            )
+        self._write(found)
+        self._read()
+        held.close()
+
+    def _read(self) -> None:
+        """Take over what is known on this host."""
+        self._seen, known = _stamp(self._file), read_json(self._file)
+        if "wrong" in known:
+            self._make = None
+        elif self._fast is None and self._make is not None and "proven" in known:
+            try:
+                proven = np.zeros(0x110000, np.bool_)
+                for start, stop in known["proven"]:
+                    proven[start:stop] = True
+                self._proven = proven
+                self._fast = self._make(self._slow.to_str())  # last: the thread of the proof may do it
+            except (TypeError, ValueError) as error:
+                logger.warning("%s is damaged: %s", self._file, error)
+
+    def _write(self, found: dict[str, Any]) -> None:
+        try:
+            write_json(self._file, {"library": self._library, **found})
+        except OSError as error:
+            logger.warning("what is known of a tokenizer cannot be kept: %s", error)
+
+
+def _stamp(file: Path) -> int | None:
+    try:
+        return file.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _nanotoken(text: str) -> FastEncode:
+    import nanotoken
+
+    nanotoken.set_cache_entries(_CACHED_WORDS)
+    core = nanotoken.WordPieceTokenizer.from_json(text)
+
+    def encode(texts: list[str]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        # In the calling thread: one is faster than any device here, and threads do not survive a fork.
+        return core.encode_batch(texts, add_special_tokens=False, parallel=False)
+
+    return encode
+
+
+LIBRARIES: dict[str, tuple[str, Callable[[str], FastEncode]]] = {"WordPiece": ("nanotoken", _nanotoken)}
+"""For each kind of tokenizer: a library, and what makes its tokenizer from the JSON of tokenizers."""

@@ -1,0 +1,139 @@
+"""The proof that a fast tokenizer gives the ids of Hugging Face's."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Tokenizer
+
+from rankmill.workers.batches.tokens import Ids, Tokens
+
+_PLANES = (0, 1, 2, 3, 14)
+"""Of Unicode, that have characters; the others have private ones, or none."""
+
+CODES = [code for plane in _PLANES for code in range(plane << 16, (plane + 1) << 16)]
+"""Code points that are compared; a text with another one is never left to the library."""
+
+_MOST_DIFFERENT = 256
+"""Characters that may differ, and are then not proven; with more of them the library is not used."""
+
+_CONTEXTS = ("{0}", "a{0}b{0}{0}1", "e{0}\u0301 .{0} A")
+_SIGNS = (" ", "\n", "\t", "\u00a0", "\u3000", ".", ", ", "'s", "-", "1999", "$3.50", "\r\n")
+RANDOM_TEXTS, LONG_TEXTS = 4000, 4
+
+FastEncode = Callable[[list[str]], tuple[npt.NDArray[Any], npt.NDArray[Any]]]
+"""Ids of texts, end to end, and where each begins and ends, as in `Tokens`."""
+
+logger = logging.getLogger(__name__)
+
+
+class Untrusted(Exception):
+    """The library does not give the ids of Hugging Face's tokenizer, or cannot be used."""
+
+
+def slow_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> Tokens:
+    """The ids of texts by Hugging Face's tokenizer."""
+    encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+    lengths = np.fromiter(map(len, encodings), np.int64, len(encodings))
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    flat = chain.from_iterable(map(attrgetter("ids"), encodings))
+    return Tokens(np.fromiter(flat, np.int64, int(offsets[-1])), None, offsets)
+
+
+def fast_tokens(fast: FastEncode, texts: list[str]) -> Tokens:
+    """The ids of texts by a library; raises `Untrusted` if they are not as many texts."""
+    ids, offsets = fast(texts)
+    if len(offsets) != len(texts) + 1 or offsets[0] != 0 or offsets[-1] != len(ids):
+        raise Untrusted(f"{len(offsets)} offsets for {len(texts)} texts")
+    return Tokens(ids.astype(np.int64), None, offsets.astype(np.int64, copy=False))
+
+
+def row(tokens: Tokens, place: int) -> Ids:
+    """The ids of one text."""
+    return tokens.ids[tokens.offsets[place] : tokens.offsets[place + 1]]
+
+
+def described(text: str) -> str:
+    """A text by what it is made of, as it is nobody's to read."""
+    codes = sorted({f"U+{ord(each):04X}" for each in text if not each.isascii()})
+    return f"a text of {len(text)} characters, among them {', '.join(codes[:20]) or 'none but ASCII'}"
+
+
+def prove(slow: Tokenizer, fast: FastEncode) -> list[tuple[int, int]]:
+    """Compare two tokenizers; returns the ranges of the code points on which they agree.
+
+    Raises
+    ------
+    Untrusted
+        They differ on more than single characters.
+    """
+    points = np.array([code for code in CODES if not 0xD800 <= code < 0xE000])
+    same = np.ones(len(points), np.bool_)
+    for start in range(0, len(points), 1 << 14):
+        some = [chr(code) for code in points[start : start + (1 << 14)]]
+        for context in _CONTEXTS:
+            same[start : start + len(some)] &= _agree(slow, fast, [context.format(each) for each in some])
+    if not same[:128].all() or (count := int((~same).sum())) > _MOST_DIFFERENT:
+        raise Untrusted(f"other ids for {int((~same).sum()):,} of {len(points):,} characters")
+    known = "".join(map(chr, points[same]))
+    texts = [*_with_added(slow), *_random_texts(sorted(slow.get_vocab()), known)]
+    if not (agree := _agree(slow, fast, texts)).all():
+        raise Untrusted(f"other ids for {described(texts[int(np.argmin(agree))])}")
+    if count:
+        logger.warning("%d characters have other ids there: texts with them go to tokenizers", count)
+    return _ranges(points[same])
+
+
+def _agree(slow: Tokenizer, fast: FastEncode, texts: list[str]) -> npt.NDArray[np.bool_]:
+    """For each text whether both give the same ids."""
+    ours, theirs = fast_tokens(fast, texts), slow_tokens(slow, texts)
+    if np.array_equal(ours.offsets, theirs.offsets) and np.array_equal(ours.ids, theirs.ids):
+        return np.ones(len(texts), np.bool_)
+    rows = (np.array_equal(row(ours, place), row(theirs, place)) for place in range(len(texts)))
+    return np.fromiter(rows, np.bool_, len(texts))
+
+
+def _with_added(slow: Tokenizer) -> Iterator[str]:
+    """Texts with added tokens, which are found before anything else."""
+    for added in list(slow.get_added_tokens_decoder().values())[:_MOST_DIFFERENT]:
+        each = added.content
+        yield from (each, f"a{each}b", f"a {each} b", f"{each}{each}", f" {each[:-1]}")
+        yield from (each.lower(), each.upper())
+
+
+def _random_texts(words: list[str], known: str) -> Iterator[str]:
+    """Texts of words, pieces of words, spaces, signs and characters of all scripts; long ones at the end."""
+    chance = random.Random(0)  # noqa: S311 (nobody gains from guessing it)
+    near = [known[start : start + 256] for start in range(0, len(known), 256)]
+
+    def piece() -> str:
+        kind = chance.random()
+        if kind < 0.6:
+            return chance.choice(words).removeprefix("##") + chance.choice(["", " ", " ", "  "])
+        if kind < 0.8:
+            return chance.choice(_SIGNS)
+        if kind < 0.9:
+            return "".join(chance.choices(chance.choice(near), k=chance.randrange(1, 9)))
+        return "".join(chance.choices(known, k=chance.randrange(1, 4)))
+
+    for number in range(RANDOM_TEXTS):
+        text = "".join(piece() for _ in range(chance.randrange(1, 60)))
+        yield text.title() if number % 5 == 0 else text
+    for length in (99, 100, 101, 200, 5000):  # words longer than the longest that is cut into pieces
+        yield "a" * length
+        yield "é" * length
+    for _ in range(LONG_TEXTS):
+        yield "".join(piece() for _ in range(20_000))
+
+
+def _ranges(points: npt.NDArray[Any]) -> list[tuple[int, int]]:
+    """Sorted numbers as ranges ``[start, stop)``."""
+    cuts = np.flatnonzero(np.diff(points) > 1) + 1
+    return [(int(part[0]), int(part[-1]) + 1) for part in np.split(points, cuts)]
