@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from rankmill.jobs.contract.errors import ConfigError, InputError, RunFailed
 from rankmill.producer.client.sync_client import Client
-from rankmill.producer.collect.pairs import COLUMNS, pair_of, tables_of
+from rankmill.producer.collect.pairs import COLUMNS, pair_of, rows_of, tables_of
 
 _KNOWN_ACTIVATIONS = {"Identity": "identity", "Sigmoid": "sigmoid"}
 """Classes of torch.nn that workers compute themselves."""
@@ -139,11 +139,11 @@ class CrossEncoder:
         is_one = _is_pair(inputs)
         text = self._prompt(prompt, prompt_name)
         tables = None if is_one else tables_of(inputs, COLUMNS)
-        pairs = (
-            [*_prompted([inputs] if is_one else inputs, text)]
-            if tables is None
-            else (_prompted_tables(tables, text))
-        )
+        if tables is None:
+            items = [inputs] if is_one else rows_of(inputs) if isinstance(inputs, np.ndarray) else inputs
+            pairs: Any = [*_prompted(items, text)]
+        else:
+            pairs = _prompted_tables(tables, text)
         scores = self._scores(pairs, activation_fn, show_progress_bar)
         if apply_softmax and scores.ndim > 1:
             powers = np.exp(scores - scores.max(axis=1, keepdims=True))
@@ -238,14 +238,14 @@ class CrossEncoder:
 def _is_pair(inputs: Any) -> bool:
     """Whether `inputs` is one pair of texts."""
     if isinstance(inputs, np.ndarray):
-        return inputs.size > 0 and inputs.ndim < 2
+        return inputs.size > 0 and inputs.ndim < 2 and inputs.dtype.names is None
     return isinstance(inputs, list | tuple) and len(inputs) > 0 and isinstance(inputs[0], str)
 
 
 def _prompted(pairs: Iterable[Any], prompt: str) -> Iterator[tuple[str, str]]:
     for row, pair in enumerate(pairs):
         texts = pair_of(pair, row, COLUMNS) if isinstance(pair, Mapping) else tuple(pair)
-        if len(texts) != 2 or not all(isinstance(text, str) for text in texts):
+        if isinstance(pair, str) or len(texts) != 2 or not all(isinstance(text, str) for text in texts):
             raise InputError(f"pair {row} is {pair!r:.80}, not a query and a passage (two strings)")
         yield prompt + str(texts[0]), str(texts[1])
 

@@ -329,7 +329,7 @@ class JoinedRuns(ScoringRun):
     @property
     def rows(self) -> int | None:
         """The number of all their pairs."""
-        return sum(run.rows or 0 for run in self._runs)
+        return sum(run.rows or 0 for run in self._runs)  # each has a table
 
     @property
     def progress(self) -> Progress:

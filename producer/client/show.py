@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 from rankmill.jobs.contract.run import Progress
@@ -72,8 +73,7 @@ def as_html(progress: Progress, total: int | None) -> str:
 
 @contextmanager
 def _in_notebook(total: int | None) -> Iterator[Draw]:
-    from IPython.display import display  # Jupyter has loaded it
-
+    display: Any = import_module("IPython.display").display  # Jupyter has loaded it
     handle: Any = None
 
     def draw(progress: Progress) -> None:

@@ -63,7 +63,7 @@ def cut_pairs(pairs: Pairs, columns: tuple[str, str], rows_at: RowsAt) -> Iterat
     if not isinstance(pairs, Iterable) or isinstance(pairs, str | bytes | Mapping | type):
         kind = pairs.__name__ if isinstance(pairs, type) else type(pairs).__name__
         raise InputError(f"pairs are {kind}, which is not taken; give {_TAKEN}")
-    items = _rows_of(pairs) if isinstance(pairs, np.ndarray) else iter(pairs)
+    items = rows_of(pairs) if isinstance(pairs, np.ndarray) else iter(pairs)
     return chain.from_iterable(
         cut_long(table, columns) for table in _tables_from_pairs(items, columns, rows_at)
     )
@@ -77,17 +77,21 @@ def tables_of(pairs: object, columns: tuple[str, str]) -> Iterator[pa.Table] | N
     InputError
         A column does not exist, is there twice, or holds no text.
     """
-    found = _table_of(pairs)
+    found = _table_of(pairs, columns)
     if found is None:
         return None
-    names = found.schema.names
+    _check_columns(found.schema, columns)
+    return _alike(found.tables, columns) if found.is_loose else found.tables
+
+
+def _check_columns(schema: pa.Schema, columns: tuple[str, str]) -> None:
+    names = schema.names
     for name in columns:
         if names.count(name) != 1:
             what = "two columns are named" if name in names else "no column"
             raise InputError(f"{what} {name!r}; there are {', '.join(map(repr, names))}")
-        if not is_text(found.schema.field(name).type):
-            raise InputError(f"column {name!r} holds {found.schema.field(name).type}, not text")
-    return (table.select(list(columns)) for table in found.tables) if found.is_loose else found.tables
+        if not is_text(schema.field(name).type):
+            raise InputError(f"column {name!r} holds {schema.field(name).type}, not text")
 
 
 class _Tables(NamedTuple):
@@ -98,13 +102,17 @@ class _Tables(NamedTuple):
     is_loose: bool = False
 
 
-def _table_of(pairs: Any) -> _Tables | None:
-    """Pairs as tables; ``None`` if they are no table of any kind. No library is imported for it."""
+def _table_of(pairs: Any, columns: tuple[str, str]) -> _Tables | None:
+    """Pairs as tables; ``None`` if they are no table of any kind. No library is imported for it.
+
+    Of data frames and datasets only the `columns` are converted, if they have them.
+    """
     try:
         if hasattr(pairs, "columns") and hasattr(pairs, "iloc"):  # a data frame; pandas is slow to import
-            pairs = pa.Table.from_pandas(pairs, preserve_index=False)
-        elif hasattr(pairs, "with_format") and hasattr(pairs, "iter"):
-            return _of_dataset(pairs)
+            has_both = set(columns) <= set(pairs.columns)
+            pairs = pa.Table.from_pandas(pairs[list(columns)] if has_both else pairs, preserve_index=False)
+        elif hasattr(pairs, "with_format") and hasattr(pairs, "select_columns"):
+            return _of_dataset(pairs, columns)
         elif hasattr(pairs, "__arrow_c_array__"):
             pairs = pa.table(pairs)
         if isinstance(pairs, pa.Table):
@@ -120,13 +128,22 @@ def _table_of(pairs: Any) -> _Tables | None:
     return None
 
 
-def _of_dataset(dataset: Any) -> _Tables:
-    """A dataset of Hugging Face's, or one that is iterated."""
+def _of_dataset(dataset: Any, columns: tuple[str, str]) -> _Tables:
+    """A dataset of Hugging Face's, or one that is iterated, whose columns may not be known before."""
+    if set(columns) <= set(dataset.column_names or ()):
+        dataset = dataset.select_columns(list(columns))
     tables: Iterator[pa.Table] = iter(dataset.with_format("arrow").iter(_DATASET_ROWS))
     first = next(tables, None)
     if first is None:
         return _Tables(pa.schema([(name, pa.null()) for name in COLUMNS]), iter(()))
     return _Tables(first.schema, chain([first], tables), is_loose=True)
+
+
+def _alike(tables: Iterator[pa.Table], columns: tuple[str, str]) -> Iterator[pa.Table]:
+    schema = pa.schema([(name, pa.large_string()) for name in columns])
+    for table in tables:
+        _check_columns(table.schema, columns)
+        yield table.select(list(columns)).cast(schema)
 
 
 def _read(reader: pa.RecordBatchReader, kind: str) -> Iterator[pa.Table]:
@@ -170,8 +187,11 @@ def cut_long(table: pa.Table, columns: tuple[str, str]) -> Iterator[pa.Table]:
     yield from cut_long(table.slice(middle), columns)
 
 
-def _rows_of(array: np.ndarray[Any, Any]) -> Iterator[object]:
-    """The rows of an array of shape ``[n, 2]``, or of a structured one, as lists or dicts of Python's."""
+def rows_of(array: np.ndarray[Any, Any]) -> Iterator[object]:
+    """The rows of an array of shape ``[n, 2]``, or of a structured one, as lists or dicts of Python's.
+
+    Raises `InputError` for another shape.
+    """
     if array.ndim != (1 if array.dtype.names else 2) or (not array.dtype.names and array.shape[1] != 2):
         raise InputError(f"pairs are an array of shape {array.shape}; a query and a passage make [n, 2]")
     for start in range(0, len(array), _DATASET_ROWS):

@@ -39,6 +39,7 @@ from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.wire import decode_pairs
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import QueueWorkers
+from rankmill.producer.collect import pairs as pairs_module
 from rankmill.producer.collect.pairs import CHUNK_TEXT_BYTES
 from rankmill.producer.collect.presence import WorkerPresence
 from tests.conftest import Server
@@ -378,12 +379,15 @@ def frames() -> dict[str, Callable[[], Any]]:
     structured = [("query", object), ("passage", object)]
     return {
         "polars": lambda: pl.from_arrow(table),
-        "polars in parts": lambda: pl.concat(map(pl.from_arrow, (table[:40], table[40:]))),
+        "polars in parts": lambda: pl.concat([pl.DataFrame(table[:40]), pl.DataFrame(table[40:])]),
         "a relation": lambda: duckdb.from_arrow(table).filter("n >= 0").order("n"),
         "a dataset": lambda: datasets.Dataset.from_list(rows),
         "a dataset in another order": lambda: datasets.Dataset.from_list(rows[::-1]).sort("n"),
         "a dataset that is iterated": lambda: datasets.Dataset.from_list(rows).to_iterable_dataset(),
         "a generator's dataset": lambda: datasets.IterableDataset.from_generator(lambda: iter(rows)),
+        "a frame with a column that Arrow has no type for": lambda: pd.DataFrame(
+            [row | {"other": [1, "x"]} for row in rows]
+        ),
         "dicts": lambda: rows,
         "an array": lambda: np.array(PAIRS),
         "an array of objects": lambda: np.array(PAIRS, object),
@@ -399,7 +403,9 @@ def test_what_people_hold_is_scored(kind: str, client: Client, expected: np.ndar
     np.testing.assert_allclose(run.scores(60), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["polars", "a relation", "a dataset", "dicts", "an array"])
+@pytest.mark.parametrize(
+    "kind", ["polars", "a relation", "a dataset", "dicts", "an array", "a structured array"]
+)
 def test_the_cross_encoder_takes_frames_too(
     kind: str, shared_queue: Server, tiny_model: Path, expected: np.ndarray
 ) -> None:
@@ -438,6 +444,20 @@ def test_a_stream_that_breaks_is_one_line(client: Client, shared_queue: Server) 
         pytest.raises(InputError, match=r"could not be read to its end: .*the disk is gone$"),
     ):
         client.score(pa.RecordBatchReader.from_batches(schema, batches()), timeout=60)
+
+
+def test_a_datasets_batches_may_have_types_of_their_own(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of nulls has another type than the next; one of numbers has no texts."""
+    monkeypatch.setattr(pairs_module, "_DATASET_ROWS", 20)
+    passages: list[Any] = [None] * 20 + ["the moon"] * 20
+    made = datasets.IterableDataset.from_generator
+    scores = client.score(made(lambda: ({"query": "q", "passage": each} for each in passages)), timeout=60)
+    assert np.isnan(scores).tolist() == [True] * 20 + [False] * 20
+    passages += [3] * 20
+    with pytest.raises(InputError, match="column 'passage' holds int64, not text"):
+        client.score(made(lambda: ({"query": "q", "passage": each} for each in passages)), timeout=60)
 
 
 class _Closed:

@@ -86,7 +86,8 @@ def test_jupyter_shows_a_bar(
         "show._FIRST_SECONDS = 0\nstats = client.submit(pairs).wait()",
         "run = client.submit(pairs)\nscores = run.scores()\nrun",
     ]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    new: Any = nbformat.v4
+    notebook = new.new_notebook(cells=[new.new_code_cell(cell) for cell in cells])
     NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
     found = [
         [output["data"].get("text/html", "") for output in cell["outputs"] if "data" in output]

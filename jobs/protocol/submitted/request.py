@@ -28,7 +28,7 @@ STANDARD_INPUT = "-"
 DATASET = "irds:"
 """What names of ir_datasets' datasets begin with."""
 
-OutputKind = Literal["parquet", "csv", "tsv", "jsonl", "trec"]
+OutputKind = Literal["parquet", "csv", "tsv", "jsonl", "trec", "arrow"]
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 """Delimiters that are noticed in CSV files, and the names by which people may call them."""

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +234,7 @@ def test_an_id_with_two_texts_is_named_with_both_places(tmp_path: Path) -> None:
         r"id 'a' has two texts: in row 0 \(counted from 0\) of .*c.tsv and in row 1 .* of .*d.tsv; keep one, "
         "or say which with --on-duplicate first or last"
     )
-    for read in (lambda: on_disk(files, ["one", "two"]), lambda: in_memory(files)):
+    for read in (partial(on_disk, files, ["one", "two"]), partial(in_memory, files)):
         with pytest.raises(InputError, match=message):
             read()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.tsv", "d.tsv"]
