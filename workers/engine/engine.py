@@ -225,7 +225,8 @@ class Engine:
         if most is None or (fits := tokens.lengths <= most).all():
             return part, tokens
         for row, length in zip(part[~fits].tolist(), tokens.lengths[~fits].tolist(), strict=True):
-            scored.fail(row, "too_long", f"the pair has {length:,} tokens, and {most:,} are taken")
+            reason = f"the pair has {length:,} tokens, and {most:,} are taken: shorten it, or have it cut"
+            scored.fail(row, "too_long", reason)
         return part[fits], tokens.take(np.flatnonzero(fits))
 
     def submit(self, parts: list[Part]) -> Flight:

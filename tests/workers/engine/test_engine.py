@@ -138,11 +138,11 @@ def test_a_pair_that_is_too_long_can_be_refused(tiny_model: Path) -> None:
     queries, passages = ["moon", "moon", "a"], ["the moon", "the moon " * 90, "b"]
     scored = engine(tiny_model, long="refuse").score(queries, passages)
     assert scored.errors.keys() == {1}
-    assert re.fullmatch(r"the pair has \d+ tokens, and \d+ are taken", scored.errors[1])
+    assert re.fullmatch(r"the pair has \d+ tokens, and \d+ are taken: shorten .*", scored.errors[1])
     assert np.isnan(scored.scores[1])
     expected = engine(tiny_model).score(queries, passages).scores
     np.testing.assert_allclose(scored.scores[[0, 2]], expected[[0, 2]], atol=1e-5)
-    limit = int(scored.errors[1].split()[-3])
+    limit = int(scored.errors[1].split()[6])
     longest = next(count for count in range(1, 99) if _tokens(tiny_model, "the " * count) > limit) - 1
     exact = engine(tiny_model, long="refuse").score(["a"], ["the " * longest])
     assert exact.errors == {}
