@@ -105,7 +105,7 @@ def test_a_ranking_has_the_scores_of_http(gateway: Running, channel: grpc.Channe
 
 def test_long_texts_are_cut_at_the_side_that_is_wanted(gateway: Running, channel: grpc.Channel) -> None:
     texts = [LONG, f"{TEXTS[1]} {LONG}", f"{LONG} {TEXTS[1]}"]
-    for direction, side, cut_off in ((0, "Right", 2), (LEFT, "Left", 1)):
+    for direction, side, cut_off in ((RIGHT, "Right", 2), (LEFT, "Left", 1)):
         body = {"query": QUERY, "texts": texts, "truncation_direction": side}
         wanted = {each["index"]: each["score"] for each in gateway.post("/rerank", body).json}
         asked = tei.RerankRequest(query=QUERY, texts=texts, truncate=True, truncation_direction=direction)
@@ -186,7 +186,7 @@ def test_every_kind_of_refusal_has_a_status() -> None:
     assert {words.grpc for words in KINDS.values()} <= {code.name for code in grpc.StatusCode}
 
 
-LEFT = tei.TRUNCATION_DIRECTION_LEFT
+RIGHT, LEFT = tei.TRUNCATION_DIRECTION_RIGHT, tei.TRUNCATION_DIRECTION_LEFT
 LONG = "cheese " * 600
 PAIR_REQUEST = tei.PredictPairRequest(inputs=[QUERY, TEXTS[0]])
 
