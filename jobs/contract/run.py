@@ -86,7 +86,7 @@ class Run(WireModel):
         extended = {name: value for name, value in extended.items() if value != _default(name)}
         plain = NEW_SPEC_FORMAT if self.spec.is_new else FORMAT
         return {
-            "format": EXTENDED_FORMAT if extended else plain,
+            "format": EXTENDED_FORMAT if extended or self.spec.is_latest else plain,
             "spec": json.dumps(self.spec.written()),
             "queue": self.queue,
             "ttl": self.ttl,

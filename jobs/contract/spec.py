@@ -16,11 +16,14 @@ from rankmill.jobs.contract.prompts import MAX_TEMPLATE_CHARS, answers_of
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "int4"]
 Activation = Literal["default", "identity", "sigmoid", "softmax"]
 
-Long = Literal["truncate", "split"]
+Long = Literal["truncate", "split", "refuse"]
 
-ADDED = frozenset(
-    {"instruction", "prompt_template", "label", "long", "long_stride", "all_labels", "deterministic"}
-)
+Side = Literal["right", "left"]
+
+LATEST = frozenset({"deterministic", "truncation_side", "max_passage_tokens"})
+"""Fields that no release before this one knows; nor does it know ``long: refuse``."""
+
+ADDED = LATEST | {"instruction", "prompt_template", "label", "long", "long_stride", "all_labels"}
 """Fields that release 0.1 does not know; they are written only where they are set."""
 
 CONTENT = re.compile(r"^[0-9a-f]{64}$")
@@ -70,9 +73,14 @@ class ScoreSpec(BaseModel):
         Name or number of the output that is the score, for a model with several.
     long
         What happens to passages that are too long: ``truncate`` cuts off their end, ``split`` scores
-        overlapping windows, of which the best counts.
+        overlapping windows, of which the best counts. ``refuse``: a pair that is too long has an error.
     long_stride
         Tokens from the start of a window to the start of the next; ``None`` is half of a window.
+    truncation_side
+        Where texts that are too long are cut: their end (``right``), or their beginning. ``None``: as the
+        model's tokenizer does, which is mostly the end.
+    max_passage_tokens
+        Longest passage in tokens; more are cut off, whatever room the model has. ``None``: no such limit.
     all_labels
         Whether each output of a model with several is a score: a row has as many scores then.
     deterministic
@@ -92,6 +100,8 @@ class ScoreSpec(BaseModel):
     label: str | None = Field(default=None, min_length=1, max_length=1000)
     long: Long = "truncate"
     long_stride: int | None = Field(default=None, ge=1)
+    truncation_side: Side | None = None
+    max_passage_tokens: int | None = Field(default=None, ge=1)
     all_labels: bool = False
     deterministic: bool = False
 
@@ -113,6 +123,11 @@ class ScoreSpec(BaseModel):
         pinned = self.revision is not None and CONTENT.fullmatch(self.revision)
         return self.activation == "softmax" or bool(pinned) or not ADDED.isdisjoint(self.written())
 
+    @property
+    def is_latest(self) -> bool:
+        """Whether it asks for what no release before this one knows."""
+        return self.long == "refuse" or not LATEST.isdisjoint(self.written())
+
 
 class SpecOptions(TypedDict, total=False):
     """The fields of a `ScoreSpec` as options by name: ``**spec: Unpack[SpecOptions]``."""
@@ -127,6 +142,8 @@ class SpecOptions(TypedDict, total=False):
     label: str | None
     long: Long
     long_stride: int | None
+    truncation_side: Side | None
+    max_passage_tokens: int | None
     all_labels: bool
     deterministic: bool
 

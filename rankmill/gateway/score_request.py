@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from rankmill.gateway.refusals import Refusal
+from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
 
@@ -19,13 +21,29 @@ class ScoreRequest:
     queries: str | Sequence[str]
     passages: Sequence[str]
     model: str | None = None
-    spec: Mapping[str, str | int | None] = field(default_factory=dict)
+    spec: Mapping[str, str | int] = field(default_factory=dict)
 
     def pairs(self) -> list[tuple[str, str]]:
         """The pairs to score, in order."""
         if isinstance(self.queries, str):
             return [(self.queries, passage) for passage in self.passages]
         return list(zip(self.queries, self.passages, strict=True))
+
+
+def within(settings: Settings, spec: Mapping[str, str | int]) -> dict[str, str | int]:
+    """The fields of a request's spec, as far as the gateway's settings leave them to it.
+
+    No pair is too long where passages are split into windows.
+
+    Raises
+    ------
+    Refusal
+        It wants longer pairs than the gateway takes.
+    """
+    most, wanted = settings.max_length, spec.get("max_length")
+    if most is not None and isinstance(wanted, int) and wanted > most:
+        raise Refusal("invalid", f"{wanted:,} tokens are more than the {most:,} of a pair: ask for fewer")
+    return {name: value for name, value in spec.items() if name != "long" or settings.long != "split"}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from rankmill.gateway.keys.admission import Admission
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.load_shedding import LoadShedder
 from rankmill.gateway.refusals import Refusal, refusal_of
-from rankmill.gateway.score_request import RequestScores, ScoreRequest
+from rankmill.gateway.score_request import RequestScores, ScoreRequest, within
 from rankmill.jobs.contract.errors import ConfigError, RunFailed
 from rankmill.jobs.contract.priority import Priority, Tenant, choose_priority, group_of
 from rankmill.jobs.runtime.settings import Settings
@@ -27,7 +27,7 @@ _NO_WORKERS_SECONDS = 15.0
 _ANY_MODEL = "*"
 """In the setting ``gateway_models``: requests may name any."""
 
-_OF_THE_CALLER = frozenset({"max_length", "instruction"})
+_OF_THE_CALLER = frozenset({"max_length", "instruction", "max_passage_tokens"})
 """Fields of a spec with values of the caller's own, which a model may refuse."""
 
 
@@ -159,6 +159,7 @@ class Scoring:
     async def begin(self, request: ScoreRequest, key: ApiKey | None) -> AsyncIterator[SubmittedRequest]:
         """Admit a request and submit its pairs; raises as `score`, also from the ``with`` block."""
         served = self.served.resolve(request.model)
+        spec = within(self.settings, request.spec)
         pairs = request.pairs()
         chars = self._check(pairs)
         own = self.settings.tenant, self.settings.weight
@@ -169,7 +170,7 @@ class Scoring:
                 async with self.admission.admitted(key, served, len(pairs)):
                     began = time.perf_counter()
                     run = await self._submitted(
-                        pairs, priority=priority, tenant=tenant, model=served.model, **request.spec
+                        pairs, priority=priority, tenant=tenant, model=served.model, **spec
                     )
                     try:
                         shown = served.name if served.name != served.model else None
@@ -181,7 +182,7 @@ class Scoring:
                         raise
             self.load.note(chars, len(pairs), run.stats.tokens, run.stats.chunks, served.model)
         except RunFailed as error:
-            if _OF_THE_CALLER.isdisjoint(request.spec):
+            if _OF_THE_CALLER.isdisjoint(spec):
                 raise refusal_of(error) from None
             raise Refusal("invalid", f"the options of this request do not fit the model: {error}") from None
 

@@ -200,13 +200,15 @@ class Engine:
         def tokenize(part: Rows) -> None:
             asked, read = [queries[row] or "" for row in part], [passages[row] or "" for row in part]
             counts = np.ones(len(part), np.intp)
+            if self.model.short_passages:
+                read = self.model.short_passages.cut(read)
             if self.model.windows:
                 of, asked, read = self.model.windows.cut(asked, read)
                 counts, part = np.bincount(of), part[of]
             tokens = self.model.tokenizer(asked, read)
             if not tokens.lengths.all():
                 raise ValueError("the pair has no tokens")
-            pieces.append((part, tokens))
+            pieces.append(self._fitting(part, tokens, scored))
             scored.windows += int(counts[counts > 1].sum())
             scored.cut += int((counts > 1).sum())
 
@@ -216,6 +218,16 @@ class Engine:
         bisect(np.asarray(complete, dtype=np.intp), tokenize, broken)
         rows = np.concatenate([np.zeros(0, np.intp), *(part for part, _ in pieces)])
         return Work(Tokens.join([tokens for _, tokens in pieces]), rows, scored, len(rows))
+
+    def _fitting(self, part: Rows, tokens: Tokens, scored: PairScores) -> tuple[Rows, Tokens]:
+        """The pairs of `part` that are not refused, and their tokens; the others get an error."""
+        most = self.model.refused_over
+        if most is None or (fits := tokens.lengths <= most).all():
+            return part, tokens
+        for row, length in zip(part[~fits].tolist(), tokens.lengths[~fits].tolist(), strict=True):
+            reason = f"the pair has {length:,} tokens, and {most:,} are taken: shorten it, or have it cut"
+            scored.fail(row, "too_long", reason)
+        return part[fits], tokens.take(np.flatnonzero(fits))
 
     def submit(self, parts: list[Part]) -> Flight:
         """Begin the forward of a batch; raises `DeviceLost`."""

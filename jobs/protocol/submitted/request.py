@@ -291,7 +291,7 @@ class FileOrder(WireModel):
     @property
     def format(self) -> int:
         """The version that its text and that of its run have."""
-        if self.tenant:
+        if self.tenant or self.spec.is_latest:
             return EXTENDED_FORMAT
         return NEW_ORDER_FORMAT if self.batch or self.request.models else FORMAT
 

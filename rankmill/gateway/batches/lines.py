@@ -83,10 +83,22 @@ def read_requests(path: Path, endpoint: str) -> Iterator[BatchRequest]:
 
 
 def first_request(path: Path, endpoint: str) -> BatchRequest:
-    """The first request of a file; raises as `read_requests`, and if there is none."""
+    """The first request of a file that can be scored, else the first; raises as `read_requests`, and if there
+    is none.
+    """
+    first = None
     for request in read_requests(path, endpoint):
-        return request
-    raise InputError("the file has no line")
+        first = first or request
+        if request.asked:
+            return request
+    if first is None:
+        raise InputError("the file has no line")
+    return first
+
+
+def besides_long(spec: Mapping[str, str | int | None]) -> dict[str, str | int | None]:
+    """The fields of a spec that the release before has: it says nothing of pairs that are too long."""
+    return {name: value for name, value in spec.items() if name != "long"}
 
 
 def holds_requests(path: Path) -> bool:
@@ -157,7 +169,7 @@ def _request(number: int, line: RequestLine, path: ScorePath) -> BatchRequest:
     try:
         form = path.body(line.body)
         body = read_as(form, line.body)
-        asked = body.score_request(path.dialect.scale)
+        asked = body.score_request(path.dialect)
         if not asked.passages:
             raise Refusal("empty", "there is nothing to score: the list of texts is empty")
         asked.pairs()

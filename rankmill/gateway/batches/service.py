@@ -12,7 +12,7 @@ from typing import Annotated, Any, BinaryIO
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from rankmill.gateway.batches.folder import FilesFolder
-from rankmill.gateway.batches.lines import ENDPOINTS, first_request, holds_requests
+from rankmill.gateway.batches.lines import ENDPOINTS, besides_long, first_request, holds_requests
 from rankmill.gateway.batches.records import (
     EVERYBODY,
     BatchRecord,
@@ -29,6 +29,7 @@ from rankmill.gateway.dialects.routes import certain
 from rankmill.gateway.keys.admission import check_model
 from rankmill.gateway.keys.api_keys import ApiKey
 from rankmill.gateway.refusals import Refusal
+from rankmill.gateway.score_request import within
 from rankmill.gateway.scoring import ServedModel
 from rankmill.jobs.contract.errors import RunExpired
 from rankmill.jobs.protocol.submitted.record import new_file_run_id
@@ -174,12 +175,12 @@ class Batches:
         spec: dict[str, Any] = {}
         if ".jsonl" in file.place and holds_requests(source):
             first = first_request(source, endpoint).asked
-            spec = dict(first.spec) if first else {}
+            spec = within(self._settings, first.spec) if first else {}
             model, default = served(first.model if first else None), served(None)
             named = (first and first.model) or default.name
             order = BatchOrder(
                 id=batch_id, owner=file.owner, endpoint=endpoint, model=named, default=default.name,
-                asked=spec,
+                asked=besides_long(spec),
             )  # fmt: skip
             output = self._folder.at(f"{batch_id}/output.jsonl")
             request = FileRequest(inputs=(str(source),), output=str(output))

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankmill.gateway.batches.folder import open_bytes
-from rankmill.gateway.batches.lines import BatchRequest, answer, failure, read_requests
+from rankmill.gateway.batches.lines import BatchRequest, answer, besides_long, failure, read_requests
 from rankmill.gateway.batches.records import BatchCounts, BatchStore, FileRecord, errors_id, output_id
 from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.contract.errors import InputError, RunFailed
@@ -66,6 +66,8 @@ class BatchWork:
         self._request = run.order.request
         self._output = as_path(run.order.request.output)
         self._outcome: RunOutcome | None = run.outcome
+        self._long: set[object] = set()
+        """What the first line says of pairs that are too long."""
         self._store = store
         self._score = score
         self._keep = keep
@@ -133,7 +135,9 @@ class BatchWork:
                 f"line {request.number}: asks for the model {model}, and the first line for "
                 f"{self._batch.model}: a batch has one model"
             )
-        if dict(request.asked.spec) != self._batch.asked:
+        long = request.asked.spec.get("long")
+        self._long = self._long or {long}
+        if besides_long(request.asked.spec) != besides_long(self._batch.asked) or long not in self._long:
             raise InputError(
                 f"line {request.number}: its options are not those of the first line, which all share"
             )

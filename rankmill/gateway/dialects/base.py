@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from rankmill.gateway.refusals import KINDS, Kind, Refusal, wrong
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
+from rankmill.jobs.contract.spec import Long
 
 MAX_TEXT_CHARS = 1 << 20
 """Most characters of one text."""
@@ -61,12 +62,16 @@ class Dialect:
         Statuses that differ from those in `KINDS`.
     scale
         Of its scores, where a body does not ask for another.
+    long
+        What becomes of pairs that are too long, where a body does not say it; ``None``: what the gateway's
+        setting says.
     """
 
     name: str
     error: Callable[[Refusal, int], JsonObject]
     statuses: Mapping[Kind, int] = field(default_factory=dict)
     scale: Scale = "sigmoid"
+    long: Long | None = None
 
     def status(self, refusal: Refusal) -> int:
         """The HTTP status for a refusal."""
@@ -103,8 +108,8 @@ class Body(BaseModel):
     stream: bool = Field(False, description="Answer with events: scores as they are there, then the result.")
 
     @abstractmethod
-    def score_request(self, scale: Scale) -> ScoreRequest:
-        """What the request asks for, at a path with this scale; raises `Refusal` where it cannot be done."""
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        """What the request asks for, at a path of `owner`; raises `Refusal` where it cannot be done."""
 
     @abstractmethod
     def answer(self, scores: RequestScores) -> object:
@@ -116,10 +121,12 @@ class RerankBody(Body):
 
     model: str | None = None
     query: Text
-    documents: list[Text]
+    documents: list[Document]
 
-    def score_request(self, scale: Scale) -> ScoreRequest:
-        return ScoreRequest(self.query, self.documents, self.model, activation(scale))
+    @property
+    def texts(self) -> list[str]:
+        """What is scored of each document."""
+        return texts_of(self.documents)
 
 
 @dataclass(frozen=True)
@@ -133,8 +140,8 @@ class ScorePath:
     bodies
         The bodies that it takes.
     dialect
-        Whose path it is: its scale is that of all scores here, in whatever form they are asked for. Errors
-        are in its form where the body has not been read yet.
+        Whose path it is: its scale is that of all scores here, in whatever form they are asked for, and pairs
+        that are too long fare as with it. Errors are in its form where the body has not been read yet.
     choose
         Which body a JSON object is, where there are several.
     """
@@ -150,9 +157,25 @@ class ScorePath:
         return self.choose(found) if self.choose else self.bodies[0]
 
 
-def activation(scale: Scale) -> Mapping[str, str]:
-    """The field of a spec that means a scale."""
-    return {} if scale is None else {"activation": scale}
+def spec_for(
+    owner: Dialect, *, raw: bool = False, truncate: bool | None = None, **others: str | int | None
+) -> dict[str, str | int]:
+    """The fields of a spec for a body at a path of `owner`.
+
+    Parameters
+    ----------
+    owner
+        Whose path it is.
+    raw
+        Whether it asks for the model's output as it is.
+    truncate
+        Whether pairs that are too long are to be cut; ``None``: it does not say.
+    others
+        More fields; those that are ``None`` are left out.
+    """
+    long = owner.long if truncate is None else "truncate" if truncate else "refuse"
+    found = {"activation": "identity" if raw else owner.scale, "long": long, **others}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def read_as(kind: type[T], found: JsonObject) -> T:

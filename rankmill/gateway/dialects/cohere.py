@@ -12,19 +12,18 @@ from rankmill.gateway.dialects.base import (
     Dialect,
     JsonObject,
     RerankBody,
-    Scale,
     Text,
     Top,
-    activation,
     ranking,
+    spec_for,
 )
 from rankmill.gateway.refusals import wrong
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
+_UNUSED = "max_chunks_per_doc has no effect: documents are cut at the model's limit"
+
 _UNIT = 100
 """Documents that Cohere bills as one search."""
-
-_ALWAYS = "passages are truncated to the model's limit"
 
 COHERE = Dialect("cohere", lambda refusal, status: {"message": refusal.message})
 
@@ -47,14 +46,15 @@ class CohereRerankV2(RerankBody):
     summary = "Cohere v2: order documents by their score with a query"
 
     top_n: Top = None
-    max_tokens_per_doc: Annotated[
-        int | None, Field(description=f"Has no effect, as a warning in the answer says: {_ALWAYS}.")
-    ] = None
+    max_tokens_per_doc: Annotated[int | None, Field(ge=1, description="Most tokens of a document.")] = None
     priority: Annotated[int, Field(description="Has no effect.")] = 0
 
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        spec = spec_for(owner, max_passage_tokens=self.max_tokens_per_doc)
+        return ScoreRequest(self.query, self.texts, self.model, spec)
+
     def answer(self, scores: RequestScores) -> object:
-        warnings = _unused("max_tokens_per_doc", self.max_tokens_per_doc)
-        return {"results": ranking(scores, self.top_n), **envelope(scores, "2", *warnings)}
+        return {"results": ranking(scores, self.top_n), **envelope(scores, "2")}
 
 
 Value = str | int | float | bool | None
@@ -75,11 +75,11 @@ class CohereRerankV1(Body):
     rank_fields: list[str] | None = None
     return_documents: bool = False
     max_chunks_per_doc: Annotated[
-        int | None, Field(description=f"Has no effect, as a warning in the answer says: {_ALWAYS}.")
+        int | None, Field(description="Has no effect, as a warning in the answer says.")
     ] = None
 
-    def score_request(self, scale: Scale) -> ScoreRequest:
-        return ScoreRequest(self.query, self.texts(), self.model, activation(scale))
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        return ScoreRequest(self.query, self.texts(), self.model, spec_for(owner))
 
     def texts(self) -> list[str]:
         """What is scored of each document: its `rank_fields`, a line each, else its text."""
@@ -91,7 +91,7 @@ class CohereRerankV1(Body):
 
     def answer(self, scores: RequestScores) -> object:
         shown = [{"text": each} if isinstance(each, str) else each for each in self.documents]
-        warnings = _unused("max_chunks_per_doc", self.max_chunks_per_doc)
+        warnings = [] if self.max_chunks_per_doc is None else [_UNUSED]
         results = ranking(scores, self.top_n, shown if self.return_documents else None)
         return {"results": results, **envelope(scores, "1", *warnings)}
 
@@ -101,7 +101,3 @@ def _text(place: int, document: dict[str, Value], names: list[str]) -> str:
     if not found:
         raise wrong(f"documents.{place}", f"has none of the fields {', '.join(names)}")
     return "\n".join(found)
-
-
-def _unused(name: str, value: int | None) -> list[str]:
-    return [] if value is None else [f"{name} has no effect: {_ALWAYS}"]

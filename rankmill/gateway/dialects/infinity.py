@@ -10,11 +10,10 @@ from rankmill.gateway.dialects.base import (
     Body,
     Dialect,
     JsonObject,
-    Scale,
     Text,
     Top,
-    activation,
     ranking,
+    spec_for,
     usage,
 )
 from rankmill.gateway.refusals import Refusal
@@ -46,10 +45,9 @@ class InfinityRerank(Body):
     model: str | None = None
     top_n: Top = None
 
-    def score_request(self, scale: Scale) -> ScoreRequest:
+    def score_request(self, owner: Dialect) -> ScoreRequest:
         model = None if self.model == _NO_MODEL else self.model
-        spec = activation("identity" if self.raw_scores else scale)
-        return ScoreRequest(self.query, self.documents, model, spec)
+        return ScoreRequest(self.query, self.documents, model, spec_for(owner, raw=self.raw_scores))
 
     def answer(self, scores: RequestScores) -> object:
         return {

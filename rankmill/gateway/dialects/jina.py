@@ -7,13 +7,12 @@ from rankmill.gateway.dialects.base import (
     Dialect,
     Document,
     JsonObject,
-    Scale,
     Text,
     TextDocument,
     Top,
-    activation,
     detail_error,
     ranking,
+    spec_for,
     texts_of,
 )
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
@@ -34,9 +33,9 @@ class JinaRerank(Body):
     top_n: Top = None
     return_documents: bool = True
 
-    def score_request(self, scale: Scale) -> ScoreRequest:
+    def score_request(self, owner: Dialect) -> ScoreRequest:
         (query,) = texts_of([self.query])
-        return ScoreRequest(query, texts_of(self.documents), self.model, activation(scale))
+        return ScoreRequest(query, texts_of(self.documents), self.model, spec_for(owner))
 
     def answer(self, scores: RequestScores) -> JsonObject:
         shown = [{"text": text} for text in texts_of(self.documents)]

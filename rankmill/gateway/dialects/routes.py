@@ -6,8 +6,11 @@ Several dialects share some paths: the body decides, and where it does not, the 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Annotated
 
-from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, ScorePath
+from pydantic import Field
+
+from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, ScorePath, spec_for
 from rankmill.gateway.dialects.cohere import CohereRerankV1, CohereRerankV2, envelope
 from rankmill.gateway.dialects.infinity import InfinityRerank
 from rankmill.gateway.dialects.jina import JinaRerank
@@ -15,7 +18,7 @@ from rankmill.gateway.dialects.tei import TEI, TeiPredict, TeiRerank
 from rankmill.gateway.dialects.vllm import ONLY_HERE, VLLM, VllmRerank, VllmScore
 from rankmill.gateway.dialects.voyage import VoyageRerank
 from rankmill.gateway.refusals import Refusal
-from rankmill.gateway.score_request import RequestScores
+from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
 
 def _error(refusal: Refusal, status: int) -> JsonObject:
@@ -30,6 +33,13 @@ class SharedRerankV1(JinaRerank):
     """``POST /v1/rerank`` by a client of Cohere, Jina or vLLM."""
 
     dialect = SHARED
+
+    max_tokens_per_doc: Annotated[int | None, Field(ge=0, description="Most tokens of a document.")] = None
+
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        asked = super().score_request(owner)
+        spec = {**asked.spec, **spec_for(owner, max_passage_tokens=self.max_tokens_per_doc or None)}
+        return replace(asked, spec=spec)
 
     def answer(self, scores: RequestScores) -> JsonObject:
         found = super().answer(scores)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, Scale, Text, activation
+from rankmill.gateway.dialects.base import Body, Dialect, JsonObject, Text, spec_for
 from rankmill.gateway.refusals import Kind, Refusal, wrong
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
 from rankmill.jobs.runtime.settings import Settings
@@ -34,12 +33,6 @@ LABEL = "LABEL_0"
 """Name of the only output."""
 
 Direction = Literal["Right", "Left", "right", "left"]
-
-
-def check_direction(direction: str) -> None:
-    """Refuse what workers cannot do: they cut off the end of a text."""
-    if direction.lower() != "right":
-        raise wrong("truncation_direction", "only Right is possible here")
 
 
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -71,14 +64,16 @@ def known_info(settings: Settings, name: str) -> JsonObject:
 class _TeiOptions(Body):
     dialect = TEI
 
-    truncate: bool | None = Field(None, description="Pairs that are too long are always truncated.")
+    truncate: bool | None = Field(
+        None, description="Whether pairs that are too long are cut, or an error; null: they are cut."
+    )
     truncation_direction: Direction = "Right"
     raw_scores: bool = False
 
-    def spec(self, scale: Scale) -> Mapping[str, str]:
+    def spec(self, owner: Dialect) -> dict[str, str | int]:
         """The spec that the options mean."""
-        check_direction(self.truncation_direction)
-        return activation("identity" if self.raw_scores else scale)
+        side = "left" if self.truncation_direction.lower() == "left" else None
+        return spec_for(owner, raw=self.raw_scores, truncate=self.truncate, truncation_side=side)
 
 
 class TeiRerank(_TeiOptions):
@@ -91,8 +86,8 @@ class TeiRerank(_TeiOptions):
     texts: list[Text]
     return_text: bool = False
 
-    def score_request(self, scale: Scale) -> ScoreRequest:
-        return ScoreRequest(self.query, self.texts, spec=self.spec(scale))
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        return ScoreRequest(self.query, self.texts, spec=self.spec(owner))
 
     def answer(self, scores: RequestScores) -> object:
         found = [{"index": place, "score": score} for place, score in scores.ranked()]
@@ -112,12 +107,12 @@ class TeiPredict(_TeiOptions):
         Field(description="A pair of texts, or several; a single text has no score here."),
     ]
 
-    def score_request(self, scale: Scale) -> ScoreRequest:
+    def score_request(self, owner: Dialect) -> ScoreRequest:
         pairs = self._pairs()
         for pair in pairs:
             if len(pair) != 2:
                 raise wrong("inputs", "a pair of texts has a score, one text has none")
-        return ScoreRequest([pair[0] for pair in pairs], [pair[1] for pair in pairs], spec=self.spec(scale))
+        return ScoreRequest([pair[0] for pair in pairs], [pair[1] for pair in pairs], spec=self.spec(owner))
 
     def answer(self, scores: RequestScores) -> object:
         found = [[{"score": score, "label": LABEL}] for score in scores.scores]

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from rankmill.gateway.dialects.base import (
     Body,
     Dialect,
     Document,
     JsonObject,
-    Scale,
     Text,
-    activation,
     ranking,
+    spec_for,
     texts_of,
     usage,
 )
 from rankmill.gateway.refusals import Kind, Refusal, wrong
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
+from rankmill.jobs.contract.spec import Side
 
 _TYPES: dict[Kind, str] = {
     "no_model": "NotFoundError",
@@ -41,13 +41,29 @@ def _error(refusal: Refusal, status: int) -> JsonObject:
     return {"error": found}
 
 
-VLLM = Dialect("vllm", _error, {"unscorable": 400}, scale=None)
+VLLM = Dialect("vllm", _error, {"unscorable": 400}, scale=None, long="refuse")
 
 Some = Document | list[Document]
 """One text, or several."""
 
-ONLY_HERE = frozenset({"user", "request_id", "truncate_prompt_tokens", "use_activation", "instruction"})
+ONLY_HERE = frozenset(
+    {
+        "user", "request_id", "truncate_prompt_tokens", "truncation_side", "use_activation", "instruction",
+        "chat_template_kwargs", "max_tokens_per_query",
+    }
+)  # fmt: skip
 """Fields that no other dialect has."""
+
+
+Instruction = Annotated[str, Field(max_length=10_000)]
+
+
+class _Kwargs(BaseModel):
+    """Variables of the prompt: there is one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    instruction: Instruction | None = None
 
 
 class _VllmOptions(Body):
@@ -58,24 +74,33 @@ class _VllmOptions(Body):
     request_id: Annotated[str | None, Field(max_length=200)] = None
     priority: Annotated[int, Field(description="Has no effect.")] = 0
     truncate_prompt_tokens: Annotated[
-        int | None, Field(ge=-1, description="Most tokens of a pair; -1: the model's limit.")
+        int | None,
+        Field(
+            ge=-1,
+            description="Longer pairs are cut to so many tokens, -1: to the model's limit; else an error.",
+        ),
     ] = None
+    truncation_side: Side | None = None
+    max_tokens_per_doc: Annotated[int, Field(ge=0, description="Most tokens of a document; 0: no limit.")] = 0
+    max_tokens_per_query: Annotated[int, Field(ge=0, le=0, description="Queries are never cut alone.")] = 0
     use_activation: bool | None = None
-    instruction: Annotated[str | None, Field(max_length=10_000)] = None
+    instruction: Instruction | None = None
+    chat_template_kwargs: _Kwargs | None = None
 
-    def spec(self, scale: Scale) -> dict[str, str | int | None]:
+    def spec(self, owner: Dialect) -> dict[str, str | int]:
         """The spec that the options mean."""
-        most = self.truncate_prompt_tokens
+        most, more = self.truncate_prompt_tokens, self.chat_template_kwargs
         if most is not None and 0 <= most < 4:
             raise wrong("truncate_prompt_tokens", "a pair has at least 4 tokens")
-        found: dict[str, str | int | None] = {
-            **activation("identity" if self.use_activation is False else scale)
-        }
-        if most is not None and most > 0:
-            found["max_length"] = most
-        if self.instruction is not None:
-            found["instruction"] = self.instruction
-        return found
+        return spec_for(
+            owner,
+            raw=self.use_activation is False,
+            truncate=None if most is None else True,
+            max_length=None if most == -1 else most,
+            truncation_side=self.truncation_side,
+            max_passage_tokens=self.max_tokens_per_doc or None,
+            instruction=(more and more.instruction) or self.instruction,
+        )
 
 
 class VllmRerank(_VllmOptions):
@@ -85,14 +110,14 @@ class VllmRerank(_VllmOptions):
     summary = "vLLM: order documents by their score with a query"
 
     query: Text
-    documents: list[Document]
+    documents: Some
     top_n: Annotated[int, Field(ge=0, description="How many of the best; 0: all.")] = 0
 
-    def score_request(self, scale: Scale) -> ScoreRequest:
-        return ScoreRequest(self.query, texts_of(self.documents), self.model, self.spec(scale))
+    def score_request(self, owner: Dialect) -> ScoreRequest:
+        return ScoreRequest(self.query, _texts(self.documents), self.model, self.spec(owner))
 
     def answer(self, scores: RequestScores) -> JsonObject:
-        shown = [{"text": text} for text in texts_of(self.documents)]
+        shown = [{"text": text} for text in _texts(self.documents)]
         return {
             "id": f"rerank-{self.request_id or scores.id}",
             "model": scores.model,
@@ -115,17 +140,17 @@ class VllmScore(_VllmOptions):
     text_1: Some | None = None
     text_2: Some | None = None
 
-    def score_request(self, scale: Scale) -> ScoreRequest:
+    def score_request(self, owner: Dialect) -> ScoreRequest:
         first, second = self._sides()
         one, many = _texts(first), _texts(second)
         if len(one) == 1 and many:
-            return ScoreRequest(one[0], many, self.model, self.spec(scale))
+            return ScoreRequest(one[0], many, self.model, self.spec(owner))
         if len(one) != len(many):
             raise Refusal(
                 "invalid",
                 f"{len(one)} texts cannot be scored with {len(many)}: give one, or as many as those",
             )
-        return ScoreRequest(one, many, self.model, self.spec(scale))
+        return ScoreRequest(one, many, self.model, self.spec(owner))
 
     def answer(self, scores: RequestScores) -> JsonObject:
         return {

@@ -10,8 +10,8 @@ from typing import TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 
-from rankmill.gateway.dialects.base import activation
-from rankmill.gateway.dialects.tei import LABEL, TEI, check_direction, known_info
+from rankmill.gateway.dialects.base import spec_for
+from rankmill.gateway.dialects.tei import LABEL, TEI, known_info
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.grpc import tei_pb2 as tei
 from rankmill.gateway.keys.api_keys import ApiKey
@@ -91,6 +91,8 @@ class TeiServices:
     ) -> tei.RerankResponse:
         """Order texts that come one by one, each with its query, when all are there."""
         found = await _gather(requests, self._gateway.settings.gateway_pairs, self._most_bytes)
+        if len({(each.truncate, each.truncation_direction) for each in found}) > 1:
+            raise Refusal("invalid", "truncate, truncation_direction: must be the same in all messages")
         pairs = [(each.query, each.text) for each in found]
         scored = await self._score(pairs, found[0] if found else tei.RerankStreamRequest(), call)
         return _ranking(scored, pairs, with_text=found[0].return_text)
@@ -99,7 +101,9 @@ class TeiServices:
         self, requests: Sequence[tei.PredictPairRequest], call: Call
     ) -> list[tei.PredictResponse]:
         found = []
-        for _, same in groupby(requests, lambda each: (each.raw_scores, each.truncation_direction)):
+        for _, same in groupby(
+            requests, lambda each: (each.raw_scores, each.truncate, each.truncation_direction)
+        ):
             alike = list(same)
             pairs = [_pair(each.inputs) for each in alike]
             scored = await self._score(pairs, alike[0], call)
@@ -117,8 +121,10 @@ class TeiServices:
         options: tei.RerankRequest | tei.RerankStreamRequest | tei.PredictPairRequest,
         call: Call,
     ) -> RequestScores:
-        check_direction("left" if options.truncation_direction == tei.TRUNCATION_DIRECTION_LEFT else "right")
-        spec = activation("identity" if options.raw_scores else TEI.scale)
+        left = options.truncation_direction == tei.TRUNCATION_DIRECTION_LEFT
+        spec = spec_for(
+            TEI, raw=options.raw_scores, truncate=options.truncate, truncation_side="left" if left else None
+        )
         with self._gateway.bodies.body() as body:
             body.count(sum(len(query) + len(text) for query, text in pairs))
             wanted = ScoreRequest([query for query, _ in pairs], [text for _, text in pairs], spec=spec)

@@ -10,6 +10,8 @@ import pytest
 from rankmill.gateway.bodies import parse
 from rankmill.gateway.dialects.base import Body, ScorePath, read_as
 from rankmill.gateway.dialects.routes import DIALECTS, score_paths
+from rankmill.gateway.dialects.tei import TEI
+from rankmill.gateway.dialects.vllm import VLLM, VllmRerank
 from rankmill.gateway.refusals import KINDS, Refusal
 from rankmill.gateway.score_request import RequestScores, ScoreRequest
 
@@ -33,7 +35,7 @@ def kind_of(path: str, body: dict[str, Any]) -> type[Body]:
 def asked(path: str, owner: str | None = None, /, **body: Any) -> ScoreRequest:
     """What a body asks for at a path."""
     found = path_of(path, owner)
-    return read_as(found.body(body), body).score_request(found.dialect.scale)
+    return read_as(found.body(body), body).score_request(found.dialect)
 
 
 def read(path: str, **body: Any) -> Body:
@@ -51,17 +53,17 @@ def test_tei_ranks_with_the_sigmoid_unless_raw_scores_are_wanted() -> None:
         assert answer(path, **body) == [{"index": place, "score": score} for place, score in RANKED]
     assert asked("/rerank", **body, raw_scores=True).spec == {"activation": "identity"}
     assert answer("/rerank", **body, return_text=True)[0] == {"index": 1, "score": 0.75, "text": "b"}
-    assert read("/rerank", **body, truncation_direction="right", truncate=True)
-    with pytest.raises(Refusal, match="only Right"):
-        asked("/rerank", **body, truncation_direction="Left")
+    assert asked("/rerank", **body, truncation_direction="right").spec == {"activation": "sigmoid"}
+    for left in ("Left", "left"):
+        assert asked("/rerank", **body, truncation_direction=left).spec["truncation_side"] == "left"
 
 
 def test_tei_predicts_pairs() -> None:
     one = read("/predict", inputs=["a", "b"])
-    assert one.score_request(None).pairs() == [("a", "b")]
+    assert one.score_request(VLLM).pairs() == [("a", "b")]
     assert one.answer(SCORED) == [{"score": 0.25, "label": "LABEL_0"}]
     several = read("/predict", inputs=[["a", "b"], ["c", "d"], ["e", "f"]])
-    assert several.score_request(None).pairs() == [("a", "b"), ("c", "d"), ("e", "f")]
+    assert several.score_request(VLLM).pairs() == [("a", "b"), ("c", "d"), ("e", "f")]
     assert several.answer(SCORED) == [[{"score": score, "label": "LABEL_0"}] for score in SCORED.scores]
     for single in ("a", ["a"], [["a"], ["b"]]):
         with pytest.raises(Refusal, match="one text has none"):
@@ -71,14 +73,16 @@ def test_tei_predicts_pairs() -> None:
 def test_cohere_v2() -> None:
     body = {"model": "m", "query": "q", "documents": TEXTS}
     assert asked("/v2/rerank", **body) == ScoreRequest("q", TEXTS, "m", {"activation": "sigmoid"})
-    assert answer("/v2/rerank", **body, top_n=2, max_tokens_per_doc=4096) == {
+    limited = asked("/v2/rerank", **body, max_tokens_per_doc=4096)
+    assert limited.spec == {"activation": "sigmoid", "max_passage_tokens": 4096}
+    assert asked("/v2/rerank", **body | {"documents": [{"text": "a"}, "b"]}).passages == ["a", "b"]
+    assert answer("/v2/rerank", **body, top_n=2, return_documents=True) == {
         "id": "r1",
         "results": [{"index": 1, "relevance_score": 0.75}, {"index": 2, "relevance_score": 0.5}],
         "meta": {
             "api_version": {"version": "2"},
             "billed_units": {"search_units": 1},
             "tokens": {"input_tokens": 30},
-            "warnings": ["max_tokens_per_doc has no effect: passages are truncated to the model's limit"],
         },
     }
 
@@ -86,7 +90,7 @@ def test_cohere_v2() -> None:
 def test_cohere_v1_takes_objects_and_their_fields() -> None:
     body = {"query": "q", "documents": ["a", {"text": "b", "title": "t"}, {"text": "c"}]}
     found = read("/cohere/v1/rerank", **body, return_documents=True)
-    assert found.score_request(None).passages == TEXTS
+    assert found.score_request(VLLM).passages == TEXTS
     shown: Any = found.answer(SCORED)
     assert [each["document"] for each in shown["results"]] == [
         {"text": "b", "title": "t"}, {"text": "c"}, {"text": "a"}
@@ -122,9 +126,9 @@ def test_jina_returns_documents_unless_told_not_to() -> None:
 def test_vllm_scores_one_to_many_and_many_to_many(one: str, many: str) -> None:
     for path in ("/score", "/v1/score", "/vllm/score"):
         single = read(path, **{one: "q", many: TEXTS, "model": "m"})
-        assert single.score_request(None).pairs() == [("q", text) for text in TEXTS]
+        assert single.score_request(VLLM).pairs() == [("q", text) for text in TEXTS]
         both = read(path, **{one: ["x", "y", "z"], many: TEXTS})
-        assert both.score_request(None).pairs() == [("x", "a"), ("y", "b"), ("z", "c")]
+        assert both.score_request(VLLM).pairs() == [("x", "a"), ("y", "b"), ("z", "c")]
         assert asked(path, **{one: "q", many: "a"}).pairs() == [("q", "a")]
     shown: Any = answer("/score", **{one: "q", many: TEXTS})
     assert shown == {
@@ -148,10 +152,24 @@ def test_vllm_options_are_fields_of_the_spec() -> None:
     given: dict[str, Any] = {
         "use_activation": False, "truncate_prompt_tokens": 128, "instruction": "Find.", "user": "u"
     }  # fmt: skip
-    expected = {"activation": "identity", "max_length": 128, "instruction": "Find."}
+    expected = {"activation": "identity", "long": "truncate", "max_length": 128, "instruction": "Find."}
     for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/vllm/v1/rerank"):
         assert asked(path, **body, **given).spec == expected
-    assert asked("/vllm/rerank", **body, truncate_prompt_tokens=-1).spec == {}
+    assert asked("/vllm/rerank", **body, truncate_prompt_tokens=-1).spec == {"long": "truncate"}
+    more = {
+        "max_tokens_per_doc": 9,
+        "truncation_side": "left",
+        "chat_template_kwargs": {"instruction": "Seek."},
+    }
+    spec = {"long": "refuse", "max_passage_tokens": 9, "truncation_side": "left", "instruction": "Seek."}
+    assert asked("/vllm/rerank", **body, **more, instruction="Find.").spec == spec
+    for wrong in (
+        {"max_tokens_per_doc": -1}, {"max_tokens_per_query": 5}, {"truncation_side": "middle"},
+        {"chat_template_kwargs": {"enable_thinking": True}},
+    ):  # fmt: skip
+        with pytest.raises(Refusal, match=next(iter(wrong))):
+            asked("/vllm/rerank", **body, **wrong)
+    assert asked("/vllm/rerank", query="q", documents="a").pairs() == [("q", "a")]
     with pytest.raises(Refusal, match="at least 4 tokens"):
         asked("/vllm/rerank", **body, truncate_prompt_tokens=2)
     shown: Any = answer("/vllm/rerank", **body, top_n=0, request_id="mine")
@@ -180,6 +198,45 @@ def test_voyage() -> None:
         assert shown["data"][0] == {"index": 1, "relevance_score": 0.75, "document": "b"}
         assert shown["usage"] == {"total_tokens": 30}
     assert len(answer("/v1/rerank", **body, top_k=2)["data"]) == 2
+
+
+LONG: dict[str, tuple[str, dict[str, Any]]] = {
+    "tei": ("/tei/rerank", {"texts": TEXTS}),
+    "tei, pairs": ("/tei/predict", {"inputs": [["a", "b"]]}),
+    "voyage": ("/voyage/v1/rerank", {"documents": TEXTS}),
+    "cohere": ("/cohere/v2/rerank", {"documents": TEXTS}),
+    "cohere, 1": ("/cohere/v1/rerank", {"documents": TEXTS}),
+    "jina": ("/jina/v1/rerank", {"documents": TEXTS}),
+    "infinity": ("/infinity/rerank", {"documents": TEXTS}),
+    "vllm": ("/vllm/rerank", {"documents": TEXTS}),
+    "vllm, scores": ("/vllm/score", {"queries": "q", "documents": TEXTS}),
+}
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"truncate": False},
+    {"truncation": False},
+    {"truncate_prompt_tokens": -1},
+]
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_what_is_too_long_is_cut_or_refused_as_each_service_does(name: str) -> None:
+    path, body = LONG[name]
+    refused = [
+        asked(path, query="q", **body, **option).spec.get("long", "truncate") == "refuse"
+        for option in OPTIONS
+    ]
+    service = name.partition(",")[0]
+    assert refused == [
+        service == "vllm", service in ("tei", "vllm"), service in ("voyage", "vllm"), False
+    ]  # fmt: skip
+
+
+def test_who_owns_a_path_says_what_becomes_of_what_is_too_long() -> None:
+    body = {"query": "q", "documents": TEXTS, "user": "u"}
+    assert read_as(VllmRerank, body).score_request(TEI).spec.get("long") is None
+    assert asked("/v1/rerank", **body).spec.get("long") is None
+    assert asked("/v1/rerank", "vllm", **body).spec["long"] == "refuse"
 
 
 def test_where_the_dialect_is_not_certain_the_answer_suits_cohere_jina_and_vllm() -> None:
@@ -284,7 +341,8 @@ def test_only_what_means_a_scale_changes_it() -> None:
     assert asked("/rerank", query="q", texts=TEXTS, raw_scores=True).spec == raw
     assert asked("/rerank", query="q", documents=TEXTS, raw_scores=True).spec == raw
     assert asked("/v1/rerank", query="q", documents=TEXTS, use_activation=False).spec == raw
-    assert asked("/score", queries="q", documents=TEXTS, use_activation=False).spec == raw
+    own = asked("/score", queries="q", documents=TEXTS, use_activation=False).spec
+    assert own == {**raw, "long": "refuse"}
 
 
 def test_an_owner_has_the_form_of_its_paths_too() -> None:
@@ -299,5 +357,5 @@ def test_invocations_take_what_the_other_paths_take() -> None:
     assert answer("/invocations", query="q", texts=TEXTS)[0] == {"index": 1, "score": 0.75}
     assert asked("/invocations", inputs=["a", "b"]).pairs() == [("a", "b")]
     assert answer("/vllm/invocations", query="q", documents=TEXTS)["id"] == "rerank-r1"
-    assert asked("/vllm/invocations", query="q", documents=TEXTS).spec == {}
+    assert asked("/vllm/invocations", query="q", documents=TEXTS).spec == {"long": "refuse"}
     assert asked("/invocations", data_1="q", data_2="a").spec == {"activation": "sigmoid"}

@@ -103,6 +103,18 @@ def test_a_ranking_has_the_scores_of_http(gateway: Running, channel: grpc.Channe
     assert [each.score for each in lone.predictions] == [dict(wanted)[1]]
 
 
+def test_long_texts_are_cut_at_the_side_that_is_wanted(gateway: Running, channel: grpc.Channel) -> None:
+    texts = [LONG, f"{TEXTS[1]} {LONG}", f"{LONG} {TEXTS[1]}"]
+    for direction, side, cut_off in ((RIGHT, "Right", 2), (LEFT, "Left", 1)):
+        body = {"query": QUERY, "texts": texts, "truncation_direction": side}
+        wanted = {each["index"]: each["score"] for each in gateway.post("/rerank", body).json}
+        asked = tei.RerankRequest(query=QUERY, texts=texts, truncate=True, truncation_direction=direction)
+        found = {each.index: each.score for each in call(channel, "Rerank.Rerank", asked).ranks}
+        assert found == pytest.approx(wanted)
+        assert found[cut_off] == pytest.approx(found[0], rel=1e-5)
+        assert found[3 - cut_off] != pytest.approx(found[0], rel=1e-3)
+
+
 def test_a_stream_of_pairs_is_answered_in_its_order(channel: grpc.Channel) -> None:
     texts = [f"{'moon ' * (number % 7)}{number}" for number in range(300)]
     requests = [tei.PredictPairRequest(inputs=[QUERY, text], raw_scores=True) for text in texts]
@@ -174,7 +186,8 @@ def test_every_kind_of_refusal_has_a_status() -> None:
     assert {words.grpc for words in KINDS.values()} <= {code.name for code in grpc.StatusCode}
 
 
-LEFT = tei.TRUNCATION_DIRECTION_LEFT
+RIGHT, LEFT = tei.TRUNCATION_DIRECTION_RIGHT, tei.TRUNCATION_DIRECTION_LEFT
+LONG = "cheese " * 600
 PAIR_REQUEST = tei.PredictPairRequest(inputs=[QUERY, TEXTS[0]])
 
 
@@ -182,7 +195,13 @@ PAIR_REQUEST = tei.PredictPairRequest(inputs=[QUERY, TEXTS[0]])
     ("method", "request_", "reason"),
     [
         ("Rerank.Rerank", tei.RerankRequest(query=QUERY), "the list of texts is empty"),
-        ("Rerank.Rerank", tei.RerankRequest(query=QUERY, texts=TEXTS, truncation_direction=LEFT), "Right"),
+        ("Rerank.Rerank", tei.RerankRequest(query=QUERY, texts=[LONG]), "608 tokens, and 512 are taken"),
+        ("Predict.PredictPair", tei.PredictPairRequest(inputs=[QUERY, LONG]), "512 are taken"),
+        (
+            "Rerank.RerankStream",
+            [tei.RerankStreamRequest(query=QUERY, text=text, truncate=text == LONG) for text in [LONG, "a"]],
+            "must be the same",
+        ),
         ("Rerank.RerankStream", [], "the list of texts is empty"),
         ("Predict.Predict", tei.PredictRequest(inputs=QUERY), "call PredictPair"),
         ("Predict.PredictPair", tei.PredictPairRequest(inputs=[QUERY]), "two texts, and this one 1"),
