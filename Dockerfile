@@ -1,5 +1,5 @@
 # rankmill for CPUs; for NVIDIA GPUs: docker build --build-arg VARIANT=cuda --tag rankmill:cuda .
-# To measure that GPU (docs/BENCHMARKS.md), add --build-arg EXTRAS=worker,serve,bench.
+# To measure that GPU (docs/explanation/benchmarks.md), add --build-arg EXTRAS=worker,serve,bench.
 # Without workers (score-file, exporter, gateway): docker build --build-arg EXTRAS=serve --tag rankmill:base .
 FROM python:3.11-slim
 

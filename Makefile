@@ -9,7 +9,7 @@ READY  := $(VENV)/.ready
 PROCESSES ?= 3
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test test-slow test-scores simulate check chaos clients stack clean
+.PHONY: demo test test-slow test-scores simulate check chaos clients docs stack clean
 
 demo: $(READY)  ## score the shipped example with the shipped model, and show the best passages
 	@$(BIN)/python examples/demo.py
@@ -32,7 +32,7 @@ check: $(READY)  ## linter, formatter, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-chaos: $(READY)  ## what is lost when things die, at full size; docs/BENCHMARKS.md has its figures
+chaos: $(READY)  ## what is lost when things die, at full size; docs/explanation/benchmarks.md has its figures
 	$(BIN)/python -m pytest -m long
 	$(BIN)/python -m benchmarks.faults.chaos producer --rows 100000 --kills 20
 	$(BIN)/python -m benchmarks.faults.chaos worker --rows 100000 --kills 55
@@ -52,6 +52,12 @@ clients: $(READY)  ## the gateway: real clients of other services, in an environ
 	$(PYTHON) -m venv .venv-clients
 	.venv-clients/bin/python -m pip install --quiet --no-deps --requirement tests/harness/clients.txt
 	$(BIN)/python -m pytest -m long tests/rankmill/gateway/test_clients.py
+
+docs: $(READY)  ## the site, in build/docs: open index.html; it needs no network
+	$(BIN)/python -m tests.harness.reference
+	$(BIN)/python -m docs.figures
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --builder html --doctree-dir build/doctrees docs build/docs
+	@echo "build/docs/index.html"
 
 stack: secrets/redis_password secrets/grafana_password  ## server, workers, gateway, page, Prometheus, Grafana, in containers
 	docker compose up --build --detach

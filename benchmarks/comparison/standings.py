@@ -99,7 +99,8 @@ def standings(results: Results) -> str:
     )
     parts = [
         "# rankmill beside its peers",
-        "Made by `python -m benchmarks.compare`; [BENCHMARKS.md](../BENCHMARKS.md) explains the columns.",
+        "Made by `python -m benchmarks.compare`; [benchmarks](../explanation/benchmarks.md) "
+        "explains the columns.",
         "\n".join(["| | |", "| --- | --- |", *facts]),
         "## Speed",
         speed_table(results),

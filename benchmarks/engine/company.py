@@ -4,8 +4,8 @@
 
 Each backend and precision of this machine scores the same pairs several times: each row alone, all rows by
 several token budgets, in shuffled orders, and cut into chunks of several sizes. The table has what
-docs/BACKENDS.md says: the largest distance between two scores of one row, how many rows differ at all, and
-how far they are from PyTorch's scores in fp32, each row alone.
+docs/explanation/backends.md says: the largest distance between two scores of one row, how many rows differ
+at all, and how far they are from PyTorch's scores in fp32, each row alone.
 """
 
 from __future__ import annotations

@@ -137,7 +137,7 @@ def read_format(job: Job) -> int:
 
 
 def worker_command(queue: str) -> str:
-    """The command that starts a worker for `queue`, as the README shows it."""
+    """The command that starts a worker for `queue`, as docs/guides/cluster.md shows it."""
     return f"rq worker {queue} --worker-class rankmill.ScoringWorker --serializer json"
 
 

@@ -1,6 +1,6 @@
 """What a server keeps of the work that it has acknowledged, and what its settings put at risk.
 
-docs/GUARANTEES.md says what follows from each setting.
+docs/explanation/guarantees.md says what follows from each setting.
 """
 
 from __future__ import annotations
@@ -189,4 +189,4 @@ def warn_of_risks(durability: Durability | None, url: str, concerns: Concerns) -
     for risk in durability.concerning(concerns) if durability else ():
         if (url, risk.text) not in _said:
             _said.add((url, risk.text))
-            logger.warning("%s (docs/GUARANTEES.md)", risk.text)
+            logger.warning("%s (docs/explanation/guarantees.md)", risk.text)

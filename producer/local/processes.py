@@ -197,6 +197,6 @@ def server_environ(url: str) -> dict[str, str]:
 
 
 def worker_command(queues: Sequence[str], name: str) -> list[str]:
-    """RQ's command line for a ScoringWorker, as in the README; RQ_REDIS_URL names the server."""
+    """RQ's command line for a ScoringWorker, as in docs/guides/cluster.md; RQ_REDIS_URL names the server."""
     options = ["--worker-class", "rankmill.ScoringWorker", "--serializer", "json", "--name", name]
     return [sys.executable, "-m", "rq.cli", "worker", *queues, *options]

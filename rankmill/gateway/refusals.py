@@ -121,6 +121,6 @@ def refusal_of(error: Exception) -> Refusal:
         message += "; ask again later"
     if isinstance(error, RedisFailed):
         if any(mark in message for mark in _RIGHTS):
-            message += "; docs/DEPLOY.md has the rights that the gateway's user needs"
+            message += "; docs/operations/deploy.md has the rights that the gateway's user needs"
         logger.warning("%s", message)  # it needs the operator, who does not see the answer
     return Refusal(next(kind for kind, words in KINDS.items() if isinstance(error, words.errors)), message)

@@ -81,7 +81,7 @@ def start_worker(
     environ: dict[str, str] | None = None,
     name: str | None = None,
 ) -> subprocess.Popen[bytes]:
-    """RQ's own command line, as the README shows it; its log goes to ``worker.log``.
+    """RQ's own command line, as docs/guides/cluster.md shows it; its log goes to ``worker.log``.
 
     It runs in a fork that has the libraries (`tests.harness.preloaded`); tests of families of processes,
     of ``rq worker-pool`` and ``--burst`` start it from the beginning.

@@ -1,4 +1,4 @@
-"""What docs/GUARANTEES.md names is there: each promise has its test, each name its place."""
+"""What docs/explanation/guarantees.md names is there: each promise has its test, each name its place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 from rankmill.jobs.runtime.settings import Settings, WorkerSettings
 
 ROOT = Path(__file__).resolve().parents[2]
-GUARANTEES = (ROOT / "docs" / "GUARANTEES.md").read_text()
+GUARANTEES = (ROOT / "docs" / "explanation" / "guarantees.md").read_text()
 NAMED = sorted(set(re.findall(r"`(tests/[\w/.]+\.py)(?:::(\w+))?`", GUARANTEES)))
 
 
@@ -35,7 +35,7 @@ def test_each_fault_has_a_test() -> None:
 
 def test_settings_metrics_and_alerts_have_these_names() -> None:
     words = set(re.findall(r"`([\w-]+)`", GUARANTEES))
-    metrics = (ROOT / "docs" / "METRICS.md").read_text()
+    metrics = (ROOT / "docs" / "reference" / "metrics.md").read_text()
     assert {word for word in words if word.startswith("rankmill_") and f"`{word}`" not in metrics} == set()
     alerts = yaml.safe_load((ROOT / "configs" / "prometheus" / "alerts.yml").read_text())
     known = {rule.get("alert") for group in alerts["groups"] for rule in group["rules"]}

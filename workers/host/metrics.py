@@ -1,7 +1,7 @@
 """Metrics of this worker process, for Prometheus and for the worker's report.
 
 One process is one worker, so the metrics are variables of this module, and all code of the worker
-updates them directly. ``docs/METRICS.md`` lists them.
+updates them directly. ``docs/reference/metrics.md`` lists them.
 """
 
 from __future__ import annotations

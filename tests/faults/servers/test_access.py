@@ -29,7 +29,7 @@ from tests.harness.gateways import Running, running_gateway
 from tests.harness.models.registries import put_version
 from tests.harness.tools import free_port, tool
 
-DEPLOY = (Path(__file__).resolve().parents[3] / "docs" / "DEPLOY.md").read_text()
+DEPLOY = (Path(__file__).resolve().parents[3] / "docs" / "operations" / "deploy.md").read_text()
 PAIRS = [("big cat", f"moon river {number}") for number in range(60)]
 
 
@@ -105,7 +105,7 @@ def test_a_sentinel_is_asked_over_tls(tls: tuple[int, str], tmp_path: Path) -> N
 
 @pytest.fixture
 def acl() -> Iterator[tuple[Any, str]]:
-    """A client with all rights on a server with the users of docs/DEPLOY.md, and a pattern of their URLs."""
+    """A client with all rights on a server with the users that deploy.md has, and a pattern of their URLs."""
     users = re.findall(r"^ +(user .*)$", DEPLOY, re.M)
     assert len(users) == 4
     with (

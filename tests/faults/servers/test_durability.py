@@ -158,7 +158,7 @@ def test_each_run_is_told_what_concerns_it_once(caplog: pytest.LogCaptureFixture
 
 def lines(text: str) -> list[str]:
     """The lines about settings, as a command has logged them."""
-    return [line for line in text.splitlines() if "docs/GUARANTEES.md" in line]
+    return [line for line in text.splitlines() if "docs/explanation/guarantees.md" in line]
 
 
 def test_score_file_says_what_concerns_a_live_run(

@@ -45,7 +45,7 @@ def test_the_rules_and_their_tests_hold(command: str) -> None:
 def test_every_alert_is_tested_and_has_its_section_in_the_runbook() -> None:
     sections = {
         line[3:].strip()
-        for line in (ROOT / "docs" / "RUNBOOK.md").read_text().splitlines()
+        for line in (ROOT / "docs" / "operations" / "runbook.md").read_text().splitlines()
         if line[:3] == "## "
     }
     cases = [
@@ -56,13 +56,15 @@ def test_every_alert_is_tested_and_has_its_section_in_the_runbook() -> None:
     for alert in ALERTS:
         name = alert["alert"]
         assert name in sections
-        assert alert["annotations"]["runbook_url"] == f"docs/RUNBOOK.md#{name.lower()}"
+        assert alert["annotations"]["runbook_url"] == f"docs/operations/runbook.md#{name.lower()}"
         assert {bool(case["exp_alerts"]) for case in cases if case["alertname"] == name} == {True, False}
 
 
 def test_the_dashboard_and_the_alerts_ask_for_metrics_that_there_are() -> None:
-    """docs/METRICS.md lists every metric; tests/project/test_reference.py holds it to that."""
-    known = set(re.findall(r"^\| `(rankmill_\w+)`", (ROOT / "docs" / "METRICS.md").read_text(), re.M))
+    """docs/reference/metrics.md lists every metric; tests/project/test_reference.py holds it to that."""
+    known = set(
+        re.findall(r"^\| `(rankmill_\w+)`", (ROOT / "docs" / "reference" / "metrics.md").read_text(), re.M)
+    )
     asked = {
         re.sub("_(bucket|sum|count)$", "", name)
         for query in [*QUERIES, *(rule["expr"] for rule in ALERTS)]

@@ -30,7 +30,7 @@ from tests.rankmill.gateway.test_grpc import grpc_address, refusal
 
 QUERY, TEXTS = PAIR
 DOCUMENTS = {"query": QUERY, "documents": TEXTS}
-RIGHTS = "docs/DEPLOY.md has the rights that the gateway's user needs"
+RIGHTS = "docs/operations/deploy.md has the rights that the gateway's user needs"
 ENOUGH_FOR_NO_KEY = ["-@all", "+ping", "+select", "+client|setinfo", "+zcount", "+eval"]
 
 

@@ -1,4 +1,4 @@
-"""Models by name: pushed, scored with, promoted, rolled back, removed; as docs/MODELS.md has it."""
+"""Models by name: pushed, scored with, promoted, rolled back, removed; as docs/guides/models.md has it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.harness.models.tiny import make_bert
 from tests.harness.servers.buckets import Bucket
 
 PAIRS = [("big cat", f"moon river {number}") for number in range(50)]
-GUIDE = (Path(__file__).parents[3] / "docs" / "MODELS.md").read_text()
+GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "models.md").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""score-file on a run with queries and corpus, as docs/FILES.md shows it."""
+"""score-file on a run with queries and corpus, as docs/guides/rerank-a-run.md shows it."""
 
 from __future__ import annotations
 

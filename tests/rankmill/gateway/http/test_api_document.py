@@ -1,4 +1,4 @@
-"""docs/API.md: every path is there, and every line of it works; so does the example."""
+"""docs/guides/serve.md: every path is there, and every line of it works; so does the example."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.harness.gateways import Running
 from tests.harness.tools import tool
 
 ROOT = Path(__file__).resolve().parents[4]
-TEXT = (ROOT / "docs" / "API.md").read_text()
+TEXT = (ROOT / "docs" / "guides" / "serve.md").read_text()
 LINES = re.findall(r"^curl .*$", TEXT, re.M)
 
 

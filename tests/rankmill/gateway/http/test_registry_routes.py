@@ -34,7 +34,9 @@ from tests.harness.servers.valkey import Server
 from tests.harness.tools import tool
 
 ROOT = Path(__file__).resolve().parents[4]
-GUIDE = (ROOT / "docs" / "API.md").read_text().partition("## The registry")[2].partition("\n## ")[0]
+GUIDE = (
+    (ROOT / "docs" / "guides" / "serve.md").read_text().partition("## The registry")[2].partition("\n## ")[0]
+)
 MODEL = "/v1/registry/reranker"
 
 

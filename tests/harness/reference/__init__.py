@@ -1,0 +1,27 @@
+"""The pages of docs/reference/, from the code: commands, settings, metrics, Python.
+
+python -m tests.harness.reference    # writes them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.harness.reference import commands, metrics, python, settings
+
+FOLDER = Path(__file__).resolve().parents[3] / "docs" / "reference"
+
+PAGES: dict[str, Callable[[str], str]] = {
+    "commands.md": lambda _: commands.page(),
+    "settings.md": lambda _: settings.page(),
+    "python.md": lambda _: python.page(),
+    "metrics.md": metrics.written,
+}
+"""Each page, and what makes it of the page that is there: its tables, or all of it."""
+
+
+def written(name: str) -> str:
+    """A page as it should be."""
+    path = FOLDER / name
+    return PAGES[name](path.read_text() if path.exists() else "")
