@@ -1,4 +1,4 @@
-"""The pages of docs/reference/, from the code: commands, settings, metrics, Python.
+"""The pages of docs/reference/, from the code: commands, settings, metrics, Python, keys in Redis.
 
 python -m tests.harness.reference    # writes them
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.harness.reference import commands, metrics, python, settings
+from tests.harness.reference import commands, metrics, python, redis_keys, settings
 
 FOLDER = Path(__file__).resolve().parents[3] / "docs" / "reference"
 
@@ -16,6 +16,7 @@ PAGES: dict[str, Callable[[str], str]] = {
     "commands.md": lambda _: commands.page(),
     "settings.md": lambda _: settings.page(),
     "python.md": lambda _: python.page(),
+    "redis.md": lambda _: redis_keys.page(),
     "metrics.md": metrics.written,
 }
 """Each page, and what makes it of the page that is there: its tables, or all of it."""
