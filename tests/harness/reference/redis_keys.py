@@ -9,7 +9,8 @@ from rankmill.jobs.contract import keys
 _INTRO = """\
 # Redis keys
 
-Each key expires; [the architecture](../explanation/architecture.md#redis-keys) says when. RQ keeps its own keys, `rq:…`.
+Each key expires; [the architecture](../explanation/architecture.md#redis-keys) says when.
+RQ keeps its own keys, `rq:…`.
 
 This page is made from the code (`python -m tests.harness.reference`).
 
