@@ -146,9 +146,11 @@ def describe(summary: Summary, request: FileRequest) -> str:
     """The summary as text for a person."""
     if not summary.rows:
         return f"no rows in the input; an empty output is in {summary.output}"
+    scoring = summary.seconds - summary.startup_seconds - summary.load_seconds
     lines = [
-        f"{summary.rows - summary.row_errors:,} of {summary.rows:,} rows scored in {summary.seconds:,.1f} s, "
-        f"including {summary.startup_seconds:,.1f} s of start-up: {summary.pairs_per_second:,.0f} pairs/s",
+        f"{summary.rows - summary.row_errors:,} of {summary.rows:,} rows scored at "
+        f"{summary.pairs_per_second:,.0f} pairs/s: start {summary.startup_seconds:,.1f} s, "
+        f"load {summary.load_seconds:,.1f} s, scoring {scoring:,.1f} s",
         f"model {summary.model}: {_how(summary)}",
         f"scores are in {summary.output}",
     ]
