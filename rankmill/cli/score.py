@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from rankmill.cli import options
-from rankmill.cli.files.request import SETTINGS, file_options
+from rankmill.cli.files.request import GROUPS, SETTINGS, file_options
 from rankmill.jobs.contract.arrow import leave_out_pandas
 from rankmill.jobs.contract.errors import ExitCode
 from rankmill.jobs.protocol.submitted.request import FileRequest
@@ -49,7 +49,7 @@ their own settings. Every setting of configs/base.yaml can be set in a file
 overrides the environment, and the environment overrides the file."""
 
 
-@options.command("score-file", epilog=_EPILOG, interrupted="the output is not complete")
+@options.command("score-file", epilog=_EPILOG, interrupted="the output is not complete", groups=GROUPS)
 @file_options
 @options.flags(*SETTINGS, "workers", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED)
 @click.option("--verify", metavar="FILE", help="Score rows of a scored Parquet file again, and compare.")
