@@ -43,6 +43,8 @@ DOING_FIELD = "doing"
 Doing = Literal["", "loading", "proving"]
 """What a worker does that keeps it from scoring: it loads a model, or proves the scores of a new one."""
 
+DOINGS = frozenset(get_args(Doing))
+
 STAGES = ("wait", "fetch", "tokenize", "forward", "write")
 """Stages of a worker's time: waiting for work, then the stages of a chunk in order."""
 
@@ -179,7 +181,7 @@ def worker_doings(client: redis.Redis, names: Iterable[str]) -> frozenset[Doing]
         for name in names:
             pipe.hget(_WORKER_PREFIX + name, DOING_FIELD)
         found = pipe.execute(raise_on_error=False)  # of a damaged key nothing is known
-    return frozenset(doing for doing in get_args(Doing) if doing and doing.encode() in found)
+    return frozenset(doing for doing in DOINGS if doing and doing.encode() in found)
 
 
 def _died(client: Any, name: str) -> bool:
