@@ -143,5 +143,5 @@ def test_the_demo_shows_the_best_passages() -> None:
 
 
 def shows_the_best_passages(shown: str) -> None:
-    assert re.search(r"rows scored in .* pairs/s", shown)
+    assert re.search(r"rows scored at .* pairs/s", shown)
     assert len(re.findall(r"^ +-?\d+\.\d\d  \w", shown, re.M)) == 12
