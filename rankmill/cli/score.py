@@ -53,7 +53,13 @@ overrides the environment, and the environment overrides the file."""
 @file_options
 @options.flags(*SETTINGS, "workers", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED)
 @click.option("--verify", metavar="FILE", help="Score rows of a scored Parquet file again, and compare.")
-@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Rows to --verify.  [default: 1000]")
+@click.option("--estimate", is_flag=True, help="Score only a sample: what all rows would take.")
+@click.option(
+    "--sample",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Rows to verify or estimate from.  [default: 1000]",
+)
 @options.as_json
 @options.quiet
 @click.option("-v", "--verbose", is_flag=True, help="More messages: one for each chunk.")
@@ -62,6 +68,7 @@ def score_file(
     request: FileRequest,
     config: str | None,
     verify: str | None,
+    estimate: bool,
     sample: int | None,
     as_json: bool,
     quiet: bool,
@@ -80,21 +87,29 @@ def score_file(
 
     With --verify there is no INPUT: rows of FILE are scored as it says that it was scored. Those of a
     deterministic file must have the same bits, others the same score to the bound that was proven.
+
+    With --estimate nothing is written: a sample of the first 100,000 rows is scored, and says what time,
+    tokens and memory all rows would take, and how many pairs would be truncated or have no score.
     """
     given["log_level"] = "error" if quiet else "debug" if verbose else None
     settings = load_settings(given, config)
     _refuse_unused(given, settings)
     set_up(settings.log_level, settings.log_format)
+    if verify and estimate:
+        raise click.UsageError("--estimate and --verify are two things to do: give one of them")
     if verify:
         _verify(verify, sample or _SAMPLE, request, settings, given, as_json=as_json, quiet=quiet)
-    if sample:
-        raise click.UsageError("--sample has no effect without --verify")
+    if sample and not estimate:
+        raise click.UsageError("--sample has no effect without --verify or --estimate")
     embedded = nullcontext() if settings.redis_url else EmbeddedCluster(settings, models=len(request.models))
     with embedded as cluster:
         # Imported only now: the server and the workers, which have just been started, start meanwhile.
         from rankmill.score.progress import progress_view
         from rankmill.score.score_file import score_file as run_score_file
 
+        if estimate:
+            _estimate(request, settings, sample or _SAMPLE, cluster, as_json=as_json)
+            return
         leave_out_pandas()
         view = partial(progress_view, quiet=quiet)
         summary = run_score_file(request, settings, cluster=cluster, view=view)
@@ -129,6 +144,33 @@ def _verify(
     elif result.differ or not quiet:
         click.echo(result)
     sys.exit(ExitCode.FAILED if result.differ else 0)
+
+
+def _estimate(
+    request: FileRequest, settings: Settings, sample: int, cluster: EmbeddedCluster | None, *, as_json: bool
+) -> None:
+    """Print what all rows would take."""
+    from rankmill.cluster.tables import duration, size
+    from rankmill.score.estimate import estimate
+
+    found = estimate(request, settings, sample, cluster)
+    if as_json:
+        click.echo(found.model_dump_json())
+        return
+    cut = "" if found.truncated_share is None else f"; {found.truncated_share:.1%} of the pairs are truncated"
+    lines = [
+        f"{found.sampled:,} of {found.rows:,} rows scored at {found.pairs_per_second:,.0f} pairs/s "
+        f"(workers: {found.workers}; {found.backend}, {found.device}, {found.precision})",
+        f"all rows: about {duration(found.seconds)}, {found.tokens:,} tokens{cut}",
+        f"rows without a score: {found.error_share:.1%}, about {round(found.error_share * found.rows):,}",
+        f"memory of a worker: {size(found.worker_bytes)}",
+    ]
+    if found.int8_gain is not None:
+        lines.append(
+            f"int8: about {duration(found.seconds / found.int8_gain)}, {found.int8_gain:.1f} times as fast; "
+            "rankmill check-precision says how it changes rankings"
+        )
+    click.echo("\n".join(lines))
 
 
 def _refuse_unused(given: dict[str, Any], settings: Settings) -> None:

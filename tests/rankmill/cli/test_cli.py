@@ -24,8 +24,8 @@ from tests.conftest import BIN, ENVIRON, Server, run_command
 
 FAMILY = [
     "score", "submit", "wait", "runner", "serve", "merge", "evaluate", "mine", "workers", "status", "runs",
-    "errors", "cancel", "tune", "experiment", "check-precision", "quantize", "models", "keys", "exporter",
-    "config",
+    "errors", "cancel", "jobs", "tune", "experiment", "check-precision", "quantize", "models", "keys",
+    "exporter", "config",
 ]  # fmt: skip
 
 

@@ -157,5 +157,5 @@ def test_the_help_of_score_file_has_what_most_people_need_first() -> None:
     listed = [name for names in GROUPS.values() for name in names.split()]
     assert set(listed) - known == {"file_queue"}, "only submit has it"
     assert known - set(listed) == {
-        "inputs", "config", "verify", "sample", "as_json", "quiet", "verbose", "version",
+        "inputs", "config", "verify", "estimate", "sample", "as_json", "quiet", "verbose", "version",
     }  # fmt: skip

@@ -1,0 +1,112 @@
+"""What scoring a file would take, found out with a sample of its pairs."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pydantic import BaseModel, ConfigDict
+
+from rankmill.jobs.contract.errors import InputError, WireError
+from rankmill.jobs.protocol.submitted.request import FileRequest
+from rankmill.jobs.protocol.worker_report import worker_reports
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.producer.files.source import PairSource
+from rankmill.producer.local.embedded import EmbeddedCluster
+from rankmill.score.input import find_input
+from rankmill.score.output import find_target
+from rankmill.score.session import Session
+
+_LOOK_ROWS, _AT_ONCE = 100_000, 1000
+"""The sample is of this many rows at the beginning of the input, which are read so many at once."""
+
+
+class Estimate(BaseModel):
+    """What the rows of an input would take, as those of the sample did; printed with ``--json``.
+
+    ``seconds`` is the time to score all rows with the workers there are, ``tokens`` counts real tokens of all
+    rows, ``worker_bytes`` is the memory of the largest worker process. ``truncated_share`` is the share of
+    pairs over the limit, ``None`` where none is truncated; ``error_share`` that of rows without a score.
+    ``int8_gain`` is the speed of int8 divided by that of the precision used, if workers have measured it.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    rows: int
+    sampled: int
+    workers: int
+    pairs_per_second: float
+    seconds: float
+    tokens: int
+    truncated_share: float | None
+    error_share: float
+    worker_bytes: int
+    model: str
+    backend: str
+    device: str
+    precision: str
+    int8_gain: float | None
+
+
+def estimate(
+    request: FileRequest, settings: Settings, sample: int, cluster: EmbeddedCluster | None
+) -> Estimate:
+    """Score up to `sample` pairs twice: once to load the model and to find those over its limit, once timed.
+
+    Raises
+    ------
+    InputError
+        The input or the output cannot be what is asked for, or has no rows.
+    RunFailed
+        The workers cannot score with the model.
+    """
+    if request.reads_stdin or request.models:
+        raise InputError("--estimate is for files and one model: save standard input, or name one model")
+    found = find_input(request)
+    find_target(request, found.files).check(found.files, settings)
+    with ExitStack() as stack:
+        found.identify(Path(), stack)
+        source = found.open()
+        table = _sampled(source, sample)
+        session = stack.enter_context(Session(settings, cluster))
+        truncates = settings.long == "truncate"
+        first = session.score(table, source.columns.names, long="refuse" if truncates else settings.long)
+        timed = session.score(table, source.columns.names)
+        reports = {}
+        with suppress(WireError):  # of another release
+            reports = worker_reports(session.client.store.redis, timed.workers)
+    lost, over = (int(np.isnan(each.scores).sum()) for each in (timed, first))
+    speed, stats = len(table) / timed.seconds, timed.stats
+    gains = [each.int8_gain for each in stats if each.int8_gain is not None]
+    return Estimate(
+        rows=source.rows,
+        sampled=len(table),
+        workers=len(timed.workers),
+        pairs_per_second=round(speed, 1),
+        seconds=round(source.rows / speed, 3),
+        tokens=round(sum(each.tokens for each in stats) / len(table) * source.rows),
+        truncated_share=(over - lost) / len(table) if truncates else None,
+        error_share=lost / len(table),
+        worker_bytes=max((report.resident_bytes for report in reports.values()), default=0),
+        model=settings.model,
+        backend=", ".join(sorted({each.backend for each in stats})),
+        device=", ".join(sorted({each.device for each in stats})),
+        precision=", ".join(sorted({each.precision for each in stats})),
+        int8_gain=round(min(gains), 2) if gains else None,
+    )
+
+
+def _sampled(source: PairSource, sample: int) -> pa.Table:
+    """Up to `sample` pairs of the first rows, chosen by chance with a fixed seed."""
+    names = list(source.columns.names)
+    parts = [
+        table.select(names) for table in islice(source.tables(lambda _: _AT_ONCE), _LOOK_ROWS // _AT_ONCE)
+    ]
+    if not parts:
+        raise InputError("the input has no rows to estimate from")
+    table = pa.concat_tables(parts)
+    chosen = np.random.default_rng(0).choice(len(table), min(sample, len(table)), replace=False)
+    return table.take(np.sort(chosen))
