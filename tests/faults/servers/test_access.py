@@ -106,7 +106,7 @@ def test_a_sentinel_is_asked_over_tls(tls: tuple[int, str], tmp_path: Path) -> N
 @pytest.fixture
 def acl() -> Iterator[tuple[Any, str]]:
     """A client with all rights on a server with the users that deploy.md has, and a pattern of their URLs."""
-    users = re.findall(r"^ +(user .*)$", DEPLOY, re.M)
+    users = re.findall(r"^(user .*)$", DEPLOY, re.M)
     assert len(users) == 4
     with (
         tempfile.TemporaryDirectory(prefix="rm-") as name,

@@ -77,7 +77,7 @@ def test_what_settings_put_at_risk(settings: dict[str, str], found: dict[str, tu
 def test_what_a_user_may_not_ask_is_not_known() -> None:
     with started({**FORGETS, **EVICTS}) as server:
         admin: Any = server.client
-        users = [line.split()[1:] for line in DEPLOY.splitlines() if line.startswith("    user ")]
+        users = [line.split()[1:] for line in DEPLOY.splitlines() if line.startswith("user ")]
         for name, *rights in (*users, ["nobody", "on", ">PASSWORD", "-@all", "+ping", "+select"]):
             admin.execute_command("ACL", "SETUSER", name, *rights)
         url = server.url.replace("unix://", "unix://{}:PASSWORD@")
