@@ -1,7 +1,7 @@
 """The blocks of code in the documents: which of them run, and what they print.
 
-A block of ``sh``, ``console`` or ``python`` runs, and a block of ``text`` after it is what it prints, unless a
-comment before it says why not, or which test runs it, or tests what it shows:
+A block of ``sh``, ``console`` or ``python`` runs, and a block of ``text`` after it is what it prints, unless
+a comment before it says why not, or which test runs it, or tests what it shows:
 
     <!-- not run: it needs a GPU -->
     <!-- run by tests/rankmill/registry/test_registry.py -->

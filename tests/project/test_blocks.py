@@ -66,8 +66,8 @@ def test_the_blocks_run_and_print_what_is_shown(path: Path, shared_queue: Server
     found = blocks(path)
     bin_folder = str(Path(sys.executable).parent)
     environ = {
-        **ENVIRON, "PATH": f"{bin_folder}:{os.environ['PATH']}", "RANKMILL_MODEL": "demo", "OMP_NUM_THREADS": "1",
-        "RANKMILL_METRICS_ADDRESS": f"127.0.0.1:{free_port()}",
+        **ENVIRON, "PATH": f"{bin_folder}:{os.environ['PATH']}", "RANKMILL_MODEL": "demo",
+        "OMP_NUM_THREADS": "1", "RANKMILL_METRICS_ADDRESS": f"127.0.0.1:{free_port()}",
     }  # fmt: skip
     if path.name not in FIRST:
         environ["REDIS_URL"] = shared_queue.url  # its worker has begun already
