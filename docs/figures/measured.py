@@ -22,7 +22,10 @@ def killed(found: dict[str, Any]) -> str:
     )  # fmt: skip
     left, right, top, lane = 96, 836, 96, 58
     scale = (right - left) / (len(rows[0]) / 2)
-    at = lambda seconds: left + scale * seconds  # noqa: E731
+
+    def at(seconds: float) -> float:
+        return left + scale * seconds
+
     for number, counts in enumerate(rows):
         base = top + lane * (number + 1) - 12
         dead = number == 2
@@ -119,7 +122,10 @@ def requests(found: dict[str, Any]) -> str:
     )  # fmt: skip
     left, right = 190, 836
     most = 0.05 * (int(max(found["behind"]) / 0.05) + 1)
-    at = lambda seconds: left + (right - left) * seconds / most  # noqa: E731
+
+    def at(seconds: float) -> float:
+        return left + (right - left) * seconds / most
+
     for step in range(int(most / 0.05) + 1):
         picture.line([(at(step * 0.05), 84), (at(step * 0.05), 232)], "grid")
         picture.text(at(step * 0.05), 250, f"{50 * step} ms", "soft", anchor="middle")
