@@ -2,9 +2,9 @@
 
     python -m tests.harness.release dist    # of the last commit
 
-Both are built twice, in different folders, and must have the same bytes. The wheel is then installed into an empty
-environment by constraints.txt, and the sdist into another. Each scores pairs with the shipped model, without a
-network where the system lets a process have none. Publishing is not done here.
+Both are built twice, in different folders, and must have the same bytes. The wheel is then installed into an
+empty environment by constraints.txt, and the sdist into another. Each scores pairs with the shipped model,
+without a network where the system lets a process have none. Publishing is not done here.
 """
 
 from __future__ import annotations
