@@ -113,8 +113,8 @@ def _without_network() -> tuple[str, ...]:
     return prefix if able else ()
 
 
-def _write_sbom(python: Path, out: Path, folder: Path) -> None:
-    """The packages of an environment, in CycloneDX, with the tool that lists those of the image."""
+def _write_sbom(python: Path, out: Path, folder: Path, built: Path) -> None:
+    """The packages of an environment, in CycloneDX; what lies in the folder `built` has its name alone."""
     venv.create(folder, with_pip=True)
     constraints = ("--constraint", str(ROOT / "constraints.txt"))
     _run(
@@ -129,6 +129,7 @@ def _write_sbom(python: Path, out: Path, folder: Path) -> None:
     )
     tool = folder / "bin" / "cyclonedx-py"
     _run(tool, "environment", "--output-reproducible", "--output-file", out, python, cwd=folder)
+    out.write_text(out.read_text().replace(f"{built.as_uri()}/", ""))
 
 
 def _run(*command: object, cwd: Path, environ: dict[str, str] | None = None) -> str:
@@ -154,7 +155,7 @@ def main(out: Path) -> None:
         check_same(built, build("HEAD", folder / "second"))
         wheel, sdist = sorted(built, key=lambda path: path.suffix != ".whl")
         python = try_out(wheel, folder / "wheel", install=constraints)
-        _write_sbom(python, folder / _SBOM, folder / "sbom")
+        _write_sbom(python, folder / _SBOM, folder / "sbom", wheel.parent)
         shutil.rmtree(folder / "wheel")
         try_out(sdist, folder / "sdist", install=constraints)
         out.mkdir(parents=True, exist_ok=True)
