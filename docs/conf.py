@@ -17,6 +17,7 @@ extensions = ["myst_parser"]
 root_doc = "README"
 exclude_patterns = ["figures", "images"]
 myst_heading_anchors = 4
+smartquotes = False
 suppress_warnings = ["misc.highlighting_failure"]  # examples leave things out with …
 html_theme = "furo"
 html_show_sphinx = False

@@ -2,7 +2,7 @@
 
 >>> client = Client("redis://localhost:6379/0")                       # doctest: +SKIP
 >>> client.score([("how far is the moon", "About 384,000 km.")])      # doctest: +SKIP
-array([8.1], dtype=float32)
+array([-1.8], dtype=float32)
 >>> client.rank("how far is the moon", ["Cheese.", "About 384,000 km."])[0].index   # doctest: +SKIP
 1
 """
