@@ -27,6 +27,7 @@ html_additional_pages = {"index": "index.html"}
 templates_path = ["site"]
 html_static_path = ["site/static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(Path(__file__).parent / "site" / "scorer.js")
 html_theme_options = {"source_view_link": "", "top_of_page_buttons": []}
 
 _SECTION = re.compile(r"^## (.+)\n((?:.*\n)*?)(?=^## |\Z)", re.M)
