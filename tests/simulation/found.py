@@ -41,4 +41,14 @@ FOUND = (
         faults=(Fault(14.5, "jump", 45.0, 2), Fault(60.0, "jump", 0.0, 3), Fault(90.0, "jump", 45.0, 4)),
         chunk_size=4,
     ),
+    # The server comes back on a host whose clock is behind: the leases of the dead lasted for as long as the
+    # clocks differ, and so did the lock of whoever cleaned the queue before.
+    Scenario(
+        seed=18,
+        workers=(0.05,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", (("query", POISON),), 4.17, "live"),),
+        faults=(Fault(6.28, "server_clock", 2.0, 6), Fault(17.03, "server_clock", 2.0, 1)),
+        chunk_size=4,
+    ),
 )

@@ -13,7 +13,7 @@ from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.client.sync_client import Client
 from tests.simulation import checker
 from tests.simulation.cluster import POISON, Cluster, Pair, Submitted
-from tests.simulation.faults import KINDS, Fault
+from tests.simulation.faults import KINDS, LOSES_DATA, Fault
 from tests.simulation.server import Server
 from tests.simulation.world import Deadlock, TooLong, World, living_in
 from tests.simulation.world import world as current_world
@@ -40,7 +40,7 @@ class Scenario:
         workers = tuple(dice.choice([0.002, 0.01, 0.05, 0.3]) for _ in range(dice.randint(1, 4)))
         clocks = tuple(dice.choice([0.0, 0.0, 3600.0, -3600.0]) for _ in workers)
         runs = tuple(_run(dice, number) for number in range(dice.randint(1, 3)))
-        kinds = dice.sample(sorted(KINDS), k=dice.randint(0, 4))
+        kinds = dice.sample(sorted(KINDS), k=max(dice.randint(-1, 6), 0))
         faults = tuple(
             Fault(dice.uniform(0.0, 25.0), kind, dice.choice([0.1, 2.0, 20.0, 45.0]), dice.randrange(8))
             for kind in kinds
@@ -97,13 +97,12 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
     try:
         with living_in(world):
             world.redis = Server(world)
-            world.redis.remembers = any(fault.kind == "roll_back" for fault in scenario.faults)
             world.patch(worker_module, "set_up", lambda *_, **__: None)
             world.patch(worker_module, "require_worker_packages", lambda: None)
             cluster = Cluster(world, chunk_size=scenario.chunk_size)
             for speed, clock in zip(scenario.workers, scenario.clocks, strict=True):
                 cluster.keep(row_seconds=speed, clock=clock)
-            lost = any(fault.kind in {"flush", "roll_back"} for fault in scenario.faults)
+            lost = any(fault.kind in LOSES_DATA for fault in scenario.faults)
             detached: list[str] = []
             producers = [cluster.producer(run.name, _submit(run, results, detached)) for run in scenario.runs]
             for fault in scenario.faults:
@@ -126,7 +125,7 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
             ]
             outcome.seconds, outcome.events = world.now, world.events
             outcome.commands = world.redis.commands
-            outcome.trace = list(world.trace)
+            outcome.trace = world.trace
     finally:
         logging.disable(logging.NOTSET)
     return outcome

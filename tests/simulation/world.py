@@ -120,14 +120,14 @@ class World:
         self.ready: list[Task] = []
         self.timers: list[tuple[float, int, int, Task]] = []
         self.crashes: list[tuple[str, str, BaseException]] = []
-        self.trace: deque[str] = deque(maxlen=None if traced else 400)
+        self._told: deque[tuple[float, str, object, str]] = deque(maxlen=None if traced else 400)
         self.graveyard: list[Task] = []
         self.processes: list[Process] = []
         self.computed: Counter[int] = Counter()
         """How often the forward of each pair has ended, by the pair's first token."""
         self.over = False
-        self.at_server = False
-        """Whether the server computes now, and not a process."""
+        self.server_clock: float | None = None
+        """How far the server's clock is ahead, while the server computes and not a process."""
         self._patched: list[tuple[object, str, object]] = []
         self._environ: dict[str, str | None] = {}
         self._sequence = itertools.count()
@@ -222,10 +222,18 @@ class World:
     def sleep(self, seconds: float) -> None:
         self.wait(seconds)
 
-    def tell(self, event: str) -> None:
-        """Keep an event for the trace."""
+    def tell(self, event: object, how: str = "") -> None:
+        """Keep an event for the trace: a text, or commands to the server and `how` they came."""
         who = self.current.name if self.current else "world"
-        self.trace.append(f"{self.now:10.4f} {who:24} {event}")
+        self._told.append((self.now, who, event, how))
+
+    @property
+    def trace(self) -> list[str]:
+        """The events, as text."""
+        return [
+            f"{at:10.4f} {who:24} {f'{how} {words_of(event)}'.lstrip() if isinstance(event, list) else event}"
+            for at, who, event, how in self._told
+        ]
 
     # What happens to processes
 
@@ -263,7 +271,9 @@ class World:
 
     def host_time(self) -> float:
         """Seconds since 1970, by the clock of the host that runs now."""
-        ahead = self.current.process.clock if self.current and not self.at_server else 0.0
+        ahead = self.server_clock
+        if ahead is None:
+            ahead = self.current.process.clock if self.current else 0.0
         return EPOCH + self.now + ahead
 
     def date(self) -> datetime:
@@ -626,3 +636,12 @@ def living_in(mine: World) -> Iterator[World]:
         mine.unpatch()
         vars(system).update(before)
         _current.remove(mine)
+
+
+def words_of(commands: Sequence[list[bytes]]) -> str:
+    """The beginning of some commands, for the trace."""
+    texts = (
+        " ".join(word[:40].decode(errors="replace").replace("\n", " ") for word in words[:6])
+        for words in commands[:8]
+    )
+    return "; ".join(texts)[:300]
