@@ -142,7 +142,7 @@ def announce_worker(client: redis.Redis | Pipeline, name: str, report: WorkerRep
 
 
 def bound_reports(client: redis.Redis, queue: str, seconds: int) -> None:
-    """Let the report of a dead worker expire soon even if the server's clock has jumped back: see `leases.BOUND`."""
+    """Let reports of the dead expire soon, though the server's clock has jumped back: see `leases.BOUND`."""
     names, longest = listed_workers(client, queue), max(seconds, UNRENEWED_SECONDS)
     with client.pipeline(transaction=False) as pipe:
         for name in names:

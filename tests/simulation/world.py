@@ -69,7 +69,7 @@ class Task:
         self.world, self.process, self.name = world, process, name
         self.number = next(self.numbers)
         self.generation = 0
-        self.woken = False
+        self.waits = self.woken = False
         self.done = False
         self.joining: list[Task] = []
         self.is_main = not process.tasks and process.alive
@@ -182,7 +182,7 @@ class World:
                 raise TooLong(f"not done after {until:,.0f} s")
             self.now = max(self.now, when)
             task.generation += 1
-            task.woken = False
+            task.waits = task.woken = False
             self.ready.append(task)
             return
         raise Deadlock
@@ -205,6 +205,7 @@ class World:
             raise greenlet.GreenletExit
         task.resume = greenlet.getcurrent()
         task.generation += 1
+        task.waits = True
         if seconds is not None:
             when = self.now + max(seconds, 0.0)
             heapq.heappush(self.timers, (when, next(self._sequence), task.generation, task))
@@ -213,10 +214,10 @@ class World:
 
     def wake(self, task: Task) -> None:
         """Let a task that waits go on."""
-        if task.done or not task.process.alive:
-            return
+        if not task.waits or task.done or not task.process.alive:
+            return  # its time was over before, say, and its process stands still
         task.generation += 1
-        task.woken = True
+        task.waits, task.woken = False, True
         self.ready.append(task)
 
     def sleep(self, seconds: float) -> None:
