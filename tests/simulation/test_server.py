@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,7 @@ def all_scripts() -> set[bytes]:
     """The scripts of the protocol."""
     found = set()
     for module in (leases, ordered_queue, scripts):
-        tree = ast.parse(Path(module.__file__).read_text())
+        tree = ast.parse(Path(str(module.__file__)).read_text())
         passed = {
             node.args[0] for node in ast.walk(tree)
             if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "eval"
@@ -277,9 +278,7 @@ def test_who_waits_is_served_as_by_a_real_one(valkey: Server, change: Callable[[
         replies[number] = WAITS[number](world.redis.client())
 
     with living_in(world):
-        processes = [
-            world.process(f"{number}", lambda number=number: waits(number)) for number in range(len(WAITS))
-        ]  # type: ignore[misc]
+        processes = [world.process(f"{number}", partial(waits, number)) for number in range(len(WAITS))]
 
         def changes() -> None:
             world.sleep(0.5)
