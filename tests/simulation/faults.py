@@ -32,6 +32,15 @@ def kill(cluster: Cluster, fault: Fault) -> None:
         cluster.world.end(living[fault.which % len(living)], 137)
 
 
+def lose(cluster: Cluster, fault: Fault) -> None:
+    """A worker's host is gone at once, so nobody tells the server that its connections are."""
+    if living := [each for each in cluster.workers if each.alive]:
+        process = living[fault.which % len(living)]
+        for sock in cluster.world.redis.host.sockets:
+            sock.silent |= sock.process is process
+        cluster.world.end(process, 137)
+
+
 def stop(cluster: Cluster, fault: Fault) -> None:
     """A worker stands still for `amount` seconds, perhaps for longer than its lease, and then goes on."""
     living = [each for each in cluster.workers if each.alive and not each.stopped]
@@ -188,7 +197,7 @@ LOSES_DATA = frozenset({"flush", "roll_back", "fail_over", "two_masters", "evict
 KINDS: dict[str, Callable[[Cluster, Fault], None]] = {
     each.__name__: each
     for each in (
-        *(kill, stop, breaks, jump),
+        *(kill, lose, stop, breaks, jump),
         *(restart, flush, roll_back, fail_over, two_masters, load, full, no_replicas, evict, evict_any),
         *(freeze, cut_off, half_open, server_clock),
     )

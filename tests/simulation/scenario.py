@@ -113,8 +113,7 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
                 world.run(lambda: world.now >= ended, seconds=2 * SETTLING_SECONDS)
                 if not scenario.faults:
                     outcome.problems += checker.computed_again(world, scenario.runs)
-                if not lost:  # a server that goes back in time has keys of runs that have ended
-                    outcome.problems += checker.left(world, set(detached))
+                outcome.problems += checker.left(world, set(detached), lost_data=lost)
             except (Deadlock, TooLong) as error:
                 outcome.problems.append(f"{type(error).__name__}: {error}")
             outcome.problems += checker.crashes(world)

@@ -65,6 +65,7 @@ class Blocked:
     task: Task
     sock: Socket
     words: frozenset[bytes]
+    until: float
     serve: Callable[[bool], Any]
     reply: Any = None
 
@@ -93,8 +94,8 @@ class Host(FakeServer):
             changed = set(self.changed)
             self.changed.clear()
             for each in list(self.blocked):
-                alive = each.task.process.alive or each.sock.silent  # else the host has closed its connection
-                if not alive:
+                here = each.task.process.alive or each.sock.silent  # else its host has closed the connection
+                if not here or each.until < world().now:
                     self.blocked.remove(each)
                 elif not each.words.isdisjoint(changed) and (found := each.serve(False)) is not None:
                     each.reply = found
@@ -238,7 +239,8 @@ class Socket(FakeSocket):
         found, here = func(True), world().current
         if found is None and not self._in_transaction and here and world().redis.waits_for(self):
             host: Any = self._server
-            blocked = Blocked(here, self, frozenset(self._words), func)
+            until = world().now + (timeout or float("inf"))
+            blocked = Blocked(here, self, frozenset(self._words), until, func)
             host.blocked.append(blocked)
             with world().redis.away_from_server():
                 world().wait(timeout or None)
