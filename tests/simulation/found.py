@@ -51,4 +51,14 @@ FOUND = (
         faults=(Fault(6.28, "server_clock", 2.0, 6), Fault(17.03, "server_clock", 2.0, 1)),
         chunk_size=4,
     ),
+    # The server evicts the stream of results while a chunk kills its workers: that it does was lost with each
+    # attempt, so it was never split, and its good rows failed.
+    Scenario(
+        seed=2,
+        workers=(0.05,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", (*_pairs(6), ("query", POISON)), 1.0, "live"),),
+        faults=(Fault(3.0, "evict_any", 0.0, 0),),
+        chunk_size=16,
+    ),
 )
