@@ -95,7 +95,7 @@ if not redis.call('LPOS', transit, id) then return end  -- its worker has begun 
 local since = tonumber(redis.call('GET', seen) or '')
 if not since then
   redis.call('SET', seen, ARGV[4], 'EX', 3600)
-elseif now - since > tonumber(ARGV[5]) then
+elseif math.abs(now - since) > tonumber(ARGV[5]) then  -- or the server's clock has jumped back
   redis.call('LREM', transit, 1, id)
   place(id, true)
   if not is_bulk(id) then ring(bell) end

@@ -15,6 +15,7 @@ from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.schema import Count, Seconds, WireModel
+from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS
 from rankmill.jobs.protocol.orders import Answer
 from rankmill.jobs.runtime.patience import cannot_serve
 
@@ -138,6 +139,18 @@ class WorkerReport(WireModel):
 def announce_worker(client: redis.Redis | Pipeline, name: str, report: WorkerReport, ttl: int) -> None:
     """Write the report of ScoringWorker `name`; it expires after `ttl` seconds."""
     client.set(keys.worker(name), report.model_dump_json(), ex=ttl)
+
+
+def bound_reports(client: redis.Redis, queue: str, seconds: int) -> None:
+    """Let reports of the dead expire soon, though the server's clock has jumped back: see `leases.BOUND`."""
+    names, longest = listed_workers(client, queue), max(seconds, UNRENEWED_SECONDS)
+    with client.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.ttl(keys.worker(name))
+        for name, left in zip(names, pipe.execute(), strict=True):
+            if left > longest:
+                pipe.expire(keys.worker(name), longest)
+        pipe.execute()
 
 
 def withdraw_worker(client: redis.Redis, name: str) -> None:

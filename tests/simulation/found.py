@@ -52,4 +52,24 @@ FOUND = (
         faults=(),
         chunk_size=4,
     ),
+    # The server comes back on a host whose clock is behind: the leases of the dead lasted for as long as the
+    # clocks differ, and so did the lock of whoever cleaned the queue before.
+    Scenario(
+        seed=18,
+        workers=(0.05,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", (("query", POISON),), 4.17, "live"),),
+        faults=(Fault(6.28, "server_clock", 2.0, 6), Fault(17.03, "server_clock", 2.0, 1)),
+        chunk_size=4,
+    ),
+    # The server evicts the stream of results while a chunk kills its workers: that it does was lost with each
+    # attempt, so it was never split, and its good rows failed.
+    Scenario(
+        seed=2,
+        workers=(0.05,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", (*_pairs(6), ("query", POISON)), 1.0, "live"),),
+        faults=(Fault(3.0, "evict_any", 0.0, 0),),
+        chunk_size=16,
+    ),
 )

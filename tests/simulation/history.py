@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS
 from rankmill.jobs.protocol.ordered_queue import is_bulk_job
 
 if TYPE_CHECKING:
@@ -142,6 +143,12 @@ class History:
         for job in self.jobs.values():
             job.state, job.holder, job.late = "new", None, 0.0
             job.holders.clear()
+
+    def set_back(self) -> None:
+        """The server's clock has jumped back: what a dead worker holds stays with it for longer."""
+        self._advanced = self.world.now + UNRENEWED_SECONDS
+        for name in self._held:
+            self.jobs[name].late = -UNRENEWED_SECONDS
 
     def forward(self, firsts: Iterable[int]) -> None:
         """A worker begins a forward of pairs with these first tokens."""
@@ -307,13 +314,14 @@ class History:
         passed, self._looked = now - self._looked, now
         workers = [each for each in self.world.processes if each.name.startswith("worker-") and each.alive]
         able = [each for each in workers if not each.stopped and each not in self.drained]
+        able = [each for each in able if self.world.redis.reaches(each)]
         self.computing = {each: since for each, since in self.computing.items() if each.alive}
         serves = self._is_up and bool(able)
         if not serves:
             self.disturb(0.0)
-            self._advanced = now
+            self._advanced = max(self._advanced, now)
             for name in self._held:  # after an outage, leases are renewed before others' have lapsed
-                self.jobs[name].late = -LEASE
+                self.jobs[name].late = min(self.jobs[name].late, -LEASE)
             self._busy = dict.fromkeys(able, now)
         else:
             self._look_at_jobs(passed)
@@ -327,7 +335,7 @@ class History:
                     "split", self.world.now - since, SPLIT, f"the halves of a chunk of {run} are not sent"
                 )
             if not self.open or any(each in self.computing for each in able):
-                self._advanced = now
+                self._advanced = max(self._advanced, now)
             self._took("without progress", now - self._advanced, PROGRESS, "nothing goes on")
         for worker, since in list(self.ending.items()):
             if not worker.alive or worker.stopped or worker in self.computing or not self._is_up:
@@ -384,7 +392,7 @@ class History:
 
     @property
     def _is_up(self) -> bool:
-        return self.world.redis.refuses() is None and not self.world.redis.broken
+        return self.world.redis.serves
 
     def _rows(self, run: str) -> int:
         item = self._data.get(f"rankmill:run:{run}:meta".encode())

@@ -16,18 +16,14 @@ from rankmill.producer.client.runs import ScoringRun
 from rankmill.producer.client.sync_client import Client
 from tests.simulation import checker
 from tests.simulation.cluster import MODEL, NO_MODEL, POISON, Cluster, Pair, Submitted, first_token
-from tests.simulation.faults import KINDS, Fault
+from tests.simulation.faults import KINDS, LOSSES, Fault
 from tests.simulation.history import LEASE, History
-from tests.simulation.server import Server, words
+from tests.simulation.server import Server
 from tests.simulation.world import Deadlock, TooLong, World, living_in
 from tests.simulation.world import world as current_world
 
 SETTLING_SECONDS = 60.0
 """How long the workers go on after the last run has ended, until nothing of it may be left."""
-
-
-LOSSES = frozenset({"flush", "roll_back"})
-"""Faults after which the server has lost data."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,7 @@ class Scenario:
         workers = tuple(dice.choice([0.002, 0.01, 0.05, 0.3]) for _ in range(number or dice.randint(1, 4)))
         clocks = tuple(dice.choice([0.0, 0.0, 3600.0, -3600.0]) for _ in workers)
         runs = tuple(_run(dice, number) for number in range(dice.randint(1, 3)))
-        kinds = dice.sample(sorted(KINDS), k=dice.randint(0, 4))
+        kinds = dice.sample(sorted(KINDS), k=max(dice.randint(-1, 6), 0))
         faults = tuple(
             Fault(dice.uniform(0.0, 25.0), kind, dice.choice([0.1, 2.0, 20.0, 45.0]), dice.randrange(8))
             for kind in kinds
@@ -163,7 +159,6 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
     try:
         with living_in(world):
             world.redis = Server(world)
-            world.redis.remembers = any(fault.kind == "roll_back" for fault in scenario.faults)
             world.patch(worker_module, "set_up", lambda *_, **__: None)
             world.patch(worker_module, "require_worker_packages", lambda: None)
             cluster = Cluster(world, chunk_size=scenario.chunk_size, **dict(scenario.settings))
@@ -185,8 +180,7 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
                 world.run(lambda: bool(found) or world.now >= ended, seconds=2 * SETTLING_SECONDS)
                 if not scenario.faults and not scenario.stumbles:
                     outcome.problems += checker.computed_again(world, scenario.runs)
-                if not lost:  # a server that goes back in time has keys of runs that have ended
-                    outcome.problems += checker.left(world, set(detached))
+                outcome.problems += checker.left(world, set(detached), lost_data=lost)
             except (Deadlock, TooLong) as error:
                 outcome.problems.append(f"{type(error).__name__}: {error}")
             outcome.worst = dict(world.history.worst)
@@ -201,15 +195,10 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
                 ]
             outcome.seconds, outcome.events = world.now, world.events
             outcome.commands = world.redis.commands
-            outcome.trace = [told(*event) for event in world.trace]
+            outcome.trace = world.trace
     finally:
         logging.disable(logging.NOTSET)
     return outcome
-
-
-def told(when: float, who: str, what: Any) -> str:
-    """An event of the trace as a line."""
-    return f"{when:10.4f} {who:24} {what if isinstance(what, str) else words(what)}"
 
 
 def _happens(cluster: Cluster, fault: Fault) -> Any:

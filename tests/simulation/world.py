@@ -70,7 +70,7 @@ class Task:
         self.world, self.process, self.name = world, process, name
         self.number = next(self.numbers)
         self.generation = 0
-        self.woken = False
+        self.waits = self.woken = False
         self.done = False
         self.joining: list[Task] = []
         self.is_main = not process.tasks and process.alive
@@ -121,8 +121,7 @@ class World:
         self.ready: list[Task] = []
         self.timers: list[tuple[float, int, int, Task]] = []
         self.crashes: list[tuple[str, str, BaseException]] = []
-        self.trace: deque[tuple[float, str, Any]] = deque(maxlen=None if traced else 400)
-        """When, who, and what: a sentence, or commands to the server."""
+        self._told: deque[tuple[float, str, object, str]] = deque(maxlen=None if traced else 400)
         self.history = History(self)
         self.graveyard: list[Task] = []
         self.processes: list[Process] = []
@@ -131,8 +130,8 @@ class World:
         self.stumbles = 0
         """How many of the next attempts to load a model fail for no known reason."""
         self.over = False
-        self.at_server = False
-        """Whether the server computes now, and not a process."""
+        self.server_clock: float | None = None
+        """How far the server's clock is ahead, while the server computes and not a process."""
         self._patched: list[tuple[object, str, object]] = []
         self._environ: dict[str, str | None] = {}
         self._sequence = itertools.count()
@@ -187,7 +186,7 @@ class World:
                 raise TooLong(f"not done after {until:,.0f} s")
             self.now = max(self.now, when)
             task.generation += 1
-            task.woken = False
+            task.waits = task.woken = False
             self.ready.append(task)
             return
         raise Deadlock
@@ -210,6 +209,7 @@ class World:
             raise greenlet.GreenletExit
         task.resume = greenlet.getcurrent()
         task.generation += 1
+        task.waits = True
         if seconds is not None:
             when = self.now + max(seconds, 0.0)
             heapq.heappush(self.timers, (when, next(self._sequence), task.generation, task))
@@ -218,18 +218,27 @@ class World:
 
     def wake(self, task: Task) -> None:
         """Let a task that waits go on."""
-        if task.done or not task.process.alive:
-            return
+        if not task.waits or task.done or not task.process.alive:
+            return  # its time was over before, say, and its process stands still
         task.generation += 1
-        task.woken = True
+        task.waits, task.woken = False, True
         self.ready.append(task)
 
     def sleep(self, seconds: float) -> None:
         self.wait(seconds)
 
-    def tell(self, event: Any) -> None:
-        """Keep an event for the trace: a sentence, or commands to the server."""
-        self.trace.append((self.now, self.current.name if self.current else "world", event))
+    def tell(self, event: object, how: str = "") -> None:
+        """Keep an event for the trace: a text, or commands to the server and `how` they came."""
+        who = self.current.name if self.current else "world"
+        self._told.append((self.now, who, event, how))
+
+    @property
+    def trace(self) -> list[str]:
+        """The events, as text."""
+        return [
+            f"{at:10.4f} {who:24} {f'{how} {words_of(event)}'.lstrip() if isinstance(event, list) else event}"
+            for at, who, event, how in self._told
+        ]
 
     # What happens to processes
 
@@ -268,7 +277,9 @@ class World:
 
     def host_time(self) -> float:
         """Seconds since 1970, by the clock of the host that runs now."""
-        ahead = self.current.process.clock if self.current and not self.at_server else 0.0
+        ahead = self.server_clock
+        if ahead is None:
+            ahead = self.current.process.clock if self.current else 0.0
         return EPOCH + self.now + ahead
 
     def date(self) -> datetime:
@@ -631,3 +642,12 @@ def living_in(mine: World) -> Iterator[World]:
         mine.unpatch()
         vars(system).update(before)
         _current.remove(mine)
+
+
+def words_of(commands: Sequence[list[bytes]]) -> str:
+    """The beginning of some commands, for the trace."""
+    texts = (
+        " ".join(word[:40].decode(errors="replace").replace("\n", " ") for word in words[:6])
+        for words in commands[:8]
+    )
+    return "; ".join(texts)[:300]

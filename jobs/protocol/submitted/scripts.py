@@ -4,6 +4,8 @@ A runner holds a run by an entry in RQ's registry of started jobs: ``<run>:<clai
 it expires by the server's clock. Whoever takes this entry away is the only one who may write the record.
 """
 
+from rankmill.jobs.protocol.leases import BOUND
+
 CLAIM = """
 local skip = {}
 for place = 4, #ARGV do skip[ARGV[place]] = true end
@@ -53,8 +55,12 @@ return 1
 """
 """KEYS: leases, record, queue, pauses. ARGV: entry, record, expiry (s), id, LPUSH or RPUSH, pause (s)."""
 
-RECOVER = """
+RECOVER = (
+    BOUND
+    + """
 local now = redis.call('TIME')[1]
+bound(KEYS[1], now, tonumber(ARGV[4]))
+bound(KEYS[3], now, 0)
 if ARGV[1] == '1' then
   for _, entry in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], 0, now)) do
     redis.call('ZREM', KEYS[1], entry)
@@ -77,9 +83,10 @@ for _, id in ipairs(redis.call('ZRANGE', KEYS[4], -10000, -1)) do
   end
 end
 """
+)
 """KEYS: leases, queue, pauses, submitted runs. ARGV: whether to take runs from runners whose lease has
-expired, name of the queue, prefix of RQ's jobs. If nothing waits, it also looks for runs that are in no list,
-as one was lost; an ended run has no job."""
+expired, name of the queue, prefix of RQ's jobs, length of the caller's lease (s). If nothing waits, it also
+looks for runs that are in no list, as one was lost; an ended run has no job."""
 
 CANCEL = """
 redis.call('SET', KEYS[1], 1, 'EX', ARGV[2])
