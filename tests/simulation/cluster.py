@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 from rq.timeouts import BaseDeathPenalty
 
+from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.runtime.settings import Settings, load_settings
@@ -19,6 +21,10 @@ from rankmill.workers.batches.tokens import Batch, Tokens
 from rankmill.workers.models.loading import Loaded, Model
 from rankmill.workers.worker import ScoringWorker
 from tests.simulation.world import Process, World, world
+
+if TYPE_CHECKING:
+    from tests.simulation.disk import Disk
+    from tests.simulation.producers import Command
 
 MODEL = "simulated/model"
 POISON = "kills its worker"
@@ -154,7 +160,15 @@ class Cluster:
         mine.patch_environ("RANKMILL_METRICS_ADDRESS", "none")
         mine.patch_environ("RANKMILL_TOKEN_BUDGET", "2048")  # the search for one computes batches again
         self.workers: list[Process] = []
+        self.runners: list[Process] = []
+        self.producers: list[Command] = []
+        self.disk: Disk | None = None
+        self.begun: dict[Process, set[str]] = defaultdict(set)
+        """Runs that each process has begun."""
+        self.abandoned: set[str] = set()
+        """Runs whose process has died, or that are kept for others: their keys stay until they expire."""
         self._number = 0
+        mine.patch(Client, "_new_run", self._noting(Client._new_run))
 
     def worker(self, *, row_seconds: float = 0.01, clock: float = 0.0) -> Process:
         """Start a worker."""
@@ -186,6 +200,22 @@ class Cluster:
             do()
 
         mine.process("world", main)
+
+    def _noting(self, new_run: Callable[..., Run]) -> Callable[..., Run]:
+        def noting(*args: Any, **options: Any) -> Run:
+            run = new_run(*args, **options)
+            assert self.world.current
+            self.begun[self.world.current.process].add(run.id)
+            return run
+
+        return noting
+
+    @property
+    def file_settings(self) -> Settings:
+        """Settings of processes with files."""
+        assert self.disk
+        own = {"redis_url": "redis://simulated", "cache_dir": str(self.disk.root / "cache")}
+        return self.settings.model_copy(update=own)
 
     def client(self) -> Client:
         """A client, for the code of a producer's process."""

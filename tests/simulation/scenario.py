@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import logging
 import random
+import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import rankmill.workers.worker as worker_module
-from rankmill.jobs.contract.errors import RankmillError
-from rankmill.producer.client.runs import ScoringRun
-from rankmill.producer.client.sync_client import Client
-from tests.simulation import checker
+from tests.simulation import checker, files, host_faults, producers, tasks
 from tests.simulation.cluster import POISON, Cluster, Pair, Submitted
-from tests.simulation.faults import KINDS, Fault
+from tests.simulation.disk import Disk
+from tests.simulation.faults import KINDS as SERVER_KINDS
+from tests.simulation.faults import Fault
 from tests.simulation.server import Server
 from tests.simulation.world import Deadlock, TooLong, World, living_in
-from tests.simulation.world import world as current_world
+
+KINDS = {**SERVER_KINDS, **host_faults.KINDS}
+
+RUNS: dict[str, type[producers.Command]] = {**producers.KINDS, "file": files.FileCommand}
+"""How runs are submitted, by the first word of their kind."""
+
+FILES = ("file", "submitted", "batch")
+"""How the kinds of runs begin that need a disk."""
+
+RUN_KINDS = (
+    "live", "live", "detached", "detached", "asyncio", "asyncio", "requests", "cancelled", "file parquet",
+    "file jsonl", "file parts",
+)  # fmt: skip
 
 SETTLING_SECONDS = 60.0
 """How long the workers go on after the last run has ended, until nothing of it may be left."""
@@ -40,7 +54,9 @@ class Scenario:
         workers = tuple(dice.choice([0.002, 0.01, 0.05, 0.3]) for _ in range(dice.randint(1, 4)))
         clocks = tuple(dice.choice([0.0, 0.0, 3600.0, -3600.0]) for _ in workers)
         runs = tuple(_run(dice, number) for number in range(dice.randint(1, 3)))
-        kinds = dice.sample(sorted(KINDS), k=dice.randint(0, 4))
+        has_files = any(run.kind.startswith(FILES) for run in runs)
+        possible = KINDS if has_files else {*SERVER_KINDS, "kill_producer", "stop_producer"}
+        kinds = dice.sample(sorted(possible), k=dice.randint(0, 4))
         faults = tuple(
             Fault(dice.uniform(0.0, 25.0), kind, dice.choice([0.1, 2.0, 20.0, 45.0]), dice.randrange(8))
             for kind in kinds
@@ -68,13 +84,11 @@ def _run(dice: random.Random, number: int) -> Submitted:
         (f"query {dice.randrange(5)}", "passage " + " ".join("w" * dice.randint(1, 9)) + f" {number} {row}")
         for row in range(dice.choice([1, 3, 40, 200]))
     ]
-    for _ in range(dice.choice([0, 0, 1])):
+    for _ in range(dice.choice([0, 0, 1]) if len(pairs) > 1 else 0):
         pairs[dice.randrange(len(pairs))] = (None, "a passage without a query")
     for _ in range(dice.choice([0, 0, 0, 1])):
         pairs[dice.randrange(len(pairs))] = (f"query {number}", POISON)
-    return Submitted(
-        f"run-{number}", tuple(pairs), dice.uniform(0.0, 10.0), dice.choice(["live", "detached"])
-    )
+    return Submitted(f"run-{number}", tuple(pairs), dice.uniform(0.0, 10.0), dice.choice(RUN_KINDS))
 
 
 @dataclass
@@ -92,38 +106,40 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
     """Let a scenario happen, and check it."""
     world = World(scenario.seed, traced=traced)
     outcome = Outcome()
-    results: dict[str, Any] = {}
     logging.disable(logging.CRITICAL)
     try:
-        with living_in(world):
+        with ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="simulation-"))
+            stack.enter_context(living_in(world))
             world.redis = Server(world)
             world.redis.remembers = any(fault.kind == "roll_back" for fault in scenario.faults)
             world.patch(worker_module, "set_up", lambda *_, **__: None)
             world.patch(worker_module, "require_worker_packages", lambda: None)
             cluster = Cluster(world, chunk_size=scenario.chunk_size)
+            tasks.prepare(world)
+            if any(run.kind.startswith(FILES) for run in scenario.runs):
+                cluster.disk = Disk(world, Path(folder))
+                files.prepare(cluster)
             for speed, clock in zip(scenario.workers, scenario.clocks, strict=True):
                 cluster.keep(row_seconds=speed, clock=clock)
             lost = any(fault.kind in {"flush", "roll_back"} for fault in scenario.faults)
-            detached: list[str] = []
-            producers = [cluster.producer(run.name, _submit(run, results, detached)) for run in scenario.runs]
+            commands = [RUNS[run.kind.partition(" ")[0]](cluster, run) for run in scenario.runs]
+            if cluster.disk:
+                cluster.disk.settle()
             for fault in scenario.faults:
                 cluster.later(fault.at, _happens(cluster, fault))
             try:
-                world.run(lambda: not any(each.alive for each in producers), seconds=seconds)
+                world.run(lambda: not any(each.alive for each in commands), seconds=seconds)
                 ended = world.now + SETTLING_SECONDS
                 world.run(lambda: world.now >= ended, seconds=2 * SETTLING_SECONDS)
                 if not scenario.faults:
                     outcome.problems += checker.computed_again(world, scenario.runs)
                 if not lost:  # a server that goes back in time has keys of runs that have ended
-                    outcome.problems += checker.left(world, set(detached))
+                    outcome.problems += checker.left(world, cluster.abandoned)
             except (Deadlock, TooLong) as error:
                 outcome.problems.append(f"{type(error).__name__}: {error}")
             outcome.problems += checker.crashes(world)
-            outcome.problems += [
-                why
-                for run in scenario.runs
-                for why in checker.wrong(run, results.get(run.name), lost_data=lost)
-            ]
+            outcome.problems += [why for each in commands for why in each.wrong(lost_data=lost)]
             outcome.seconds, outcome.events = world.now, world.events
             outcome.commands = world.redis.commands
             outcome.trace = list(world.trace)
@@ -138,25 +154,6 @@ def _happens(cluster: Cluster, fault: Fault) -> Any:
         KINDS[fault.kind](cluster, fault)
 
     return happens
-
-
-def _submit(run: Submitted, results: dict[str, Any], detached: list[str]) -> Any:
-    def main(client: Client) -> None:
-        current_world().sleep(run.at)
-        try:
-            if run.kind == "live":
-                results[run.name] = client.score(list(run.pairs))
-            else:
-                handle = client.submit(list(run.pairs), detached=True)
-                detached.append(handle.id)
-                current_world().sleep(1.0)
-                attached = client.attach(handle.id)
-                assert isinstance(attached, ScoringRun)
-                results[run.name] = attached.scores()
-        except RankmillError as error:
-            results[run.name] = error
-
-    return main
 
 
 def shrink(scenario: Scenario) -> Scenario:

@@ -1,0 +1,182 @@
+"""Those who submit runs: processes that die, stand still, and are started again with the same command."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from rankmill.jobs.contract.errors import RankmillError, RunCancelled, RunExpired
+from rankmill.producer.client.async_client import AsyncClient
+from rankmill.producer.client.runs import ScoringRun
+from rankmill.producer.client.sync_client import Client
+from tests.simulation import checker, tasks
+from tests.simulation.cluster import Cluster, Submitted
+from tests.simulation.world import Process, world
+
+KILLED = 137
+
+_ATTEMPTS = 40
+"""How often a command is given again, at most."""
+
+_REQUEST_ROWS = 8
+
+
+@dataclass
+class Found:
+    """The scores of several requests, one after the other, as `Scores` has those of a run."""
+
+    scores: list[float] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def __getitem__(self, row: int) -> float:
+        return self.scores[row]
+
+
+class Command:
+    """A command whose process is started again, a second after each end that was none of its own.
+
+    Attributes
+    ----------
+    found
+        What it has found in the end: scores, or the error with which it has ended.
+    problems
+        What it has seen that must not be.
+    """
+
+    def __init__(self, cluster: Cluster, run: Submitted) -> None:
+        self.cluster, self.run = cluster, run
+        self.found: Any = None
+        self.problems: list[str] = []
+        self.over = False
+        self.attempts = 0
+        self.process = self._begin(run.at)
+        cluster.producers.append(self)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it has not come to its end yet."""
+        return not self.over
+
+    def do(self) -> Any:
+        """What the process does; what it returns is found."""
+        raise NotImplementedError
+
+    def is_final(self, error: RankmillError) -> bool:
+        """Whether the user does not give the same command again after an error."""
+        return True
+
+    def wrong(self, *, lost_data: bool) -> list[str]:
+        """What is wrong with what it has found."""
+        return self.problems or checker.wrong(self.run, self.found, lost_data=lost_data)
+
+    def _begin(self, wait: float) -> Process:
+        self.attempts += 1
+        self.process = process = self.cluster.world.process(self.run.name, partial(self._main, wait))
+        process.on_exit.append(self._ended)
+        return process
+
+    def _main(self, wait: float) -> None:
+        world().sleep(wait)
+        try:
+            self.found = self.do()
+            self.over = True
+        except RankmillError as error:
+            world().tell(f"ends with {type(error).__name__}: {error}")
+            self.found, self.over = error, self.is_final(error)
+
+    def _ended(self) -> None:
+        if self.process.status == KILLED:
+            self.cluster.abandoned |= self.cluster.begun.pop(self.process, set())
+        elif self.process.status:  # it has crashed
+            self.over = True
+        if self.over:
+            return
+        if self.attempts < _ATTEMPTS:
+            self.cluster.later(1.0, lambda: self._begin(0.0) and None)
+        else:
+            self.problems.append(f"{self.run.name} was begun {self.attempts} times without an end")
+            self.over = True
+
+
+class Live(Command):
+    """Scores pairs, and waits."""
+
+    def do(self) -> Any:
+        return self.cluster.client().score(list(self.run.pairs))
+
+
+class Asyncio(Command):
+    """Scores pairs from an event loop."""
+
+    def do(self) -> Any:
+        async def main() -> Any:
+            async with AsyncClient("redis://simulated", settings=self.cluster.settings) as client:
+                return await client.score(list(self.run.pairs))
+
+        return tasks.run(main())
+
+
+class Requests(Command):
+    """Scores some pairs after the other, each time as a request that does not wait for bulk runs."""
+
+    def do(self) -> Any:
+        client, found, pairs = self.cluster.client(), Found(), list(self.run.pairs)
+        for start in range(0, len(pairs), _REQUEST_ROWS):
+            scores = client.score(pairs[start : start + _REQUEST_ROWS], priority="request")
+            found.errors |= {start + row: why for row, why in scores.errors.items()}
+            found.scores += map(float, scores)
+        return found
+
+
+class Detached(Command):
+    """Submits pairs; another process waits for the scores, if this one dies meanwhile."""
+
+    def __init__(self, cluster: Cluster, run: Submitted) -> None:
+        self.ids: list[str] = []
+        super().__init__(cluster, run)
+
+    def do(self) -> Any:
+        client = self.cluster.client()
+        return self.attached(client).scores()
+
+    def attached(self, client: Client) -> ScoringRun:
+        """The run, submitted if nobody has."""
+        if not self.ids:
+            self.ids.append(client.submit(list(self.run.pairs), detached=True).id)
+            self.cluster.abandoned.add(self.ids[0])  # it is kept, for others
+            world().sleep(1.0)
+        found = client.attach(self.ids[0])
+        assert isinstance(found, ScoringRun)
+        return found
+
+
+class Cancelled(Detached):
+    """Submits pairs, and cancels them from another process; nobody computes them for long then."""
+
+    def do(self) -> Any:
+        run = self.attached(self.cluster.client())
+        world().sleep(2.0)
+        run.cancel()
+        self.cluster.abandoned -= {run.id}  # nothing of it may be left but what tells others of its end
+        self.cluster.abandoned.add(f"{run.id}:cancelled")
+        self.cancelled = world().now
+        return None
+
+    def wrong(self, *, lost_data: bool) -> list[str]:
+        """Whether it has ended with another error than that it is gone."""
+        if isinstance(self.found, RankmillError) and not isinstance(self.found, RunExpired | RunCancelled):
+            return [f"{self.run.name} ended with {type(self.found).__name__}: {self.found}"]
+        return self.problems
+
+
+KINDS: dict[str, type[Command]] = {
+    "live": Live,
+    "asyncio": Asyncio,
+    "requests": Requests,
+    "detached": Detached,
+    "cancelled": Cancelled,
+}
