@@ -214,7 +214,8 @@ class Cluster:
     def file_settings(self) -> Settings:
         """Settings of processes with files."""
         assert self.disk
-        own = {"redis_url": "redis://simulated", "cache_dir": str(self.disk.root / "cache")}
+        cache = str(self.disk.root / "cache")
+        own = {"redis_url": "redis://simulated", "metrics_address": "none", "cache_dir": cache}
         return self.settings.model_copy(update=own)
 
     def client(self) -> Client:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import rankmill.workers.worker as worker_module
-from tests.simulation import checker, files, host_faults, producers, tasks
+from tests.simulation import checker, files, host_faults, producers, runners, tasks
 from tests.simulation.cluster import POISON, Cluster, Pair, Submitted
 from tests.simulation.disk import Disk
 from tests.simulation.faults import KINDS as SERVER_KINDS
@@ -21,7 +21,12 @@ from tests.simulation.world import Deadlock, TooLong, World, living_in
 
 KINDS = {**SERVER_KINDS, **host_faults.KINDS}
 
-RUNS: dict[str, type[producers.Command]] = {**producers.KINDS, "file": files.FileCommand}
+RUNS: dict[str, type[producers.Command]] = {
+    **producers.KINDS,
+    "file": files.FileCommand,
+    "submitted": runners.SubmittedCommand,
+    "batch": runners.BatchCommand,
+}
 """How runs are submitted, by the first word of their kind."""
 
 FILES = ("file", "submitted", "batch")
@@ -29,7 +34,7 @@ FILES = ("file", "submitted", "batch")
 
 RUN_KINDS = (
     "live", "live", "detached", "detached", "asyncio", "asyncio", "requests", "cancelled", "file parquet",
-    "file jsonl", "file parts",
+    "file jsonl", "file parts", "submitted parquet", "submitted parts", "submitted cancelled", "batch",
 )  # fmt: skip
 
 SETTLING_SECONDS = 60.0
@@ -46,6 +51,8 @@ class Scenario:
     runs: tuple[Submitted, ...]
     faults: tuple[Fault, ...]
     chunk_size: int
+    runners: tuple[float, ...] = ()
+    """Clocks of the runners' hosts."""
 
     @classmethod
     def drawn(cls, seed: int) -> Scenario:
@@ -62,9 +69,10 @@ class Scenario:
             for kind in kinds
             for _ in range(dice.randint(1, 2))
         )
-        return cls(
-            seed, workers, clocks, runs, tuple(sorted(faults, key=lambda each: each.at)), dice.choice([4, 16])
-        )
+        in_order = tuple(sorted(faults, key=lambda each: each.at))
+        hosts = dice.randint(1, 2) if any(run.kind.startswith(FILES[1:]) for run in runs) else 0
+        ahead = tuple(dice.choice([0.0, 0.0, 3600.0, -3600.0]) for _ in range(hosts))
+        return cls(seed, workers, clocks, runs, in_order, dice.choice([4, 16]), ahead)
 
     def __str__(self) -> str:
         """The scenario in a few lines."""
@@ -120,12 +128,15 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
             if any(run.kind.startswith(FILES) for run in scenario.runs):
                 cluster.disk = Disk(world, Path(folder))
                 files.prepare(cluster)
+                runners.prepare(cluster)
             for speed, clock in zip(scenario.workers, scenario.clocks, strict=True):
                 cluster.keep(row_seconds=speed, clock=clock)
             lost = any(fault.kind in {"flush", "roll_back"} for fault in scenario.faults)
             commands = [RUNS[run.kind.partition(" ")[0]](cluster, run) for run in scenario.runs]
             if cluster.disk:
                 cluster.disk.settle()
+            for clock in scenario.runners:
+                runners.keep(cluster, clock=clock)
             for fault in scenario.faults:
                 cluster.later(fault.at, _happens(cluster, fault))
             try:
@@ -133,7 +144,7 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
                 ended = world.now + SETTLING_SECONDS
                 world.run(lambda: world.now >= ended, seconds=2 * SETTLING_SECONDS)
                 if not scenario.faults:
-                    outcome.problems += checker.computed_again(world, scenario.runs)
+                    outcome.problems += checker.computed_again(world, [each.run for each in commands])
                 if not lost:  # a server that goes back in time has keys of runs that have ended
                     outcome.problems += checker.left(world, cluster.abandoned)
             except (Deadlock, TooLong) as error:

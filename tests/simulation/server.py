@@ -162,7 +162,7 @@ class Server:
         self.world.at_server = True  # its clock is not that of the caller's host
         try:
             sock.sendall(data)
-        except redis.ConnectionError:
+        except BaseException:  # as redis-py does when a signal interrupts it
             connection.disconnect()
             raise
         finally:
