@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -29,7 +29,9 @@ from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.files.stores.paths import ObjectPath, as_path
 from rankmill.producer.files.stores.roots import confined
 from rankmill.producer.files.stores.writing import identity
+from rankmill.producer.files.workspace import clear_workspace
 from rankmill.score.input import find_input
+from rankmill.score.output import find_target
 from rankmill.score.progress import Show
 from rankmill.score.score_file import Confirm, score_file
 
@@ -96,6 +98,17 @@ def is_made(run: FileRun) -> bool:
         return output.exists() and _identity(output, output) == run.seal.identity
     except (RankmillError, OSError):
         return False
+
+
+def clear(run: FileRun) -> None:
+    """Delete what a runner that died has left beside an output that is in its place."""
+    request, output = run.order.request, as_path(run.order.request.output or "")
+    with suppress(RankmillError, OSError):
+        clear_workspace(find_target(request, ()).place())
+        if run.order.batch:
+            from rankmill.gateway.batches.work import clear_batch
+
+            clear_batch(output)
 
 
 def _check_order(run: FileRun) -> None:

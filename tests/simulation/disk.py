@@ -65,6 +65,8 @@ class Disk:
         Until when nothing can be written.
     steps
         How often a process has changed or synced something.
+    lost_at
+        When its host has last lost power.
     kept
         Rows that journals have for good, by their paths.
     """
@@ -80,6 +82,7 @@ class Disk:
         self.armed: list[Armed] = []
         self.processes: list[Process] = []
         self.loses_power = False
+        self.lost_at = -1.0
         self._chance = random.Random(mine.random.random())
         self._cells: dict[int, Cell] = {}
         self._listed: dict[Path, dict[str, Cell | None]] = {}
@@ -186,7 +189,7 @@ class Disk:
 
     def lose_power(self) -> None:
         """The host of all processes of this disk stops at once."""
-        self.loses_power = True
+        self.loses_power, self.lost_at = True, self.world.now
         for process in [each for each in self.processes if each.alive]:
             self.world.end(process, 137)
         if not self.world.killed:

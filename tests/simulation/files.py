@@ -46,7 +46,7 @@ class FileCommand(Command):
         ending = "jsonl" if form == "jsonl" else "parquet"
         self.input = write_pairs(self.folder / f"in.{ending}", run.pairs)
         self.output = self.folder / ("out" if self.in_parts else f"out.{ending}")
-        self.kept = 0
+        self.kept, self.ended = 0, 0.0
         super().__init__(cluster, run)
 
     @property
@@ -89,15 +89,17 @@ class FileCommand(Command):
         self.cluster.begun.pop(self.process, None)  # the next process deletes what is left of the run
         if self.process.status == KILLED or not self.over:
             self.kept = self.cluster.disk.kept.get(workspace_of(self.output) / "journal.db", 0)
+        self.ended = self.cluster.world.now
         super()._ended()
-        if not self.over and self.process.status != KILLED:
-            self.cluster.later(1.0, lambda: None)
 
     def wrong(self, *, lost_data: bool) -> list[str]:
         """What is wrong with the output."""
-        if self.problems:
-            return self.problems
-        return wrong_output(self.run, self.output) or left_over(self.run, self.folder, self.expected())
+        assert self.cluster.disk
+        if self.problems or (found := wrong_output(self.run, self.output)):
+            return self.problems or found
+        if self.cluster.disk.lost_at >= self.ended:
+            return []  # what was deleted just before may be there again
+        return left_over(self.run, self.folder, self.expected())
 
     def expected(self) -> set[str]:
         """Names of all that may be in the folder at the end."""

@@ -28,6 +28,9 @@ from tests.simulation.world import Process, world
 
 _ENDPOINT = "/v1/score"
 
+_NO_RUNNER = "no runner can score it"
+"""Why a run has failed that its user submits again: all runners have trouble with their disks."""
+
 _LINE_ROWS = 4
 """Passages in a line of a batch."""
 
@@ -112,7 +115,8 @@ class SubmittedCommand(FileCommand):
                 self.id = ""
 
     def is_final(self, error: RankmillError) -> bool:
-        if isinstance(error, RunExpired):  # the server has lost it before it was attached
+        lost = isinstance(error, RunExpired)  # before it was attached
+        if lost or (isinstance(error, RunFailed) and _NO_RUNNER in str(error)):
             self.id = ""
             return False
         if isinstance(error, RunFailed | RunCancelled):
@@ -162,6 +166,9 @@ class BatchCommand(Command):
             self.batch = batches.create(None, asked, lambda model: model or MODEL)["id"]
         while (view := self._view(batches))["status"] not in ENDED:
             world().sleep(0.5)
+        if view["status"] == "failed" and _NO_RUNNER in str(view):
+            self.batch = ""
+            raise OutputError(str(view))
         return view
 
     def is_final(self, error: RankmillError) -> bool:

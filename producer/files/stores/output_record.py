@@ -29,6 +29,7 @@ class OutputRecord:
 
     def __init__(self, output: Path) -> None:
         self._record = record_of(output)
+        self._folder = workspace_of(output)
 
     def check(self, files: Iterable[Path]) -> None:
         """Raise `RunnerError` if one of `files` is there and is not as a runner has made it."""
@@ -42,11 +43,14 @@ class OutputRecord:
                 )
 
     def note(self, files: Mapping[Path, Path]) -> None:
-        """Note what `files` become, before they are moved: ``{place: complete file}``."""
+        """Note what `files` become, before they are moved: ``{place: complete file}``.
+
+        It is written in the folder of the run, with which it is removed if this process dies meanwhile.
+        """
         known = self._read()
         for path, partial in files.items():
             known[path.name] = [*known.get(path.name, [])[-1:], _state(partial, path)]
-        handle, name = tempfile.mkstemp(dir=self._record.parent, prefix=".rankmill-")
+        handle, name = tempfile.mkstemp(dir=self._folder, prefix="record-")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 json.dump(known, file)
