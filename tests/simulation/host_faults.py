@@ -39,7 +39,7 @@ def end_runner(cluster: Cluster, fault: Fault) -> None:
 def kill_at_write(cluster: Cluster, fault: Fault) -> None:
     """Whoever makes one of the next changes of a file is killed there."""
     if cluster.disk:
-        cluster.disk.arm(_steps(fault), lambda process: cluster.world.kill(process, KILLED))
+        cluster.disk.arm(fault.which, lambda process: cluster.world.kill(process, KILLED))
 
 
 def stop_at_write(cluster: Cluster, fault: Fault) -> None:
@@ -50,7 +50,7 @@ def stop_at_write(cluster: Cluster, fault: Fault) -> None:
         cluster.later(fault.amount, lambda: cluster.world.go_on(process))
 
     if cluster.disk:
-        cluster.disk.arm(_steps(fault), stop)
+        cluster.disk.arm(fault.which, stop)
 
 
 def lose_power(cluster: Cluster, fault: Fault) -> None:
@@ -63,7 +63,7 @@ def lose_power(cluster: Cluster, fault: Fault) -> None:
         cluster.world.vanish()
 
     if cluster.disk:
-        cluster.disk.arm(_steps(fault), lose)
+        cluster.disk.arm(fault.which, lose)
 
 
 def fill_disk(cluster: Cluster, fault: Fault) -> None:
@@ -80,12 +80,7 @@ def fail_sync(cluster: Cluster, fault: Fault) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     if cluster.disk:
-        cluster.disk.arm(fault.which, fail, only=" to be on disk")
-
-
-def _steps(fault: Fault) -> int:
-    """How many changes of files come first."""
-    return fault.which**2
+        cluster.disk.arm(fault.which % 8, fail, only=" to be on disk")
 
 
 def _living(cluster: Cluster) -> list[Process]:

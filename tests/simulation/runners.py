@@ -15,6 +15,7 @@ import rankmill.producer.files.stores.roots as roots_module
 import rankmill.runner.work as work_module
 from rankmill.gateway.batches.service import Batches, NewBatch
 from rankmill.gateway.batches.views import ENDED
+from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.contract.errors import OutputError, RankmillError, RunCancelled, RunExpired, RunFailed
 from rankmill.jobs.protocol.submitted.record import FileRun
 from rankmill.jobs.protocol.submitted.store import FileRunStore
@@ -164,12 +165,15 @@ class BatchCommand(Command):
             file = batches.upload(None, "in.jsonl", io.BytesIO(text.encode()), len(text))
             asked = NewBatch(input_file_id=file.id, endpoint=_ENDPOINT)
             self.batch = batches.create(None, asked, lambda model: model or MODEL)["id"]
-        while (view := self._view(batches))["status"] not in ENDED:
-            world().sleep(0.5)
+        try:
+            while (view := self._view(batches))["status"] not in ENDED:
+                world().sleep(0.5)
+        except Refusal:
+            return "expired"
         if view["status"] == "failed" and _NO_RUNNER in str(view):
             self.batch = ""
             raise OutputError(str(view))
-        return view
+        return view if view["status"] != "expired" else "expired"
 
     def is_final(self, error: RankmillError) -> bool:
         return not isinstance(error, OutputError)  # a client sends the file again
@@ -192,7 +196,7 @@ class BatchCommand(Command):
     def wrong(self, *, lost_data: bool) -> list[str]:
         """Whether each line has its answer or its error once, in order."""
         name, found = self.run.name, self.found
-        if lost_data and (isinstance(found, service_module.Refusal) or found.get("status") == "expired"):
+        if lost_data and found == "expired":
             return []  # it says so: the server had forgotten it
         if not isinstance(found, dict) or found["status"] != "completed":
             return [f"{name} ended as {found}"]

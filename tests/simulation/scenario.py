@@ -65,7 +65,7 @@ class Scenario:
         possible = KINDS if has_files else {*SERVER_KINDS, "kill_producer", "stop_producer"}
         kinds = dice.sample(sorted(possible), k=dice.randint(0, 4))
         faults = tuple(
-            Fault(dice.uniform(0.0, 25.0), kind, dice.choice([0.1, 2.0, 20.0, 45.0]), dice.randrange(8))
+            Fault(dice.uniform(0.0, 25.0), kind, dice.choice([0.1, 2.0, 20.0, 45.0]), dice.randrange(64))
             for kind in kinds
             for _ in range(dice.randint(1, 2))
         )
@@ -108,6 +108,8 @@ class Outcome:
     seconds: float = 0.0
     events: int = 0
     commands: int = 0
+    writes: int = 0
+    """Changes of files, and their syncs."""
 
 
 def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) -> Outcome:
@@ -153,6 +155,7 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
             outcome.problems += [why for each in commands for why in each.wrong(lost_data=lost)]
             outcome.seconds, outcome.events = world.now, world.events
             outcome.commands = world.redis.commands
+            outcome.writes = cluster.disk.steps if cluster.disk else 0
             outcome.trace = list(world.trace)
     finally:
         logging.disable(logging.NOTSET)

@@ -14,7 +14,7 @@ from rq.serializers import JSONSerializer
 
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import FormatError, RunExpired, WireError, WrongWorkerError
-from rankmill.jobs.protocol.leases import Leases
+from rankmill.jobs.protocol.leases import Leases, hold, server_time
 from rankmill.jobs.protocol.set_aside import DamagedJob, read_job, set_aside
 from rankmill.jobs.protocol.submitted import scripts
 from rankmill.jobs.protocol.submitted.record import FileRun, new_file_run
@@ -182,7 +182,7 @@ class FileRunStore:
         if held == "forgotten":  # the server has lost its data: this runner still has the run
             with self.redis.pipeline() as pipe:
                 pipe.set(keys.file_run(run.id), run.written(), ex=self.ttl)
-                pipe.zadd(self._leases, {claim.entry: system.now() + lease_seconds})
+                hold(pipe, self._leases, claim.entry, lease_seconds, only_renew=False)
                 self._list(pipe, run.id)
                 pipe.execute()
         return held
@@ -264,7 +264,7 @@ class FileRunStore:
             if after is None:
                 pipe.zrem(key, run.id)
             else:
-                pipe.zadd(key, {run.id: system.now() + after})
+                pipe.zadd(key, {run.id: server_time(self.redis) + after})
             pipe.execute()
 
     def has(self, run_id: str) -> bool:
@@ -294,7 +294,7 @@ class FileRunStore:
     def _leave_to_other_release(self, raw: bytes, token: str) -> None:
         """Put a run back that a runner of another release can read."""
         with self.redis.pipeline() as pipe:
-            pipe.zadd(self._pauses, {raw: system.now() + _OTHER_RELEASE_SECONDS})
+            pipe.zadd(self._pauses, {raw: server_time(self.redis) + _OTHER_RELEASE_SECONDS})
             pipe.zrem(self._leases, raw + f":{token}".encode())
             pipe.execute()
 
