@@ -27,6 +27,7 @@ from rankmill.producer.files.stores.output_record import record_of
 from rankmill.producer.files.stores.paths import ObjectPath, as_path
 from rankmill.producer.files.stores.reading import open_random
 from rankmill.producer.files.stores.writing import UNFINISHED, put, sync, whole_file
+from rankmill.producer.files.workspace import OutputFile, clear_workspace
 from rankmill.score.score_file import Confirm
 
 _ROWS = 16_384
@@ -212,6 +213,7 @@ class BatchWork:
 def clear_batch(output: Path) -> None:
     """Delete what was made on the way to the output of a batch, also by a runner that has died."""
     pairs, scored = _steps(output)
+    clear_workspace(OutputFile(scored))
     for path in (pairs, scored, _errors_of(scored), record_of(scored)):
         path.unlink(missing_ok=True)
     if not isinstance(output, ObjectPath):
