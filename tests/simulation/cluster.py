@@ -191,7 +191,7 @@ class Cluster:
             lambda: self.later(1.0, lambda: self.keep(row_seconds=row_seconds, clock=clock))
         )
 
-    def later(self, seconds: float, do: Callable[[], None]) -> None:
+    def later(self, seconds: float, do: Callable[[], object]) -> None:
         """Do something after some seconds, outside of all processes."""
         mine = self.world
 

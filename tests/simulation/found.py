@@ -61,7 +61,7 @@ FOUND = (
         faults=(Fault(0.5, "fail_sync", 0.0, 0),),
         chunk_size=16,
     ),
-    # The server loses its data, and the runner that puts its run back dies. Its host's clock is ahead, and said
+    # The server loses its data, and the runner that puts its run back dies. Its clock is ahead, and said
     # how long the lease lasts: the run stood still for as long as the clocks differ.
     Scenario(
         seed=8,

@@ -96,7 +96,7 @@ class Command:
         if self.over:
             return
         if self.attempts < _ATTEMPTS:
-            self.cluster.later(1.0, lambda: self._begin(0.0) and None)
+            self.cluster.later(1.0, partial(self._begin, 0.0))
         else:
             self.problems.append(f"{self.run.name} was begun {self.attempts} times without an end")
             self.over = True

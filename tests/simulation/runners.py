@@ -13,6 +13,7 @@ from typing import Any
 import rankmill.gateway.batches.service as service_module
 import rankmill.producer.files.stores.roots as roots_module
 import rankmill.runner.work as work_module
+from rankmill.gateway.batches.records import BatchRecord
 from rankmill.gateway.batches.service import Batches, NewBatch
 from rankmill.gateway.batches.views import ENDED
 from rankmill.gateway.refusals import Refusal
@@ -163,7 +164,7 @@ class BatchCommand(Command):
         if not self.batch:
             text = "".join(json.dumps(self._line(number)) + "\n" for number in range(len(self.lines)))
             file = batches.upload(None, "in.jsonl", io.BytesIO(text.encode()), len(text))
-            asked = NewBatch(input_file_id=file.id, endpoint=_ENDPOINT)
+            asked = NewBatch.model_validate({"input_file_id": file.id, "endpoint": _ENDPOINT})
             self.batch = batches.create(None, asked, lambda model: model or MODEL)["id"]
         try:
             while (view := self._view(batches))["status"] not in ENDED:
@@ -186,7 +187,7 @@ class BatchCommand(Command):
         return process
 
     def _view(self, batches: Batches) -> dict[str, Any]:
-        return batches.view(batches.find(service_module.BatchRecord, None, self.batch))
+        return batches.view(batches.find(BatchRecord, None, self.batch))
 
     def _line(self, number: int) -> dict[str, Any]:
         query, passages = self.lines[number]

@@ -77,7 +77,8 @@ class LoopConnection(redis.asyncio.Connection):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._plain: Any = world().redis.client(0).connection_pool.make_connection()
+        pool: Any = world().redis.client(0).connection_pool
+        self._plain = pool.make_connection()
         self._plain.retry = Retry(NoBackoff(), 0)  # `LoopPatience` tries again
         self._sending: asyncio.Future[Any] | None = None
 
