@@ -442,6 +442,13 @@ class Server:
 
     def serve(self, connection: Connection, commands: list[Command]) -> None:
         """Carry out what a connection has sent, unless it breaks first; it may break before the replies."""
+        try:
+            self._serve(connection, commands)
+        except BaseException:  # a signal may interrupt it, as redis-py
+            connection.disconnect()
+            raise
+
+    def _serve(self, connection: Connection, commands: list[Command]) -> None:
         sock: Any = connection._sock
         deadline = self.world.now + float(connection.socket_timeout or "inf")
         chance = self.world.random.random() if self.broken else 1.0
@@ -451,29 +458,22 @@ class Server:
             self.world.tell(commands, "no answer to")
             if not sock.silent:
                 self.late.append(Late(connection.abandon(), commands))
-            connection.disconnect()
             raise redis.TimeoutError("Timeout reading from simulated") from None
         if self.world.now < self.away or sock._killed or chance < self.broken / 2:
             if chance < self.broken / 4 and commands[0][0].upper() != b"MULTI":
                 commands = commands[: self.world.random.randrange(len(commands))]
                 self._carry_out(sock, commands)
-            connection.disconnect()
             raise redis.ConnectionError(_CLOSED)
         self.world.tell(commands)
+        self._carry_out(sock, commands)
         try:
-            self._carry_out(sock, commands)
             self._under_way(sock, deadline, answered=True)
-        except redis.ConnectionError:
-            connection.disconnect()
-            raise
         except TimeoutError:
             self.world.tell("its reply does not come")
-            connection.disconnect()
             raise redis.TimeoutError("Timeout reading from simulated") from None
         self.world.give_way()  # the reply is under way
         if chance < self.broken:
             self.world.tell("its reply is lost")
-            connection.disconnect()
             raise redis.ConnectionError(_CLOSED)
 
     def _under_way(self, sock: Socket, deadline: float, *, answered: bool = False) -> None:

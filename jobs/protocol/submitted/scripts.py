@@ -7,17 +7,23 @@ it expires by the server's clock. Whoever takes this entry away is the only one 
 from rankmill.jobs.protocol.leases import BOUND
 
 CLAIM = """
-local skip = {}
+local skip, held = {}, {}
 for place = 4, #ARGV do skip[ARGV[place]] = true end
+for _, entry in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+  held[string.match(entry, '^(.*):') or entry] = true
+end
 for _, id in ipairs(redis.call('LRANGE', KEYS[1], 0, tonumber(ARGV[3]) - 1)) do
-  if not skip[id] then
+  if held[id] then
+    redis.call('LREM', KEYS[1], 1, id)
+  elseif not skip[id] then
     redis.call('LREM', KEYS[1], 1, id)
     redis.call('ZADD', KEYS[2], redis.call('TIME')[1] + ARGV[1], id .. ':' .. ARGV[2])
     return id
   end
 end
 """
-"""KEYS: queue, leases. ARGV: lease (s), claim, jobs to look at, ids that this runner leaves to others."""
+"""KEYS: queue, leases. ARGV: lease (s), claim, jobs to look at, ids that this runner leaves to others.
+A run that is held and waits as well was put there twice, as a reply was lost: one runner has it at a time."""
 
 RENEW = """
 if not redis.call('ZSCORE', KEYS[1], ARGV[1]) then
