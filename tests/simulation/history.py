@@ -41,8 +41,8 @@ CANCELLED = BEAT + 2
 SPLIT = 5
 """A chunk that kills its workers is sent again in two halves so soon."""
 
-HEARD = 0.5
-"""A worker that has room for requests takes one so soon, whatever else it does."""
+HEARD = 0.6
+"""A worker that has room for requests takes one so soon, whatever else it does, its first load of a model too."""
 
 ENDED = 15
 """A worker that got SIGTERM ends so soon after its forward."""
@@ -180,6 +180,7 @@ class History:
         if status == b"started":
             self._begin(name)
         elif status in {b"scheduled", b"failed"}:
+            self.jobs[name].holders.discard(self._here)  # type: ignore[arg-type]
             self._move(name, status.decode())
 
     def _push(self, args: list[bytes], reply: Any) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from rankmill.jobs.contract.errors import RankmillError, RunCancelled, RunExpired
+from rankmill.jobs.contract.errors import ConnectionFailed, RankmillError, RunCancelled, RunExpired
 from rankmill.jobs.system import system
 from rankmill.producer.client.async_client import AsyncClient
 from rankmill.producer.client.runs import ScoringRun
@@ -17,7 +17,7 @@ from tests.simulation.world import Process, world
 
 KILLED = 137
 
-_ATTEMPTS = 40
+_ATTEMPTS = 120
 """How often a command is given again, at most."""
 
 _REQUEST_ROWS = 8
@@ -73,7 +73,7 @@ class Command:
 
     def is_final(self, error: RankmillError) -> bool:
         """Whether the user does not give the same command again after an error."""
-        return True
+        return not isinstance(error, ConnectionFailed)  # the server was away when it began
 
     def wrong(self, *, lost_data: bool) -> list[str]:
         """What is wrong with what it has found."""

@@ -246,10 +246,12 @@ class Socket(FakeSocket):
             until = world().now + (timeout or float("inf"))
             blocked = Blocked(here, self, frozenset(self._words), until, func)
             host.blocked.append(blocked)
-            with world().redis.away_from_server():
-                world().wait(timeout or None)
-            if blocked in host.blocked:
-                host.blocked.remove(blocked)
+            try:
+                with world().redis.away_from_server():
+                    world().wait(timeout or None)
+            finally:  # a signal may interrupt it
+                if blocked in host.blocked:
+                    host.blocked.remove(blocked)
             if self._killed or self._server is None:
                 raise redis.ConnectionError(_CLOSED)
             found = blocked.reply

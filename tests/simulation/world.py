@@ -35,6 +35,10 @@ EPOCH = 1_800_000_000.0
 """When a world begins, in seconds since 1970."""
 
 
+_TICK = 1e-9
+"""Seconds that an event takes: else who waits for a time that is over but for a rounding waits for ever."""
+
+
 class Deadlock(Exception):
     """Nobody can go on, and nobody will wake up."""
 
@@ -181,6 +185,7 @@ class World:
             task.process.held.append(task)
             return
         self.events += 1
+        self.now += _TICK
         if self.events > self.most_events:
             raise TooLong(f"more than {self.most_events:,} events")
         self.current = task
