@@ -75,6 +75,7 @@ class IdleDevice:
     depth: int = 2
     bytes: int = 0
     shares_prefixes: bool = False
+    packs: bool = False
     _free: float = 0.0
 
     def submit(self, batch: Batch) -> IdleForward:

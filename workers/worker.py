@@ -47,10 +47,11 @@ from rankmill.workers.engine.cache import CacheLimits, EngineCache
 from rankmill.workers.engine.engine import Engine
 from rankmill.workers.engine.headroom import Headroom, memory_of
 from rankmill.workers.engine.pipeline import Pipeline
+from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.host import metrics
 from rankmill.workers.host.device import resolve_claim_ahead, resolve_token_budget, use_threads
 from rankmill.workers.host.health import serve_health
-from rankmill.workers.models.loading import Loaded, Model, load
+from rankmill.workers.models.loading import Loaded, Model
 from rankmill.workers.models.sources import Reading, directory_content
 from rankmill.workers.models.versions import Aliases, VersionStore
 from rankmill.workers.queue.chunks import ChunkScorer
@@ -259,9 +260,9 @@ class ScoringWorker(SimpleWorker):
         self._orders.warm(settings.warm)
 
     def load(self, spec: ScoreSpec) -> Loaded:
-        """Load a model; tests and simulations override it with models of their own."""
+        """Load a model and prove its scores; tests and simulations override it with models of their own."""
         backend, cache_dir = self._settings.backend, self._settings.cache_dir
-        return load(spec, self._device, backend=backend, cache_dir=cache_dir, versions=self._versions)
+        return load_proven(spec, self._device, backend=backend, cache_dir=cache_dir, versions=self._versions)
 
     def _spec(self, model: str) -> ScoreSpec:
         """The score spec with which a model is loaded before chunks need it."""
@@ -410,7 +411,7 @@ def _make_engine(settings: WorkerSettings, model: Model) -> Engine:
     token_budget = resolve_token_budget(settings.token_budget, model.backend.device)
     max_batch = settings.max_batch if isinstance(settings.max_batch, int) else None
     search = None
-    if is_auto := not isinstance(settings.token_budget, int) and max_batch is None:
+    if is_auto := not isinstance(settings.token_budget, int) and max_batch is None and not model.kind:
         search = BudgetSearch(model.backend, model.name, token_budget, cache_folder(settings.cache_dir))
         token_budget = search.start
     return Engine(

@@ -72,14 +72,15 @@ def read_pairs(path: Path | None, sample: int) -> tuple[list[str], list[str]]:
     return found["query"].to_pylist(), found["passage"].to_pylist()
 
 
-def loaded(model: str, device: str, left_out: list[str], folder: str) -> dict[tuple[str, str], Engine]:
+def loaded(
+    model: str, device: str, left_out: list[str], folder: str, *, deterministic: bool = False
+) -> dict[tuple[str, str], Engine]:
     """An engine for each backend and precision that this machine has, PyTorch in fp32 first."""
     found: dict[tuple[str, str], Engine] = {}
     for backend, kind in sorted(BACKENDS.items(), key=lambda item: item[0] != "torch"):
         for precision in kind.precisions.get(device, ()):
-            spec = ScoreSpec.model_validate(
-                {"model": model, "precision": precision, "activation": "identity"}
-            )
+            asked = {"model": model, "precision": precision, "deterministic": deterministic}
+            spec = ScoreSpec.model_validate({**asked, "activation": "identity"})
             if backend in left_out:
                 continue
             try:

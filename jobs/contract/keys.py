@@ -65,6 +65,11 @@ def revision(run_id: str) -> str:
     return f"{PREFIX}:run:{run_id}:revision"
 
 
+def kind(run_id: str) -> str:
+    """String: the kind of device that scores a deterministic run; set by its first worker."""
+    return f"{PREFIX}:run:{run_id}:kind"
+
+
 def refusals(run_id: str) -> str:
     """Hash: name of each worker that cannot score the run, and the reason."""
     return f"{PREFIX}:run:{run_id}:refusals"
@@ -78,8 +83,8 @@ def refused_until(run_id: str) -> str:
 def of_run(run_id: str) -> list[str]:
     """All keys of a run, but for those of its chunks and the note that it was cancelled."""
     state = (run, results, progress, errors, detached, failed_attempts, scored_rows)
-    workers = (precision, revision, refusals, refused_until)
-    return [kind(run_id) for kind in (*state, *workers)]
+    workers = (precision, revision, kind, refusals, refused_until)
+    return [name(run_id) for name in (*state, *workers)]
 
 
 def runs() -> str:

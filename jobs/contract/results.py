@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -13,6 +13,12 @@ from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.schema import Count, Seconds, WireModel
 from rankmill.jobs.contract.spec import CONTENT
 from rankmill.jobs.contract.wire import decode_scores, encode_scores, outputs
+
+
+def worst(bounds: Collection[float | None]) -> float | None:
+    """The bound of scores with these `bounds`; ``None`` if one is not known, or there is none."""
+    known = [bound for bound in bounds if bound is not None]
+    return max(known) if known and len(known) == len(bounds) else None
 
 
 class ChunkStats(WireModel):
@@ -27,11 +33,12 @@ class ChunkStats(WireModel):
     rows. They are written only for a job that asks for them (`rankmill.jobs.contract.job.asks_for_times`).
     ``digest`` is the SHA-256 of the model's weights, configuration and tokenizer; ``bound`` is the largest
     difference between a score and the model's own that the worker has proven. They are written only for a
-    job whose producer reads them (`rankmill.jobs.contract.job.read_format`).
+    job whose producer reads them (`rankmill.jobs.contract.job.read_format`). ``kind`` is there for a
+    deterministic run alone, of which no older release knows.
     """
 
     seldom: ClassVar[frozenset[str]] = frozenset(
-        {"windows", "labels", "tokenize_seconds", "forward_seconds", "digest", "bound"}
+        {"windows", "labels", "tokenize_seconds", "forward_seconds", "digest", "bound", "kind"}
     )
     """Fields that are written only where they have a value."""
     added: ClassVar[frozenset[str]] = seldom | {"int8_gain"}
@@ -53,6 +60,7 @@ class ChunkStats(WireModel):
     forward_seconds: Seconds | None = None
     digest: Annotated[str, Field(pattern=CONTENT)] | None = None
     bound: Annotated[float, Field(ge=0)] | None = None
+    kind: str | None = None
 
     def written(self) -> str:
         """As JSON."""

@@ -104,11 +104,13 @@ def _default(field: str) -> object:
 class Settled(NamedTuple):
     """What all chunks of a run are scored with; ``None``: not settled.
 
-    ``precision`` is what ``auto`` stands for. ``revision`` is the model's commit or content.
+    ``precision`` is what ``auto`` stands for. ``revision`` is the model's commit or content. ``kind``, of a
+    deterministic run, is what else decides the bits of its scores: device, versions, precision.
     """
 
     precision: str | None
     revision: str | None
+    kind: str | None = None
 
 
 class Progress(WireModel):

@@ -18,7 +18,9 @@ Activation = Literal["default", "identity", "sigmoid", "softmax"]
 
 Long = Literal["truncate", "split"]
 
-ADDED = frozenset({"instruction", "prompt_template", "label", "long", "long_stride", "all_labels"})
+ADDED = frozenset(
+    {"instruction", "prompt_template", "label", "long", "long_stride", "all_labels", "deterministic"}
+)
 """Fields that release 0.1 does not know; they are written only where they are set."""
 
 CONTENT = re.compile(r"^[0-9a-f]{64}$")
@@ -73,6 +75,9 @@ class ScoreSpec(BaseModel):
         Tokens from the start of a window to the start of the next; ``None`` is half of a window.
     all_labels
         Whether each output of a model with several is a score: a row has as many scores then.
+    deterministic
+        Whether a score depends on its pair alone, bit for bit: not on the pairs beside it, their order,
+        chunks, workers or threads, on devices of one kind.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -88,6 +93,7 @@ class ScoreSpec(BaseModel):
     long: Long = "truncate"
     long_stride: int | None = Field(default=None, ge=1)
     all_labels: bool = False
+    deterministic: bool = False
 
     _alone = field_validator("all_labels")(all_labels_fit)
 
@@ -122,6 +128,7 @@ class SpecOptions(TypedDict, total=False):
     long: Long
     long_stride: int | None
     all_labels: bool
+    deterministic: bool
 
 
 def nearest(name: str, known: Iterable[str], written: Callable[[str], str] = str) -> str:
@@ -148,9 +155,9 @@ def settled(spec: ScoreSpec, precision: str) -> ScoreSpec:
         raise WireError(f"the run's precision in Redis is {precision!r:.40}, which does not exist") from None
 
 
-WeightsKey = tuple[str, str | None, str, tuple[str, str | None] | None]
+WeightsKey = tuple[str, str | None, str, tuple[str, str | None] | None, bool]
 
 
 def weights_key(spec: ScoreSpec) -> WeightsKey:
-    """Model, revision, precision and the answers of a template: specs that agree in these share weights."""
-    return spec.model, spec.revision, spec.precision, answers_of(spec.prompt_template)
+    """What a model is loaded by; specs that agree in it share weights."""
+    return spec.model, spec.revision, spec.precision, answers_of(spec.prompt_template), spec.deterministic

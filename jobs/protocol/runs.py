@@ -135,7 +135,7 @@ class RunStore:
 
     def settle(self, run: Run, mine: Settled) -> Settled:
         """Fix what all chunks of the run are scored with; what the first callers have is returned to all."""
-        names = (keys.precision(run.id), keys.revision(run.id))
+        names = (keys.precision(run.id), keys.revision(run.id), keys.kind(run.id))
         with self.redis.pipeline() as pipe:
             for key, value in zip(names, mine, strict=True):
                 if value is not None:
@@ -447,6 +447,7 @@ class RunStore:
         pipe.expire(keys.run(run.id), run.ttl)
         pipe.expire(keys.precision(run.id), run.ttl)
         pipe.expire(keys.revision(run.id), run.ttl)
+        pipe.expire(keys.kind(run.id), run.ttl)
         pipe.zadd(keys.runs(), {run.id: system.now() + run.ttl}, xx=True)
         pipe.expire(keys.runs(), _INDEX_SECONDS)
 

@@ -100,6 +100,12 @@ def cpu_name() -> str:
     return _cpu_field("model name") or platform.processor() or platform.machine()
 
 
+def cpu_model() -> str:
+    """The CPU's design by its numbers, as hypervisors hide its name; empty if they are not listed."""
+    found = {each: _cpu_field(f"{each}\t") for each in ("cpu family", "model", "stepping")}
+    return " ".join(f"{name} {number}" for name, number in found.items() if number)
+
+
 def cpu_flags() -> frozenset[str]:
     """The CPU's instruction sets, by Linux's names; empty if the system does not list them."""
     return frozenset((_cpu_field("flags") or _cpu_field("Features")).split())

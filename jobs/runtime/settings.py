@@ -109,7 +109,7 @@ def _text(value: Any) -> Any:
 
 
 class WorkerSettings(BaseModel):
-    """Settings of a worker; ``model`` to ``all_labels`` are the spec to warm up with."""
+    """Settings of a worker; ``model`` to ``deterministic`` are the spec to warm up with."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # built when first used
 
@@ -124,6 +124,7 @@ class WorkerSettings(BaseModel):
     long: Long
     long_stride: int | None = Field(ge=1)
     all_labels: bool
+    deterministic: bool
     redis_wait_seconds: float = Field(gt=0)
     device: Device
     backend: BackendName

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.contract.results import worst
 from rankmill.jobs.contract.wire import outputs
 from rankmill.jobs.system import system
 
@@ -95,8 +96,9 @@ class RunStats:
     padding with them. ``workers`` has the rows of each worker, by name; ``seconds`` is the longest
     time that a worker had a chunk, from fetching it to its scores; ``tokenize_seconds`` and
     ``forward_seconds`` are parts of it (``None`` if they are not known: only requests ask for them).
-    ``precision``, ``backend`` and ``revision`` are those of the last chunk with scores (``None`` if there is
-    none, or no revision).
+    ``precision``, ``backend``, ``device`` and ``revision`` are those of the last chunk with scores (``None``
+    if there is none, or no revision), and so is ``kind``, of a deterministic run, which decides the bits of
+    scores. ``bounds`` are the proven bounds of all chunks.
     """
 
     rows: int = 0
@@ -110,7 +112,28 @@ class RunStats:
     forward_seconds: float | None = None
     precision: str | None = None
     backend: str | None = None
+    device: str | None = None
     revision: str | None = None
+    kind: str | None = None
+    bounds: set[float | None] = field(default_factory=set)
+
+    @property
+    def bound(self) -> float | None:
+        """How far a logit may be from the model's own, as the workers have proven; ``None``: not proven."""
+        return worst(self.bounds)
+
+    def contract(self) -> dict[str, str]:
+        """What is known of how the scores were made, as text, by name."""
+        known = {
+            "precision": self.precision,
+            "backend": self.backend,
+            "device": self.device,
+            "revision": self.revision,
+            "bound": None if self.bound is None else f"{self.bound:g}",
+            "deterministic": self.kind and "true",
+            "kind": self.kind,
+        }
+        return {name: value for name, value in known.items() if value}
 
     def add(self, part: ScoredTable) -> None:
         """Count a chunk."""
@@ -127,7 +150,9 @@ class RunStats:
                 self.tokenize_seconds = part.stats.tokenize_seconds
                 self.forward_seconds = part.stats.forward_seconds
             self.precision, self.backend = part.stats.precision, part.stats.backend
-            self.revision = part.stats.revision
+            self.device, self.revision = part.stats.device, part.stats.revision
+            self.kind = part.stats.kind
+            self.bounds.add(part.stats.bound)
 
 
 class ScoringRun:

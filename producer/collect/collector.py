@@ -137,6 +137,8 @@ class HowScored:
             return f"it is in {mine.precision}, and the run in {self.settled.precision}"
         if mine.revision and mine.revision != self.settled.revision:  # older workers name no content
             return f"its model has content {mine.revision:.12}, and the run's {self.settled.revision:.12}"
+        if mine.kind != self.settled.kind:
+            return f"its bits are those of {mine.kind}, and the run's those of {self.settled.kind}"
         if self._labels is None:
             self._labels = stats.labels if self._spec.all_labels else ()
         if stats.labels != self._labels:
@@ -145,7 +147,8 @@ class HowScored:
 
     def _of(self, stats: ChunkStats) -> Settled:
         """What can differ between workers: the precision only where the run leaves it open."""
-        return Settled(stats.precision if self._spec.precision == "auto" else None, stats.revision)
+        precision = stats.precision if self._spec.precision == "auto" else None
+        return Settled(precision, stats.revision, stats.kind)
 
 
 class Collector:

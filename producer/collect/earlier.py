@@ -30,11 +30,13 @@ class EarlierScores:
         The digests of the pairs, ``[n, 2]``.
     scores
         Their scores, ``[n]``.
+    kind
+        Of a deterministic output, what decides the bits of its scores (`ChunkStats.kind`).
     """
 
-    def __init__(self, columns: tuple[str, str], keys: Keys, scores: Scores) -> None:
+    def __init__(self, columns: tuple[str, str], keys: Keys, scores: Scores, kind: str | None = None) -> None:
         order = np.argsort(keys[:, 0], kind="stable")
-        self.columns = columns
+        self.columns, self.kind = columns, kind
         self._keys, self._scores = keys[order], scores[order]
 
     def __len__(self) -> int:
@@ -59,7 +61,7 @@ def no_earlier(columns: tuple[str, str]) -> EarlierScores:
 
 
 def open_earlier(
-    file: pa.NativeFile | Path, name: str, columns: tuple[str, str], score: str
+    file: pa.NativeFile | Path, name: str, columns: tuple[str, str], score: str, kind: str | None = None
 ) -> EarlierScores:
     """Read the pairs and scores of an output; rows without a score are left out.
 
@@ -69,6 +71,8 @@ def open_earlier(
         The Parquet file, and what it is called in messages.
     columns, score
         The columns of query and passage, and of the scores.
+    kind
+        As of `EarlierScores`.
 
     Raises
     ------
@@ -92,7 +96,7 @@ def open_earlier(
                 scores.append(np.asarray(kept[score]).astype(np.float32))
     except (pa.ArrowException, OSError) as error:
         raise InputError(f"{name}: cannot be read: {' '.join(str(error).split())}") from None
-    return EarlierScores(columns, np.concatenate(keys), np.concatenate(scores))
+    return EarlierScores(columns, np.concatenate(keys), np.concatenate(scores), kind)
 
 
 def check_same(found: Mapping[str, str], wanted: Mapping[str, str], name: str) -> None:
@@ -136,7 +140,7 @@ OF_SCORES = {
     f"rankmill.{name}"
     for name in (
         "model", "revision", "precision", "max_length", "activation", "instruction",
-        "prompt_template", "label", "long", "long_stride", "all_labels",
+        "prompt_template", "label", "long", "long_stride", "all_labels", "deterministic",
     )
 }  # fmt: skip
 """Metadata on which scores depend."""

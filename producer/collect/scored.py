@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats
+from rankmill.jobs.contract.results import ChunkFailure, ChunkResult, ChunkScores, ChunkStats, worst
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ def join_results(chunk: int, results: Sequence[tuple[int, ChunkResult]]) -> Chun
         "seconds": sum(part.stats.seconds for part in scored),
         "tokenize_seconds": None,
         "forward_seconds": None,
+        "bound": worst([part.stats.bound for part in scored]),
     }
     stats = scored[-1].stats.model_copy(update=totals)
     kind = scored[0].scores.type

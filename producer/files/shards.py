@@ -26,7 +26,7 @@ from rankmill.producer.files.stores.reading import open_stream
 from rankmill.producer.files.stores.writing import whole_file
 
 _NUMBER, _OF, _WHOLE = "rankmill.shard", "rankmill.shards", "rankmill.shard_of"
-_SAME = ("rankmill.revision", "rankmill.precision")
+_SAME = ("rankmill.revision", "rankmill.precision", "rankmill.kind")
 """Metadata that shards of one output have in common; the rest of the manifest is in the digest."""
 
 _ROWS = 65_536

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 import click
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
 
 from rankmill.cli import options
 from rankmill.cli.registry import aliases, listing, transfer
 from rankmill.cli.registry.compare import compare
+from rankmill.cli.watch import console
 from rankmill.jobs.runtime.settings import Settings
-from rankmill.registry.trial import ModelReport, model_report
+from rankmill.registry.trial import ModelReport, Proven, model_report, prove_model
 
 
 @click.group(context_settings=options.CONTEXT)
@@ -22,19 +27,60 @@ def models() -> None:
     "revision", "max_length", "activation", "instruction", "prompt_template", "label", "device", "registry",
     others=("model",),
 )  # fmt: skip
+@click.option("--prove", "proving", is_flag=True, help="Also prove its scores here: `rankmill models prove`.")
 @options.as_json
-def describe(settings: Settings, as_json: bool) -> None:
+def describe(settings: Settings, proving: bool, as_json: bool) -> None:
     """Show how MODEL is scored, and what can run it here.
 
     Its family, prompt, outputs, activation and length; for each backend the precisions that can run it on
     this host, or why they cannot. Reads the model's small files, not its weights.
     """
     report = model_report(settings)
-    click.echo(report.model_dump_json(indent=2) if as_json else "\n".join(_lines(report)))
+    proven = prove_model(settings, settings.device) if proving else None
+    if as_json:
+        found = report.model_dump(mode="json")
+        click.echo(json.dumps({**found, **(proven.model_dump(mode="json") if proven else {})}, indent=2))
+        return
+    proofs = [f"proven      {proof}" for proof in proven.proofs.values()] if proven else []
+    refused = [f"refused     {reason}" for reason in proven.refused.values()] if proven else []
+    click.echo("\n".join([*_lines(report), *proofs, *refused]))
+
+
+@options.command("prove")
+@click.argument("model")
+@options.settings(
+    "revision", "precision", "prompt_template", "backend", "threads", "registry", others=("model",)
+)
+@options.as_json
+def prove(settings: Settings, as_json: bool) -> None:
+    """Prove on all devices of this host that MODEL gets its own scores, as a worker does before it serves it.
+
+    Probe pairs are scored as a worker would, and compared with transformers' own model in fp32. What is known
+    is not measured again. Exit code 1: a device refuses it.
+    """
+    proven = prove_model(settings, "all")
+    if as_json:
+        click.echo(proven.model_dump_json(indent=2))
+    else:
+        console().print(_table(proven))
+        for device, reason in proven.refused.items():
+            click.echo(f"{device} refuses it: {reason}")
+    if proven.refused:
+        raise SystemExit(1)
+
+
+def _table(proven: Proven) -> Table:
+    names = "device", "backend", "precision", "way", "differs by", "allowed", "with its company", "Spearman"
+    table = Table(*names, box=SIMPLE_HEAD)
+    for device, proof in proven.proofs.items():
+        figures = (f"{each:.2g}" for each in (proof.difference, proof.bound, proof.company))
+        table.add_row(device, proof.backend, proof.precision, proof.way, *figures, f"{proof.spearman:.4f}")
+    return table
 
 
 for _command in (
     describe,
+    prove,
     transfer.push,
     transfer.pull,
     listing.list_models,

@@ -52,6 +52,7 @@ HELP = {
     "prompt_template": "Jinja file, or the name of a shipped template; none: the two texts alone.",
     "label": "Name or number of the output that is the score.",
     "all_labels": "Each output of a model with several is a score, in a column of its own.",
+    "deterministic": "Equal bits for equal pairs, whatever the order, chunks and workers.",
     "long": "Passages over the limit: cut off the end, or score overlapping windows and take the best.",
     "long_stride": "Tokens from the start of a window to the start of the next.",
     "redis_url": "redis://, rediss:// (TLS), unix:// or redis+sentinel:// URL of the server.",

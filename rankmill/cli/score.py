@@ -6,7 +6,7 @@ import shlex
 import sys
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -25,11 +25,15 @@ if TYPE_CHECKING:
 _WORTH_A_HINT = 1.3
 """The summary mentions int8 if it would be at least this many times as fast."""
 
+_SAMPLE = 1000
+"""Rows that are verified."""
+
 _EPILOG = """\b
 Exit codes:
   0    every row was scored
   1    failed, or no server answers; no output was written (of one in parts,
-       those that were complete), the scores are kept
+       those that were complete), the scores are kept; or --verify has found
+       other scores
   2    wrong usage or input, found before any work
   3    done, but some rows have no score: OUTPUT.errors.jsonl names them
   130  interrupted; no output was written (of one in parts, those that were
@@ -48,12 +52,21 @@ overrides the environment, and the environment overrides the file."""
 @options.command("score-file", epilog=_EPILOG, interrupted="the output is not complete")
 @file_options
 @options.flags(*SETTINGS, "workers", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED)
+@click.option("--verify", metavar="FILE", help="Score rows of a scored Parquet file again, and compare.")
+@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Rows to --verify.  [default: 1000]")
 @options.as_json
 @options.quiet
 @click.option("-v", "--verbose", is_flag=True, help="More messages: one for each chunk.")
 @options.version
 def score_file(
-    request: FileRequest, config: str | None, as_json: bool, quiet: bool, verbose: bool, **given: Any
+    request: FileRequest,
+    config: str | None,
+    verify: str | None,
+    sample: int | None,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+    **given: Any,
 ) -> None:
     """Score the pairs of INPUT files with a cross-encoder.
 
@@ -64,11 +77,18 @@ def score_file(
 
     With --run, --queries and --corpus, the pairs are those of a run, and their texts are looked up by id in
     an index that is made once and kept beside the corpus.
+
+    With --verify there is no INPUT: rows of FILE are scored as it says that it was scored. Those of a
+    deterministic file must have the same bits, others the same score to the bound that was proven.
     """
     given["log_level"] = "error" if quiet else "debug" if verbose else None
     settings = load_settings(given, config)
     _refuse_unused(given, settings)
     set_up(settings.log_level, settings.log_format)
+    if verify:
+        _verify(verify, sample or _SAMPLE, request, settings, given, as_json=as_json, quiet=quiet)
+    if sample:
+        raise click.UsageError("--sample has no effect without --verify")
     embedded = nullcontext() if settings.redis_url else EmbeddedCluster(settings, models=len(request.models))
     with embedded as cluster:
         # Imported only now: the server and the workers, which have just been started, start meanwhile.
@@ -83,6 +103,32 @@ def score_file(
     elif not quiet:
         click.echo(describe(summary, request))
     sys.exit(ExitCode.ROW_ERRORS if summary.row_errors else 0)
+
+
+def _verify(
+    name: str,
+    sample: int,
+    request: FileRequest,
+    settings: Settings,
+    given: dict[str, Any],
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> NoReturn:
+    """Verify a scored file, and end the command."""
+    if unused := next((each for each in FileRequest.model_fields if request.is_given(each)), None):
+        what = "INPUT" if unused == "inputs" else f"--{unused.replace('_', '-')}"
+        raise click.UsageError(f"{what} has no effect with --verify, whose file says how it was made")
+    from rankmill.score.verify import read_scored, verify
+
+    found = read_scored(name, settings, given)
+    with nullcontext() if settings.redis_url else EmbeddedCluster(found.settings) as cluster:
+        result = verify(found, sample, cluster)
+    if as_json:
+        click.echo(result.model_dump_json())
+    elif result.differ or not quiet:
+        click.echo(result)
+    sys.exit(ExitCode.FAILED if result.differ else 0)
 
 
 def _refuse_unused(given: dict[str, Any], settings: Settings) -> None:
@@ -127,8 +173,10 @@ def _how(summary: Summary) -> str:
     """How the scores were computed; nothing is known of it where none was."""
     if not summary.backend:
         return "no score was computed"
+    proven = "" if summary.bound is None else f", proven to {summary.bound:.2g}"
+    bits = ", deterministic" if summary.deterministic else ""
     return (
-        f"{summary.backend}, {summary.device}, {summary.precision}; "
+        f"{summary.backend}, {summary.device}, {summary.precision}{proven}{bits}; "
         f"{summary.real_token_share:.1%} of the computed tokens were real; {summary.retries} retries"
     )
 

@@ -35,7 +35,8 @@ class RequestScores:
     ``tokens`` are those that were computed, without padding. ``created`` is in seconds since 1970,
     ``seconds`` is the time that the scores took, ``work_seconds`` that of the slowest chunk in its worker,
     of which ``tokenize_seconds`` and ``forward_seconds`` are parts (``None``: its worker does not tell, as it
-    is of an older release), ``chunks`` their number.
+    is of an older release), ``chunks`` their number. ``contract`` says how they were made: precision,
+    backend, device, revision and proven bound, as far as they are known.
     """
 
     scores: Sequence[float]
@@ -46,6 +47,7 @@ class RequestScores:
     tokenize_seconds: float | None = None
     forward_seconds: float | None = None
     chunks: int = 1
+    contract: Mapping[str, str] = field(default_factory=dict)
     id: str = field(default_factory=lambda: system.unique_id())  # noqa: PLW0108 -- a simulation replaces it
     created: int = field(default_factory=lambda: int(system.now()))
 

@@ -136,6 +136,8 @@ class Scoring:
         self.served = served
         self.admission = admission
         self.load = load
+        self.contracts: dict[str, Mapping[str, str]] = {}
+        """How the latest scores of each model in `served` were made, as far as it is known."""
         self.client = AsyncClient(redis_url, no_workers_seconds=_NO_WORKERS_SECONDS, settings=settings)
 
     async def score(self, request: ScoreRequest, key: ApiKey | None) -> RequestScores:
@@ -147,7 +149,11 @@ class Scoring:
             The request cannot be scored, or the caller is over a limit.
         """
         async with self.begin(request, key) as run:
-            return await run.scores()
+            found = await run.scores()
+        served = self.served.resolve(request.model)
+        if served in self.served.all:
+            self.contracts[served.model] = found.contract
+        return found
 
     @asynccontextmanager
     async def begin(self, request: ScoreRequest, key: ApiKey | None) -> AsyncIterator[SubmittedRequest]:
@@ -287,7 +293,8 @@ class SubmittedRequest:
         metrics.by_model.count(version, self._priority, np.array(scores, np.float32), seconds)
         return RequestScores(
             scores, self._name or self._run.model, stats.tokens, seconds, stats.seconds,
-            stats.tokenize_seconds, stats.forward_seconds, max(stats.chunks, 1), self._run.id,
+            stats.tokenize_seconds, stats.forward_seconds, max(stats.chunks, 1), stats.contract(),
+            self._run.id,
         )  # fmt: skip
 
     async def scores(self) -> RequestScores:

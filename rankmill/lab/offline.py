@@ -16,7 +16,7 @@ class ProcessFailed(RankmillError):
 
 
 def ask(
-    task: Literal["trial", "report", "calibrate"],
+    task: Literal["trial", "report", "prove", "calibrate"],
     request: Mapping[str, Any],
     what: str,
     *,

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.proof import Proof
 from rankmill.jobs.runtime.hosts import require_worker_packages
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.lab.offline import ask
@@ -86,6 +87,25 @@ class ModelReport(BaseModel):
     backends: dict[str, dict[str, str | None]]
 
 
+class Proven(BaseModel):
+    """What is proven of a model's scores on this host, by device, or why it is refused there."""
+
+    proofs: dict[str, Proof]
+    refused: dict[str, str]
+
+
+def prove_model(settings: Settings, device: str) -> Proven:
+    """Prove the settings' model on a device, or on ``all`` of this host; raises as `model_report`."""
+    require_worker_packages()
+    request = {
+        **_request(settings),
+        "device": device,
+        "backend": settings.backend,
+        "threads": settings.threads,
+    }
+    return Proven.model_validate(ask("prove", request, "proving the model"))
+
+
 def model_report(settings: Settings) -> ModelReport:
     """Describe the settings' model.
 
@@ -97,11 +117,14 @@ def model_report(settings: Settings) -> ModelReport:
         The process was killed.
     """
     require_worker_packages()
-    request = {
+    request = {**_request(settings), "device": settings.device}
+    return ModelReport.model_validate(ask("report", request, "looking at the model"))
+
+
+def _request(settings: Settings) -> dict[str, object]:
+    return {
         "spec": settings.spec().written(),
-        "device": settings.device,
         "cache_dir": settings.cache_dir,
         "registry": settings.registry,
         "cache_bytes": settings.cache_bytes,
     }
-    return ModelReport.model_validate(ask("report", request, "looking at the model"))

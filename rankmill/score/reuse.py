@@ -47,5 +47,9 @@ def earlier_scores(request: FileRequest, settings: Settings) -> tuple[Settings, 
     except ValidationError:
         raise InputError(f"{path}: its scores cannot be used, they are in {taken['precision']}") from None
     return settings, open_earlier(
-        open_random(path), str(path), text_columns(request).names, request.score_column
+        open_random(path),
+        str(path),
+        text_columns(request).names,
+        request.score_column,
+        found.get("rankmill.kind"),
     )

@@ -209,6 +209,7 @@ def _score(
             begun.append(run)
             for part in run.tables():
                 tally.add(part)
+                _check_kind(tally, earlier)
                 output.write(source.explain(part))
                 watch.look()
                 look()
@@ -216,6 +217,16 @@ def _score(
         if output.rows:
             raise
         raise InputError(str(error)) from None  # no chunk was scored: most likely the model is wrong
+
+
+def _check_kind(tally: Tally, earlier: EarlierScores | None) -> None:
+    """Raise `InputError` if bits of one kind would be mixed with those of another that ``--reuse`` names."""
+    if earlier and earlier.kind and (others := tally.kinds - {earlier.kind}):
+        raise InputError(
+            f"the scores of --reuse have the bits of {earlier.kind}, and the workers here those of "
+            f"{', '.join(sorted(others))}: leave out --reuse, or use workers of that kind"
+        )
+    tally.kinds |= {earlier.kind} if earlier and earlier.kind else set()
 
 
 def _check_models(tally: Tally, made_from: Mapping[str, str], now: Callable[[], dict[str, str]]) -> None:

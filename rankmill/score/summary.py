@@ -11,6 +11,7 @@ from importlib.metadata import version
 from pydantic import TypeAdapter, ValidationError
 
 from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.results import worst
 from rankmill.jobs.contract.spec import ADDED
 from rankmill.jobs.protocol.submitted.record import RunOutcome
 from rankmill.jobs.runtime.settings import Settings
@@ -26,7 +27,10 @@ class Summary(RunOutcome):
     first worker was ready; ``pairs_per_second`` excludes it. ``real_token_share`` is the share of the
     computed tokens that were not padding. ``int8_gain`` is the speed of int8 divided by the speed of
     the precision used, if workers have measured it. ``windows`` is how many windows the passages that were
-    too long have been cut into. ``reused_rows`` have their score from an earlier output.
+    too long have been cut into. ``reused_rows`` have their score from an earlier output. ``bound`` is the
+    largest difference between a logit and the model's own that the workers have proven (the worst of them;
+    ``None`` if one has proven none). ``kind`` is what decides the bits of the scores, if they are
+    ``deterministic``.
     """
 
     startup_seconds: float
@@ -37,6 +41,9 @@ class Summary(RunOutcome):
     int8_gain: float | None
     windows: int
     reused_rows: int
+    bound: float | None
+    deterministic: bool
+    kind: str | None
 
 
 @dataclass
@@ -50,6 +57,8 @@ class Tally:
     windows: int = 0
     how: set[tuple[str, str, str]] = field(default_factory=set)
     revisions: set[str] = field(default_factory=set)
+    bounds: set[float | None] = field(default_factory=set)
+    kinds: set[str] = field(default_factory=set)
     reused_rows: int = 0
     int8_gain: float | None = None
     """The smallest gain that any worker has measured."""
@@ -88,6 +97,8 @@ class Tally:
         self.windows += stats.windows
         self.how.add((stats.backend, stats.device, stats.precision))
         self.revisions.add(stats.revision or "")
+        self.bounds.add(stats.bound)
+        self.kinds |= {stats.kind} if stats.kind else set()
         if stats.int8_gain is not None:
             self.int8_gain = min(stats.int8_gain, self.int8_gain or math.inf)
 
@@ -95,6 +106,17 @@ class Tally:
         """Backend, device and precision; joined with commas where workers differ."""
         names = ("backend", "device", "precision")
         return {name: ", ".join(sorted({how[at] for how in self.how})) for at, name in enumerate(names)}
+
+    @property
+    def kind(self) -> str | None:
+        """What decides the bits of the scores; ``None`` if they are not deterministic."""
+        return ", ".join(sorted(self.kinds)) or None
+
+    def proven(self) -> dict[str, str]:
+        """The proven bound and the kind, as metadata has them, where they are known."""
+        bound = worst(self.bounds)
+        known = {"bound": None if bound is None else f"{bound:g}", "kind": self.kind}
+        return {name: value for name, value in known.items() if value}
 
     @property
     def revision(self) -> str | None:
@@ -116,7 +138,7 @@ def metadata(
     made_with, own = tally.made_with(), {}
     if models:
         how = [
-            {"model": model, "revision": each.revision or "", **each.made_with()}
+            {"model": model, "revision": each.revision or "", **each.made_with(), **each.proven()}
             for model, each in zip(models, tally.each, strict=True)
         ]
         own["rankmill.columns"] = json.dumps(dict(zip(columns, how, strict=True)))
@@ -131,6 +153,7 @@ def metadata(
         "rankmill.max_length": str(settings.max_length or ""),
         "rankmill.activation": settings.activation,
         **{f"rankmill.{name}": str(value) for name, value in spec.items() if name in ADDED},
+        **{f"rankmill.{name}": value for name, value in tally.proven().items()},
         **({"rankmill.windows": str(tally.windows)} if settings.long == "split" else {}),
     }
 
@@ -157,4 +180,7 @@ def summarize(
         int8_gain=None if tally.int8_gain is None else round(tally.int8_gain, 2),
         windows=tally.windows,
         reused_rows=tally.reused_rows,
+        bound=worst(tally.bounds),
+        deterministic=tally.kind is not None,
+        kind=tally.kind,
     )

@@ -70,6 +70,41 @@ class MisbehavingWorker(ScoringWorker):
         super()._prepare(settings)
 
 
+class BrokenDevice:
+    """Another backend, whose logits are wrong as soon as the file that ``BROKEN`` names is there."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def submit(self, batch: Batch) -> Pending:
+        pending = self._real.submit(batch)
+        return _Wrong(pending) if Path(os.environ["BROKEN"]).exists() else pending
+
+
+class _Wrong:
+    def __init__(self, pending: Pending) -> None:
+        self._pending = pending
+
+    def result(self) -> Any:
+        return self._pending.result() + 0.01
+
+
+class BrokenDeviceWorker(ScoringWorker):
+    """Scores on a `BrokenDevice`, and the probes again after half a second."""
+
+    def _prepare(self, settings: WorkerSettings) -> None:
+        from rankmill.workers.engine import engine
+        from rankmill.workers.models import loading
+
+        load = loading._load_backend
+        loading._load_backend = lambda *args: BrokenDevice(load(*args))
+        engine.PROVE_SECONDS = 0.5
+        super()._prepare(settings)
+
+
 class PatientWorker(ScoringWorker):
     """Loads no model before the file that ``LOAD`` names is there."""
 

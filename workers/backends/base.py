@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from rankmill.workers.backends.families import BERT_LIKE
 from rankmill.workers.batches.layout import PLAIN, ModelLayout
 from rankmill.workers.batches.tokens import Batch, Ids
 
@@ -87,10 +86,12 @@ class ModelFiles:
         How the model is applied.
     answers
         For a language model: ids of the tokens for yes and, if the score is the log-odds, for no.
-    check
-        Raises an error if a backend with this model, in float32 on the CPU, lets padding change scores.
+    load_network
+        Loads what `network` returns.
     check_unchanged
         Raises `WorkerError` if the files are not those of `revision` any more.
+    alone
+        Whether the backend is to compute each row alone, on one thread (`rankmill.workers.backends.alone`).
     """
 
     source: str | Path
@@ -99,14 +100,20 @@ class ModelFiles:
     cache: Path
     layout: ModelLayout = PLAIN
     answers: tuple[int, int | None] | None = None
-    check: Callable[[Backend], None] | None = None
+    load_network: Callable[[ModelFiles], Any] | None = None
     check_unchanged: Callable[[], None] = lambda: None
+    alone: bool = False
 
     def classifier(self) -> Any:
         """The transformers model, on the CPU, in float32, in evaluation mode."""
         from rankmill.workers.backends.classifier import load_classifier, load_config
 
         return load_classifier(self.source, self.revision, load_config(self.source, self.revision))
+
+    def network(self) -> Any:
+        """The whole model as a module of PyTorch: ids, mask and types to logits ``[rows, outputs]``."""
+        assert self.load_network is not None
+        return self.load_network(self)
 
 
 ROW_TOKENS = 128
@@ -186,7 +193,10 @@ class BackendKind:
     packages
         Packages that it imports and that rankmill itself does not need.
     families
-        Model types whose plain classifiers it runs; ``None`` means that it runs every network.
+        Model types for which it has modules of its own, for plain classifiers; ``None``: it runs any network.
+    measured
+        Model types whose plain classifiers run as fast as `probe` says. For others ``auto`` takes the backend
+        only where no other scores them as it should; ``None``: all.
     machines
         Machines that it runs on, by the names of `platform.machine`; empty means any.
     probe
@@ -195,6 +205,8 @@ class BackendKind:
         a probe only as a last resort.
     probed
         Precisions that `probe` accepts, if the backend supports them.
+    concurrent
+        Whether several threads may call `Backend.submit` at once, and each computes in its own.
     lacks
         Returns what else this machine lacks for a device and precision; called if `packages` are installed.
     """
@@ -204,11 +216,17 @@ class BackendKind:
     load: Callable[[ModelFiles, str, str], Backend]
     packages: tuple[str, ...] = ()
     extra: str = ""
-    families: frozenset[str] | None = BERT_LIKE
+    families: frozenset[str] | None = None
+    measured: frozenset[str] | None = None
     machines: tuple[str, ...] = ()
     probe: Callable[[LayerShape, str], Callable[[], object]] | None = None
     probed: tuple[str, ...] = ("fp32", "bf16")
+    concurrent: bool = False
     lacks: Callable[[str, str], str | None] = lambda device, precision: None
+
+    def is_measured(self, config: Any, *, plain: bool = True) -> bool:
+        """Whether `probe` says how fast a model runs."""
+        return self.measured is None or (plain and config.model_type in self.measured)
 
     @property
     def installed_by(self) -> str:
@@ -231,7 +249,7 @@ class BackendKind:
         if lacking is None and self.families is not None and not plain:
             return "it runs sequence classifiers with one output alone"
         if lacking is None and self.families is not None and config.model_type not in self.families:
-            return f"it is not known to score {config.model_type} models as PyTorch does"
+            return f"it has no modules for {config.model_type} models"
         return lacking
 
 

@@ -8,7 +8,7 @@ BERT_LIKE = frozenset({"bert", "camembert", "distilbert", "electra", "roberta", 
 """BERT and families of its kind, whose classifiers take their score from the first token alone."""
 
 TRACEABLE = BERT_LIKE | {"modernbert"}
-"""Families that `rankmill.workers.backends.traceable` turns into a graph with the scores of PyTorch."""
+"""Families of which `rankmill.workers.backends.traceable` makes a graph with less work than PyTorch's own."""
 
 POSITIONS_AFTER_PADDING = frozenset({"camembert", "roberta", "xlm-roberta", "xlm-roberta-xl"})
 """Families whose positions begin after the id of the padding token."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -56,7 +57,14 @@ def choose_device(setting: str, backend: str) -> str:
 
 
 def choose_backend(
-    setting: str, precision: str, config: Any, device: str, cache: Path, *, plain: bool = True
+    setting: str,
+    precision: str,
+    config: Any,
+    device: str,
+    cache: Path,
+    *,
+    plain: bool = True,
+    without: Collection[Combination] = (),
 ) -> BackendChoice:
     """The backend and precision for a model; for ``auto``, the fastest that can run it.
 
@@ -77,6 +85,8 @@ def choose_backend(
         Cache folder, for the measured speeds.
     plain
         As in `BackendKind.obstacle`.
+    without
+        Combinations that do not score this model as they should.
 
     Raises
     ------
@@ -92,9 +102,15 @@ def choose_backend(
             continue
         obstacle = kind.obstacle(config, device, precision, plain=plain)
         if obstacle is None:
-            able += [(kind.name, each) for each in _precisions(precision, device, supported)]
+            mine = [(kind.name, each) for each in _precisions(precision, device, supported)]
+            able += [each for each in mine if each not in without]
+            if unfit := [each[1] for each in mine if each in without]:
+                obstacles[kind.name] = f"its scores in {_either(unfit)} are not the model's"
         else:
             obstacles[kind.name] = obstacle
+    measured = [each for each in able if BACKENDS[each[0]].is_measured(config, plain=plain)]
+    able = measured or able
+    able.sort(key=lambda each: device != "cpu" and each[1] == "fp32")  # a GPU's last resort
     if able:
         backend, chosen = _fastest(able, config, device, cache)
         names = list(BACKENDS)
@@ -123,7 +139,7 @@ def _precisions(precision: str, device: str, supported: tuple[str, ...]) -> list
     if precision != "auto":
         return [precision]
     if device != "cpu":
-        return [gpu_precision(device, supported)]
+        return list(dict.fromkeys([gpu_precision(device, supported), "fp32"]))
     return [each for each in CPU_PRECISIONS if each in supported]
 
 
@@ -139,7 +155,7 @@ def _int8_gain(
 ) -> float | None:
     """How many times as fast as the choice int8 would be, in a backend that can run the model."""
     kinds = [BACKENDS[name] for name, _ in able]
-    with_int8 = [kind for kind in kinds if set(INT8) & set(kind.probed)]
+    with_int8 = [each for each in kinds if set(INT8) & set(each.probed) and each.is_measured(config)]
     if device != "cpu" or all(kind.obstacle(config, device, "int8") for kind in with_int8):
         return None
     return _speeds(able, config, cache).int8_gain(chosen)

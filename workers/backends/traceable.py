@@ -1,15 +1,60 @@
-"""A `transformers` classifier as a module that can be traced, for OpenVINO and ONNX."""
+"""A model as a module that can be traced, for OpenVINO and ONNX."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from rankmill.workers.backends.base import INPUTS
+from rankmill.workers.backends.base import INPUTS, ModelFiles
+from rankmill.workers.backends.classifier import own_memory
+from rankmill.workers.backends.families import TRACEABLE
 from rankmill.workers.backends.first_token import read_first_token_only
 from rankmill.workers.backends.head import cast_all_but_head, heads_of
+
+
+def traceable(files: ModelFiles, change: Callable[[Any], None] = lambda classifier: None) -> Traced:
+    """A module to trace for the model of `files`; `change` gets the classifier of a family in `TRACEABLE`."""
+    config = files.config
+    if files.layout.task != "classifier" or config.model_type not in TRACEABLE or config.num_labels != 1:
+        return TracedNetwork(own_memory(files.network()), config)
+    classifier = own_memory(files.classifier())
+    change(classifier)
+    return Traceable(classifier)
+
+
+class TracedNetwork(nn.Module):
+    """A model of any family, as PyTorch runs it.
+
+    Parameters
+    ----------
+    network
+        From `ModelFiles.network`.
+    config
+        The model's config.
+    """
+
+    def __init__(self, network: Any, config: Any) -> None:
+        super().__init__()
+        cast_all_but_head(network, torch.float32, network.heads)
+        self.network = network
+        self.head = f"network.{network.heads[0]}" if network.heads else "network.head"
+        self.inputs = INPUTS if (getattr(config, "type_vocab_size", 0) or 0) > 1 else INPUTS[:2]
+
+    def example(self) -> tuple[torch.Tensor, ...]:
+        """Inputs to trace the module with: a row is padded, so that masks are traced."""
+        found = [torch.ones(2, 16, dtype=torch.long) for _ in self.inputs]
+        found[1][0, 12:] = 0
+        return tuple(found)
+
+    def forward(
+        self, ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        logits: torch.Tensor = self.network(ids, mask, types)
+        return logits[:, 0] if logits.shape[1] == 1 else logits
+
 
 _MASKED = -10_000.0
 """Added to the attention of padding. It makes the weight 0 in every precision, and fits fp16 and bf16."""
@@ -67,3 +112,6 @@ class Traceable(nn.Module):
             pooled = (hidden * mask[:, :, None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
         logits: torch.Tensor = self.classifier.classifier(self.classifier.head(pooled))
         return logits[:, 0]
+
+
+Traced = Traceable | TracedNetwork

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -141,6 +141,12 @@ class BatchPiece(NamedTuple):
 
     rows: Rows
     batch: Batch
+
+
+def rows_alone(batch: Batch) -> Iterator[Batch]:
+    """Each row of a batch as a batch of its own, without padding."""
+    for row, length in enumerate(batch.mask.sum(axis=1).tolist()):
+        yield _part(batch, np.array([row]), length)
 
 
 def cut_batch(batch: Batch, most: int) -> list[BatchPiece]:

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rankmill.jobs.contract.errors import RowFault
+from rankmill.jobs.contract.proof import Way
+from rankmill.jobs.system import system
 from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory, Pending
 from rankmill.workers.batches.planner import Rows, WaitingRows
 from rankmill.workers.batches.tokens import Batch, Tokens, pad
@@ -20,6 +22,12 @@ from rankmill.workers.engine.budget import BatchSizes, BudgetSearch
 from rankmill.workers.engine.headroom import Headroom
 from rankmill.workers.host import metrics
 from rankmill.workers.models.loading import Model
+
+PROVE_SECONDS = 3600.0
+"""Time after which the probes are scored again, while work comes."""
+
+ERROR_SECONDS = 60.0
+"""The same after an error of the model or the device."""
 
 
 @dataclass
@@ -29,6 +37,7 @@ class PairScores:
     ``scores`` is float32, ``[n]`` or ``[n, labels]``; NaN for the rows in ``errors``, row to reason.
     ``tokens`` counts real tokens, ``padded_tokens`` real tokens and padding. ``batches`` counts the
     batches with at least one of the pairs. ``windows`` counts the windows of the ``cut`` passages.
+    ``counted``: the worker's metrics count them.
     """
 
     scores: npt.NDArray[np.float32]
@@ -38,11 +47,13 @@ class PairScores:
     batches: int = 0
     windows: int = 0
     cut: int = 0
+    counted: bool = True
 
     def fail(self, row: int, kind: RowFault, reason: str) -> None:
         """Set the error of a row."""
         self.errors[row] = reason
-        metrics.row_errors.labels(kind).inc()
+        if self.counted:
+            metrics.row_errors.labels(kind).inc()
 
 
 @dataclass(eq=False)
@@ -110,6 +121,10 @@ class Engine:
         Knows which batches fit into memory; others are cut before they run.
     short_batches
         Whether batches of a slow model are smaller, so that each takes half a second (`BatchSizes`).
+    way
+        How rows share a forward; ``None``: as it was proven.
+    counted
+        Whether the worker's metrics count what it scores.
     """
 
     def __init__(
@@ -122,8 +137,13 @@ class Engine:
         search: BudgetSearch | None = None,
         headroom: Headroom | None = None,
         short_batches: bool = False,
+        way: Way | None = None,
+        counted: bool = True,
     ) -> None:
         self.model = model
+        self._way = way or (model.proof.way if model.proof else None)
+        self._counted = counted
+        self._proven, self._had_errors = system.monotonic(), False
         self.token_budget = token_budget
         self._search = search
         self._headroom = headroom or Headroom()
@@ -168,7 +188,7 @@ class Engine:
 
     def prepare(self, queries: Sequence[str | None], passages: Sequence[str | None]) -> Work:
         """Tokenize pairs ``[n]``; pairs that cannot be tokenized get an error and are done."""
-        scored = PairScores(self.model.no_scores(len(queries)))
+        scored = PairScores(self.model.no_scores(len(queries)), counted=self._counted)
         complete = []
         for row, (query, passage) in enumerate(zip(queries, passages, strict=True)):
             if query is None or passage is None:
@@ -224,6 +244,8 @@ class Engine:
             raise
         except _TooLarge:
             self._cut(flight.parts)
+        except _Unlike:
+            self._run_again(flight.parts, _by_length(flight.parts))
         except Exception as error:
             self._recover(flight.parts, error)
         for work, rows in flight.parts:
@@ -238,9 +260,14 @@ class Engine:
             rows_in(flight.parts), tokens_in(flight.parts), seconds
         )
 
+    @property
+    def _pads(self) -> bool:
+        """Whether rows of a batch are padded to one length: not where they are packed, or computed alone."""
+        return not (self.model.backend.packs or self.model.kind)
+
     def _computed(self, parts: list[Part]) -> int:
         """Tokens of a batch with its padding."""
-        return tokens_in(parts) if self.model.backend.packs else rows_in(parts) * longest_in(parts)
+        return rows_in(parts) * longest_in(parts) if self._pads else tokens_in(parts)
 
     def adapt(self, flight: Flight) -> None:
         """Find the best token budget, with batches like that of `flight`; raises `DeviceLost`.
@@ -251,10 +278,34 @@ class Engine:
             self.token_budget = self._search.find(self._padded(flight.parts), self._headroom.most_rows)
             self._search = None
 
+    @property
+    def must_prove(self) -> bool:
+        """Whether it is time to call `prove`: an hour after the last time, a minute after an error."""
+        seconds = system.monotonic() - self._proven
+        return self.model.prove_again is not None and (
+            seconds > PROVE_SECONDS or (self._had_errors and seconds > ERROR_SECONDS)
+        )
+
+    def prove(self) -> None:
+        """Score the probes again.
+
+        Raises
+        ------
+        ScoresChanged
+            They are not the model's own any more.
+        DeviceLost
+            The device failed.
+        """
+        if self.model.prove_again is not None and not (proof := self.model.prove_again()).holds:
+            raise ScoresChanged(str(proof))
+        self._proven, self._had_errors = system.monotonic(), False
+
     def _padded(self, parts: list[Part]) -> Batch:
         return pad([(work.tokens, rows) for work, rows in parts], self.model.tokenizer.pad_id)
 
     def _begin(self, parts: list[Part]) -> Pending:
+        if self._way == "equal" and len(_by_length(parts)) > 1:
+            raise _Unlike
         return self._headroom.submit(self.model.backend, self._padded(parts))
 
     def _cut(self, parts: list[Part]) -> None:
@@ -270,6 +321,8 @@ class Engine:
         """Bisect a failed batch until its parts fit into memory and each row that fails is found."""
         if isinstance(error, OutOfMemory):
             self._shrink_budget(parts)
+        else:
+            self._had_errors = True
         rows = rows_in(parts)
         self._run_again(parts, np.array_split(np.arange(rows), min(2, rows)))
 
@@ -301,7 +354,7 @@ class Engine:
 
     def _scatter(self, parts: list[Part], logits: Logits) -> None:
         scores = self.model.activation(logits)
-        longest, packs = longest_in(parts), self.model.backend.packs
+        longest, pads = longest_in(parts), self._pads
         done = 0
         for work, rows in parts:
             mine, out, places = scores[done : done + len(rows)], work.scored, work.rows[rows]
@@ -313,13 +366,29 @@ class Engine:
                 out.fail(place, "not_a_number", f"the model's output is not a number in {precision}")
             mine_real = int(work.tokens.lengths[rows].sum())
             out.tokens += mine_real
-            out.padded_tokens += mine_real if packs else longest * len(rows)
+            out.padded_tokens += longest * len(rows) if pads else mine_real
             out.batches += 1
-        metrics.count_batch(done, tokens_in(parts), self._computed(parts), self._budget(parts[0][0].tokens))
+        if self._counted:
+            budget = self._budget(parts[0][0].tokens)
+            metrics.count_batch(done, tokens_in(parts), self._computed(parts), budget)
+
+
+class ScoresChanged(Exception):
+    """The probes have other scores than when the model was loaded: the device computes wrong things."""
 
 
 class _TooLarge(Exception):
     """A batch is not expected to fit into memory."""
+
+
+class _Unlike(Exception):
+    """A batch has rows of several lengths, and the model's scores depend on padding."""
+
+
+def _by_length(parts: list[Part]) -> list[Rows]:
+    """Places of a batch's rows, those of equal lengths together."""
+    lengths = np.concatenate([work.tokens.lengths[rows] for work, rows in parts])
+    return [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
 
 
 def bisect(rows: Rows, run: Callable[[Rows], None], broken: Callable[[int, str], None]) -> None:

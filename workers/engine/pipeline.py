@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from rankmill.jobs.contract.priority import Priority
 from rankmill.jobs.system import system
 from rankmill.workers.batches.planner import WaitingRows
-from rankmill.workers.engine.engine import Engine, Flight, Part, Work
+from rankmill.workers.engine.engine import Engine, Flight, Part, ScoresChanged, Work
 from rankmill.workers.host import metrics
 
 _WAIT_SECONDS = 5
@@ -116,6 +116,10 @@ class Pipeline:
         self._closed = False
         self.stopping = False
         """Whether the worker is to stop, so that nobody waits for all work."""
+        self.proven: Callable[[str], None] = lambda model: None
+        """Called with a model's name when its probes have the scores that they had."""
+        self.in_doubt: Callable[[str, str], None] = lambda model, figures: None
+        """Called with a model's name and the figures when they have not; then the process ends."""
         self._batch_since: float | None = None
         self._slowest_batch: float | None = None
         self._flights: deque[tuple[_Lane, Flight]] = deque()
@@ -293,6 +297,15 @@ class Pipeline:
             lane.engine.adapt(flight)
             self._batch_since = None
 
+    def _prove(self, engine: Engine) -> None:
+        """Score the probes again; what was answered since the last time is in doubt if they have changed."""
+        try:
+            engine.prove()
+        except ScoresChanged as error:
+            self.in_doubt(engine.model.name, str(error))
+            raise
+        self.proven(engine.model.name)
+
     def _take(self, wait: bool) -> tuple[_Lane, list[Part]] | None:
         """Take the next batch, from the lane whose turn it is; ``None`` without one, or after `close`."""
         with self._changed:
@@ -339,6 +352,8 @@ class Pipeline:
         Returns the seconds since the batch before it ended, or since this one began if there was none.
         """
         complete = lane.engine.finish(flight)
+        if lane.engine.must_prove:
+            self._prove(lane.engine)  # before these are answered
         now = system.monotonic()
         seconds = now - (self._batch_since or now)
         metrics.stage_seconds.labels("forward").observe(seconds)

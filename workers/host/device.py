@@ -31,7 +31,7 @@ def resolve_device(setting: str) -> str:
     ConfigError
         The requested device is not available.
     """
-    present = [*_gpus(), "cpu"] if setting != "cpu" else ["cpu"]
+    present = devices() if setting != "cpu" else ["cpu"]
     if setting == "auto":
         return present[0]
     if setting not in present:
@@ -39,6 +39,11 @@ def resolve_device(setting: str) -> str:
             f"device {setting} is not available on this machine; use one of {', '.join(present)}"
         )
     return setting
+
+
+def devices() -> list[str]:
+    """The kinds of devices of this machine, the one that ``auto`` means first."""
+    return [*_gpus(), "cpu"]
 
 
 def _gpus() -> list[str]:

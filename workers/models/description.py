@@ -178,7 +178,7 @@ def describe(source: str | Path, revision: str | None, cache: Path) -> Descripti
     folder = cache / "models" / name
     if is_kept(folder, cache):
         return _load(folder, cache)
-    found = _read(source, revision, cache)
+    found = read(source, revision, cache)
     chat = found.layout.chat is not False and getattr(found.tokenizer, "chat_template", None)
     if found.config.model_type not in TRACEABLE or not found.plain or chat:
         return found  # what runs it imports transformers anyway
@@ -191,7 +191,7 @@ def describe(source: str | Path, revision: str | None, cache: Path) -> Descripti
     return found
 
 
-def _read(source: str | Path, revision: str | None, cache: Path) -> Description:
+def read(source: str | Path, revision: str | None, cache: Path | None = None) -> Description:
     """Read the description with transformers, whose import takes seconds."""
     from transformers import AutoTokenizer
 

@@ -1,16 +1,12 @@
-"""Loading a model: from a name to something that turns text into scores.
-
-At each load, three pairs show whether a pair's score depends on the padding and the pairs beside it. Most
-models mask padding exactly. Others (Nyström attention, convolutions, hashing) read it, so that a pair's score
-is another in each batch.
-"""
+"""Loading a model: from a name to something that turns text into scores. Nothing is proven of these here."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,88 +14,21 @@ import numpy as np
 from rankmill.jobs.cache.folder import cache_folder, strangers
 from rankmill.jobs.cache.models import model_folder
 from rankmill.jobs.contract.errors import RankmillError, SpecError, WorkerError
+from rankmill.jobs.contract.proof import Proof
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.jobs.system import system
+from rankmill.workers.backends.alone import Alone
 from rankmill.workers.backends.base import Backend, DeviceLost, Logits, ModelFiles, OutOfMemory
 from rankmill.workers.backends.families import first_position
 from rankmill.workers.backends.registry import BACKENDS, BackendChoice, choose_backend
-from rankmill.workers.batches.tokens import Tokens, pad
+from rankmill.workers.backends.speed import Combination
 from rankmill.workers.models.activation import Activation, activation, choose_output
 from rankmill.workers.models.description import Description, describe
 from rankmill.workers.models.fast_texts import FastTexts
 from rankmill.workers.models.prompts import answers, tokenizer_for
 from rankmill.workers.models.sources import find_source, is_path
-from rankmill.workers.models.tokenizer import Tokenize, Windows, tokenize_pairs
+from rankmill.workers.models.tokenizer import Tokenize, Windows
 from rankmill.workers.models.versions import VersionStore
-
-_BOUNDS = {"fp32": 1e-4, "fp16": 0.05, "bf16": 0.25}
-_BOUND_OF_FEW_BITS = 2.0
-"""How much a logit may change, in parts of the largest, or of 1; docs/BACKENDS.md has what was measured."""
-
-_TENSOR_CORES = 200
-"""In fp32 on a GPU, products may have 10 bits: so many times more."""
-
-
-@dataclass(frozen=True)
-class PaddingProbe:
-    """Three pairs, of which two are padded where they are together.
-
-    ``name`` is that of the model, ``outputs`` how many logits it has for a pair.
-    """
-
-    name: str
-    tokens: Tokens
-    pad_id: int
-    outputs: int
-
-    @classmethod
-    def of(cls, name: str, about: Description, max_length: int) -> PaddingProbe:
-        """A probe for a model of at most `max_length` tokens; raises what its tokenizer raises."""
-        tokenizer, longest = about.tokenizer, min(max_length, _exact_up_to(about.config) + 8)
-        lengths = (min(longest, 8), max(longest - 16, min(longest, 8)), longest)
-        passage = "b c d e f g h i " * longest
-        tokens = Tokens.join([tokenize_pairs(tokenizer, ["a"], [passage], length) for length in lengths])
-        return cls(name, tokens, tokenizer.pad_token_id or 0, len(about.labels))
-
-    def check(self, backend: Backend) -> None:
-        """Score the pairs alone and together.
-
-        Raises
-        ------
-        WorkerError
-            The scores differ by more than the precision explains.
-        ValueError
-            The output has another shape than the model's files say.
-        """
-        together = self._logits(backend, 0, 1, 2)[:2]
-        alone = np.concatenate([self._logits(backend, row) for row in (0, 1)])
-        with np.errstate(invalid="ignore"):  # what is no number fails row by row
-            change = np.nanmax(np.abs(together - alone), initial=0.0)
-        bound = _BOUNDS.get(backend.precision, _BOUND_OF_FEW_BITS)
-        bound *= 1 if backend.device == "cpu" or backend.precision != "fp32" else _TENSOR_CORES
-        bound *= np.nanmax(np.abs(alone), initial=1.0)
-        if change > bound:
-            raise WorkerError(
-                f"model {self.name} cannot be scored in batches: with padding and other pairs beside it the "
-                f"output for a pair changes by {change:.2g}, and in {backend.precision} it may by {bound:.2g}"
-            )
-
-    def _logits(self, backend: Backend, *rows: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-        logits = backend.submit(pad([(self.tokens, np.array(rows))], self.pad_id)).result()
-        expected = (len(rows),) if self.outputs == 1 else (len(rows), self.outputs)
-        if logits.shape != expected:
-            raise ValueError(
-                f"its output for {len(rows)} pairs has shape {list(logits.shape)}, not {list(expected)}"
-            )
-        return logits
-
-
-def _exact_up_to(config: Any) -> int:
-    """Tokens up to which a model's attention may be exact, so that longer rows show what it does to them."""
-    if getattr(config, "attention_type", None) == "block_sparse":  # BigBird
-        return int((5 + 2 * config.num_random_blocks) * config.block_size)
-    return 64  # of Reformer's and Nyströmformer's chunks, as they are by default
-
 
 logger = logging.getLogger(__name__)
 
@@ -121,6 +50,12 @@ class Model:
     """Cuts passages that are too long; ``None`` if they are truncated."""
     labels: tuple[str, ...] = ()
     """Names of the outputs, if each is a score: scores are ``[rows, labels]`` then, else ``[rows]``."""
+    proof: Proof | None = None
+    """What was proven of its scores; ``None``: nothing, as in a simulation."""
+    kind: str | None = None
+    """Of a deterministic spec, what decides the bits of scores beside pairs and model (`Alone.kind`)."""
+    prove_again: Callable[[], Proof] | None = None
+    """Scores the probes once more."""
 
     @property
     def texts(self) -> FastTexts | None:
@@ -138,7 +73,8 @@ class Model:
 class Loaded:
     """Tokenizer and weights of a model; specs with any length, activation and instruction can share them.
 
-    ``held`` keeps the files of a registry's version on this host.
+    ``held`` keeps the files of a registry's version on this host, ``source`` is where the files are.
+    ``proof`` is what was proven of the scores; ``prove_again`` as of `Model`.
     """
 
     about: Description
@@ -146,6 +82,14 @@ class Loaded:
     revision: str | None
     int8_gain: float | None = None
     held: object = None
+    source: str | Path = ""
+    proof: Proof | None = None
+    prove_again: Callable[[], Proof] | None = None
+
+    @property
+    def kind(self) -> str | None:
+        """What decides the bits of scores; ``None`` if other rows do too."""
+        return self.backend.kind if isinstance(self.backend, Alone) else None
 
     def model(self, spec: ScoreSpec) -> Model:
         """The model with the length, activation, prompt and output of `spec`.
@@ -162,11 +106,14 @@ class Loaded:
                 name=spec.model,
                 tokenizer=tokenizer,
                 backend=self.backend,
-                activation=_scores(spec, about),
+                activation=_row_by_row(_scores(spec, about)) if self.kind else _scores(spec, about),
                 revision=self.revision,
                 int8_gain=self.int8_gain,
                 windows=_windows(spec, about, tokenizer),
                 labels=about.labels if spec.all_labels and len(about.labels) > 1 else (),
+                proof=self.proof,
+                kind=self.kind,
+                prove_again=self.prove_again,
             )
 
 
@@ -176,7 +123,12 @@ def load_model(spec: ScoreSpec, device: str, backend: str = "auto", cache_dir: s
 
 
 def load(
-    spec: ScoreSpec, device: str, backend: str, cache_dir: str, versions: VersionStore | None = None
+    spec: ScoreSpec,
+    device: str,
+    backend: str,
+    cache_dir: str,
+    versions: VersionStore | None = None,
+    without: Collection[Combination] = (),
 ) -> Loaded:
     """Load tokenizer and weights.
 
@@ -192,6 +144,8 @@ def load(
         Folder for files that are derived from models, or ``auto``.
     versions
         Where models of a registry come from.
+    without
+        Backends and precisions that are not to be used.
 
     Raises
     ------
@@ -212,20 +166,27 @@ def load(
         _scores(spec, about)  # what the spec lacks is said before the weights are read
         tokenizer_for(spec, about, find_max_length(spec, about))
         asked = answers(spec, about) if about.layout.task == "causal" else None
-        longest = find_max_length(spec.model_copy(update={"max_length": None}), about)
-        probe = PaddingProbe.of(spec.model, about, longest)
         files = ModelFiles(
-            source, revision, about.config, cache, about.layout, asked, probe.check, found.check_unchanged
+            source,
+            revision,
+            about.config,
+            cache,
+            about.layout,
+            asked,
+            _load_network,
+            found.check_unchanged,
+            alone=spec.deterministic,
         )
-        choice = choose_backend(backend, spec.precision, about.config, device, cache, plain=about.plain)
+        choice = choose_backend(
+            backend, spec.precision, about.config, device, cache, plain=about.plain, without=without
+        )
         runner = _load_backend(choice, files, device)
-        probe.check(runner)  # also a broken tokenizer or graph fails here, and not for each row
         found.check_unchanged()
     if versions:
         versions.trim()
     seconds = system.monotonic() - started
     logger.info("loaded %s in %.1f s: %s, %s, %s", spec.model, seconds, runner.name, device, runner.precision)
-    return Loaded(about, runner, revision, choice.int8_gain, found.held)
+    return Loaded(about, runner, revision, choice.int8_gain, found.held, source)
 
 
 def _scores(spec: ScoreSpec, about: Description) -> Activation:
@@ -235,18 +196,49 @@ def _scores(spec: ScoreSpec, about: Description) -> Activation:
     return function if chosen is None else lambda logits: np.ascontiguousarray(function(logits)[:, chosen])
 
 
+def _row_by_row(function: Activation) -> Activation:
+    """`function` of one row at a time: the end of an array may have other instructions than the rest."""
+    return lambda logits: np.concatenate([function(logits[row : row + 1]) for row in range(len(logits))])
+
+
 def _windows(spec: ScoreSpec, about: Description, tokenizer: Tokenize) -> Windows | None:
     if spec.long == "truncate":
         return None
     return Windows(about.tokenizer, tokenizer, spec.long_stride)
 
 
+def _load_network(files: ModelFiles) -> Any:
+    from rankmill.workers.backends.torch.networks import load_network
+
+    return load_network(files)
+
+
+class CannotConvert(SpecError):
+    """A backend cannot make its own form of a model, or run that; ``combination`` is what was tried."""
+
+    def __init__(self, combination: Combination, reason: str) -> None:
+        super().__init__(reason)
+        self.combination = combination
+
+
 def _load_backend(choice: BackendChoice, files: ModelFiles, device: str) -> Backend:
+    kind = BACKENDS[choice.backend]
     try:
-        return BACKENDS[choice.backend].load(files, device, choice.precision)
+        loaded = kind.load(files, device, choice.precision)
+        return Alone(loaded, kind) if files.alone else loaded
     except ImportError as error:
         raise SpecError(
-            f"backend {choice.backend} cannot be imported ({error}); {BACKENDS[choice.backend].installed_by}"
+            f"backend {choice.backend} cannot be imported ({error}); {kind.installed_by}"
+        ) from error
+    except Exception as error:
+        if choice.backend == "torch" or isinstance(error, (RankmillError, OutOfMemory, DeviceLost, OSError)):
+            raise
+        if isinstance(error, MemoryError):
+            raise
+        reason = " ".join(str(error).split())[:_LONGEST]
+        raise CannotConvert(
+            (choice.backend, choice.precision),
+            f"backend {choice.backend} cannot run the model in {files.source}: {reason}; use --backend torch",
         ) from error
 
 

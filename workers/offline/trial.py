@@ -14,8 +14,8 @@ from rankmill.jobs.contract.shipped import shipped
 from rankmill.jobs.contract.spec import ScoreSpec
 from rankmill.workers.backends.base import OutOfMemory
 from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.proving import load_proven
 from rankmill.workers.host.device import use_threads
-from rankmill.workers.models.loading import load
 
 _PAIRS = shipped("examples", "pairs.jsonl")
 _SCORED = 48
@@ -36,7 +36,7 @@ def trial(request: Mapping[str, Any]) -> dict[str, Any]:
     use_threads("auto")
     with tempfile.TemporaryDirectory(prefix="rankmill-") as cache:
         try:
-            loaded = load(spec, "cpu", "torch", cache)
+            loaded = load_proven(spec, "cpu", "torch", cache)
             rows = [json.loads(line) for line in _PAIRS.read_text(encoding="utf-8").splitlines()[:_SCORED]]
             engine = Engine(loaded.model(spec), _TOKEN_BUDGET)
             scored = engine.score([row["query"] for row in rows], [row["passage"] for row in rows])

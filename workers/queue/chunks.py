@@ -25,10 +25,11 @@ from rankmill.jobs.contract.errors import (
     WireError,
     WorkerError,
 )
-from rankmill.jobs.contract.job import asks_for_times, attempt
+from rankmill.jobs.contract.job import asks_for_times, attempt, read_format
 from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.contract.results import ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Run, Settled
+from rankmill.jobs.contract.schema import EXTENDED_FORMAT
 from rankmill.jobs.contract.spec import ScoreSpec, settled, weights_key
 from rankmill.jobs.contract.wire import decode_pairs
 from rankmill.jobs.protocol.pairs_job import read_pairs, read_request, return_value
@@ -315,16 +316,24 @@ class ChunkScorer:
         if run.id in self._settled:
             return engine
         is_auto = spec.precision == "auto"
-        mine = Settled(engine.model.backend.precision if is_auto else None, engine.model.revision)
+        model = engine.model
+        mine = Settled(model.backend.precision if is_auto else None, model.revision, model.kind)
         found = claim.settle(run, rows, mine)
         if found.precision and found.precision != mine.precision:
             spec = settled(spec, found.precision)
         if found.revision:
             spec = spec.model_copy(update={"revision": found.revision})
+        if found != mine:
+            engine = self._engines.get(spec)
+        if found.kind != engine.model.kind:
+            raise SpecError(
+                f"the run is deterministic, and its bits are those of {found.kind}; this worker's would be "
+                f"those of {engine.model.kind}"
+            )
         self._settled[run.id] = spec
         if len(self._settled) > _RUNS:
             self._settled.popitem(last=False)
-        return engine if found == mine else self._engines.get(spec)
+        return engine
 
     def result(self, claim: ChunkClaim) -> ChunkScores:
         """The result of a claim whose work is done."""
@@ -334,6 +343,7 @@ class ChunkScorer:
         scored = claim.work.scored
         model = claim.engine.model
         times = claim.work.seconds if asks_for_times(claim.job) else {}
+        proof = model.proof if read_format(claim.job) >= EXTENDED_FORMAT else None
         return ChunkScores(
             chunk=claim.chunk,
             scores=_as_arrow(scored.scores),
@@ -354,6 +364,8 @@ class ChunkScorer:
                 labels=model.labels,
                 tokenize_seconds=times.get("tokenize"),
                 forward_seconds=times.get("forward"),
+                bound=proof.bound if proof else None,
+                kind=model.kind,
             ),
         )
 

@@ -50,6 +50,9 @@ _LOOK_SECONDS = 0.25
 _NAMED_RUNS = 10_000
 """Runs that a worker can name when a tokenizer library turns out to be wrong."""
 
+_NAMED = 100
+"""Runs in doubt that are named, the latest."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -129,6 +132,10 @@ class Claims:
         self._scored_fast: Counter[str] = Counter()
         self.unanswered: dict[str, ChunkClaim] = {}
         """The claims not answered yet, by job id."""
+        self._unproven: dict[str, Counter[str]] = {}
+        """Chunks answered since a model's probes had their scores, by model and run."""
+        pipeline.proven = self._forget_those_in_doubt
+        pipeline.in_doubt = self._name_those_in_doubt
         metrics.claimed_jobs.set_function(lambda: len(self.unanswered))
         metrics.claimed_pairs.set_function(lambda: pipeline.pending)
         metrics.refusals.set_function(lambda: len(refusals.reasons()))
@@ -356,6 +363,7 @@ class Claims:
             if isinstance(result, ChunkScores):
                 assert claim.run
                 self._note_fast(claim)
+                self._unproven.setdefault(claim.run.spec.model, Counter())[claim.run_id] += 1
                 metrics.count_scored(claim.run, result, claim.job.created_at)
                 logger.debug("scored %d rows in %.2f s", len(result.scores), result.stats.seconds)
             elif result is None:
@@ -370,6 +378,20 @@ class Claims:
             self._scored_fast[claim.run_id] += 1
             if len(self._scored_fast) > _NAMED_RUNS:
                 del self._scored_fast[next(iter(self._scored_fast))]
+
+    def _forget_those_in_doubt(self, model: str) -> None:
+        self._unproven.pop(model, None)
+
+    def _name_those_in_doubt(self, model: str, figures: str) -> None:
+        """Name the runs whose scores may be wrong, as the device has computed wrong things."""
+        found = self._unproven.get(model, Counter())
+        runs = ", ".join(f"{run} ({chunks} chunks)" for run, chunks in list(found.items())[-_NAMED:])
+        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        logger.critical(
+            "%s gets wrong scores on this device now: %s. Score these runs again, of which this worker has "
+            "answered chunks since the probes were right: %s%s",
+            model, figures, runs or "none", more,
+        )  # fmt: skip
 
     @contextmanager
     def _set_aside_if_damaged(self, job: Job, queue: Queue) -> Iterator[None]:

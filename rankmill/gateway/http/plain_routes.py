@@ -94,7 +94,7 @@ def _model(gateway: Gateway, name: str) -> dict[str, Any]:
 
 @service_router.get("/info", summary="TEI: the gateway's model and limits")
 async def info(gateway: TheGateway, key: Caller) -> dict[str, Any]:
-    """What is known here without the model."""
+    """What is known here without the model, and how its latest scores here were made."""
     return {
         **known_info(gateway.settings, gateway.served.default.name),
         "sha": None,
@@ -102,6 +102,7 @@ async def info(gateway: TheGateway, key: Caller) -> dict[str, Any]:
         "model_type": {"reranker": {"id2label": {"0": LABEL}, "label2id": {LABEL: 0}}},
         "max_batch_requests": None,
         "auto_truncate": True,
+        "scores": gateway.scoring.contracts.get(gateway.settings.model),
     }
 
 

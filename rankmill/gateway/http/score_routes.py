@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import TypeVar
+from urllib.parse import quote
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -24,6 +25,9 @@ from rankmill.gateway.observation import Observation, observation
 from rankmill.gateway.refusals import EXPECTED, Refusal, refusal_of
 from rankmill.gateway.score_request import RequestScores
 from rankmill.gateway.scoring import RowScores, SubmittedRequest
+
+_PLAIN = " ()=,:/+;"
+"""Characters of a header's value that stay as they are, with letters and digits."""
 
 T = TypeVar("T")
 
@@ -67,7 +71,7 @@ def _endpoint(path: ScorePath) -> Callable[[Request], Awaitable[Response]]:
                 return event_stream(_events(gateway, note, run, body, ends), ends)
             scores = await _unless_gone(request, gateway.scoring.score(wanted, key))
             gateway.count(note, scores)
-            return JSONResponse(body.answer(scores), headers=_timing(scores))
+            return JSONResponse(body.answer(scores), headers=_timing(scores) | _contract(scores))
 
     return answer
 
@@ -117,6 +121,11 @@ def _timing(scores: RequestScores) -> dict[str, str]:
         "x-inference-time": f"{took.get('forward', took['work']):.0f}",
     }
     return {**found, "x-tokenization-time": f"{took['tokenize']:.0f}"} if "tokenize" in took else found
+
+
+def _contract(scores: RequestScores) -> dict[str, str]:
+    """How the scores were made: precision, backend, device, revision, proven bound."""
+    return {f"x-score-{name}": quote(value, safe=_PLAIN) for name, value in scores.contract.items()}
 
 
 async def _unless_gone(request: Request, work: Awaitable[T]) -> T:

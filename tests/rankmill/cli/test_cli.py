@@ -108,6 +108,8 @@ def test_help_names_the_default_of_every_setting() -> None:
                 continue
             shown = getattr(option, "help", "")
             default = getattr(settings, option.name)
+            if isinstance(default, float):
+                default = f"{default:g}"
             assert "[default: " in shown, option.name
             assert default in (None, (), "") or f"[default: {default}]" in shown, option.name
 

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from rankmill.cli.main import rankmill
+from rankmill.workers.offline.prove import prove
 from rankmill.workers.offline.report import report
 from tests.harness.models.rerankers import make_decoder, make_encoder
 
@@ -20,8 +21,9 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The report is made here, as a process of its own imports PyTorch, which takes seconds."""
 
     def run(command: list[str], **given: Any) -> subprocess.CompletedProcess[str]:
-        assert command[-3:] == ["-m", "rankmill.workers.offline", "report"]
-        return subprocess.CompletedProcess(command, 0, json.dumps(report(json.loads(given["input"]))), "")
+        assert command[-3:-1] == ["-m", "rankmill.workers.offline"]
+        task = {"report": report, "prove": prove}[command[-1]]
+        return subprocess.CompletedProcess(command, 0, json.dumps(task(json.loads(given["input"]))), "")
 
     monkeypatch.setattr(subprocess, "run", run)
 
@@ -46,7 +48,7 @@ def test_an_encoder_with_labels(tmp_path: Path) -> None:
         "can be scored",
     ):
         assert f"{line}\n" in shown
-    assert "openvino    no: " in shown
+    assert "mlx         no: " in shown
     assert "with one output" in shown
 
 
@@ -74,3 +76,21 @@ def test_no_model_is_one_line(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "no such directory on worker host" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.usefixtures("no_process")
+def test_proofs_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANKMILL_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("RANKMILL_THREADS", "1")
+    model = make_encoder(tmp_path / "model", "bert")
+    shown = described(str(model), "--prove")
+    assert "\nproven      " in shown
+    assert "on cpu, padded: differs by" in shown
+    done = CliRunner().invoke(rankmill, ["models", "prove", str(model), "--backend", "torch", "--json"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)["proofs"]["cpu"]
+    assert found["backend"] == "torch"
+    assert found["difference"] <= found["bound"]
+    shown = CliRunner().invoke(rankmill, ["models", "prove", str(model), "--precision", "fp32"]).output
+    assert "differs" in shown
+    assert "0.0001" in shown

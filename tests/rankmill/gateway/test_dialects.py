@@ -30,7 +30,7 @@ def kind_of(path: str, body: dict[str, Any]) -> type[Body]:
     return path_of(path).body(body)
 
 
-def asked(path: str, *, owner: str | None = None, **body: Any) -> ScoreRequest:
+def asked(path: str, owner: str | None = None, /, **body: Any) -> ScoreRequest:
     """What a body asks for at a path."""
     found = path_of(path, owner)
     return read_as(found.body(body), body).score_request(found.dialect.scale)
@@ -274,7 +274,7 @@ def forms(path: str, owner: str | None) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("owner", [None, *DIALECTS])
 def test_a_path_has_one_scale_whatever_the_form(owner: str | None) -> None:
     for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/reranking", "/v1/reranking", "/score", "/v1/score"):
-        scales = {asked(path, owner=owner, **body).spec.get("activation") for body in forms(path, owner)}
+        scales = {asked(path, owner, **body).spec.get("activation") for body in forms(path, owner)}
         model_s_own = "score" in path or (owner == "vllm" and "reranking" not in path)
         assert scales == {None if model_s_own else "sigmoid"}, path
 

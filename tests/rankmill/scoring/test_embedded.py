@@ -306,7 +306,7 @@ def test_embedded_workers_get_every_setting_that_workers_read(tmp_path: Path) ->
         "heartbeat_seconds": 0.5, "lease_seconds": 3, "model_cache_size": 9, "model_cache_gib": 0.25,
         "model_idle_seconds": 12.0, "warm": ("a", "b"), "cache_dir": "/elsewhere", "log_level": "debug",
         "log_format": "json", "metrics_address": "none", "threads": 3,
-        "registry": "/models", "cache_gib": 5.0,
+        "registry": "/models", "cache_gib": 5.0, "deterministic": True,
     }  # fmt: skip
     alone = {"all_labels": True}  # not with a label
     assert {*other, *alone} == WorkerSettings.model_fields.keys()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,8 +41,11 @@ def openvino_backend() -> Any:
     pytest.importorskip("openvino")
     from rankmill.workers.backends.openvino.backend import OpenVinoBackend
     from rankmill.workers.backends.openvino.graph import graph_of
+    from rankmill.workers.backends.traceable import Traceable
 
-    return lambda classifier, precision: OpenVinoBackend(graph_of(classifier, precision), precision)
+    return lambda classifier, precision: OpenVinoBackend(
+        graph_of(Traceable(classifier), precision), precision
+    )
 
 
 def some_batch(rows: int, longest: int, types: int) -> Batch:
@@ -122,15 +124,12 @@ def test_bf16_is_never_computed_in_fp32(openvino_backend: Any, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("family", sorted(set(OTHERS) - TRACEABLE))
-def test_other_families_stay_with_pytorch_and_the_log_says_why(
-    family: str, openvino_backend: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_families_stay_with_pytorch_unless_that_fails(family: str, openvino_backend: Any) -> None:
     config = AutoConfig.for_model(family, **OTHERS[family])
-    with caplog.at_level(logging.INFO, "rankmill.workers"):
-        assert choose_backend("auto", "auto", config, "cpu", CACHE).backend == "torch"
-    assert f"backend torch, not openvino: it is not known to score {family} models" in caplog.text
-    with pytest.raises(SpecError, match=f"openvino cannot be used: .* {family} models .*--backend torch"):
-        choose_backend("openvino", "auto", config, "cpu", CACHE)
+    assert choose_backend("auto", "auto", config, "cpu", CACHE).backend == "torch"
+    assert choose_backend("openvino", "fp32", config, "cpu", CACHE) == BackendChoice("openvino", "fp32")
+    torch_alone = {("torch", each) for each in ("fp32", "bf16")}
+    assert choose_backend("auto", "fp32", config, "cpu", CACHE, without=torch_alone).backend == "openvino"
 
 
 def test_a_deberta_is_scored_all_the_same(tmp_path: Path, tiny_model: Path) -> None:

@@ -42,7 +42,7 @@ def file_of(folder: Path, family: str, precision: str) -> tuple[Any, Path]:
 
 
 def worst_difference(plain: Any, file: Path, precision: str) -> float:
-    backend = OnnxBackend(file, "cpu", precision)
+    backend = OnnxBackend(file, "cpu", precision, 1)
     types = getattr(plain.config, "type_vocab_size", 0)
     batches = [some_batch(*shape, types) for shape in SHAPES]
     return max(
@@ -58,7 +58,7 @@ def test_each_family_scores_as_in_transformers(family: str, tmp_path: Path) -> N
 def test_what_a_gpu_would_run_in_fp16_is_the_same_model(tmp_path: Path) -> None:
     plain, file = file_of(tmp_path, "bert", "fp16")
     assert worst_difference(plain, file, "fp16") < 3e-2
-    logits = OnnxBackend(file, "cpu", "fp16").submit(some_batch(17, 33, 2)).result()
+    logits = OnnxBackend(file, "cpu", "fp16", 1).submit(some_batch(17, 33, 2)).result()
     assert np.any(logits != logits.astype(np.float16))  # the head is fp32
 
 
@@ -159,9 +159,9 @@ def test_workers_that_start_together_share_one_file(
 def test_a_probe_has_no_two_products_that_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = []
 
-    def seen(file: Path, device: str) -> Any:
+    def seen(file: Path, device: str, threads: int) -> Any:
         graphs.append(onnx.load(file).graph)
-        return session(file, device)
+        return session(file, device, threads)
 
     monkeypatch.setattr("rankmill.workers.backends.onnx.probe.session", seen)
     probe(LayerShape(rows=2, hidden=64, inner=128))()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rankmill.workers.backends.base import Backend, BackendKind, ModelFiles
+from rankmill.workers.backends.families import BERT_LIKE
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
@@ -16,4 +17,5 @@ KIND = BackendKind(
     packages=("mlx",),
     precisions=dict.fromkeys(("cpu", "mps"), ("fp32", "fp16", "bf16", "int8", "int4")),
     load=_load,
+    families=BERT_LIKE,
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from rankmill.workers.backends.base import Backend, BackendKind, LayerShape, ModelFiles
 from rankmill.workers.backends.families import TRACEABLE
+from rankmill.workers.host.device import threads
 
 
 def _load(files: ModelFiles, device: str, precision: str) -> Backend:
@@ -13,7 +14,7 @@ def _load(files: ModelFiles, device: str, precision: str) -> Backend:
     from rankmill.workers.backends.onnx.files import onnx_file
 
     file = onnx_file(files, precision)
-    return OnnxBackend(file, device, precision)
+    return OnnxBackend(file, device, precision, 1 if files.alone else threads())
 
 
 def _probe(shape: LayerShape, precision: str) -> Callable[[], object]:
@@ -38,8 +39,9 @@ KIND = BackendKind(
     name="onnx",
     packages=("onnx", "onnxruntime"),
     precisions={"cpu": ("fp32", "int8"), "cuda": ("fp32", "fp16")},
-    families=TRACEABLE,
+    measured=TRACEABLE,
     load=_load,
     probe=_probe,
     lacks=_lacks,
+    concurrent=True,
 )

@@ -10,7 +10,6 @@ import onnxruntime
 
 from rankmill.workers.backends.base import Logits, OutOfMemory, inputs_of
 from rankmill.workers.batches.tokens import Batch
-from rankmill.workers.host.device import threads
 
 _PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
@@ -26,6 +25,8 @@ class OnnxBackend:
         ``cpu`` or ``cuda``.
     precision
         The precision of the file.
+    threads
+        CPU threads of a forward.
     """
 
     name = "onnx"
@@ -33,11 +34,11 @@ class OnnxBackend:
     packs = False
     depth = 1
 
-    def __init__(self, path: Path, device: str, precision: str) -> None:
+    def __init__(self, path: Path, device: str, precision: str, threads: int) -> None:
         self.device = device
         self.precision = precision
         self.bytes = path.stat().st_size + sum(each.stat().st_size for each in path.parent.glob("*data"))
-        self._session = session(path, device)
+        self._session = session(path, device, threads)
         self._inputs = [each.name for each in self._session.get_inputs()]
 
     def submit(self, batch: Batch) -> OnnxForward:
@@ -52,10 +53,10 @@ class OnnxBackend:
         return OnnxForward(logits)
 
 
-def session(model: Path, device: str) -> Any:
-    """An ONNX Runtime session for a file, on the worker's threads."""
+def session(model: Path, device: str, threads: int) -> Any:
+    """An ONNX Runtime session for a file, on so many CPU threads."""
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads()
+    options.intra_op_num_threads = threads
     options.enable_mem_pattern = False  # it only helps when all inputs have one shape
     options.log_severity_level = 3
     # Threads that spin while they wait take the cores of other workers.
@@ -70,5 +71,6 @@ class OnnxForward:
         self._logits = logits
 
     def result(self) -> Logits:
-        """Logits of shape ``[rows]``, in float32."""
-        return np.asarray(self._logits, dtype=np.float32).reshape(len(self._logits))
+        """Logits of shape ``[rows]`` or ``[rows, outputs]``, in float32."""
+        logits: Logits = np.asarray(self._logits, dtype=np.float32)
+        return logits[:, 0] if logits.ndim == 2 and logits.shape[1] == 1 else logits

@@ -49,7 +49,7 @@ def onnx_file(files: ModelFiles, precision: str) -> Path:
 
     def export(folder: Path) -> None:
         started = system.monotonic()
-        _export(files.classifier(), kind, folder)
+        _export(files, kind, folder)
         files.check_unchanged()  # else it would be kept as that of other files
         logger.info("exported %s as %s in %.1f s", files.source, kind, system.monotonic() - started)
 
@@ -71,17 +71,23 @@ def _shipped(files: ModelFiles) -> Path | None:
     inputs = [each.name for each in graph.input]
     logits = graph.output[0].type.tensor_type
     shape = [size.dim_value for size in logits.shape.dim]
-    if set(inputs) <= set(INPUTS) and shape[1:] in ([], [1]) and logits.elem_type == onnx.TensorProto.FLOAT:
+    one_output = files.layout.task == "classifier" and files.config.num_labels == 1
+    if (
+        one_output
+        and set(inputs) <= set(INPUTS)
+        and shape[1:] in ([], [1])
+        and logits.elem_type == onnx.TensorProto.FLOAT
+    ):
         return found
     logger.warning("not using %s: it does not make one score per pair from %s", found, ", ".join(INPUTS))
     return None
 
 
-def _export(classifier: Any, kind: str, folder: Path) -> None:
+def _export(files: ModelFiles, kind: str, folder: Path) -> None:
     """Export the model to a file in `folder`."""
-    from rankmill.workers.backends.traceable import Traceable  # torch, which a cached file does not need
+    from rankmill.workers.backends.traceable import traceable  # torch, which a cached file does not need
 
-    scorer = Traceable(classifier)
+    scorer = traceable(files)
     whole, final = folder / "fp32.onnx", folder / _FILE
     export(scorer, dict(zip(scorer.inputs, scorer.example(), strict=True)), "logits", whole)
     if kind == "fp32":

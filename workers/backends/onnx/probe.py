@@ -10,6 +10,7 @@ from rankmill.workers.backends.base import LayerShape
 from rankmill.workers.backends.layer import TimedLayer, example
 from rankmill.workers.backends.onnx.backend import session
 from rankmill.workers.backends.onnx.files import export
+from rankmill.workers.host.device import threads
 
 
 def probe(shape: LayerShape) -> Callable[[], object]:
@@ -18,5 +19,5 @@ def probe(shape: LayerShape) -> Callable[[], object]:
     with TemporaryDirectory() as folder:
         file = Path(folder) / "layer.onnx"
         export(TimedLayer(shape), {"hidden": hidden}, "output", file)
-        ready = session(file, "cpu")
+        ready = session(file, "cpu", threads())
     return lambda: ready.run(None, {"hidden": hidden.numpy()})

@@ -31,6 +31,8 @@ class OpenVinoBackend:
         quantized when the model runs. The attribute `precision` is what the CPU really uses.
     rest
         With int8, the precision of everything that is not in 8 bits.
+    alone
+        Whether a request is computed on one thread, and as many side by side as the worker has.
     """
 
     name = "openvino"
@@ -38,12 +40,12 @@ class OpenVinoBackend:
     packs = False
     device = "cpu"
 
-    def __init__(self, graph: Any, precision: str, rest: str = "fp32") -> None:
+    def __init__(self, graph: Any, precision: str, rest: str = "fp32", *, alone: bool = False) -> None:
         self._inputs = INPUTS[: len(graph.inputs)]
+        options: dict[str, Any] = {"NUM_STREAMS": threads()} if alone else {}
         if precision == "int8":
-            self._compiled = compile_graph(graph, rest, {"DYNAMIC_QUANTIZATION_GROUP_SIZE": GROUP})
-        else:
-            self._compiled = compile_graph(graph, precision)
+            options["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = GROUP
+        self._compiled = compile_graph(graph, rest if precision == "int8" else precision, options)
         used = self._compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
         native = next((name for name, hint in _PRECISIONS.items() if hint == used), used)
         self.precision = "int8 weights" if precision == "int8" else native
@@ -78,8 +80,8 @@ class OpenVinoForward:
         self._idle = idle
 
     def result(self) -> Logits:
-        """Logits of shape ``[rows]``, in float32; raises `OutOfMemory`."""
-        logits: Logits = np.empty(sum(len(piece.rows) for piece, _ in self._started), dtype=np.float32)
+        """Logits of shape ``[rows]`` or ``[rows, outputs]``, in float32; raises `OutOfMemory`."""
+        found: list[tuple[BatchPiece, Logits]] = []
         errors: list[RuntimeError] = []
         for piece, request in self._started:
             try:
@@ -87,10 +89,14 @@ class OpenVinoForward:
             except RuntimeError as error:  # the others go on: they have to end before they are used again
                 errors.append(error)
                 continue
-            logits[piece.rows] = request.get_output_tensor(0).data
+            found.append((piece, np.array(request.get_output_tensor(0).data, np.float32)))
             self._idle.append(request)
         if errors:
             raise _explained(errors[0]) from errors[0]
+        rows = sum(len(piece.rows) for piece, _ in found)
+        logits: Logits = np.empty((rows, *found[0][1].shape[1:]), np.float32)
+        for piece, some in found:
+            logits[piece.rows] = some
         return logits
 
 

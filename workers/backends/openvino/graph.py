@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import ModelFiles
@@ -19,6 +19,9 @@ _VERSION = 4
 """Changes when the same inputs would make another graph."""
 
 _FILE = "model.xml"
+
+if TYPE_CHECKING:
+    from rankmill.workers.backends.traceable import Traced
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +43,15 @@ def openvino_graph(files: ModelFiles, precision: str) -> Any:
     if is_kept(folder, files.cache):
         return core().read_model(folder / _FILE)
     started = system.monotonic()
-    from rankmill.workers.backends.classifier import own_memory  # torch, which a kept graph does not need
+    from rankmill.workers.backends.traceable import traceable  # torch, which a kept graph does not need
 
-    classifier = own_memory(files.classifier())
-    if kind == "int8":
-        from rankmill.workers.backends.openvino.recipe import apply_recipe
+    def change(classifier: Any) -> None:
+        if kind == "int8":
+            from rankmill.workers.backends.openvino.recipe import apply_recipe
 
-        apply_recipe(classifier, files.source, files.revision)
-    graph = graph_of(classifier, precision)
+            apply_recipe(classifier, files.source, files.revision)
+
+    graph = graph_of(traceable(files, change), precision)
     logger.info("converted %s for OpenVINO in %.1f s", files.source, system.monotonic() - started)
     try:
         build_once(folder, partial(_save, graph, files))
@@ -62,8 +66,8 @@ def _save(graph: Any, files: ModelFiles, folder: Path) -> None:
     core().read_model(folder / _FILE)  # which sees what a full disk has left out
 
 
-def graph_of(classifier: Any, precision: str) -> Any:
-    """OpenVINO's graph of what `load_classifier` gives, for any number of rows and tokens.
+def graph_of(scorer: Traced, precision: str) -> Any:
+    """OpenVINO's graph of a module, for any number of rows and tokens.
 
     `rankmill.workers.backends.openvino.recipe` may have changed its weights. The frontend itself makes the
     graph: `openvino.convert_model` traces several times over, which takes seconds.
@@ -72,9 +76,6 @@ def graph_of(classifier: Any, precision: str) -> Any:
     from openvino.frontend import FrontEndManager
     from openvino.frontend.pytorch.ts_decoder import TorchScriptPythonDecoder
 
-    from rankmill.workers.backends.traceable import Traceable
-
-    scorer = Traceable(classifier)
     with warnings.catch_warnings(), torch.inference_mode():
         warnings.simplefilter("ignore")  # PyTorch warns that shapes may be fixed; tests vary them
         traced = torch.jit.trace(scorer, scorer.example(), check_trace=False)  # type: ignore[no-untyped-call]

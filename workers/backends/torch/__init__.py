@@ -13,9 +13,7 @@ def _load(files: ModelFiles, device: str, precision: str) -> Backend:
     from rankmill.workers.backends.torch.ways import kernel_lacks, pack_if_faster, packs_exactly
 
     network = load_network(files)
-    if files.check and (device, precision) != ("cpu", "fp32") and not network.sees_only_before:
-        files.check(TorchBackend(network, "cpu", "fp32"))  # before fewer bits hide what is wrong
-    packs = kernel_lacks(device, DTYPES[precision]) is None and packs_exactly(network)
+    packs = not files.alone and kernel_lacks(device, DTYPES[precision]) is None and packs_exactly(network)
     backend = TorchBackend(network, device, precision)
     if packs:
         pack_if_faster(backend, network)
@@ -35,5 +33,5 @@ KIND = BackendKind(
     precisions={"cpu": ("fp32", "bf16"), "cuda": ("fp32", "fp16", "bf16"), "mps": ("fp32", "fp16")},
     load=_load,
     probe=_probe,
-    families=None,
+    concurrent=True,
 )

@@ -101,9 +101,6 @@ class Network(nn.Module):
     shares_prefixes = False
     """Whether it has a method ``continued``, for rows that begin alike."""
 
-    sees_only_before = False
-    """Whether a token sees nothing that comes after it, so that padding cannot matter."""
-
     skipped: int | None = None
     """Id of a token that the score does not read at the end of a row."""
 
@@ -169,8 +166,6 @@ class LanguageModel(Network):
 
     And what rows begin with in common is the same in all of them: its keys and values are computed once.
     """
-
-    sees_only_before = True
 
     def __init__(self, model: Any, heads: list[str]) -> None:
         super().__init__(model, heads)

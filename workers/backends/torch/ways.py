@@ -21,7 +21,7 @@ _EXACT = 1e-4
 """How far a packed logit may be from the padded one, in fp32 on a CPU, in parts of the largest."""
 
 _CLOSE = {"fp16": 0.05, "bf16": 0.25}
-"""The same on a device: as far as padding may change a logit (`rankmill.workers.models.loading`)."""
+"""The same on a device, before the proof (`rankmill.workers.engine.proving`) compares with transformers."""
 
 _SHORT = (5, 1, 23, 9)
 """Tokens of the rows that show whether a network may be packed."""

@@ -106,6 +106,15 @@ def test_json_beside_events_is_answered_with_json(gateway: Running) -> None:
     assert events.headers["content-type"].startswith("text/event-stream")
 
 
+def test_answers_and_info_say_how_scores_were_made(gateway: Running) -> None:
+    reply = gateway.post("/score", {"queries": QUERY, "documents": TEXTS})
+    names = ("precision", "backend", "device", "revision", "bound")
+    made = {name: reply.headers[f"x-score-{name}"] for name in names}
+    assert (made["device"], len(made["revision"])) == ("cpu", 64)
+    assert float(made["bound"]) > 0
+    assert gateway.get("/info").json["scores"] == made
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "shown"),
     [

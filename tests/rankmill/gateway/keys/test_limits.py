@@ -24,7 +24,7 @@ from rankmill.gateway.keys.api_keys import KeyStore
 from rankmill.gateway.load_shedding import LoadShedder, speed
 from rankmill.gateway.refusals import Refusal
 from rankmill.jobs.contract import keys
-from rankmill.jobs.contract.priority import new_run_id
+from rankmill.jobs.contract.priority import Priority, new_run_id
 from rankmill.jobs.protocol.worker_report import STAGES, WorkerReport, announce_worker
 from rankmill.jobs.runtime.settings import load_settings
 from rankmill.producer.client.aio import bridge
@@ -160,7 +160,7 @@ def test_requests_are_refused_while_too_many_seconds_of_requests_wait(server: Se
 def test_a_request_is_taken_only_if_the_workers_have_time_for_it(server: Server) -> None:
     """2,000 pairs of 100 tokens take ten seconds; 30 s may wait, and 40 requests come at once."""
     settings = load_settings({"gateway_backlog_seconds": 30})
-    request = (800_000, 2000, "bulk", "me")
+    request: tuple[int, int, Priority, str] = (800_000, 2000, "bulk", "me")
 
     async def come(load: LoadShedder) -> tuple[int, list[float]]:
         taken, told = 0, list[float]()

@@ -1,0 +1,210 @@
+"""score-file --verify: some rows of a scored file are scored again, and compared with what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import BaseModel, ValidationError
+
+from rankmill.jobs.cache.folder import cache_folder
+from rankmill.jobs.contract.errors import InputError
+from rankmill.jobs.contract.results import worst
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.runtime.settings import Settings
+from rankmill.jobs.system import system
+from rankmill.producer.client.runs import as_array
+from rankmill.producer.files.formats.parquet import metadata_of
+from rankmill.producer.files.manifest import content_here
+from rankmill.producer.files.stores.paths import as_path
+from rankmill.producer.files.stores.reading import open_random
+from rankmill.producer.local.embedded import EmbeddedCluster
+from rankmill.score.session import Session
+
+_ROWS = 65_536
+
+
+class Verification(BaseModel):
+    """What was found, as printed with ``--json``.
+
+    Of ``rows`` in the ``file``, ``sampled`` were scored again, and ``differ`` of them are not as they may be:
+    of a ``deterministic`` file those with other bits, of another those that differ by more than ``allowed``.
+    ``largest`` is the largest difference; ``first`` is the number (from 0) of the first row that differs.
+    """
+
+    file: str
+    rows: int
+    sampled: int
+    differ: int
+    first: int | None
+    largest: float
+    allowed: float
+    deterministic: bool
+
+    def __str__(self) -> str:
+        """One line for a person."""
+        of_all = f"{self.file}: {self.sampled:,} of {self.rows:,} rows were scored again"
+        bits = (
+            "the same bits" if self.deterministic else f"the same score to {self.allowed:.2g}, as was proven"
+        )
+        if not self.differ:
+            return f"{of_all}, and all have {bits} (largest difference: {self.largest:.2g})"
+        return (
+            f"{of_all}, and {self.differ:,} have not {bits}: they differ by up to {self.largest:.2g}, "
+            f"the first is row {self.first}"
+        )
+
+
+@dataclass(frozen=True)
+class ScoredBefore:
+    """A file to verify: its metadata, and the settings that would make it again."""
+
+    path: Path
+    about: Mapping[str, str]
+    settings: Settings
+
+    @property
+    def columns(self) -> tuple[str, str, str]:
+        """The columns of query, passage and score."""
+        query, passage, score = (
+            self.about.get(f"rankmill.{name}_column", name) for name in ("query", "passage", "score")
+        )
+        return query, passage, score
+
+    @property
+    def kind(self) -> str | None:
+        """What decides the bits of its scores, if they are deterministic."""
+        return self.about.get("rankmill.kind")
+
+    @property
+    def bound(self) -> float | None:
+        """How far its scores may be from the model's own; ``None`` if it does not say."""
+        return float(self.about["rankmill.bound"]) if "rankmill.bound" in self.about else None
+
+
+def read_scored(name: str, settings: Settings, given: Mapping[str, Any]) -> ScoredBefore:
+    """Read how a file was scored; `given` are options that must not say otherwise, ``None`` where not given.
+
+    Raises
+    ------
+    InputError
+        It is no Parquet output of score-file with texts and one score a row, it was scored in another way
+        than `given`, or its model has other bytes now.
+    """
+    path = as_path(name)
+    if not path.is_file():
+        raise InputError(f"{path}: no such file (--verify)")
+    about = metadata_of(path)
+    if "rankmill.version" not in about:
+        raise InputError(f"{path}: --verify needs an output of score-file, which says how it was made")
+    if "rankmill.columns" in about or about.get("rankmill.all_labels") == "True":
+        raise InputError(f"{path}: its rows have several scores, and --verify compares one")
+    spec = _spec(path, about)
+    for option in ScoreSpec.model_fields:
+        if given.get(option) is not None and (made := getattr(spec, option)) != given[option]:
+            raise InputError(
+                f"{path}: it was scored with {option} {_shown(made)}, not {_shown(given[option])}: leave out "
+                f"--{option.replace('_', '-')}, or verify another file"
+            )
+    content = content_here(spec.model, cache_folder(settings.cache_dir))
+    if content and spec.revision and content != spec.revision:
+        raise InputError(
+            f"{path}: it was scored with other files of model {spec.model}: their content was "
+            f"{spec.revision:.12}, and is {content:.12} now"
+        )
+    found = ScoredBefore(path, about, settings.model_copy(update=spec.model_dump()))
+    if found.bound is None and found.kind is None:
+        raise InputError(
+            f"{path}: nothing was proven of its scores, so no difference would mean anything: score it anew, "
+            "by workers of this release or with --deterministic"
+        )
+    return found
+
+
+def _shown(value: object) -> object:
+    return "none" if value is None else value
+
+
+def _spec(path: Path, about: Mapping[str, str]) -> ScoreSpec:
+    """The spec that the metadata of an output names."""
+    written = {name: about.get(f"rankmill.{name}") for name in ScoreSpec.model_fields}
+    known = {name: value for name, value in written.items() if value not in (None, "", "None")}
+    known["precision"] = (known.get("precision") or "auto").partition(" ")[0]
+    try:
+        return ScoreSpec.model_validate(known)
+    except ValidationError as error:
+        where = error.errors()[0]["loc"][0]
+        raise InputError(f"{path}: its metadata rankmill.{where} is {known.get(str(where))!r:.80}") from None
+
+
+def verify(found: ScoredBefore, sample: int, cluster: EmbeddedCluster | None = None) -> Verification:
+    """Score up to `sample` rows of a file again, chosen by chance, and compare.
+
+    Raises
+    ------
+    InputError
+        The file is damaged or lacks a column, or the workers are of another kind than those that scored it.
+    RunFailed
+        The workers cannot score with its model.
+    """
+    query, passage, score = found.columns
+    places, table, rows = _sampled(found, sample)
+    before = as_array(table[score].combine_chunks().cast(pa.float32()))
+    with Session(found.settings, cluster) as session:
+        again = session.score(table.select([query, passage]), (query, passage))
+    kinds = {each.kind for each in again.stats}
+    if found.kind and kinds - {found.kind}:
+        raise InputError(
+            f"{found.path}: its scores have the bits of {found.kind}, and the workers here have those of "
+            f"{', '.join(map(str, kinds))}: verify it on workers of that kind"
+        )
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(again.scores.astype(np.float64) - before)
+    if found.kind:
+        allowed, wrong = 0.0, _bits(again.scores) != _bits(before)
+    else:
+        own = found.bound or 0.0
+        allowed = own + max(own, worst([each.bound for each in again.stats]) or 0.0)
+        wrong = ~(apart <= allowed)  # also where a row has no score now
+    return Verification(
+        file=str(found.path),
+        rows=rows,
+        sampled=len(places),
+        differ=int(wrong.sum()),
+        first=int(places[wrong][0]) if wrong.any() else None,
+        largest=float(np.nanmax(apart, initial=0.0)),
+        allowed=allowed,
+        deterministic=found.kind is not None,
+    )
+
+
+def _bits(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.uint32]:
+    return np.ascontiguousarray(scores, np.float32).view(np.uint32)
+
+
+def _sampled(found: ScoredBefore, sample: int) -> tuple[npt.NDArray[np.int64], pa.Table, int]:
+    """Numbers of rows that have a score, chosen by chance, with their texts and scores; and rows in all."""
+    names = [*found.columns]
+    with pq.ParquetFile(open_random(found.path)) as file:
+        if missing := [name for name in names if name not in file.schema_arrow.names]:
+            raise InputError(
+                f"{found.path}: no column {missing[0]!r}, which --verify needs; that of a run has texts "
+                "with --with-texts"
+            )
+        rows = file.metadata.num_rows
+        chance = np.random.default_rng(int(system.unique_id(), 16))
+        chosen = np.sort(chance.choice(rows, min(sample, rows), replace=False))
+        parts, places, first = [file.schema_arrow.empty_table().select(names)], [chosen[:0]], 0
+        for batch in file.iter_batches(_ROWS, columns=names):
+            mine = chosen[(chosen >= first) & (chosen < first + len(batch))]
+            scored = batch[names[2]].is_valid().to_numpy(zero_copy_only=False)[mine - first]
+            places.append(mine[scored])
+            parts.append(pa.Table.from_batches([batch]).take(pa.array(mine[scored] - first)).select(names))
+            first += len(batch)
+    return np.concatenate(places), pa.concat_tables(parts), rows

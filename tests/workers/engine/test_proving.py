@@ -1,0 +1,441 @@
+"""Faults are planted in the code that scores, in what is made of models and in cached copies: none is served.
+
+A plant is either refused with figures, or the scores that are served are sentence-transformers' own.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rankmill import Client
+from rankmill.jobs.contract.errors import WorkerError
+from rankmill.jobs.contract.proof import Proof
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends import first_token
+from rankmill.workers.backends.base import Logits
+from rankmill.workers.backends.torch import networks
+from rankmill.workers.backends.torch.backend import TorchForward
+from rankmill.workers.batches import tokens as batches
+from rankmill.workers.engine import engine as engines
+from rankmill.workers.engine import proving
+from rankmill.workers.engine.engine import Engine
+from rankmill.workers.engine.proving import load_proven
+from rankmill.workers.host.disk_cache import _digests
+from rankmill.workers.models import activation, loading, prompts, tokenizer
+from tests.conftest import Server, StartWorker, wait_for
+from tests.harness.environ import QUICK_LEASE
+from tests.harness.models.backends import require
+from tests.harness.models.rerankers import PAIR_TEMPLATE, make_decoder
+from tests.harness.models.tiny import cross_encoder, make_bert
+from tests.harness.tools import slow_but
+from tests.workers.engine.test_engine import some_pairs
+from tests.workers.models.test_padding import make
+
+PAIRS = list(zip(*some_pairs(24), strict=True))
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bert(tmp_path_factory.mktemp("bert") / "model", layers=3, heads=4)
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("decoder") / "model"
+    return make_decoder(folder, "qwen3", task="causal", template=PAIR_TEMPLATE)
+
+
+@cache
+def own_scores(model: Path) -> Logits:
+    scores: Logits = cross_encoder(model).predict(PAIRS, batch_size=1)
+    return scores
+
+
+def in_the_network(patch: Patch, change: Callable[[Any], None]) -> None:
+    """Change each model of transformers that the torch backend loads, before its last layer is replaced."""
+    load = vars(networks)["load_pretrained"]
+
+    def changed(*args: Any) -> Any:
+        model = load(*args)
+        with torch.no_grad():
+            change(model)
+        return model
+
+    patch.setattr(networks, "load_pretrained", changed)
+
+
+def in_the_batch(patch: Patch, change: Callable[[batches.Batch], batches.Batch]) -> None:
+    pad = batches.pad
+    patch.setattr(engines, "pad", lambda *args: change(pad(*args)))
+
+
+def in_the_logits(patch: Patch, change: Callable[[Logits], Logits]) -> None:
+    result = TorchForward.result
+    patch.setattr(TorchForward, "result", lambda self: change(np.array(result(self))))
+
+
+def no_mask(patch: Patch) -> None:
+    in_the_batch(
+        patch, lambda each: batches.Batch(each.ids, each.types, np.ones_like(each.mask), each.groups)
+    )
+
+
+def swapped_segments(patch: Patch) -> None:
+    def change(each: batches.Batch) -> batches.Batch:
+        assert each.types is not None
+        return batches.Batch(each.ids, np.where(each.types == 0, 1, 0), each.mask)
+
+    in_the_batch(patch, change)
+
+
+def lost_segments(patch: Patch) -> None:
+    in_the_batch(patch, lambda each: batches.Batch(each.ids, None, each.mask))
+
+
+def last_column_lost(patch: Patch) -> None:
+    in_the_batch(
+        patch,
+        lambda each: (
+            batches.Batch(
+                each.ids[:, :-1], None if each.types is None else each.types[:, :-1], each.mask[:, :-1]
+            )
+            if each.ids.shape[1] > 4
+            else each
+        ),
+    )
+
+
+def another_activation(patch: Patch) -> None:
+    def change(model: Any) -> None:
+        for layer in model.bert.encoder.layer:
+            layer.intermediate.intermediate_act_fn = torch.nn.ReLU()
+
+    in_the_network(patch, change)
+
+
+def almost_the_same_activation(patch: Patch) -> None:
+    def change(model: Any) -> None:
+        for layer in model.bert.encoder.layer:
+            layer.intermediate.intermediate_act_fn = torch.nn.GELU(approximate="tanh")
+
+    in_the_network(patch, change)
+
+
+def shifted_positions(patch: Patch) -> None:
+    def change(model: Any) -> None:
+        weight = model.bert.embeddings.position_embeddings.weight
+        weight.copy_(weight.roll(1, 0))
+
+    in_the_network(patch, change)
+
+
+def skipped_layer(patch: Patch) -> None:
+    def change(model: Any) -> None:
+        del model.bert.encoder.layer[1]
+
+    in_the_network(patch, change)
+
+
+def lost_bias(patch: Patch) -> None:
+    in_the_network(patch, lambda model: model.classifier.bias.fill_(0.3))
+
+
+def norm_with_another_epsilon(patch: Patch) -> None:
+    def change(model: Any) -> None:
+        for module in model.modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                module.eps = 1e-3
+
+    in_the_network(patch, change)
+
+
+def second_token(patch: Patch) -> None:
+    def wrong(self: Any, hidden: torch.Tensor, mask: torch.Tensor | None, *_: Any, **__: Any) -> torch.Tensor:
+        return right(self, hidden.roll(-1, 1), mask)
+
+    right = first_token._BertLayer.forward
+    patch.setattr(first_token._BertLayer, "forward", wrong)
+
+
+def scale_of_attention(patch: Patch) -> None:
+    attend: Any = vars(first_token)["scaled_dot_product_attention"]
+
+    def steeper(*args: Any, **named: Any) -> Any:
+        return attend(*args, **{**named, "scale": named["scale"] * 1.1})
+
+    patch.setattr(first_token, "scaled_dot_product_attention", steeper)
+
+
+def no_number_in_one_lane(patch: Patch) -> None:
+    def change(logits: Logits) -> Logits:
+        if len(logits) > 3:
+            logits[3] = np.nan
+        return logits
+
+    in_the_logits(patch, change)
+
+
+def rows_in_another_order(patch: Patch) -> None:
+    in_the_logits(patch, lambda logits: logits[::-1])
+
+
+def a_row_for_its_neighbour(patch: Patch) -> None:
+    def change(logits: Logits) -> Logits:
+        if len(logits) > 5:
+            logits[[4, 5]] = logits[[5, 4]]
+        return logits
+
+    in_the_logits(patch, change)
+
+
+def scores_of_few_bits(patch: Patch) -> None:
+    in_the_logits(patch, lambda logits: (np.round(logits * 256) / 256).astype(np.float32))
+
+
+def a_shorter_limit(patch: Patch) -> None:
+    init = tokenizer.PairTokenizer.__init__
+    patch.setattr(
+        tokenizer.PairTokenizer,
+        "__init__",
+        lambda self, one, length, joiner: init(self, one, length - 1, joiner),
+    )
+
+
+def passage_cut_alone(patch: Patch) -> None:
+    patch.setattr(tokenizer.Joiner, "_agrees_with", lambda *_: True)
+    patch.setattr(
+        tokenizer,
+        "longest_first",
+        lambda lengths, room: np.stack([lengths[0].clip(max=room), (room - lengths[0]).clip(0, lengths[1])]),
+    )
+
+
+def swapped_texts(patch: Patch) -> None:
+    call = tokenizer.PairTokenizer.__call__
+    patch.setattr(
+        tokenizer.PairTokenizer, "__call__", lambda self, queries, passages: call(self, passages, queries)
+    )
+
+
+def stripped_texts(patch: Patch) -> None:
+    call = tokenizer.PairTokenizer.__call__
+    patch.setattr(
+        tokenizer.PairTokenizer,
+        "__call__",
+        lambda self, queries, passages: call(self, [each[:60] for each in queries], passages),
+    )
+
+
+def another_score_of_the_same_logit(patch: Patch) -> None:
+    patch.setitem(activation._OWN, "Sigmoid", lambda logits: activation._sigmoid(2 * logits))
+
+
+BERT = {
+    plant.__name__: plant
+    for plant in (
+        no_mask, swapped_segments, lost_segments, last_column_lost, another_activation,
+        almost_the_same_activation, shifted_positions, skipped_layer, lost_bias, norm_with_another_epsilon,
+        second_token, scale_of_attention, no_number_in_one_lane, rows_in_another_order,
+        a_row_for_its_neighbour, scores_of_few_bits, a_shorter_limit, passage_cut_alone, swapped_texts,
+        stripped_texts, another_score_of_the_same_logit,
+    )
+}  # fmt: skip
+
+
+def lost_tied_weights(patch: Patch) -> None:
+    def change(model: Any) -> None:
+        model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight) * 0.3)
+
+    in_the_network(patch, change)
+
+
+def lost_ending(patch: Patch) -> None:
+    patch.setattr(prompts.PromptTokenizer, "_cut", lambda self, row: row[: self.max_length])
+
+
+def another_answer(patch: Patch) -> None:
+    found = vars(loading)["answers"]
+    patch.setattr(loading, "answers", lambda *args: found(*args)[::-1])
+
+
+def no_system_message(patch: Patch) -> None:
+    rendered = prompts.PromptTokenizer.rendered
+
+    def cut(self: Any, queries: Any, passages: Any) -> list[str]:
+        return [each.replace("Judge. ", "", 1) for each in rendered(self, queries, passages)]
+
+    patch.setattr(prompts.PromptTokenizer, "rendered", cut)
+
+
+def prefixes_at_other_places(patch: Patch) -> None:
+    continued = networks.LanguageModel.continued
+    patch.setattr(
+        networks.LanguageModel,
+        "continued",
+        lambda self, ids, mask, of, rest, rest_mask, places: continued(
+            self, ids, mask, of, rest, rest_mask, places + 1
+        ),
+    )
+
+
+def prefixes_of_other_rows(patch: Patch) -> None:
+    continued = networks.LanguageModel.continued
+    patch.setattr(
+        networks.LanguageModel,
+        "continued",
+        lambda self, ids, mask, of, *others: continued(self, ids, mask, of.roll(1), *others),
+    )
+
+
+DECODER = {
+    plant.__name__: plant
+    for plant in (
+        lost_tied_weights, lost_ending, another_answer, no_system_message, prefixes_at_other_places,
+        prefixes_of_other_rows,
+    )
+}  # fmt: skip
+
+
+def served(model: Path, cache: Path, backend: str = "torch", **spec: Any) -> Proof | None:
+    """What was proven of a model that is served, with its own scores; ``None`` if it is refused."""
+    wanted = ScoreSpec.model_validate({"model": str(model), "precision": "fp32", **spec})
+    try:
+        loaded = load_proven(wanted, "cpu", backend, str(cache))
+    except WorkerError as error:
+        if "would not get its own scores" not in str(error):
+            raise
+        return None
+    scored = Engine(loaded.model(wanted), 512).score(*zip(*PAIRS, strict=True))
+    assert scored.errors == {}
+    np.testing.assert_allclose(scored.scores, own_scores(model), atol=1e-4)
+    return loaded.proof
+
+
+_QUICK = ("no_mask", "swapped_segments", "skipped_layer", "no_number_in_one_lane", "a_shorter_limit")
+
+
+@pytest.mark.parametrize("plant", slow_but(BERT, *_QUICK))
+def test_what_is_planted_is_refused(plant: str, bert: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    assert served(bert, tmp_path / "cache") is not None
+    BERT[plant](monkeypatch)
+    monkeypatch.setattr(proving, "_release", lambda: "with a fault")
+    proof = served(bert, tmp_path / "cache")
+    assert proof is None or (plant == "no_mask" and proof.way == "equal")
+
+
+def put_in_place(kept: Path, other: Path) -> None:
+    """Put other files into a folder of the cache, as if they had been made for it."""
+    for file in other.iterdir():
+        if file.name != "digests.json":
+            shutil.copyfile(file, kept / file.name)
+    made = {"of": kept.name, "files": _digests(kept, None)}
+    (kept / "digests.json").write_text(json.dumps(made))
+
+
+@pytest.mark.parametrize(
+    "copy", slow_but(["openvino openvino", "onnx onnx", "openvino models"], "openvino models")
+)
+def test_a_cached_copy_of_another_model_is_refused(
+    copy: str, bert: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    backend, kind = copy.split()
+    require(backend)
+    words = ["the"] if kind == "models" else []
+    other = make_bert(tmp_path / "other", layers=3, heads=4, seed=1, extra_words=words)
+    folders = []
+    for model in (bert, other):
+        here = tmp_path / f"cache-{model.parent.name}"
+        load_proven(ScoreSpec(model=str(model), precision="fp32"), "cpu", backend, str(here))
+        folders += [each for each in (here / kind).iterdir() if each.is_dir()]
+    kept, foreign = folders
+    put_in_place(kept, foreign)
+    monkeypatch.setattr(proving, "_release", lambda: "again")
+    assert served(bert, kept.parents[1], backend) is None
+
+
+def test_a_graph_of_other_weights_in_the_model_itself_is_refused(bert: Path, tmp_path: Path) -> None:
+    require("onnx")
+    other = make_bert(tmp_path / "other", layers=3, heads=4, seed=1)
+    load_proven(ScoreSpec(model=str(other), precision="fp32"), "cpu", "onnx", str(tmp_path / "cache"))
+    (graph,) = (tmp_path / "cache" / "onnx").glob("*/model.onnx")
+    model = Path(shutil.copytree(bert, tmp_path / "model"))
+    (model / "onnx").mkdir()
+    shutil.copyfile(graph, model / "onnx" / "model.onnx")
+    assert served(model, tmp_path / "cache", "onnx") is None
+    assert served(model, tmp_path / "cache", "auto") is not None
+
+
+@pytest.mark.parametrize("plant", slow_but(DECODER, "lost_ending", "prefixes_at_other_places"))
+def test_what_is_planted_in_a_language_model_is_refused(
+    plant: str, decoder: Path, tmp_path: Path, monkeypatch: Patch
+) -> None:
+    proof = served(decoder, tmp_path / "cache")
+    assert proof is not None
+    assert proof.way == "shared"
+    DECODER[plant](monkeypatch)
+    monkeypatch.setattr(proving, "_release", lambda: "with a fault")
+    proof = served(decoder, tmp_path / "cache")
+    assert proof is None or (plant.startswith("prefixes") and proof.way == "padded")
+
+
+def test_a_worker_whose_device_breaks_answers_nothing_more(
+    server: Server, workers: StartWorker, bert: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    options = {"BROKEN": str(broken), "RANKMILL_BACKEND": "torch", **QUICK_LEASE}
+    worker = workers(worker_class="tests.harness.misbehaving.BrokenDeviceWorker", environ=options)
+    client = Client(server.url, model=str(bert), precision="fp32")
+    np.testing.assert_allclose(client.score(PAIRS, timeout=60), own_scores(bert), atol=1e-4)
+    broken.touch()
+    time.sleep(0.6)
+    run = client.submit(PAIRS)
+    wait_for(lambda: worker.poll() is not None)
+    assert worker.returncode == 1
+    said = (tmp_path / "worker.log").read_text()
+    assert "gets wrong scores on this device now: torch fp32 on cpu, padded: differs by 0.01" in said
+    assert "Score these runs again" in said
+    workers()
+    np.testing.assert_allclose(list(run), own_scores(bert), atol=1e-4)
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "Albert": {"embedding_size": 16},
+    "MPNet": {},
+    "DebertaV2": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "position_buckets": 16},
+    "BigBird": {"attention_type": "original_full"},
+    "Longformer": {"attention_window": 16},
+    "Nystromformer": {},
+}
+
+
+@pytest.mark.parametrize("backend", slow_but(["openvino", "onnx"], "openvino"))
+@pytest.mark.parametrize("family", slow_but(OTHERS, "DebertaV2"))
+def test_other_families_are_scored_by_graphs_too_or_refused(
+    family: str, backend: str, tmp_path: Path
+) -> None:
+    require(backend)
+    model = make(family, tmp_path / "model", **OTHERS[family])
+    proof = served(model, tmp_path / "cache", backend)
+    assert (proof is None) == (family == "Longformer")  # its graph is of one length
+    assert proof is None or proof.way == ("equal" if family == "Nystromformer" else "padded")
+
+
+def test_several_outputs_are_scored_by_a_graph_too(tmp_path: Path) -> None:
+    require("openvino")
+    model = make_bert(tmp_path / "model", labels=3)
+    spec = ScoreSpec(model=str(model), precision="fp32", all_labels=True)
+    loaded = load_proven(spec, "cpu", "openvino", str(tmp_path / "cache"))
+    scores = Engine(loaded.model(spec), 512).score(*zip(*PAIRS, strict=True)).scores
+    np.testing.assert_allclose(scores, own_scores(model), atol=1e-4)

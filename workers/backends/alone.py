@@ -1,0 +1,130 @@
+"""Each row in a forward of its own, of its own length and on one thread: what deterministic runs need.
+
+Libraries choose kernels by the shape of their input and by the number of threads, and each kernel sums in an
+order of its own. So of a row alone, on one thread, the row alone decides the bits of its logits. Rows are
+computed side by side, on as many cores as a worker has.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError
+from typing import Any
+
+import numpy as np
+
+from rankmill.jobs.runtime.hosts import cpu_flags, cpu_model
+from rankmill.jobs.system import system
+from rankmill.workers.backends.base import Backend, BackendKind, Logits, Pending
+from rankmill.workers.batches.tokens import Batch, rows_alone
+from rankmill.workers.host.device import device_name, threads
+from rankmill.workers.host.disk_cache import version
+
+_CHOOSE_KERNELS = (
+    "ATEN_CPU_CAPABILITY", "DNNL_MAX_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS",
+    "OV_CPU_MAX_ISA", "NVIDIA_TF32_OVERRIDE", "CUBLAS_WORKSPACE_CONFIG",
+)  # fmt: skip
+"""Environment variables by which libraries choose other kernels than those of the device."""
+
+
+class Alone:
+    """A loaded model whose rows are computed alone; used as any `Backend`.
+
+    Parameters
+    ----------
+    backend
+        The model, loaded from `ModelFiles` with ``alone``.
+    about
+        The description of the backend.
+    """
+
+    shares_prefixes = False
+    packs = False
+
+    def __init__(self, backend: Backend, about: BackendKind) -> None:
+        self.name, self.device, self.precision = backend.name, backend.device, backend.precision
+        self.bytes = backend.bytes
+        self.kind = _kind(backend, about)
+        """All that decides the bits of a row's logits, but the row and the model."""
+        self._backend = backend
+        self._lanes = _lanes(threads()) if about.concurrent and backend.device == "cpu" else None
+        self.depth = 2 if self._lanes else backend.depth
+
+    def submit(self, batch: Batch) -> RowForwards:
+        """Begin a forward of each row; raises as the backend does."""
+        started: list[Any] = []
+        try:
+            for row in rows_alone(batch):
+                lanes = self._lanes
+                started.append(lanes.submit(self._score, row) if lanes else self._backend.submit(row))
+        except Exception:
+            for each in started:  # they have to end before others begin
+                with suppress(Exception):
+                    each.result()
+            raise
+        return RowForwards(started)
+
+    def _score(self, row: Batch) -> Logits:
+        return self._backend.submit(row).result()
+
+
+class RowForwards:
+    """The forwards of a batch's rows, in progress."""
+
+    def __init__(self, started: Sequence[Pending]) -> None:
+        self._started = started
+
+    def result(self) -> Logits:
+        """Logits of shape ``[rows]`` or ``[rows, outputs]``; raises as `Pending.result`, at their end."""
+        found: list[Logits] = []
+        errors: list[Exception] = []
+        for each in self._started:
+            try:
+                found.append(each.result())
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return np.concatenate(found)
+
+
+def _lanes(count: int) -> Executor:
+    """Threads that compute rows side by side, each with no other thread to help it."""
+    there = threading.Barrier(count)
+    lanes = system.Executor(count, thread_name_prefix="lane", initializer=_without_help)
+    for each in [lanes.submit(there.wait) for _ in range(count)]:
+        each.result()
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(threads())  # of threads that begin later
+    return lanes
+
+
+def _without_help() -> None:
+    """Keep PyTorch's operators in the thread that calls this; other libraries are told when they load."""
+    if torch := sys.modules.get("torch"):
+        torch.get_num_threads()  # it sets the number itself when a thread first asks
+        torch.set_num_threads(1)
+
+
+def _kind(backend: Backend, about: BackendKind) -> str:
+    """All that decides the bits of a score, but the pair and the model, in words."""
+    packages = dict.fromkeys(("rankmill", "torch", "transformers", *about.packages))
+    forced = [f"{name}={os.environ[name]}" for name in _CHOOSE_KERNELS if os.environ.get(name)]
+    flags = blake2b(" ".join(sorted(cpu_flags())).encode(), digest_size=4).hexdigest()
+    where = [device_name(backend.device)]
+    where += [f"{cpu_model()} with instructions {flags}"] if backend.device == "cpu" else []
+    made_by = [f"{name} {_version(name)}" for name in packages]
+    return ", ".join([f"{backend.name} {backend.precision}", backend.device, *where, *forced, *made_by])
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # installed under another name, such as onnxruntime-gpu
+        return str(getattr(sys.modules.get(package), "__version__", "?"))

@@ -1,0 +1,115 @@
+"""How a loaded model scores the probes: the way of every pair, in several companies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+
+import numpy as np
+
+from rankmill.jobs.contract.proof import Way
+from rankmill.workers.backends.base import Logits
+from rankmill.workers.batches.planner import Rows, WaitingRows
+from rankmill.workers.batches.tokens import Tokens
+from rankmill.workers.engine.engine import Engine, PairScores, Work
+from rankmill.workers.models.loading import Model
+from rankmill.workers.models.probes import SCORED, Probe
+
+_BUDGET = 1024
+"""Padded tokens in a batch of probes."""
+
+_UNLIKE = 3
+"""Batches of unlike rows that all probes but the longest are dealt into."""
+
+_BESIDE_LONGEST = 2
+"""Probes that are scored beside the longest: each of them costs as much."""
+
+_ALONE = 8
+"""Probes that are also scored alone, from the shortest on: beside others they have most padding."""
+
+
+class Probed:
+    """Logits of the probes by one way.
+
+    Parameters
+    ----------
+    model
+        Scores in all outputs, with the identity as activation.
+    way
+        How rows share a forward.
+
+    Attributes
+    ----------
+    companies
+        Logits ``[probes, outputs]`` in batches as they are planned, beside unlike rows, and alone; NaN where
+        a probe was not scored.
+    tokens
+        Digests of the probes' token ids; of a probe without tokens that of none.
+    errors
+        Probes without a score, and why.
+    """
+
+    def __init__(self, model: Model, way: Way) -> None:
+        model.backend.shares_prefixes, model.backend.packs = way == "shared", way == "packed"
+        self._engine = Engine(model, _BUDGET, way=way, counted=False)
+        work = self._engine.prepare(*_columns(SCORED))
+        self._tokens, self._rows, self.errors = work.tokens, work.rows, dict(work.scored.errors)
+        self.tokens = [digest([])] * len(SCORED)
+        for row, ids in zip(work.rows.tolist(), _ids(work.tokens), strict=True):
+            self.tokens[row] = digest(ids)
+        self.companies = [
+            self._in_batches(self._planned()),
+            self._in_batches(_unlike(work.tokens)),
+            self._in_batches(_alone(work.tokens)),
+        ]
+
+    def _planned(self) -> list[Rows]:
+        """Batches as the engine plans them."""
+        waiting, batches = WaitingRows[Work](), []
+        work = Work(self._tokens, self._rows, PairScores(np.zeros(0, np.float32)), len(self._rows))
+        self._engine.queue(work, waiting)
+        while waiting.batches:
+            batches += [rows for _, rows in waiting.take()]
+        return batches
+
+    def _in_batches(self, batches: Sequence[Rows]) -> Logits:
+        scored = PairScores(self._engine.model.no_scores(len(SCORED)), counted=False)
+        work = Work(self._tokens, self._rows, scored, len(self._rows))
+        for rows in batches:
+            self._engine.finish(self._engine.submit([(work, rows)]))
+        self.errors.update(scored.errors)
+        return scored.scores.reshape(len(SCORED), -1)
+
+
+def tokens_of(model: Model, probes: Sequence[Probe]) -> list[str]:
+    """Digests of the token ids of probes."""
+    return [digest(ids) for ids in _ids(model.tokenizer(*_columns(probes)))]
+
+
+def digest(value: object) -> str:
+    """A short digest of numbers and texts."""
+    return blake2b(repr(value).encode(), digest_size=16).hexdigest()
+
+
+def _ids(tokens: Tokens) -> Iterator[list[int]]:
+    for start, end in zip(tokens.offsets[:-1].tolist(), tokens.offsets[1:].tolist(), strict=True):
+        yield tokens.ids[start:end].tolist()
+
+
+def _columns(probes: Sequence[Probe]) -> tuple[list[str], list[str]]:
+    return [each.query for each in probes], [each.passage for each in probes]
+
+
+def _unlike(tokens: Tokens) -> list[Rows]:
+    """Batches whose rows have very different lengths."""
+    order = np.argsort(-tokens.lengths, kind="stable")
+    longest, others = order[:1], order[1:]
+    beside = others[-_BESIDE_LONGEST:]  # the shortest
+    rest = others[:-_BESIDE_LONGEST]
+    return [np.concatenate([longest, beside]), *(rest[first::_UNLIKE] for first in range(_UNLIKE))]
+
+
+def _alone(tokens: Tokens) -> list[Rows]:
+    """The shortest rows, each in a batch of its own."""
+    order = np.argsort(tokens.lengths, kind="stable")
+    return [order[place : place + 1] for place in range(min(_ALONE, len(order)))]

@@ -1,0 +1,425 @@
+"""Proves a model's scores before a worker serves them, and keeps on this host what was proven.
+
+The worker's own way (`probing`) is compared with transformers' own model (`models/reference.py`).
+Where a way does not pass, the next is taken: rows of equal lengths alone, another backend, fp32.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import cache, partial
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from rankmill.jobs.cache.folder import cache_folder, read_json, strangers, write_json
+from rankmill.jobs.contract.errors import SpecError, WorkerError
+from rankmill.jobs.contract.proof import Proof, Way
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.runtime.hosts import cpu_flags
+from rankmill.jobs.runtime.limits import free_memory
+from rankmill.jobs.system import system
+from rankmill.workers.backends.base import Logits
+from rankmill.workers.backends.registry import BACKENDS
+from rankmill.workers.backends.speed import Combination
+from rankmill.workers.engine.probing import Probed, digest, tokens_of
+from rankmill.workers.host.device import device_name, threads
+from rankmill.workers.host.disk_cache import lock, version
+from rankmill.workers.models.loading import CannotConvert, Loaded, find_max_length, load, one_line
+from rankmill.workers.models.probes import SCORED, over_the_limit, scored_length
+from rankmill.workers.models.versions import VersionStore
+
+_FLOOR, _PART = 1e-4, 1e-5
+"""Logits in fp32 may differ by so much, and by this part of those over 10, whatever transformers' own do."""
+
+_TIMES = 2.0
+"""A worker may be off by so many times what transformers itself is off by in the same precision."""
+
+_LARGEST = 4 << 30
+"""Bytes of weights over which transformers' model is not run in fp32 on the CPU."""
+
+_LONGEST = 160
+"""Characters of an error in a proof."""
+
+_TOP = Path(__file__).resolve().parents[1]
+
+logger = logging.getLogger(__name__)
+
+Kept = TypeVar("Kept", bound=BaseModel)
+
+
+class Own(BaseModel):
+    """What transformers itself makes of the probes.
+
+    Attributes
+    ----------
+    logits, scores
+        ``[probes, outputs]``; scores are those of the model's own activation, if torch has it.
+    tokens
+        Digests of the token ids of the probes that are scored, then of those over the limit.
+    longest
+        Tokens of the longest scored probe.
+    drift
+        How much the first probe's logits change when it is scored again after all others.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    logits: tuple[tuple[float, ...], ...]
+    scores: tuple[tuple[float, ...], ...] | None
+    tokens: tuple[str, ...]
+    longest: int
+    drift: float
+
+
+class Deviation(BaseModel):
+    """How far transformers itself is off in a precision and on a device, on the same probes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    largest: float
+
+
+def load_proven(
+    spec: ScoreSpec, device: str, backend: str, cache_dir: str, versions: VersionStore | None = None
+) -> Loaded:
+    """Load a model, and prove its scores or take what this host knows of them.
+
+    The parameters are those of `rankmill.workers.models.loading.load`. The first backend, precision and way
+    that passes is taken.
+
+    Raises
+    ------
+    SpecError
+        As `load` does.
+    WorkerError
+        As `load` does; or no way passes: the message has the figures.
+    """
+    failed: list[Proof] = []
+    without: set[Combination] = set()
+    while True:
+        try:
+            loaded = load(spec, device, backend, cache_dir, versions, without)
+        except CannotConvert as error:
+            if backend != "auto":
+                raise
+            logger.warning("%s; another backend is tried", error)
+            without.add(error.combination)
+            continue
+        except WorkerError:
+            if not failed:
+                raise
+            tries = "; ".join(map(str, failed))
+            raise WorkerError(f"model {spec.model} would not get its own scores: {tries}") from None
+        with one_line(spec):
+            proving = Proving(spec, loaded, cache_folder(cache_dir))
+            for way in proving.ways:
+                proof = proving.proof(way)
+                if proof.holds:
+                    if failed:
+                        logger.warning("%s is scored by another way: %s", spec.model, proof)
+                    loaded.backend.shares_prefixes = way == "shared"
+                    loaded.backend.packs = way == "packed"
+                    return replace(loaded, proof=proof, prove_again=partial(proving.measured, way))
+                logger.warning("%s would not get its own scores: %s", spec.model, proof)
+                failed.append(proof)
+                if proof.wrong:
+                    break  # in whatever company
+        without.add((loaded.backend.name, loaded.backend.precision.partition(" ")[0]))
+
+
+class Proving:
+    """The proofs of one loaded model.
+
+    Parameters
+    ----------
+    spec
+        Names the model, and its prompt template where its files have none.
+    loaded
+        Of the spec.
+    folder
+        The cache folder.
+    """
+
+    def __init__(self, spec: ScoreSpec, loaded: Loaded, folder: Path) -> None:
+        self._spec = ScoreSpec(
+            model=spec.model, prompt_template=spec.prompt_template, activation="identity", all_labels=True
+        )
+        self._loaded, self._folder = loaded, folder / "proofs"
+        self.ways: tuple[Way, ...] = ("padded", "equal")
+        if loaded.backend.shares_prefixes:
+            self.ways = ("shared", *self.ways)
+        if loaded.backend.packs:
+            self.ways = ("packed", *self.ways)
+        if loaded.kind:
+            self.ways = ("alone",)
+        self._limit = find_max_length(self._spec, loaded.about)
+        self._length = min(self._limit, scored_length(loaded.about.config))
+        self._model = {
+            "model": loaded.revision,
+            "template": spec.prompt_template,
+            "length": self._length,
+            "probes": digest((SCORED, over_the_limit(self._limit))),
+        }
+
+    def proof(self, way: Way) -> Proof:
+        """What is known of a way, or is measured now."""
+        backend = self._loaded.backend
+        about = {
+            **self._model,
+            **_of_device(backend.device),
+            "way": way,
+            "backend": backend.name,
+            "precision": backend.precision,
+            "flags": digest(sorted(cpu_flags())),
+            "release": _release(),
+            "versions": _versions(backend.name),
+            **({"kind": self._loaded.kind} if self._loaded.kind else {}),
+        }
+        return self._known("proof", about, Proof, lambda: self.measured(way))
+
+    def _known(self, kind: str, about: dict[str, Any], of: type[Kept], find_out: Callable[[], Kept]) -> Kept:
+        """What this host knows; else what is found out now, while its other workers wait for it."""
+        file = self._folder / f"{kind}-{digest(sorted(about.items()))}.json"
+        if (known := self._read(file, of)) is not None:
+            return known
+        with self._alone(file):
+            if (known := self._read(file, of)) is not None:
+                return known
+            found = find_out()
+            if self._loaded.revision:
+                with suppress(OSError):  # then each worker finds it out for itself
+                    write_json(file, {**about, "found": found.model_dump()})
+            return found
+
+    def _read(self, file: Path, of: type[Kept]) -> Kept | None:
+        if strangers(self._folder, self._folder.parent):
+            return None
+        try:
+            return of.model_validate(read_json(file).get("found"))
+        except ValidationError:  # there is none, or it is damaged
+            return None
+
+    @contextmanager
+    def _alone(self, file: Path) -> Iterator[None]:
+        locked = None
+        with suppress(OSError):
+            locked = lock(file.with_suffix(".lock"))
+        try:
+            yield
+        finally:
+            if locked:
+                locked.close()
+
+    def measured(self, way: Way) -> Proof:
+        """What the probes show now, whatever is known."""
+        began, backend = system.monotonic(), self._loaded.backend
+        own, off, reference = self._reference()
+        theirs = np.array(own.logits, np.float32)
+        bound = _TIMES * off
+        if backend.precision == "fp32" or reference == "own":
+            bound = max(bound, _FLOOR, _PART * _largest(theirs))
+        probed = Probed(self._loaded.model(self._spec.model_copy(update={"max_length": self._length})), way)
+        proof = Proof(
+            digest=self._loaded.revision,
+            backend=backend.name,
+            precision=backend.precision,
+            **_of_device(backend.device),
+            release=_release(),
+            versions=_versions(backend.name),
+            way=way,
+            reference=reference,
+            probes=len(SCORED),
+            longest=own.longest,
+            difference=max(_largest(ours - theirs) for ours in probed.companies),
+            company=max(_largest(ours - probed.companies[0]) for ours in probed.companies),
+            own=off,
+            bound=bound,
+            spearman=_spearman(probed.companies[0], theirs),
+            wrong=self._other_bits(probed) or self._wrong(own, probed, theirs, bound),
+        )
+        seconds = system.monotonic() - began
+        logger.info("measured the scores of %s in %.1f s: %s", self._spec.model, seconds, proof)
+        return proof
+
+    def _other_bits(self, probed: Probed) -> str | None:
+        """What is wrong with a deterministic model whose scores depend on more than the pair."""
+        first, *others = probed.companies
+        if self._loaded.kind is None or all(_same_bits(first, each) for each in others):
+            return None
+        return "it is to be deterministic, and a pair alone has not the same bits each time"
+
+    def _wrong(self, own: Own, probed: Probed, theirs: Logits, bound: float) -> str | None:
+        """What no difference of logits says."""
+        scored = len(SCORED)
+        if probed.tokens != list(own.tokens[:scored]):
+            place = next(n for n in range(scored) if probed.tokens[n] != own.tokens[n])
+            return f"probe {place} has other tokens"
+        if own.drift > bound:
+            return f"transformers' own output for a pair changes by {own.drift:.2g} after other pairs"
+        lost = [row for row in probed.errors if np.isfinite(theirs[row]).all()]
+        if lost:
+            return f"probe {lost[0]} has no score: {probed.errors[lost[0]][:_LONGEST]}"
+        whole = self._loaded.model(self._spec)
+        if tokens_of(whole, over_the_limit(self._limit)) != list(own.tokens[scored:]):
+            return f"pairs over the limit of {self._limit} tokens have other tokens"
+        with suppress(SpecError):  # torch has no such function: a spec names another
+            default = self._loaded.model(self._spec.model_copy(update={"activation": "default"})).activation
+            ours = default(theirs[:, 0] if theirs.shape[1] == 1 else theirs).reshape(theirs.shape)
+            if own.scores is not None and _largest(ours - np.array(own.scores, np.float32)) > _FLOOR:
+                return "the same output has another score"
+        return None
+
+    def _reference(self) -> tuple[Own, float, Literal["exact", "own"]]:
+        """What transformers makes of the probes, and how far it is off in the worker's precision."""
+        backend = self._loaded.backend
+        of_device = {**_of_device(backend.device), "precision": backend.precision}
+        large = self._is_large()
+        about = {**self._model, "code": _code("models/reference.py"), "versions": _versions("torch")}
+        about |= of_device if large else {}
+        with _Model(self._spec, self._loaded, self._length, self._limit, large=large) as model:
+            own = self._known("own", about, Own, model.own)
+            if not large and (backend.device, backend.precision) == ("cpu", "fp32"):
+                return own, 0.0, "exact"
+            off = self._known("deviation", {**about, **of_device}, Deviation, lambda: model.deviation(own))
+        return own, off.largest, "own" if large else "exact"
+
+    def _is_large(self) -> bool:
+        """Whether the model is too large to be run in fp32 beside the loaded one."""
+        source = self._loaded.source
+        files = source.glob("*.safetensors") if isinstance(source, Path) else []
+        size = sum(file.stat().st_size for file in files)
+        return size > _LARGEST or size > free_memory() // 2
+
+
+class _Model:
+    """Transformers' model: loaded when it is needed, and unloaded at the end."""
+
+    def __init__(self, spec: ScoreSpec, loaded: Loaded, length: int, limit: int, *, large: bool) -> None:
+        self._spec, self._loaded, self._large = spec, loaded, large
+        self._length, self._limit = length, limit
+        self._loaded_model: Any = None
+
+    def __enter__(self) -> _Model:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._loaded_model is not None:
+            self._loaded_model.close()
+
+    def _get(self) -> Any:
+        from rankmill.workers.models.reference import Reference  # torch, which a known proof does not need
+
+        if self._loaded_model is None:
+            self._loaded_model = Reference(self._spec, self._loaded.source, self._loaded.revision)
+            if self._large:
+                self._cast()
+        return self._loaded_model
+
+    def _cast(self) -> None:
+        self._get().cast(self._loaded.backend.precision, self._loaded.backend.device)
+
+    def own(self) -> Own:
+        """Logits, scores and tokens of the probes; in fp32 on the CPU unless the model is too large."""
+        model = self._get()
+        tokens = [model.tokens(probe, self._length) for probe in SCORED]
+        over = [model.tokens(probe, self._limit)["input_ids"] for probe in over_the_limit(self._limit)]
+        logits = self._logits(tokens)
+        first = next(row for row in tokens if row["input_ids"])
+        again = model.logits([first])[0]
+        scores = model.scores(logits)
+        return Own(
+            logits=tuple(map(tuple, logits.tolist())),
+            scores=None if scores is None else tuple(map(tuple, scores.tolist())),
+            tokens=tuple(digest(ids) for ids in [*(row["input_ids"] for row in tokens), *over]),
+            longest=max(len(row["input_ids"]) for row in tokens),
+            drift=_largest(again - logits[tokens.index(first)]),
+        )
+
+    def _logits(self, tokens: list[dict[str, list[int]]], *beside: Any) -> Logits:
+        """Logits ``[probes, outputs]``; NaN for a probe without tokens."""
+        places = [place for place, row in enumerate(tokens) if row["input_ids"]]
+        found = self._get().logits([tokens[place] for place in places], *beside)
+        logits = np.full((len(tokens), found.shape[1]), np.nan, np.float32)
+        logits[places] = found
+        return logits
+
+    def deviation(self, own: Own) -> Deviation:
+        """How far it is off in the worker's precision on its device; of a large model, with padding there."""
+        model = self._get()
+        tokens = [model.tokens(probe, self._length) for probe in SCORED]
+        if self._large:
+            found = self._logits(tokens[1:], tokens[0])
+        else:
+            self._cast()
+            found = self._logits(tokens)[1:]
+        return Deviation(largest=_largest(found - np.array(own.logits, np.float32)[1:]))
+
+
+def _largest(values: Logits) -> float:
+    """The largest absolute value; 0 without any."""
+    found = np.abs(values[np.isfinite(values)])
+    return float(found.max(initial=0.0))
+
+
+def _same_bits(ours: Logits, theirs: Logits) -> bool:
+    """Whether what is a number in both is the same, bit for bit."""
+    known = np.isfinite(ours) & np.isfinite(theirs)
+    return bool((ours[known].view(np.uint32) == theirs[known].view(np.uint32)).all())
+
+
+def _spearman(ours: Logits, theirs: Logits) -> float:
+    """Rank correlation: the lowest of all outputs."""
+    known = np.isfinite(ours).all(axis=1) & np.isfinite(theirs).all(axis=1)
+    found = [1.0]
+    for one, other in zip(ours[known].T, theirs[known].T, strict=True):
+        first, second = _ranks(one), _ranks(other)
+        if np.ptp(first) and np.ptp(second):
+            found.append(float(np.corrcoef(first, second)[0, 1]))
+    return round(min(found), 6)
+
+
+def _ranks(values: Logits) -> npt.NDArray[np.float64]:
+    """Ranks, of equal values their mean."""
+    _, of, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: npt.NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[of]
+    return ranks
+
+
+def _of_device(device: str) -> dict[str, str]:
+    """The kind of a device, and the machine: name and threads."""
+    return {"device": device, "machine": f"{device_name(device)}, {threads()} threads"}
+
+
+@cache
+def _release() -> str:
+    return f"{version('rankmill')} {_code('backends', 'batches', 'engine', 'models')}"
+
+
+@cache
+def _code(*places: str) -> str:
+    """A digest of modules of workers: whoever changes one proves again."""
+    files = [file for place in places for file in _modules(_TOP / place)]
+    return blake2b(b"".join(file.read_bytes() for file in files), digest_size=8).hexdigest()
+
+
+def _modules(place: Path) -> list[Path]:
+    return sorted(place.rglob("*.py")) if place.is_dir() else [place]
+
+
+@cache
+def _versions(backend: str) -> dict[str, str]:
+    """Versions of what computes and tokenizes, here and in the reference."""
+    found = {}
+    for package in dict.fromkeys(("torch", "transformers", "tokenizers", *BACKENDS[backend].packages)):
+        with suppress(PackageNotFoundError):  # installed under another name
+            found[package] = version(package)
+    return found

@@ -1,0 +1,89 @@
+"""The probe pairs of a proof: short, long, empty, of other scripts, alike in part, and over every limit."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+LONGEST = 512
+"""Tokens of the longest probe that is scored, at most: of longer pairs only the tokens are compared."""
+
+_TEXT = (
+    "the moon is far away and nobody knows how long a river flows under old stone bridges before it meets "
+    "the sea where small boats carry bread tea and 17 letters home each morning while kings dream of cats"
+)
+_WORDS = _TEXT.split()
+
+
+class Probe(NamedTuple):
+    """A pair of texts."""
+
+    query: str
+    passage: str
+
+
+def _words(count: int, start: int = 0, step: int = 7) -> str:
+    return " ".join(_WORDS[(start + step * place) % len(_WORDS)] for place in range(count))
+
+
+def _alike(first: str, last: str, count: int) -> list[str]:
+    """Texts that differ, of as many tokens for any tokenizer: the same words between two others."""
+    words = _WORDS[1:12]
+    return [" ".join([first, *words[turn:], *words[:turn], last]) for turn in range(count)]
+
+
+_SHORT = (
+    ("how far is the moon", "The moon is 384,400 km away."),
+    ("how far is the moon", "Bread is baked at 220 degrees."),
+    ("how far is the moon", "It takes light a little more than a second."),
+    ("how far is the moon", ""),
+    ("The moon is 384,400 km away.", "how far is the moon"),
+    ("", ""),
+    ("", "A passage without a query."),
+    ("a", "b"),
+    ("why", "why"),
+    ("wie weit ist der Mond", "Der Mond ist im Mittel 384.400 km von der Erde entfernt: größer als gedacht."),
+    ("月はどのくらい遠いですか", "月までの距離は約38万4400キロです。"),
+    ("月亮有多远", "月球距离地球约38万公里。"),
+    ("как далеко луна", "Луна находится в 384 тысячах километров."),
+    ("كم يبعد القمر", "يبعد القمر حوالي ٣٨٤ ألف كيلومتر."),
+    ("चाँद कितनी दूर है", "चाँद लगभग ३,८४,४०० किमी दूर है।"),
+    ("émojis 🌕🚀?", "Ça fait 384 400 km 🌍→🌕!"),
+    ("x = y[0] + f(z);", "def f(z): return {'a': z ** 2}  # http://example.org/?q=1&r=%20"),
+    ("  spaces\tand\nlines ", " are  not \r\n all the same "),
+    ("[SEP] [MASK] <s> </s>", "special [CLS] words <pad> in a text"),
+    ("donaudampfschifffahrtsgesellschaft", "a" * 40),
+)
+
+SCORED = (
+    Probe(_words(2 * LONGEST, 0, 11), _words(2 * LONGEST, 3)),
+    *(Probe(*pair) for pair in _SHORT),
+    *(Probe("how far is it", text) for text in _alike("It", "now", 8)),
+    Probe(_words(5), _words(24, 5)),
+    Probe(_words(5), _words(40, 9, 5)),
+    Probe(_words(5), _words(61, 2, 3)),
+    Probe(_words(9, 4), _words(110, 8, 5)),
+)
+"""Pairs that are scored; the first is cut in both texts, and is as long as any."""
+
+AT_THE_LIMIT = (
+    Probe("how far is the moon", "{long}"),
+    Probe("{long}", "The moon is far away."),
+    Probe("{long}", "{long}"),
+    Probe("é {long}", "🌕 {long}"),
+)
+"""Pairs whose tokens are compared at the model's own limit; ``{long}`` stands for more words than it has."""
+
+_MOST_WORDS = 20_000
+
+
+def scored_length(config: Any) -> int:
+    """Tokens of the longest scored probe of a model without a limit: more than its attention is exact for."""
+    if getattr(config, "attention_type", None) == "block_sparse":  # BigBird
+        return max(LONGEST, (5 + 2 * int(config.num_random_blocks)) * int(config.block_size) + 8)
+    return LONGEST
+
+
+def over_the_limit(limit: int) -> list[Probe]:
+    """The pairs of `AT_THE_LIMIT` for a limit in tokens."""
+    text = _words(min(limit + 8, _MOST_WORDS), 1)
+    return [Probe(*(each.replace("{long}", text) for each in probe)) for probe in AT_THE_LIMIT]

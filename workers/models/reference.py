@@ -1,0 +1,224 @@
+"""The model's own logits of the probes: transformers as sentence-transformers runs it, each pair alone.
+
+This is what a worker's scores are compared with, so it shares as little as it can with their way: its own
+tokenizer, read from the model's files and not from the cache, its own prompts and truncation, its own
+poolings and activation, and transformers' own forward. With one pair at a time there is no padding.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.base import Logits
+from rankmill.workers.batches.layout import SavedModule
+from rankmill.workers.host.model_file import model_file
+from rankmill.workers.models.description import read
+from rankmill.workers.models.probes import Probe
+from rankmill.workers.models.prompts import answers, is_structured, prompt_template
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_KINDS = {
+    "classifier": AutoModelForSequenceClassification,
+    "chain": AutoModel,
+    "causal": AutoModelForCausalLM,
+}
+
+Row = dict[str, list[int]]
+"""Token ids, mask and types of a pair, by their names in transformers."""
+
+
+class Reference:
+    """A model as transformers has it, which is asked for one pair at a time.
+
+    Parameters
+    ----------
+    spec
+        The model, and its prompt template.
+    source, revision
+        As in `rankmill.workers.backends.base.ModelFiles`.
+    """
+
+    def __init__(self, spec: ScoreSpec, source: str | Path, revision: str | None) -> None:
+        self._source, self._revision, self._device = source, revision, "cpu"
+        self._about = about = read(source, revision)  # not what is kept of it
+        self._template = prompt_template(spec, about)
+        self._own_template = spec.prompt_template is None
+        self._answers = answers(spec, about) if about.layout.task == "causal" else None
+        self._model = _KINDS[about.layout.task].from_pretrained(
+            source, revision=revision if isinstance(source, str) else None, config=about.config,
+            dtype=torch.float32, use_safetensors=True, trust_remote_code=False,
+        ).eval()  # fmt: skip
+
+    def tokens(self, probe: Probe, max_length: int) -> Row:
+        """Token ids of a pair, and what else transformers' tokenizer says of them."""
+        tokenizer, prompt = self._about.tokenizer, self._about.layout.prompt
+        if self._template is None:
+            pair = [[prompt + probe.query, probe.passage]]
+            found = tokenizer(pair, truncation="longest_first", max_length=max_length)
+            return {name: values[0] for name, values in found.items()}
+        ids = self._chat(probe, prompt, truncation=True, max_length=max_length)
+        if len(ids) == max_length:  # what follows the passage is put back, as sentence-transformers does
+            short, long = (self._chat(Probe(text, text), prompt) for text in ("0", "1 2 3 4"))
+            same = 0
+            while same < min(len(short), len(long)) and short[-1 - same] == long[-1 - same]:
+                same += 1
+            ending = short[len(short) - same :] if same < min(len(short), len(long)) else []
+            keep = min(len(ending), max_length)
+            ids[max_length - keep :] = ending[len(ending) - keep :]
+        return {"input_ids": ids, "attention_mask": [1] * len(ids)}
+
+    def _chat(self, probe: Probe, prompt: str, **cut: Any) -> list[int]:
+        layout, template = self._about.layout, str(self._template)
+        chat_format = layout.chat_format if self._own_template else "auto"
+        structured = is_structured(template, chat_format, self._about.config.model_type)
+        texts = {"system": prompt, "query": probe.query, "document": probe.passage}
+        messages = [
+            {"role": role, "content": [{"type": "text", "text": text}] if structured else text}
+            for role, text in texts.items()
+            if role != "system" or text
+        ]
+        found = self._about.tokenizer.apply_chat_template(
+            messages, chat_template=template, tokenize=True, return_dict=True, **layout.chat_options, **cut
+        )
+        return list(found["input_ids"])
+
+    @torch.inference_mode()
+    def logits(self, rows: Sequence[Row], beside: Row | None = None) -> Logits:
+        """Logits ``[rows, outputs]`` of tokenized pairs: each alone, or each padded `beside` a longer one."""
+        return np.stack([self._one(row, beside) for row in rows])
+
+    def _one(self, row: Row, beside: Row | None) -> Logits:
+        length = len(row["input_ids"])
+        named = {
+            name: torch.tensor(_padded(ids, None if beside is None else beside[name]))
+            for name, ids in row.items()
+        }
+        found = self._model(**{name: ids.to(self._device) for name, ids in named.items()})
+        if self._about.layout.task == "chain":
+            logits = self._chain(found.last_hidden_state[0, :length])
+        elif self._answers is not None:
+            yes, no = self._answers
+            last = found.logits[0, length - 1].float()
+            logits = last[yes : yes + 1] if no is None else last[yes : yes + 1] - last[no : no + 1]
+        else:
+            logits = found.logits[0]
+        result: Logits = logits.float().cpu().numpy()
+        return result
+
+    def _chain(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What the modules after the transformer make of the states ``[tokens, width]`` of one pair."""
+        states = {"token_embeddings": hidden}
+        for step in self._about.layout.steps:
+            config = step.config
+            read = str(config.get("module_input_name") or "sentence_embedding")
+            into = str(config.get("module_output_name") or read)
+            if step.kind == "Pooling":
+                states["sentence_embedding"] = _pooled(hidden, config)
+            elif step.kind == "Normalize":
+                states[into] = functional.normalize(states[read], dim=-1)
+            else:
+                weights = self._weights(step, hidden)
+                apply = _normed if step.kind == "LayerNorm" else _dense
+                states[into] = apply(states[read], weights, config)
+        return states["scores"]
+
+    def _weights(self, step: SavedModule, like: torch.Tensor) -> dict[str, torch.Tensor]:
+        file = model_file(self._source, self._revision, f"{step.path}/model.safetensors")
+        assert file is not None  # else the model was not loaded
+        return {name: tensor.to(like) for name, tensor in load_file(file).items()}
+
+    def cast(self, precision: str, device: str) -> None:
+        """Compute on a device in another precision from now on; in 8 or 4 bits by plain rounding."""
+        self._device = device
+        if precision in _DTYPES:
+            self._model.to(device, _DTYPES[precision])
+            return
+        self._model.to(device)
+        bits = int(precision.removeprefix("int").partition(" ")[0])
+        for module in self._model.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.data = _rounded(module.weight.data, bits)
+                if bits == 8:
+                    module.register_forward_pre_hook(lambda _, inputs: (_rounded(inputs[0], 8),))
+
+    def scores(self, logits: Logits) -> Logits | None:
+        """Scores of logits ``[rows, outputs]``; ``None`` if torch lacks the model's function."""
+        path = self._about.layout.activation
+        if path is None:
+            path = "torch.nn.Sigmoid" if logits.shape[1] == 1 else "torch.nn.Identity"
+        try:
+            function = getattr(nn, path.rpartition(".")[2])()
+            scores: Logits = function(torch.from_numpy(logits)).numpy()
+        except Exception:  # it needs arguments, or is no function at all
+            return None
+        return scores
+
+    def close(self) -> None:
+        """Give the memory back."""
+        del self._model
+        gc.collect()
+
+
+def _padded(ids: list[int], beside: list[int] | None) -> list[list[int]]:
+    """A row, or two of equal length: the mask, too, is padded with 0."""
+    return [ids] if beside is None else [ids + [0] * (len(beside) - len(ids)), beside]
+
+
+def _rounded(values: torch.Tensor, bits: int) -> torch.Tensor:
+    """Values as whole numbers of so many bits with one scale for the whole tensor: plain quantization."""
+    scale = values.abs().amax().clamp(min=1e-12) / (2 ** (bits - 1) - 1)
+    rounded: torch.Tensor = (values / scale).round() * scale
+    return rounded
+
+
+def _pooled(hidden: torch.Tensor, config: dict[str, Any]) -> torch.Tensor:
+    whole, count = hidden.float(), len(hidden)
+    weights = torch.arange(1, count + 1, device=hidden.device)[:, None].float()
+    found = {
+        "cls": hidden[0],
+        "max": hidden.amax(0),
+        "mean": whole.mean(0),
+        "mean_sqrt_len_tokens": whole.sum(0) / count**0.5,
+        "weightedmean": (whole * weights).sum(0) / weights.sum(),
+        "lasttoken": hidden[-1],
+    }
+    older = {
+        "pooling_mode_cls_token": "cls",
+        "pooling_mode_max_tokens": "max",
+        "pooling_mode_mean_tokens": "mean",
+        "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+        "pooling_mode_weightedmean_tokens": "weightedmean",
+        "pooling_mode_lasttoken": "lasttoken",
+    }
+    modes = config.get("pooling_mode") or [new for old, new in older.items() if config.get(old)] or ["mean"]
+    modes = [modes] if isinstance(modes, str) else modes
+    return torch.cat([found[mode].to(hidden.dtype) for mode in modes])
+
+
+def _dense(states: torch.Tensor, weights: dict[str, torch.Tensor], config: dict[str, Any]) -> torch.Tensor:
+    function = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    out: torch.Tensor = getattr(nn, function.rpartition(".")[2])()(
+        functional.linear(states, weights["linear.weight"], weights.get("linear.bias"))
+    )
+    if not config.get("use_residual"):
+        return out
+    around = weights.get("residual.weight")
+    return out + (states if around is None else functional.linear(states, around))
+
+
+def _normed(states: torch.Tensor, weights: dict[str, torch.Tensor], _: dict[str, Any]) -> torch.Tensor:
+    normed: torch.Tensor = functional.layer_norm(
+        states, states.shape, weights["norm.weight"], weights["norm.bias"]
+    )
+    return normed

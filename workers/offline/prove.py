@@ -1,0 +1,41 @@
+"""What is proven of a model's scores on devices of this host, as a worker would prove it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rankmill.jobs.cache.folder import cache_folder
+from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.workers.backends.base import OutOfMemory
+from rankmill.workers.backends.registry import choose_device
+from rankmill.workers.engine.proving import load_proven
+from rankmill.workers.host.device import devices, use_threads
+from rankmill.workers.models.versions import VersionStore
+
+
+def prove(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Prove a model on each device of the request, or take what this host knows of it.
+
+    The request is ``{"spec": {...}, "device": ..., "backend": ..., "threads": ..., "cache_dir": ...,
+    "registry": ..., "cache_bytes": ...}``; the device ``all`` means those of this host. The answer has
+    ``proofs`` and ``refused``, by device: the fields of `rankmill.jobs.contract.proof.Proof`, or a reason.
+    """
+    spec = ScoreSpec.model_validate(request["spec"])
+    use_threads(request["threads"])
+    setting, backend, cache_dir = request["device"], request["backend"], request["cache_dir"]
+    versions = VersionStore(cache_folder(cache_dir), request["registry"], request["cache_bytes"])
+    proofs: dict[str, Any] = {}
+    refused: dict[str, str] = {}
+    for device in devices() if setting == "all" else [choose_device(setting, backend)]:
+        try:
+            loaded = load_proven(spec, device, backend, cache_dir, versions)
+        except SpecError as error:
+            refused[device] = str(error)
+        except (MemoryError, OutOfMemory):
+            refused[device] = f"there is not enough memory to load model {spec.model}"
+        else:
+            assert loaded.proof
+            proofs[device] = loaded.proof.model_dump()
+    return {"proofs": proofs, "refused": refused}
