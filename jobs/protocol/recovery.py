@@ -159,7 +159,7 @@ def enqueue_due(queue: Queue, now: float) -> None:
     connection: Any = queue.connection
     paused = queue.scheduled_job_registry.key
     due = connection.zrangebyscore(paused, 0, now, start=0, num=1000)
-    # No pause is so long: the clock of the host that wrote its end was ahead.
+    # No pause is so long: a worker of the release before wrote its end by a clock that is ahead.
     due += connection.zrangebyscore(paused, now + LONGEST_PAUSE, "+inf", start=0, num=1000)
     for raw_id in due:
         with _one_job(queue, raw_id) as read:

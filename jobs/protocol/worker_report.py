@@ -181,13 +181,16 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
 
 
 def _died(client: Any, name: str) -> bool:
-    """Whether a worker without a report is a ScoringWorker."""
-    try:
-        return client.hget(_WORKER_PREFIX + name, SCORING_FIELD) is not None
-    except redis.ResponseError as error:  # the key is damaged
-        if cannot_serve(error):
-            raise
+    """Whether a worker without a report is a ScoringWorker, or has ended since it was seen."""
+    with client.pipeline() as pipe:
+        pipe.exists(_WORKER_PREFIX + name)
+        pipe.hget(_WORKER_PREFIX + name, SCORING_FIELD)
+        there, mark = pipe.execute(raise_on_error=False)
+    if isinstance(mark, Exception):  # the key is damaged
+        if cannot_serve(mark):
+            raise mark
         return False
+    return not there or mark is not None
 
 
 def known_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport | None]:

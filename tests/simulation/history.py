@@ -42,7 +42,7 @@ SPLIT = 5
 """A chunk that kills its workers is sent again in two halves so soon."""
 
 HEARD = 0.6
-"""A worker that has room for requests takes one so soon, whatever else it does, its first load of a model too."""
+"""A worker that has room for requests takes one so soon, whatever else it does, its first load as well."""
 
 ENDED = 15
 """A worker that got SIGTERM ends so soon after its forward."""
@@ -180,7 +180,7 @@ class History:
         if status == b"started":
             self._begin(name)
         elif status in {b"scheduled", b"failed"}:
-            self.jobs[name].holders.discard(self._here)  # type: ignore[arg-type]
+            self.jobs[name].holders.discard(self._here)
             self._move(name, status.decode())
 
     def _push(self, args: list[bytes], reply: Any) -> None:
@@ -283,8 +283,10 @@ class History:
         self._held.add(name)
         if not self.fair or self.lost or int(name.rpartition("-")[2]) >= FIRST_PIECE:
             return
+        if not self._has_run(name):
+            return  # it is dropped, and costs nothing
         others = [each.decode() for each in self._list(f"rq:queue:{self.queue}")]
-        bulk = {each.partition("-")[0] for each in others if is_bulk_job(each)}
+        bulk = {each.partition("-")[0] for each in others if is_bulk_job(each) and self._has_run(each)}
         kinds = {"bulk" if is_bulk_job(each) else "request" for each in others}
         kind = "bulk" if is_bulk_job(name) else "request"
         ahead = self._ahead(self._kinds[worker], kinds | {kind}, kind, {"request": 3.0, "bulk": 1.0})
@@ -353,7 +355,7 @@ class History:
                 self._took("rescued", job.late, RESCUED, f"{name} left the queue and is nowhere")
             elif job.holder and not job.holder.alive:
                 job.late += passed
-                if not self._exists(f"rankmill:run:{name.rpartition('-')[0]}:meta"):
+                if not self._has_run(name):
                     self._held.discard(name)
                 else:
                     self._took("taken over", job.late, TAKEN_OVER, f"{name} stays with a dead worker")
@@ -398,6 +400,9 @@ class History:
     def _rows(self, run: str) -> int:
         item = self._data.get(f"rankmill:run:{run}:meta".encode())
         return int(item.value.get(b"rows") or 0) if item else 0
+
+    def _has_run(self, job: str) -> bool:
+        return self._exists(f"rankmill:run:{job.rpartition('-')[0]}:meta")
 
     def _exists(self, key: str) -> bool:
         return key.encode() in self._data

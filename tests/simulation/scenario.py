@@ -42,7 +42,10 @@ RUN_KINDS = (
 )  # fmt: skip
 
 SETTLING_SECONDS = 60.0
-"""How long the workers go on after the last run has ended, until nothing of it may be left."""
+"""How long the workers go on after the last run has ended, at most, until nothing of it may be left."""
+
+_QUIET_SECONDS = 5.0
+"""How long they go on at least, and after the last fault: what is gone stays gone."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ def _run(dice: random.Random, number: int) -> Submitted:
     ]
     for _ in range(dice.choice([0, 0, 1]) if len(pairs) > 1 else 0):
         pairs[dice.randrange(len(pairs))] = (None, "a passage without a query")
-    for _ in range(dice.choice([0, 0, 0, 1])):
+    for _ in range(dice.choice([0] * 7 + [1])):
         pairs[dice.randrange(len(pairs))] = (f"query {number}", POISON)
     kind = dice.choice(RUN_KINDS)
     has_files = kind.startswith(FILES)
@@ -207,15 +210,20 @@ def play(scenario: Scenario, *, traced: bool = False, seconds: float = 900.0) ->
             commands = [RUNS[run.kind.partition(" ")[0]](cluster, run) for run in scenario.runs]
             if cluster.disk:
                 cluster.disk.settle()
-            for clock in scenario.runners:
+            for clock in scenario.runners if cluster.disk else ():
                 runners.keep(cluster, clock=clock)
             for fault in scenario.faults:
                 cluster.later(fault.at, _happens(cluster, fault))
             try:
                 found = world.history.found
                 world.run(lambda: bool(found) or not any(each.alive for each in commands), seconds=seconds)
-                ended = world.now + SETTLING_SECONDS
-                world.run(lambda: bool(found) or world.now >= ended, seconds=2 * SETTLING_SECONDS)
+                lasts = max((fault.at + fault.amount for fault in scenario.faults), default=0.0)
+                quiet, most = max(world.now, lasts) + _QUIET_SECONDS, world.now + SETTLING_SECONDS
+                while not found and world.now < most:
+                    if world.now >= quiet and not checker.left(world, cluster.abandoned, lost_data=lost):
+                        break
+                    until = world.now + 1.0
+                    world.run(lambda until=until: bool(found) or world.now >= until, seconds=2.0)  # type: ignore[misc]
                 if not scenario.faults and not scenario.stumbles:
                     outcome.problems += checker.computed_again(world, [each.run for each in commands])
                 outcome.problems += checker.left(world, cluster.abandoned, lost_data=lost)

@@ -318,11 +318,6 @@ class Connection(FakeBaseConnection, redis.Connection):
         if sock is not None and sock._server is not None:
             sock.close()
 
-    def abandon(self) -> Any:
-        """Close the connection while what it has sent is still under way."""
-        sock, self._sock = self._sock, None
-        return sock
-
 
 class Refusal(NamedTuple):
     """A reply in place of the work, for a `share` of the commands.
@@ -459,7 +454,8 @@ class Server:
         except TimeoutError:
             self.world.tell(commands, "no answer to")
             if not sock.silent:
-                self.late.append(Late(connection.abandon(), commands))
+                connection._sock = None  # it closes the connection, while what it has sent is under way
+                self.late.append(Late(sock, commands))
             raise redis.TimeoutError("Timeout reading from simulated") from None
         if self.world.now < self.away or sock._killed or chance < self.broken / 2:
             if chance < self.broken / 4 and commands[0][0].upper() != b"MULTI":

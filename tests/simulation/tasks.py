@@ -22,7 +22,8 @@ class Selector:
         self.woken = Event()
 
     def select(self, timeout: float | None) -> list[Any]:
-        self.woken.wait(timeout)
+        if timeout != 0:  # else it has more to do at once, and others come when it waits
+            self.woken.wait(timeout)
         self.woken.clear()
         return []
 

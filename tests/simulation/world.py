@@ -285,6 +285,9 @@ class World:
     def _leave(self) -> None:
         """Let others run; each thread has an event loop of its own."""
         loop = asyncio.events._get_running_loop()
+        if loop is None:
+            self.hub.switch()
+            return
         asyncio.events._set_running_loop(None)
         try:
             self.hub.switch()
@@ -431,8 +434,8 @@ class Thread:
         return self._task is not None and not self._task.done
 
     def join(self, timeout: float | None = None) -> None:
-        here, task = world().current, self._task
-        if task is None or task.done or here is None:
+        task = self._task
+        if task is None or task.done or (here := task.world.current) is None:
             return
         task.joining.append(here)
         world().wait(timeout)
@@ -554,7 +557,7 @@ class Event:
         self._set = True
         waiting, self._waiting = self._waiting, []
         for task in waiting:
-            world().wake(task)
+            task.world.wake(task)
 
     def clear(self) -> None:
         self._set = False
