@@ -15,6 +15,7 @@ from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.errors import WireError
 from rankmill.jobs.contract.schema import Count, Seconds, WireModel
+from rankmill.jobs.protocol.leases import UNRENEWED_SECONDS
 from rankmill.jobs.protocol.orders import Answer
 from rankmill.jobs.runtime.patience import cannot_serve
 
@@ -140,6 +141,18 @@ def announce_worker(client: redis.Redis | Pipeline, name: str, report: WorkerRep
     client.set(keys.worker(name), report.model_dump_json(), ex=ttl)
 
 
+def bound_reports(client: redis.Redis, queue: str, seconds: int) -> None:
+    """Let reports of the dead expire soon, though the server's clock has jumped back: see `leases.BOUND`."""
+    names, longest = listed_workers(client, queue), max(seconds, UNRENEWED_SECONDS)
+    with client.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.ttl(keys.worker(name))
+        for name, left in zip(names, pipe.execute(), strict=True):
+            if left > longest:
+                pipe.expire(keys.worker(name), longest)
+        pipe.execute()
+
+
 def withdraw_worker(client: redis.Redis, name: str) -> None:
     """Delete the worker's report."""
     client.delete(keys.worker(name))
@@ -168,13 +181,16 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
 
 
 def _died(client: Any, name: str) -> bool:
-    """Whether a worker without a report is a ScoringWorker."""
-    try:
-        return client.hget(_WORKER_PREFIX + name, SCORING_FIELD) is not None
-    except redis.ResponseError as error:  # the key is damaged
-        if cannot_serve(error):
-            raise
+    """Whether a worker without a report is a ScoringWorker, or has ended since it was seen."""
+    with client.pipeline() as pipe:
+        pipe.exists(_WORKER_PREFIX + name)
+        pipe.hget(_WORKER_PREFIX + name, SCORING_FIELD)
+        there, mark = pipe.execute(raise_on_error=False)
+    if isinstance(mark, Exception):  # the key is damaged
+        if cannot_serve(mark):
+            raise mark
         return False
+    return not there or mark is not None
 
 
 def known_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport | None]:

@@ -361,7 +361,9 @@ class RunDriver:
             self.cancel()
 
     def _sweep(self) -> None:
-        """Submit chunks again whose jobs are missing in Redis; give up those without an attempt left."""
+        """Store again what Redis has lost of the run; give up chunks without a job and an attempt left."""
+        if not self.is_detached or self._store.exists(self.run.id):
+            self._restore()  # without its stream, all results are lost, also that a chunk kills its workers
         pieces = list(self.collector.pieces)
         lost = self._store.missing(self.run, pieces)
         if found := self._store.put_back(self.run, [number for number in pieces if number not in {*lost}]):

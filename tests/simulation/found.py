@@ -52,4 +52,75 @@ FOUND = (
         faults=(),
         chunk_size=4,
     ),
+    # The server comes back on a host whose clock is behind: the leases of the dead lasted for as long as the
+    # clocks differ, and so did the lock of whoever cleaned the queue before.
+    Scenario(
+        seed=18,
+        workers=(0.05,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", (("query", POISON),), 4.17, "live"),),
+        faults=(Fault(6.28, "server_clock", 2.0, 6), Fault(17.03, "server_clock", 2.0, 1)),
+        chunk_size=4,
+    ),
+    # The server evicts the stream of results while a chunk kills its workers: that it does was lost with each
+    # attempt, so it was never split, and its good rows failed.
+    Scenario(
+        seed=2,
+        workers=(0.05,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", (*_pairs(6), ("query", POISON)), 1.0, "live"),),
+        faults=(Fault(3.0, "evict_any", 0.0, 0),),
+        chunk_size=16,
+    ),
+    # A disk that is full when a runner begins: it was told as a fault of the input, and the run failed for
+    # all runners.
+    Scenario(
+        seed=3,
+        workers=(0.01,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(40), 1.0, "submitted parquet"),),
+        faults=(Fault(0.5, "fill_disk", 2.0, 0),),
+        chunk_size=16,
+        runners=(0.0,),
+    ),
+    # The first sync of score-file's folder fails: that was a traceback.
+    Scenario(
+        seed=7,
+        workers=(0.01,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(40), 1.0, "file parquet"),),
+        faults=(Fault(0.5, "fail_sync", 0.0, 0),),
+        chunk_size=16,
+    ),
+    # The server loses its data, and the runner that puts its run back dies. Its clock is ahead, and said
+    # how long the lease lasts: the run stood still for as long as the clocks differ.
+    Scenario(
+        seed=8,
+        workers=(0.1,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(200), 1.1, "submitted parquet"),),
+        faults=(Fault(11.495, "flush", 0.0, 0), Fault(12.5, "kill_producer", 0.0, 1)),
+        chunk_size=16,
+        runners=(3600.0,),
+    ),
+    # A runner dies while it removes the folder of a run that is done: that stayed beside the output.
+    Scenario(
+        seed=1,
+        workers=(0.01,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(3), 1.0, "submitted parquet"),),
+        faults=(Fault(0.5, "kill_at_write", 0.0, 45),),
+        chunk_size=2,
+        runners=(0.0,),
+    ),
+    # The same in a batch, between its scores and its answers.
+    Scenario(
+        seed=1,
+        workers=(0.01,),
+        clocks=(0.0,),
+        runs=(Submitted("run-0", _pairs(3), 1.0, "batch"),),
+        faults=(Fault(0.5, "kill_at_write", 0.0, 66),),
+        chunk_size=2,
+        runners=(0.0,),
+    ),
 )
