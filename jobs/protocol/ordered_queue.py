@@ -59,7 +59,8 @@ local function run_of(id)  -- nil if it is no bulk run's; jobs of a run are most
   return last_run or nil
 end
 local function group_of(id)  -- the tenant, as contract/priority.py has it in ids
-  return string.sub(id, 1, string.sub(id, 1, 1) == 'r' and 13 or 12)
+  local run = string.match(id, '^(.*)%-%d+$') or id
+  return (string.sub(run, 1, 1) == 'r' and 'r' or '') .. string.sub(run, -12)
 end
 local function first_bulk()
   local head = redis.call('LINDEX', queue, 0)
