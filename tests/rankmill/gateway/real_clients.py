@@ -87,9 +87,9 @@ def cohere_by_prefix(url: str) -> Any:
     first = cohere.Client(api_key="none", base_url=base)
     assert "rerank" in first.models.list().models[0].endpoints
     assert first.models.get("demo").name == "demo"
-    found = first.rerank(query=QUERY, documents=[{"text": text} for text in TEXTS], model="demo")
+    found: Any = first.rerank(query=QUERY, documents=[{"text": text} for text in TEXTS], model="demo")
     second = cohere.ClientV2(api_key="none", base_url=base)
-    limited = second.rerank(query=QUERY, documents=TEXTS, model="demo", max_tokens_per_doc=3)
+    limited: Any = second.rerank(query=QUERY, documents=TEXTS, model="demo", max_tokens_per_doc=3)
     assert limited.meta.tokens.input_tokens < found.meta.tokens.input_tokens
     assert limited.meta.billed_units.search_units == 1
     return found.results[0].index
