@@ -19,7 +19,7 @@ from rankmill.jobs.contract import keys
 from rankmill.jobs.contract.priority import GROUP, group_in, group_of
 from rankmill.jobs.contract.run import Run
 from rankmill.jobs.contract.usage import NOTHING, Amounts, Usage
-from rankmill.jobs.protocol.leases import server_time
+from rankmill.jobs.system import system
 
 KEPT_DAYS = 400
 
@@ -205,7 +205,7 @@ def _plain(device: str) -> str:
 
 def read_accounts(client: redis.Redis, days: int, tenant: str | None = None) -> Accounts:
     """What was used in the last `days`, today included; of one `tenant` alone, if it is given."""
-    today = int(server_time(client) // _DAY)
+    today = int(system.now() // _DAY)
     wanted = range(today - min(days, KEPT_DAYS) + 1, today + 1)
     with client.pipeline(transaction=False) as pipe:
         pipe.hgetall(keys.usage())
