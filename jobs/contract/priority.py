@@ -19,7 +19,7 @@ REQUEST_ROWS = 256
 """Most pairs of a run that is a request if nobody says otherwise."""
 
 GROUP = 12
-"""Hexadecimal digits of an id, its last, that stand for the tenant: people name a run by how its id begins."""
+"""The last hexadecimal digits of an id, which stand for the tenant. People name runs by how ids begin."""
 
 _MARK = "r"
 """First letter of a request's id, which is no hexadecimal digit; the rest of it, and a bulk run's id, are."""

@@ -95,7 +95,9 @@ def return_value(result: ChunkScores) -> Mapping[str, object]:
     return {
         "scores": [None if reason is not None else next(numbers) for reason in reasons],
         "errors": [{"row": row, "error": reason} for row, reason in enumerate(reasons) if reason is not None],
-        "stats": result.stats.model_dump(exclude={"attempt", *([] if labels else ["labels"])}),
+        "stats": result.stats.model_dump(
+            exclude={"attempt", "device_name", "device_seconds", *([] if labels else ["labels"])}
+        ),
     }
 
 

@@ -237,6 +237,8 @@ class Client:
         self, rows: int | None, priority: Priority | None, tenant: Tenant | None = None, **spec: Any
     ) -> Run:
         settings = self.settings
+        tenant = tenant or Tenant(settings.tenant, settings.weight)
+        self.store.accountant.know(tenant.name)
         return new_run(
             self._resolver.pinned(run_spec(settings, spec)),
             queue=settings.queue,
@@ -244,7 +246,7 @@ class Client:
             max_retries=settings.max_retries,
             rows=rows,
             priority=priority,
-            tenant=tenant or Tenant(settings.tenant, settings.weight),
+            tenant=tenant,
         )
 
     def score(

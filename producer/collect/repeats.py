@@ -33,7 +33,15 @@ _FACTORS = np.random.default_rng(0).integers(1 << 63, size=4, dtype=np.uint64) |
 _OF_QUERY, _OF_LENGTH, _OF_FIRST, _OF_LAST = _FACTORS
 """Odd numbers of 64 bits, by which the parts of a key are multiplied."""
 
-_NO_WORK = {"attempt": 1, "tokens": 0, "padded_tokens": 0, "batches": 0, "seconds": 0.0, "windows": 0}
+_NO_WORK = {
+    "attempt": 1,
+    "tokens": 0,
+    "padded_tokens": 0,
+    "batches": 0,
+    "seconds": 0.0,
+    "windows": 0,
+    "device_seconds": None,
+}
 """Statistics of a chunk for which no worker did anything."""
 
 

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import partial, reduce
 from itertools import accumulate
 from typing import Any
 
@@ -16,7 +16,9 @@ from rankmill.jobs.cache.folder import cache_folder
 from rankmill.jobs.contract.errors import InputChanged, InputError, RunFailed, WireError
 from rankmill.jobs.contract.results import ChunkScores
 from rankmill.jobs.contract.run import Progress, Run
+from rankmill.jobs.contract.usage import joined, used_by
 from rankmill.jobs.contract.wire import decode_pairs
+from rankmill.jobs.protocol.accounts import RunUsage
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.registry.resolver import Resolver
@@ -254,12 +256,15 @@ def _settle_last_run(store: RunStore, journal: Journal, *, resumes: bool) -> Non
             how.settled = how.news(result.stats for result in scored) or how.settled
             ours = [result for result in scored if not how.objection(result.stats)]
             whole = [result for result in ours if len(result.scores) == _rows_of(store, left, result.chunk)]
-            journal.add({result.chunk: (len(result.scores), result) for result in whole})
+            known = [result for result in whole if journal.get(result.chunk) is None]
+            first = {result.chunk: result for result in reversed(known)}
+            used = reduce(joined, map(used_by, first.values()), journal.used)
+            journal.add({chunk: (len(result.scores), result) for chunk, result in first.items()}, used)
     except WireError as error:
         logger.warning("the results of the last run in Redis cannot be used: %s", error)
         return
     if left:
-        store.delete(left, store.chunks(left))
+        store.delete(left, store.chunks(left), usage=RunUsage(left, journal.used_by_run))
 
 
 def _rows_of(store: RunStore, run: Run, chunk: int) -> int | None:

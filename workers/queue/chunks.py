@@ -25,12 +25,13 @@ from rankmill.jobs.contract.errors import (
     WireError,
     WorkerError,
 )
-from rankmill.jobs.contract.job import asks_for_times, attempt, read_format
+from rankmill.jobs.contract.job import asks_for_device, asks_for_times, attempt, read_format
 from rankmill.jobs.contract.priority import priority_of
 from rankmill.jobs.contract.results import ChunkResult, ChunkScores, ChunkStats
 from rankmill.jobs.contract.run import Run, Settled
 from rankmill.jobs.contract.schema import EXTENDED_FORMAT
 from rankmill.jobs.contract.spec import ScoreSpec, settled, weights_key
+from rankmill.jobs.contract.usage import used_by
 from rankmill.jobs.contract.wire import decode_pairs
 from rankmill.jobs.protocol.pairs_job import read_pairs, read_request, return_value
 from rankmill.jobs.protocol.runs import RunStore
@@ -41,6 +42,7 @@ from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory
 from rankmill.workers.engine.cache import EngineCache
 from rankmill.workers.engine.engine import Engine, Work
 from rankmill.workers.host import metrics
+from rankmill.workers.host.device import device_name
 from rankmill.workers.models.sources import Reading
 from rankmill.workers.models.versions import Aliases
 from rankmill.workers.queue.job import ScoringJob
@@ -178,6 +180,8 @@ class PairsClaim(ChunkClaim):
         """End the job; what follows it, such as jobs that depend on it, is RQ's."""
         try:
             if isinstance(result, ChunkScores):
+                assert self.run
+                self.store.count_request(self.run, used_by(result), self.job.key)
                 worker._finalize_success(self.job, self.queue, self.execution, return_value(result))
             elif result is not None:
                 self.fail(worker, RunFailed(result.message))
@@ -343,6 +347,7 @@ class ChunkScorer:
         scored = claim.work.scored
         model = claim.engine.model
         times = claim.work.seconds if asks_for_times(claim.job) else {}
+        device = claim.job.has_pairs or asks_for_device(claim.job)
         proof = model.proof if read_format(claim.job) >= EXTENDED_FORMAT else None
         return ChunkScores(
             chunk=claim.chunk,
@@ -366,6 +371,8 @@ class ChunkScorer:
                 forward_seconds=times.get("forward"),
                 bound=proof.bound if proof else None,
                 kind=model.kind,
+                device_name=device_name(model.backend.device) if device else None,
+                device_seconds=claim.work.seconds.get("device", 0.0) if device else None,
             ),
         )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import Annotated, Any
 
-from fastapi import Path
+from fastapi import Path, Query
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 from rankmill.cluster.orders import OrderOutcome, order_workers, reachable
 from rankmill.cluster.snapshot import WorkerState, read_cluster
+from rankmill.cluster.usage import listed
 from rankmill.gateway import metrics
 from rankmill.gateway.dialects.routes import DIALECTS
 from rankmill.gateway.dialects.tei import LABEL, known_info
@@ -22,6 +23,7 @@ from rankmill.gateway.http.document import json_body
 from rankmill.gateway.keys.admission import check_model
 from rankmill.gateway.refusals import wrong
 from rankmill.jobs.contract.errors import NoWorkers
+from rankmill.jobs.protocol.accounts import KEPT_DAYS, read_accounts
 from rankmill.jobs.runtime.connection import unreachable
 from rankmill.jobs.system import system
 
@@ -109,6 +111,18 @@ async def info(gateway: TheGateway, key: Caller) -> dict[str, Any]:
         "auto_truncate": True,
         "scores": gateway.scoring.contracts.get(gateway.settings.model),
     }
+
+
+@router.get("/v1/usage", summary="What the caller has used, by day, model and device")
+def usage(
+    gateway: TheGateway,
+    key: Caller,
+    days: Annotated[int, Query(ge=1, le=KEPT_DAYS, description="So many days, today included.")] = 30,
+) -> dict[str, Any]:
+    """What keys of this name have used, or those who need no key here; an admin sees everybody."""
+    own = key.name if key else gateway.settings.tenant
+    accounts = read_accounts(gateway.plain_redis, days, None if key and key.admin else own)
+    return {"object": "list", **listed(accounts)}
 
 
 class ModelOrder(BaseModel):
