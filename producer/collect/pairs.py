@@ -42,7 +42,7 @@ COLUMNS = ("query", "passage")
 """Names of the two columns, where the caller has no others."""
 
 _DATASET_ROWS = 4096
-"""Rows of a dataset or an array that are converted at a time."""
+"""Rows of a dataset, a frame or an array that are converted at a time."""
 
 CHUNK_TEXT_BYTES = 16 << 20
 """Most bytes of text in a chunk, counting a repeated query in every row; long texts make smaller chunks."""
@@ -113,6 +113,8 @@ def _table_of(pairs: Any, columns: tuple[str, str]) -> _Tables | None:
             pairs = pa.Table.from_pandas(pairs[list(columns)] if has_both else pairs, preserve_index=False)
         elif hasattr(pairs, "with_format") and hasattr(pairs, "select_columns"):
             return _of_dataset(pairs, columns)
+        elif hasattr(pairs, "iter_slices") and hasattr(pairs, "select"):
+            return _of_polars(pairs, columns)
         elif hasattr(pairs, "__arrow_c_array__"):
             pairs = pa.table(pairs)
         if isinstance(pairs, pa.Table):
@@ -137,6 +139,14 @@ def _of_dataset(dataset: Any, columns: tuple[str, str]) -> _Tables:
     if first is None:
         return _Tables(pa.schema([(name, pa.null()) for name in COLUMNS]), iter(()))
     return _Tables(first.schema, chain([first], tables), is_loose=True)
+
+
+def _of_polars(frame: Any, columns: tuple[str, str]) -> _Tables:
+    """A frame of Polars, in slices: its own stream begins with a copy of the whole frame."""
+    if set(columns) <= set(frame.columns):
+        frame = frame.select(columns)
+    slices = frame.iter_slices(_DATASET_ROWS)
+    return _Tables(pa.table(frame[:0]).schema, (pa.table(part) for part in slices))
 
 
 def _alike(tables: Iterator[pa.Table], columns: tuple[str, str]) -> Iterator[pa.Table]:

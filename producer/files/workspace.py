@@ -18,7 +18,7 @@ from rankmill.producer.files.outputs import check_replaceable, errors_name, is_o
 from rankmill.producer.files.stores.lock import ObjectLock
 from rankmill.producer.files.stores.output_record import OutputRecord
 from rankmill.producer.files.stores.own_folder import OwnFolder
-from rankmill.producer.files.stores.paths import WORKSPACE, ObjectPath, workspace_of
+from rankmill.producer.files.stores.paths import WORKSPACE, ObjectPath, is_in_repository, workspace_of
 from rankmill.producer.files.stores.roots import confined
 from rankmill.producer.files.stores.writing import identity, sync
 
@@ -148,9 +148,9 @@ class Workspace:
             self._place = self._lock(stack)
             self._is_new = self._place.is_new
             try:
-                if isinstance(self._target, ObjectPath) and isinstance(self._output.lock, ObjectPath):
-                    lock = ObjectLock(self._output.lock, self._target, self.folder)
-                    self._remote = stack.enter_context(lock)
+                lock = self._output.lock
+                if isinstance(lock, ObjectPath) and not is_in_repository(lock):
+                    self._remote = stack.enter_context(ObjectLock(lock, self._target, self.folder))
                 self.journals = [stack.enter_context(self._open_journal(at)) for at in range(self._models)]
                 self.journal = self.journals[0]
                 # One whose journal is empty is what a process that died has left while it removed the folder.
