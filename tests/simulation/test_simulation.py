@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation.mutants import MUTANTS
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -35,6 +37,11 @@ def test_a_seed_is_the_same_each_time() -> None:
     first, second = (simulate("--first", "7", "--seeds", "1")[1].rpartition("; ")[2] for _ in "ab")
     assert first == second
     assert "commands" in first
+
+
+def test_each_break_has_its_place() -> None:
+    places = {each.name: (ROOT / each.file).read_text().count(each.right) for each in MUTANTS}
+    assert not {name: count for name, count in places.items() if count != 1}
 
 
 @pytest.mark.slow
