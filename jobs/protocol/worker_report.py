@@ -181,16 +181,17 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
 
 
 def _died(client: Any, name: str) -> bool:
-    """Whether a worker without a report is a ScoringWorker, or has ended since it was seen."""
-    with client.pipeline() as pipe:
-        pipe.exists(_WORKER_PREFIX + name)
-        pipe.hget(_WORKER_PREFIX + name, SCORING_FIELD)
-        there, mark = pipe.execute(raise_on_error=False)
-    if isinstance(mark, Exception):  # the key is damaged
-        if cannot_serve(mark):
-            raise mark
+    """Whether a worker without a report is a ScoringWorker, or has ended since it was seen.
+
+    Where the server has lost a worker's key, RQ writes there what it does now, and not what it is.
+    """
+    try:
+        born, mark = client.hmget(_WORKER_PREFIX + name, "birth", SCORING_FIELD)
+    except redis.ResponseError as error:  # the key is damaged
+        if cannot_serve(error):
+            raise
         return False
-    return not there or mark is not None
+    return born is None or mark is not None
 
 
 def known_reports(client: redis.Redis, names: Iterable[str]) -> dict[str, WorkerReport | None]:

@@ -208,7 +208,7 @@ class Cluster:
         self.disk: Disk | None = None
         self.begun: dict[Process, set[str]] = defaultdict(set)
         """Runs that each process has begun."""
-        self.abandoned: set[str] = set()
+        self.abandoned = mine.history.abandoned
         """Runs whose process has died, or that are kept for others: their keys stay until they expire."""
         self._number = 0
         mine.patch(Client, "_new_run", self._noting(Client._new_run))

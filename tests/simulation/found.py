@@ -123,4 +123,28 @@ FOUND = (
         chunk_size=2,
         runners=(0.0,),
     ),
+    # The host's clock is 100 s ahead of the server's: the pause after a failed attempt lasted as much longer.
+    Scenario(
+        seed=141,
+        workers=(0.05,),
+        clocks=(100.0,),
+        runs=(Submitted("run-0", _pairs(1), 1.0, "live"),),
+        faults=(),
+        chunk_size=4,
+        stumbles=1,
+    ),
+    # The server has lost the key of a worker, which RQ writes again in part at its next state: until the
+    # heartbeat it was told as a plain RQ worker, and whoever submitted just then was refused.
+    Scenario(
+        seed=141,
+        workers=(0.05,),
+        clocks=(3600.0,),
+        runs=(
+            Submitted("run-0", (("query", POISON),), 8.738700557273672, "batch"),
+            Submitted("run-1", _pairs(1), 8.158108579347696, "detached", "bulk"),
+        ),
+        faults=(Fault(6.4020130819028385, "server_clock", 45.0, 28),),
+        chunk_size=4,
+        runners=(0.0,),
+    ),
 )

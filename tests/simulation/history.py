@@ -117,6 +117,8 @@ class History:
         """Workers that got SIGTERM, and when."""
         self.drained: dict[Process, float] = {}
         """Workers that are to take no job, and since when."""
+        self.abandoned: set[str] = set()
+        """Runs whose producer has died; the cluster adds to it."""
         self.results = 0
         self._held: set[str] = set()
         self._kinds: defaultdict[Process, Share] = defaultdict(Share)
@@ -330,8 +332,9 @@ class History:
             self._look_at_jobs(passed)
             if self.fair:
                 self._look_at_workers(able)
-            for run in [each for each in self._splits if not self._exists(f"rankmill:run:{each}:meta")]:
-                del self._splits[run]
+            for run in list(self._splits):  # nobody sends halves of a run that is gone, or whose producer is
+                if run in self.abandoned or not self._exists(f"rankmill:run:{run}:meta"):
+                    del self._splits[run]
             for run, died in self._splits.items():
                 since = max(died, self._disturbed_until)
                 self._took(
