@@ -30,8 +30,10 @@ from rankmill.jobs.protocol.ordered_queue import OrderedQueue
 from rankmill.jobs.protocol.recovery import failure_handler, sighting
 from rankmill.jobs.protocol.runs import RunStore
 from rankmill.jobs.protocol.worker_report import (
+    DOING_FIELD,
     SCORING_FIELD,
     TAKES_NEW_NAMES,
+    Doing,
     WorkerReport,
     withdraw_worker,
 )
@@ -100,6 +102,7 @@ class ScoringWorker(SimpleWorker):
     """
 
     _suspension_seen = -math.inf
+    _doing: Doing = ""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         # Whatever the command line says, nothing is unpickled and nothing but scoring runs.
@@ -232,7 +235,7 @@ class ScoringWorker(SimpleWorker):
         self._versions = VersionStore(cache, settings.registry, settings.cache_bytes)
         self._aliases = Aliases(settings.registry)
         pipeline = self._pipeline = Pipeline(settings.batch_wait_ms / 1000)
-        self._engines = make_engines(settings, device, self.load, pipeline.drain)
+        self._engines = make_engines(settings, device, self._load, pipeline.drain)
         refusals = self._refusals = Refusals()
         self._claim_ahead = resolve_claim_ahead(settings.claim_ahead, device)
         order, reading = ClaimOrder(self._claim_ahead), Reading(cache, self._versions)
@@ -261,8 +264,27 @@ class ScoringWorker(SimpleWorker):
 
     def load(self, spec: ScoreSpec) -> Loaded:
         """Load a model and prove its scores; tests and simulations override it with models of their own."""
-        backend, cache_dir = self._settings.backend, self._settings.cache_dir
-        return load_proven(spec, self._device, backend=backend, cache_dir=cache_dir, versions=self._versions)
+        return load_proven(
+            spec,
+            self._device,
+            backend=self._settings.backend,
+            cache_dir=self._settings.cache_dir,
+            versions=self._versions,
+            on_proof=partial(self._tell, "proving"),
+        )
+
+    def _load(self, spec: ScoreSpec) -> Loaded:
+        """Load a model, and tell producers meanwhile."""
+        self._tell("loading")
+        try:
+            return self.load(spec)
+        finally:
+            self._tell("")
+
+    def _tell(self, doing: Doing) -> None:
+        """Send a heartbeat now that says what this worker does."""
+        self._doing = doing
+        self._orders.news.set()
 
     def _spec(self, model: str) -> ScoreSpec:
         """The score spec with which a model is loaded before chunks need it."""
@@ -319,8 +341,8 @@ class ScoringWorker(SimpleWorker):
         return self._heartbeat.lease_seconds
 
     def serialize(self) -> dict[str, Any]:
-        """RQ's record of this worker, marked as a ScoringWorker even after the worker is gone."""
-        return {**super().serialize(), SCORING_FIELD: TAKES_NEW_NAMES}
+        """RQ's record of this worker, marked as a ScoringWorker even after its end; and what it does."""
+        return {**super().serialize(), SCORING_FIELD: TAKES_NEW_NAMES, DOING_FIELD: self._doing}
 
     def register_birth(self) -> None:
         """Also announce that this worker is a ScoringWorker."""

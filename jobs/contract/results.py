@@ -25,7 +25,8 @@ class ChunkStats(WireModel):
     """How a chunk was scored: for summaries, metrics and the output's metadata.
 
     ``tokens`` counts real tokens, ``padded_tokens`` real tokens and padding; ``attempt`` counts from 1;
-    ``seconds`` is the time from fetching the payload to having the scores. ``int8_gain`` is the speed of
+    ``seconds`` is the time from fetching the payload to having the scores, without the load of the model
+    (older releases count it). ``int8_gain`` is the speed of
     int8 on this worker as a multiple of this precision's speed, if it was measured. ``windows`` counts the
     windows of passages that were cut; ``labels`` names the outputs, where each row has several scores. Both
     are written only where there are any, as older releases do not know them. ``tokenize_seconds`` and

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -165,13 +165,25 @@ def set_aside(queue: Queue, raw_id: bytes, reason: str) -> None:
 
 def jobs_set_aside(client: redis.Redis) -> list[SetAside]:
     """The jobs that were set aside, the latest first; damaged entries of the list are left out."""
+    return [entry for _, entry in _entries(client)]
+
+
+def forget_set_aside(client: redis.Redis, job: str) -> None:
+    """Remove a job from the list of those that were set aside."""
     connection: Any = client
-    found = []
-    if connection.type(keys.set_aside()) != b"list":
-        return []
-    for raw in connection.lrange(keys.set_aside(), 0, MAX_LISTED - 1):
-        try:
-            found.append(SetAside.read_json(raw, "a job set aside"))
-        except WireError:
-            continue
-    return found
+    for raw, entry in _entries(client):
+        if entry.job == job:
+            connection.lrem(keys.set_aside(), 0, raw)
+
+
+def _entries(client: redis.Redis) -> Iterator[tuple[bytes, SetAside]]:
+    connection: Any = client
+    try:
+        found = connection.lrange(keys.set_aside(), 0, MAX_LISTED - 1)
+    except redis.ResponseError as error:
+        if not str(error).startswith("WRONGTYPE"):
+            raise
+        return
+    for raw in found:
+        with suppress(WireError):
+            yield raw, SetAside.read_json(raw, "a job set aside")

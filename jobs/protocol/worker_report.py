@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast, get_args
 
 import redis
 from pydantic import BeforeValidator, Field
@@ -37,6 +37,14 @@ SCORING_FIELD = "scoring"
 
 TAKES_NEW_NAMES = 2
 """Its value of a worker that takes the names of the job functions in `rankmill`; of the release before: 1."""
+
+DOING_FIELD = "doing"
+"""Field in RQ's hash of a worker with its `Doing`; a report with another field older releases cannot read."""
+
+Doing = Literal["", "loading", "proving"]
+"""What a worker does that keeps it from scoring: it loads a model, or proves the scores of a new one."""
+
+DOINGS = frozenset(get_args(Doing))
 
 STAGES = ("wait", "fetch", "tokenize", "forward", "write")
 """Stages of a worker's time: waiting for work, then the stages of a chunk in order."""
@@ -178,6 +186,15 @@ def queue_workers(client: redis.Redis, queue: str) -> QueueWorkers:
         scoring=frozenset(name for name, ours in alive.items() if ours),
         other=frozenset(name for name, ours in alive.items() if not ours and not _died(connection, name)),
     )
+
+
+def worker_doings(client: redis.Redis, names: Iterable[str]) -> frozenset[Doing]:
+    """What the workers `names` do that keeps them from scoring."""
+    with client.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.hget(_WORKER_PREFIX + name, DOING_FIELD)
+        found = pipe.execute(raise_on_error=False)  # of a damaged key nothing is known
+    return frozenset(doing for doing in DOINGS if doing and doing.encode() in found)
 
 
 def _died(client: Any, name: str) -> bool:

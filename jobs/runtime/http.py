@@ -19,16 +19,22 @@ from rankmill.jobs.system import system
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-_PORTS_TO_TRY = 100
-"""How many successive ports are tried, the first included."""
+MANY_PORTS = 100
+"""How many successive ports are tried by processes of which a host may have several."""
 
 logger = logging.getLogger(__name__)
 
 
 def serve(
-    app: WSGIApplication, setting: str, address: str, names: Collection[str] | None = None
+    app: WSGIApplication,
+    setting: str,
+    address: str,
+    names: Collection[str] | None = None,
+    *,
+    usual: int | None = None,
+    ports: int = 1,
 ) -> tuple[str, int]:
-    """Serve `app` from a daemon thread, on the first free port, starting at the port of `address`.
+    """Serve `app` from a daemon thread.
 
     Requests whose Host header names another host are refused. Otherwise a web page could read all
     answers through a browser on this network, by resolving its own name to this address (DNS rebinding).
@@ -44,6 +50,10 @@ def serve(
     names
         Names of this host, in addition to ``localhost``, all IP addresses and the host of `address`.
         ``None`` allows any name unless `address` is a loopback address, as other hosts can reach it anyway.
+    usual
+        The port of an address that names none; default: it must name one.
+    ports
+        How many successive ports are tried.
 
     Returns
     -------
@@ -54,15 +64,15 @@ def serve(
     ConfigError
         The process cannot listen there.
     """
-    host, first = split_address(setting, address)
+    host, first = split_address(setting, address, usual)
     if names is not None or is_loopback(host):
         app = _known_hosts_only(app, {"localhost", host, *(names or ())})
-    for port in range(first, min(first + _PORTS_TO_TRY, 65536)):
+    for port in range(first, min(first + ports, 65536)):
         try:
             server = _server(host, port)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise ConfigError(f"{setting}: cannot listen on {address}: {error.strerror}") from None
+            if error.errno != errno.EADDRINUSE or ports == 1:
+                raise cannot_listen(setting, address, error) from None
             continue
         if port != first:
             logger.warning("%s: port %d is in use, using %d", setting, first, port)
@@ -70,6 +80,11 @@ def serve(
         system.Thread(target=server.serve_forever, name=setting, daemon=True).start()
         return host, server.server_port
     raise ConfigError(f"{setting}: no port from {first} to {port} is free on {host}")
+
+
+def cannot_listen(setting: str, address: str, error: OSError) -> ConfigError:
+    """The error for an address that cannot be had."""
+    return ConfigError(f"{setting}: cannot listen on {address}: {error.strerror}; name another address")
 
 
 def paths(apps: Mapping[str, WSGIApplication]) -> WSGIApplication:

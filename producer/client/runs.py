@@ -204,6 +204,11 @@ class ScoringRun:
         self._driver.refresh()
         return self._driver.progress
 
+    @property
+    def scoring_since(self) -> float:
+        """When a worker began to score the run, in `time.monotonic` seconds; infinity if none has yet."""
+        return self._driver.scoring_since
+
     def _repr_html_(self) -> str:
         return f"run {self.id}, {self.model}: {as_html(self.progress, self.rows)}"
 
@@ -335,6 +340,11 @@ class JoinedRuns(ScoringRun):
     def progress(self) -> Progress:
         """The progress of all runs."""
         return self._join_progress([run.progress for run in self._runs])
+
+    @property
+    def scoring_since(self) -> float:
+        """When a worker began to score the first of them."""
+        return min(run.scoring_since for run in self._runs)
 
     def cancel(self) -> None:
         """Cancel all of them."""

@@ -98,6 +98,8 @@ class RunDriver:
         """Called at least every second while waiting; an exception it raises ends the wait."""
         self.deadline = math.inf
         """When to stop waiting, in `time.monotonic` seconds."""
+        self.scoring_since = math.inf
+        """When the scoring of a chunk began first, with its model loaded, in `time.monotonic` seconds."""
         self.presence: WorkerPresence | None = None
         """Looks whether there are workers; ``None``: nobody does."""
         self._store, self._cleaner, self._source, self._columns = store, cleaner, source, columns
@@ -324,6 +326,7 @@ class RunDriver:
         for piece, result in accepted.taken:
             if isinstance(result, ChunkScores):
                 self._sizes.chunks.see(result.stats.worker, len(result.scores))
+                self.scoring_since = min(self.scoring_since, system.monotonic() - result.stats.seconds)
             if not self.is_detached:  # whoever collects it again is told of nothing new
                 log_result(piece, result, self.run.id)
         self._keep_finished()

@@ -9,7 +9,7 @@ import redis
 
 from rankmill.jobs.contract.errors import InputError, RedisUnavailable, WireError
 from rankmill.jobs.contract.job import no_workers_message, wrong_worker_message
-from rankmill.jobs.protocol.worker_report import queue_workers, worker_reports
+from rankmill.jobs.protocol.worker_report import queue_workers, worker_doings, worker_reports
 from rankmill.jobs.runtime.passwords import mask_url
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.system import system
@@ -47,9 +47,15 @@ class WorkerWatch:
         self._url = url
         self._cluster = cluster
         self._first_worker: float | None = None
-        self._looked = 0.0
+        self._looked = self._doing_until = 0.0
+        self._doing = ""
+        self._names: frozenset[str] = frozenset()
         self._silent_until = self._asked_until = 0.0
-        self.workers = 0
+
+    @property
+    def workers(self) -> int:
+        """Number of live workers."""
+        return len(self._names)
 
     def check_queue(self) -> None:
         """Check before any work; raises `InputError` if the queue has only workers that cannot score."""
@@ -69,6 +75,18 @@ class WorkerWatch:
         with suppress(RedisUnavailable), waiting(most=0):  # other commands wait for the server
             self._note(queue_workers(self._client, self._queue).scoring)
 
+    def doing(self) -> str:
+        """What is done before there are scores, as its workers tell; asks them at most once a second."""
+        if not self._names:
+            return "starting the worker" if self._cluster else "waiting for a worker"
+        if system.monotonic() > self._doing_until:
+            self._doing_until = system.monotonic() + _LOOK_SECONDS
+            with suppress(RedisUnavailable), waiting(most=0):
+                found = worker_doings(self._client, self._names)
+                steps = [f"{step} the model" for step in ("proving", "loading") if step in found]
+                self._doing = steps[0] if steps else "waiting for the first scores"
+        return self._doing
+
     def since(self, started: float) -> float:
         """Seconds from `started` until the first worker was seen; 0 if there was none."""
         return self._first_worker - started if self._first_worker is not None else 0.0
@@ -76,7 +94,7 @@ class WorkerWatch:
     def _note(self, workers: frozenset[str]) -> None:
         now = system.monotonic()
         self._looked = now
-        self.workers = len(workers)
+        self._names = workers
         if workers and self._first_worker is None:
             self._first_worker = now
         if self._cluster or now < self._silent_until:

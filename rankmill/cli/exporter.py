@@ -14,6 +14,9 @@ from rankmill.jobs.runtime.passwords import mask_url
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.jobs.system import system
 
+_PORT = 9807
+"""The port for an address that names none."""
+
 
 @options.command("exporter")
 @options.settings("redis_url", "exporter_address", "exporter_hosts", logs=True)
@@ -27,7 +30,8 @@ def exporter(settings: Settings) -> None:
     """
     server = options.server(settings)
     app = exporter_app(impatient(client_for(server, settings.redis_wait_seconds)))
-    host, port = serve(app, "exporter_address", settings.exporter_address, settings.exporter_hosts)
+    address, hosts = settings.exporter_address, settings.exporter_hosts
+    host, port = serve(app, "exporter_address", address, hosts, usual=_PORT)
     stop = system.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: stop.set())

@@ -22,6 +22,7 @@ _COMMANDS = {
     "runs": "status.runs",
     "errors": "status.errors",
     "cancel": "status.cancel",
+    "jobs": "jobs.jobs",
     "tune": "quality.tune.tune",
     "experiment": "quality.experiment.experiment",
     "check-precision": "quality.check_precision.check_precision",

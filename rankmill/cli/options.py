@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
@@ -71,7 +71,7 @@ HELP = {
     "backend": "Library that runs the model; auto: on a CPU the fastest installed, as measured; else torch.",
     "warm": "Models to load at the start, separated by commas.",
     "log_level": "Least severe messages to show; debug: a line for each chunk.",
-    "exporter_address": "HOST:PORT to listen on; if the port is in use, the next free one.",
+    "exporter_address": "HOST or HOST:PORT to listen on.",
     "gateway_grpc_address": "HOST or HOST:PORT to listen on for gRPC; none: no gRPC.",
     "gateway_address": "HOST or HOST:PORT to listen on.",
     "exporter_hosts": "Host names to answer to, separated by commas, besides localhost and IP addresses.",
@@ -106,14 +106,42 @@ _FLAGS = {
 DEFAULTS = {name: found.value for name, found in merge_settings(environ={}).items()}
 
 
+class _Grouped(click.Command):
+    """A command whose options are listed in groups."""
+
+    groups: Mapping[str, str] = {}
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """The options in the order of their groups."""
+        order = [name for names in self.groups.values() for name in names.split()]
+        places = {name: place for place, name in enumerate(order)}
+        return sorted(super().get_params(ctx), key=lambda each: places.get(each.name or "", len(order)))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        of = {name: title for title, names in self.groups.items() for name in names.split()}
+        rest = "Other options" if self.groups else "Options"
+        found: dict[str, list[tuple[str, str]]] = {}
+        for option in self.get_params(ctx):
+            if record := option.get_help_record(ctx):
+                found.setdefault(of.get(option.name or "", rest), []).append(record)
+        for title, records in found.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
 def command(
-    name: str, *, epilog: str | None = None, interrupted: str = ""
+    name: str, *, epilog: str | None = None, interrupted: str = "", groups: Mapping[str, str] | None = None
 ) -> Callable[[Function], click.Command]:
-    """`click.command` with ``-h``, and with failures printed as one line (`clean_exit`)."""
+    """`click.command` with ``-h``, and with failures printed as one line (`clean_exit`).
+
+    `groups` has the names of options by the title of their group; all others are listed after them.
+    """
 
     def wrap(function: Function) -> click.Command:
-        make = click.command(name, epilog=epilog, context_settings=CONTEXT)
-        return make(clean_exit(interrupted)(function))
+        make = click.command(name, cls=_Grouped, epilog=epilog, context_settings=CONTEXT)
+        made = make(clean_exit(interrupted)(function))
+        made.groups = groups or {}
+        return made
 
     return wrap
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from rankmill.cli import options
-from rankmill.cli.files.request import SETTINGS, file_options
+from rankmill.cli.files.request import GROUPS, SETTINGS, file_options
 from rankmill.jobs.contract.arrow import leave_out_pandas
 from rankmill.jobs.contract.errors import ExitCode
 from rankmill.jobs.protocol.submitted.request import FileRequest
@@ -49,7 +49,7 @@ their own settings. Every setting of configs/base.yaml can be set in a file
 overrides the environment, and the environment overrides the file."""
 
 
-@options.command("score-file", epilog=_EPILOG, interrupted="the output is not complete")
+@options.command("score-file", epilog=_EPILOG, interrupted="the output is not complete", groups=GROUPS)
 @file_options
 @options.flags(*SETTINGS, "workers", "device", "backend", redis_url=options.REDIS_OR_EMBEDDED)
 @click.option("--verify", metavar="FILE", help="Score rows of a scored Parquet file again, and compare.")
@@ -146,9 +146,11 @@ def describe(summary: Summary, request: FileRequest) -> str:
     """The summary as text for a person."""
     if not summary.rows:
         return f"no rows in the input; an empty output is in {summary.output}"
+    scoring = summary.seconds - summary.startup_seconds - summary.load_seconds
     lines = [
-        f"{summary.rows - summary.row_errors:,} of {summary.rows:,} rows scored in {summary.seconds:,.1f} s, "
-        f"including {summary.startup_seconds:,.1f} s of start-up: {summary.pairs_per_second:,.0f} pairs/s",
+        f"{summary.rows - summary.row_errors:,} of {summary.rows:,} rows scored at "
+        f"{summary.pairs_per_second:,.0f} pairs/s: start {summary.startup_seconds:,.1f} s, "
+        f"load {summary.load_seconds:,.1f} s, scoring {scoring:,.1f} s",
         f"model {summary.model}: {_how(summary)}",
         f"scores are in {summary.output}",
     ]

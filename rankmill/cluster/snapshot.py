@@ -23,7 +23,7 @@ from rankmill.jobs.contract.run import Progress, read_run
 from rankmill.jobs.protocol.ordered_queue import is_bulk_job
 from rankmill.jobs.protocol.queues import UNUSED_SECONDS
 from rankmill.jobs.protocol.set_aside import SetAside, jobs_set_aside
-from rankmill.jobs.protocol.worker_report import SCORING_FIELD, WorkerReport
+from rankmill.jobs.protocol.worker_report import DOING_FIELD, DOINGS, SCORING_FIELD, WorkerReport
 from rankmill.jobs.runtime.connection import refuses_writes
 from rankmill.jobs.runtime.durability import Durability
 from rankmill.jobs.system import system
@@ -41,7 +41,7 @@ _LOOK_AT = 256
 
 _QUEUE_PREFIX = Queue.redis_queue_namespace_prefix
 _WORKER_PREFIX = f"{RQ_KEY_PREFIX}:worker:"
-_WORKER_FIELDS = ("queues", "state", "birth", "death", "last_heartbeat", SCORING_FIELD)
+_WORKER_FIELDS = ("queues", "state", "birth", "death", "last_heartbeat", "pid", SCORING_FIELD, DOING_FIELD)
 
 Item = TypeVar("Item")
 
@@ -65,13 +65,18 @@ class Damaged(_Frozen):
 
 
 class WorkerState(_Frozen):
-    """A worker; ``report`` is its own report, ``None`` if it has none or the report has expired."""
+    """A worker; ``report`` is its own report, ``None`` if it has none or the report has expired.
+
+    ``pid`` is the id of its process on its host, ``doing`` a `Doing` that keeps it from scoring.
+    """
 
     name: str
     queues: tuple[str, ...]
     state: WorkerStateName
     beat_seconds: float | None
     report: WorkerReport | None
+    pid: int | None = None
+    doing: str = ""
 
 
 class QueueState(_Frozen):
@@ -240,6 +245,8 @@ class _Reader:
             state=state,
             beat_seconds=self._age(report.beat if report else self._time(known["last_heartbeat"], key)),
             report=report,
+            pid=int(pid) if (pid := known["pid"]) and pid.isdigit() else None,
+            doing=found if (found := (known[DOING_FIELD] or b"").decode(errors="replace")) in DOINGS else "",
         )
 
     def _queues(

@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from rankmill.cluster.failed import FailedJob
 from rankmill.cluster.snapshot import Damaged, QueueState, RunState, Snapshot, WorkerState
 from rankmill.jobs.contract.run import RowError
 from rankmill.jobs.protocol.submitted.record import FileRun
@@ -61,6 +62,8 @@ def overview(cluster: Snapshot, most_runs: int) -> RenderableType:
         how_many = "1 job was" if jobs == 1 else f"{jobs} jobs were"
         what = plain(f"{last.job}: {last.reason}")
         parts.append(Text(f"{how_many} unreadable and set aside; the last one is {what}", style="yellow"))
+    if cluster.set_aside or any(queue.failed for queue in cluster.queues):
+        parts.append(Text("rankmill jobs lists what has failed, retries or clears it."))
     parts += [
         Text(_nobody(queue), style="bold red")
         for queue in cluster.queues
@@ -113,6 +116,7 @@ def live_table(workers: Iterable[WorkerState]) -> RenderableType:
     """One line for each worker, with what it keeps loaded and what it uses of its host."""
     return _or_word("No workers: start some with rankmill workers start.", _table(workers, {
         "worker": lambda worker: plain(worker.name),
+        "pid": lambda worker: "" if worker.pid is None else str(worker.pid),
         "state": _live_state,
         "queues": lambda worker: plain(", ".join(worker.queues)),
         "cpu": _of_report(lambda report: "" if report.cpu is None else f"{report.cpu:.1f} cores"),
@@ -160,6 +164,17 @@ def errors_table(errors: Iterable[RowError]) -> RenderableType:
         "worker": lambda error: plain(error.worker),
         "error": lambda error: plain(error.error),
     }, left="worker error")  # fmt: skip
+
+
+def failed_table(jobs: Iterable[FailedJob], now: float) -> RenderableType:
+    """One line for each job that no worker takes again."""
+    return _or_word("No failed jobs, and none was set aside.", _table(jobs, {
+        "job": lambda job: plain(job.id),
+        "queue": lambda job: plain(job.queue),
+        "state": lambda job: job.state,
+        "age": lambda job: "" if job.at is None else duration(now - job.at),
+        "reason": lambda job: plain(job.reason[:MAX_REASON_CHARS]),
+    }, left="job queue state reason"))  # fmt: skip
 
 
 def damaged_table(damaged: Iterable[Damaged]) -> RenderableType:
@@ -236,6 +251,8 @@ def _live_state(worker: WorkerState) -> Text:
     state = Text(worker.state, style=_STYLES[worker.state])
     if worker.report and worker.state == "draining":
         state.append(f" ({worker.report.claimed_jobs:,} left)")
+    elif worker.doing:
+        state.append(f", {worker.doing}")
     return state
 
 

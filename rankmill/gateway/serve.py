@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from rankmill.gateway.gateway import Gateway
 from rankmill.gateway.keys.admission import KeysNeeded
 from rankmill.jobs.contract.errors import ConfigError
-from rankmill.jobs.runtime.http import is_loopback
+from rankmill.jobs.runtime.http import cannot_listen, is_loopback
 from rankmill.jobs.runtime.settings import Settings
 
 PORT = 9809
@@ -157,7 +157,7 @@ def serve(
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=2048, reuse_port=False)
     except OSError as error:
-        raise ConfigError(f"gateway_address: cannot listen on {host}:{port}: {error.strerror}") from None
+        raise cannot_listen("gateway_address", f"{_shown(host)}:{port}", error) from None
     config = uvicorn.Config(
         app,
         log_config=None,

@@ -22,7 +22,7 @@ from rankmill.jobs.contract.errors import (
 from rankmill.jobs.protocol.submitted.record import FileRun
 from rankmill.jobs.protocol.submitted.store import FileRunStore, RunLease, names_of
 from rankmill.jobs.runtime.connection import impatient, unreachable
-from rankmill.jobs.runtime.http import answer, paths, serve
+from rankmill.jobs.runtime.http import MANY_PORTS, answer, paths, serve
 from rankmill.jobs.runtime.logs import about
 from rankmill.jobs.runtime.patience import waiting
 from rankmill.jobs.runtime.settings import Settings
@@ -264,4 +264,5 @@ def _serve_health(address: str, client: redis.Redis, is_alive: Callable[[], bool
         reason = unreachable(probe)
         return (HTTPStatus.OK, "ready") if reason is None else (HTTPStatus.SERVICE_UNAVAILABLE, reason)
 
-    serve(paths({"/healthz": answer(alive), "/readyz": answer(ready)}), "metrics_address", address)
+    app = paths({"/healthz": answer(alive), "/readyz": answer(ready)})
+    serve(app, "metrics_address", address, ports=MANY_PORTS)

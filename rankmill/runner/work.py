@@ -64,7 +64,7 @@ def work_on(run: FileRun, settings: Settings, note: Note) -> None:
     @contextmanager
     def view(total: int) -> Iterator[Show]:
         note(rows=total, restarted=True, now=True)
-        yield lambda progress, workers: note(progress=progress)
+        yield lambda progress, workers, doing: note(progress=progress)
 
     def score(request: FileRequest, confirm: Confirm) -> None:
         score_file(request, options, view=view, confirm=confirm)

@@ -17,8 +17,8 @@ from rankmill.jobs.system import system
 
 _LOG_SECONDS = 30.0
 
-Show = Callable[[Progress, int], None]
-"""Shows the progress, and the number of live workers."""
+Show = Callable[[Progress, int, str], None]
+"""Shows the progress, the number of live workers, and what they do before they score (empty: they score)."""
 
 MakeView = Callable[[int], AbstractContextManager[Show]]
 """Makes what shows the progress of so many rows."""
@@ -36,16 +36,16 @@ def _in_terminal(total: int) -> Iterator[Show]:
     bar = Bar(
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("rows, {task.fields[speed]}, left {task.fields[left]}"),
+        TextColumn("{task.fields[what]}"),
         TextColumn("workers: {task.fields[workers]}"),
         console=Console(stderr=True),
         transient=True,
     )
-    task = bar.add_task("scoring", total=total, speed="?", left="?", workers=0)
+    task = bar.add_task("scoring", total=total, what="rows", workers=0)
 
-    def show(progress: Progress, workers: int) -> None:
-        speed, left = _speed(progress), _left(progress, total)
-        bar.update(task, completed=progress.rows, speed=speed, left=left, workers=workers)
+    def show(progress: Progress, workers: int, doing: str) -> None:
+        what = f"rows, {doing or f'{_speed(progress)}, left {_left(progress, total)}'}"
+        bar.update(task, completed=progress.rows, what=what, workers=workers)
 
     with bar:
         yield show
@@ -55,16 +55,14 @@ def _in_terminal(total: int) -> Iterator[Show]:
 def _in_log(total: int) -> Iterator[Show]:
     logged = system.monotonic()
 
-    def show(progress: Progress, workers: int) -> None:
+    def show(progress: Progress, workers: int, doing: str) -> None:
         nonlocal logged
         if system.monotonic() - logged < _LOG_SECONDS:
             return
         logged = system.monotonic()
         share = progress.rows / max(total, 1)
-        logger.info(
-            f"{progress.rows:,} of {total:,} rows ({share:.0%}), {_speed(progress)}, "
-            f"time left: {_left(progress, total)}, workers: {workers}"
-        )
+        what = doing or f"{_speed(progress)}, time left: {_left(progress, total)}"
+        logger.info(f"{progress.rows:,} of {total:,} rows ({share:.0%}), {what}, workers: {workers}")
 
     yield show
 

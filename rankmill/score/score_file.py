@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -124,16 +125,17 @@ def score_file(
         stack.enter_context(output)
         logger.debug("run on queue %r, %s", settings.queue, "embedded" if session.embedded else "of --redis")
         # The scoring.
-        startup = 0.0
+        startup = load = 0.0
         if source.rows:
             with view(source.rows) as show:
-                _score(session, request, source, output, work, show, tally, earlier, several)
+                since = _score(session, request, source, output, work, show, tally, earlier, several)
             startup = session.watch.since(started)
+            load = max(since - started - startup, 0.0) if math.isfinite(since) else 0.0
         # The output is complete: if all is still as it was, it is moved into place.
         output.finish(about())
         source.check_unchanged()
         _check_models(tally, made_from, now)
-        summary = summarize(output, models, startup, tally, system.monotonic() - started)
+        summary = summarize(output, models, (startup, load), tally, system.monotonic() - started)
         confirm(output.last, summary)
         work.check()
         output.publish(work.journal)
@@ -172,7 +174,8 @@ def _score(
     tally: Tally,
     earlier: EarlierScores | None,
     models: Sequence[str],
-) -> None:
+) -> float:
+    """Score the rows that have no score yet; returns `ScoringRun.scoring_since`."""
     client, watch = session.client, session.watch
     for each in work.journals:
         _settle_last_run(client.store, each, resumes=work.resumes)
@@ -187,8 +190,10 @@ def _score(
     begun: list[ScoringRun] = []
 
     def look() -> None:
-        show(begun[0].progress if begun else Progress(rows=tally.resumed_rows), watch.workers)
+        progress = begun[0].progress if begun else Progress(rows=tally.resumed_rows)
+        show(progress, watch.workers, "" if progress.at else watch.doing())
 
+    look()
     options: dict[str, Any] = {
         "rows": source.rows,
         "priority": "bulk",
@@ -215,6 +220,7 @@ def _score(
                 output.write(source.explain(part))
                 watch.look()
                 look()
+        return run.scoring_since
     except RunFailed as error:
         if output.rows:
             raise

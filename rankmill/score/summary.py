@@ -23,8 +23,9 @@ class Summary(RunOutcome):
     """Result of the command, as printed with ``--json``.
 
     ``resumed_rows`` of the ``rows`` were scored by earlier, interrupted runs of the command;
-    ``seconds`` and ``pairs_per_second`` do not count them. ``startup_seconds`` is the time until the
-    first worker was ready; ``pairs_per_second`` excludes it. ``real_token_share`` is the share of the
+    ``seconds`` and ``pairs_per_second`` do not count them. ``startup_seconds`` is the time until there was a
+    worker, ``load_seconds`` from then until one had the model; the rest is the scoring, whose speed
+    ``pairs_per_second`` is. ``real_token_share`` is the share of the
     computed tokens that were not padding. ``int8_gain`` is the speed of int8 divided by the speed of
     the precision used, if workers have measured it. ``windows`` is how many windows the passages that were
     too long have been cut into. ``reused_rows`` have their score from an earlier output. ``bound`` is the
@@ -34,6 +35,7 @@ class Summary(RunOutcome):
     """
 
     startup_seconds: float
+    load_seconds: float
     pairs_per_second: float
     real_token_share: float
     backend: str
@@ -159,9 +161,13 @@ def metadata(
 
 
 def summarize(
-    output: ScoredFile | ScoredParts, models: Sequence[str], startup: float, tally: Tally, seconds: float
+    output: ScoredFile | ScoredParts,
+    models: Sequence[str],
+    before: tuple[float, float],
+    tally: Tally,
+    seconds: float,
 ) -> Summary:
-    """The summary of a finished command; `startup` and `seconds` are in seconds."""
+    """The summary of a finished command; `seconds` are those of all, `before` those of start and load."""
     fresh_rows = output.rows - tally.resumed_rows
     return Summary(
         output=str(output.path),
@@ -170,8 +176,9 @@ def summarize(
         row_errors=output.row_errors,
         errors_file=str(output.errors_path) if output.row_errors else None,
         seconds=round(seconds, 3),
-        startup_seconds=round(startup, 3),
-        pairs_per_second=round(fresh_rows / max(seconds - startup, 1e-9), 1),
+        startup_seconds=round(before[0], 3),
+        load_seconds=round(before[1], 3),
+        pairs_per_second=round(fresh_rows / max(seconds - sum(before), 1e-9), 1),
         real_token_share=round(tally.tokens / tally.padded_tokens, 4) if tally.padded_tokens else 1.0,
         retries=tally.retries,
         model=", ".join(models),

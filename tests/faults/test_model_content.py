@@ -167,7 +167,7 @@ class Replacing:
     def __call__(self, total: int) -> Iterator[Show]:
         yield self._show
 
-    def _show(self, progress: Progress, workers: int) -> None:
+    def _show(self, progress: Progress, workers: int, doing: str) -> None:
         if self._left and progress.rows:
             replace(*self._left.pop())
 

@@ -61,6 +61,7 @@ class MisbehavingWorker(ScoringWorker):
         if stumbles.exists():
             stumbles.unlink()
             raise OSError("stumbled")
+        time.sleep(float(os.environ.get("LOAD_SECONDS", "0")))
         loaded = super().load(spec)
         return replace(loaded, backend=MisbehavingBackend(loaded.backend, loaded.about.tokenizer))
 

@@ -89,12 +89,17 @@ class Deviation(BaseModel):
 
 
 def load_proven(
-    spec: ScoreSpec, device: str, backend: str, cache_dir: str, versions: VersionStore | None = None
+    spec: ScoreSpec,
+    device: str,
+    backend: str,
+    cache_dir: str,
+    versions: VersionStore | None = None,
+    on_proof: Callable[[], None] = lambda: None,
 ) -> Loaded:
     """Load a model, and prove its scores or take what this host knows of them.
 
-    The parameters are those of `rankmill.workers.models.loading.load`. The first backend, precision and way
-    that passes is taken.
+    The parameters are those of `rankmill.workers.models.loading.load`; `on_proof` is called when the model is
+    loaded. The first backend, precision and way that passes is taken.
 
     Raises
     ------
@@ -119,6 +124,7 @@ def load_proven(
                 raise
             tries = "; ".join(map(str, failed))
             raise WorkerError(f"model {spec.model} would not get its own scores: {tries}") from None
+        on_proof()
         with one_line(spec):
             proving = Proving(spec, loaded, cache_folder(cache_dir))
             for way in proving.ways:

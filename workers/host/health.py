@@ -10,7 +10,7 @@ import redis
 from prometheus_client import make_wsgi_app
 
 from rankmill.jobs.runtime.connection import impatient, unreachable
-from rankmill.jobs.runtime.http import answer, paths, serve
+from rankmill.jobs.runtime.http import MANY_PORTS, answer, paths, serve
 from rankmill.workers.host import metrics
 
 
@@ -51,7 +51,7 @@ def serve_health(address: str, client: redis.Redis, obstacle: Callable[[], str |
             "/readyz": answer(ready),
         }
     )
-    host, port = serve(app, "metrics_address", address)
+    host, port = serve(app, "metrics_address", address, ports=MANY_PORTS)
     return f"http://{_reachable(host, client)}:{port}/metrics"
 
 

@@ -61,7 +61,7 @@ class ChunkClaim:
     Pairs, run and result are in Redis under keys of their own. ``run`` is known once it was read, ``engine``
     and ``work`` once the pairs were fetched and tokenized; ``fast`` is whether a fast tokenizer library may
     have done it. ``claimed`` and ``started`` are monotonic times (s): when the job was claimed, and when its
-    scoring began.
+    scoring began, later by the time that its model took to load.
     """
 
     in_redis: ClassVar[bool] = True
@@ -290,6 +290,7 @@ class ChunkScorer:
             raise DamagedJob(str(error)) from None
         if pairs is None:
             return
+        asked = system.monotonic()
         try:
             engine = self._engine(claim, run, rows=len(pairs[0]))
         except (MemoryError, OutOfMemory):
@@ -298,6 +299,7 @@ class ChunkScorer:
             raise WorkerError(str(error)) from None
         except WireError as error:
             raise SpecError(str(error)) from None
+        claim.started += system.monotonic() - asked
         if attempt(run, claim.job) > 1:
             metrics.retries.inc()
         with metrics.stage("tokenize"):

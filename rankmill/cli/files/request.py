@@ -18,6 +18,18 @@ SETTINGS = (
 )  # fmt: skip
 """Settings that say how files are scored, wherever that is."""
 
+GROUPS = {
+    "Most used": "output models top_k query_column passage_column",
+    "Input": "text_columns list_columns delimiter max_field_mib on_null limit shard reuse",
+    "A run instead of pairs": "run queries corpus dataset on_duplicate depth qrels with_texts",
+    "Output": "output_format rows_per_part score_column rank_column query_id_column passage_id_column tag "
+    "mean force restart",
+    "Model": "revision precision max_length activation instruction prompt_template label all_labels long "
+    "long_stride truncation_side max_passage_tokens deterministic",
+    "Workers": "redis_url workers device backend queue file_queue tenant weight chunk_size",
+}
+"""The options of files by group, as --help lists them."""
+
 
 def file_options(function: options.Function) -> options.Function:
     """INPUT and the options of `FileRequest`: the command gets the ``request``, and the setting ``model``."""

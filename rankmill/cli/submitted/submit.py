@@ -7,13 +7,13 @@ import json
 import click
 
 from rankmill.cli import options
-from rankmill.cli.files.request import SETTINGS, file_options
+from rankmill.cli.files.request import GROUPS, SETTINGS, file_options
 from rankmill.jobs.protocol.submitted.request import FileRequest
 from rankmill.jobs.runtime.settings import Settings
 from rankmill.producer.client.sync_client import Client
 
 
-@options.command("submit")
+@options.command("submit", groups=GROUPS)
 @file_options
 @options.settings(*SETTINGS, "redis_url", "file_queue", others=("model",), logs=True)
 @click.option("--webhook", metavar="URL", help="http or https URL that a runner calls at the end.")

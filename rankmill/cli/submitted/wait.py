@@ -54,7 +54,7 @@ def wait(run_id: str, timeout: float | None, settings: Settings, as_json: bool, 
             if run.rows is not None and not quiet:
                 if not shown:
                     shown.append(stack.enter_context(progress_view(run.rows)))
-                shown[0](run.progress, 0)
+                shown[0](run.progress, 0, "")
 
         run = submitted.wait(timeout, on_look=look)
     click.echo(run.model_dump_json() if as_json else describe(run))

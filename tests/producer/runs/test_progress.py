@@ -137,9 +137,11 @@ def test_a_log_has_no_time_left_that_is_not_known(
 ) -> None:
     monkeypatch.setattr(views, "_LOG_SECONDS", 0)
     with caplog.at_level(logging.INFO), progress_view(200, quiet=True) as show:
-        show(Progress(rows=100), 2)
-        show(Progress(rows=150, since_rows=100, since=10.0, at=20.0), 2)
+        show(Progress(), 1, "loading the model")
+        show(Progress(rows=100), 2, "")
+        show(Progress(rows=150, since_rows=100, since=10.0, at=20.0), 2, "")
     assert [record.getMessage() for record in caplog.records] == [
+        "0 of 200 rows (0%), loading the model, workers: 1",
         "100 of 200 rows (50%), ? pairs/s, time left: ?, workers: 2",
         "150 of 200 rows (75%), 5 pairs/s, time left: 0:00:10, workers: 2",
     ]
@@ -152,8 +154,11 @@ def test_a_terminal_shows_done_speed_and_time_left(monkeypatch: pytest.MonkeyPat
         views, "Console", lambda stderr: Console(file=out, force_terminal=True, color_system=None)
     )
     with progress_view(200, quiet=False) as show:
-        show(Progress(rows=150, since_rows=100, since=10.0, at=20.0), 2)
+        show(Progress(rows=150, since_rows=100, since=10.0, at=20.0), 2, "")
     assert "150/200 rows, 5 pairs/s, left 0:00:10 workers: 2" in out.getvalue()
+    with progress_view(200, quiet=False) as show:
+        show(Progress(), 1, "proving the model")
+    assert "0/200 rows, proving the model workers: 1" in out.getvalue()
 
 
 def test_progress_moves_before_the_first_chunk_is_done(

@@ -8,9 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click import Context
 from click.testing import CliRunner
 
 from rankmill import Client
+from rankmill.cli.files.request import GROUPS
 from rankmill.cli.main import rankmill as command_line
 from rankmill.cluster.snapshot import RunState, read_cluster
 from rankmill.cluster.tables import plain
@@ -139,3 +141,21 @@ def test_a_run_is_named_by_how_its_id_begins(server: Server, tiny_model: Path) -
 
 def test_what_comes_from_redis_cannot_command_the_terminal() -> None:
     assert plain("a\x1b[2Jb\nc") == "a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c"
+
+
+def test_the_help_of_score_file_has_what_most_people_need_first() -> None:
+    text = rankmill("score", "--help").out
+    titles = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles[:2] == ["Most used:", "Input:"]
+    assert titles[-1] == "Other options:"
+    first = text[text.index("Most used:") : text.index("Input:")]
+    for option in ("--output", "--model", "--top-k", "--query-column", "--passage-column"):
+        assert option in first
+    command = command_line.get_command(Context(command_line), "score")
+    assert command
+    known = {option.name for option in command.params}
+    listed = [name for names in GROUPS.values() for name in names.split()]
+    assert set(listed) - known == {"file_queue"}, "only submit has it"
+    assert known - set(listed) == {
+        "inputs", "config", "verify", "sample", "as_json", "quiet", "verbose", "version",
+    }  # fmt: skip

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from rankmill import Client
+from rankmill.jobs.contract.errors import ConfigError
+from rankmill.jobs.runtime.http import split_address
 from tests.conftest import QUICK_LEASE, Server, StartExporter, StartWorker, run_command, wait_for
 from tests.workers.test_metrics import PAIRS, check_metrics, get
 
@@ -88,15 +90,25 @@ def test_the_exporter_stays_up_without_redis(
     check_metrics(get(f"{url}/metrics")[1])
 
 
-def test_the_exporter_starts_without_redis_on_the_next_port(exporters: StartExporter, tmp_path: Path) -> None:
+def test_the_exporter_starts_without_redis(exporters: StartExporter, tmp_path: Path) -> None:
+    url = exporters("redis://:secret@127.0.0.1:1/0")
+    assert value(url, "rankmill_redis_up") == 0
+    assert "secret" not in (tmp_path / "exporter.log").read_text()
+
+
+def test_a_port_in_use_is_an_error_of_exporter_and_gateway_alike() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        url = exporters("redis://:secret@127.0.0.1:1/0", port)
-        assert int(url.rpartition(":")[2]) > port
-        assert value(url, "rankmill_redis_up") == 0
-    log = (tmp_path / "exporter.log").read_text()
-    assert f"port {port} is in use" in log
-    assert "secret" not in log
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        for command in ("exporter", "serve"):
+            done = run_command("rankmill", command, "--redis", "redis://127.0.0.1:1/0", "--address", address)
+            assert done.code == 2
+            assert f"cannot listen on {address}: Address already in use" in done.err.splitlines()[-1]
+
+
+def test_an_address_may_name_no_port() -> None:
+    assert split_address("exporter_address", "127.0.0.1", 9807) == ("127.0.0.1", 9807)
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        split_address("metrics_address", "127.0.0.1")
 
 
 @pytest.mark.parametrize(

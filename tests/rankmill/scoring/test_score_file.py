@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rankmill.jobs.protocol.worker_report import queue_workers
-from tests.conftest import Server, score_file
+from rankmill.jobs.protocol.worker_report import queue_workers, worker_doings
+from rankmill.producer.local.worker_watch import WorkerWatch
+from tests.conftest import Server, StartWorker, score_file, start_command, wait_for
 from tests.harness.models.tiny import cross_encoder
 from tests.harness.servers.valkey import nothing_left
 from tests.workers.engine.test_engine import some_pairs
@@ -53,6 +54,24 @@ def test_a_file_is_scored_as_cross_encoder_would(
     assert summary["backend"] in {"torch", "onnx", "openvino"}
     assert summary["precision"] == "fp32"
     assert 0.5 < summary["real_token_share"] <= 1
+
+
+def test_the_load_of_a_model_is_shown_and_is_no_part_of_the_speed(
+    source: Path, server: Server, workers: StartWorker, tiny_model: Path, tmp_path: Path
+) -> None:
+    slow = {"LOAD_SECONDS": "4", "FORWARDS": str(tmp_path / "forwards")}
+    worker = workers(name="w", worker_class="tests.harness.misbehaving.MisbehavingWorker", environ=slow)
+    process = start_command("score-file", source, *options(server, tiny_model), "--json")
+    wait_for(lambda: worker_doings(server.client, ["w"]) == {"loading"}, worker)
+    watch = WorkerWatch(server.client, "rankmill", server.url, None)
+    assert watch.doing() == "waiting for a worker"
+    watch.look()
+    assert watch.doing() == "loading the model"
+    done = json.loads(process.communicate(timeout=120)[0])
+    assert worker_doings(server.client, ["w"]) == frozenset()
+    assert done["load_seconds"] > 3.5
+    scoring = done["seconds"] - done["startup_seconds"] - done["load_seconds"]
+    assert done["pairs_per_second"] == pytest.approx(200 / scoring, rel=0.05)
 
 
 def test_the_output_says_how_it_was_made(source: Path, shared_queue: Server, tiny_model: Path) -> None:

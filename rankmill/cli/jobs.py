@@ -1,0 +1,84 @@
+"""``rankmill jobs``: list, retry and clear jobs that have failed or were set aside."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+import click
+import redis
+
+from rankmill.cli import options
+from rankmill.cli.watch import console
+from rankmill.cluster import tables
+from rankmill.cluster.failed import FailedJob, clear, failed_jobs, retry
+from rankmill.jobs.contract.errors import ExitCode, InputError
+from rankmill.jobs.runtime.settings import Settings, load_settings
+from rankmill.jobs.system import system
+
+
+@options.group("jobs", cls=click.Group)
+@options.flags("redis_url")
+@options.as_json
+@click.pass_context
+def jobs(context: click.Context, /, redis_url: str | None, config: str | None, as_json: bool) -> None:
+    """List jobs that have failed or were set aside; retry or clear some.
+
+    A failed job has used up its attempts. A job is set aside when no worker can read it. Both stay in
+    the counts of rankmill status until they expire or are cleared.
+    """
+    given = {"redis_url": redis_url, "config": config}
+    if context.invoked_subcommand:  # options before its name are its options
+        context.default_map = {context.invoked_subcommand: given}
+        return
+    found = failed_jobs(options.connection(load_settings({"redis_url": redis_url}, config)))
+    if as_json:
+        click.echo(json.dumps([job.model_dump() for job in found]))
+    else:
+        console().print(tables.failed_table(found, system.now()))
+
+
+def _command(name: str, do: Callable[[redis.Redis, FailedJob], None], text: str) -> None:
+    """Add a command that does something with some of the jobs, or with all."""
+
+    @options.settings("redis_url")
+    @click.argument("ids", metavar="[ID]...", nargs=-1)
+    @click.option("--all", "every", is_flag=True, help="All jobs of the list.")
+    def run(settings: Settings, ids: tuple[str, ...], every: bool) -> None:
+        if bool(ids) == every:
+            raise click.UsageError("name the jobs by their ids, or give --all")
+        client = options.connection(settings)
+        failed = False
+        for job in _chosen(failed_jobs(client), ids):
+            if name == "retry" and job.final:
+                click.echo(f"{job.id}: cannot be retried: {job.final}", err=True)
+                failed = True
+                continue
+            do(client, job)
+            click.echo(f"{job.id}: {'put back into queue ' + job.queue if name == 'retry' else 'cleared'}")
+        if failed:
+            sys.exit(ExitCode.FAILED)
+
+    run.__doc__ = text
+    jobs.add_command(options.command(name)(run))
+
+
+def _chosen(found: list[FailedJob], ids: tuple[str, ...]) -> list[FailedJob]:
+    """The jobs of these ids, or all of them."""
+    unknown = set(ids) - {job.id for job in found}
+    if unknown:
+        raise InputError(f"no failed job is called {sorted(unknown)[0]}; rankmill jobs lists them")
+    return [job for job in found if not ids or job.id in ids]
+
+
+_command(
+    "retry",
+    retry,
+    """Put failed jobs back into their queue, for one more attempt.
+
+    A chunk of a run cannot be retried: its run has its failure, and its rows have an error. Score the file
+    again, with --reuse for the rows that have a score.
+    """,
+)
+_command("clear", clear, "Remove jobs from the list, and from the counts of rankmill status.")

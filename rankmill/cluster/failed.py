@@ -1,0 +1,116 @@
+"""Jobs that have failed for good, and jobs that were set aside: list, retry and clear them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import redis
+from pydantic import BaseModel, ConfigDict
+from rq import Queue
+from rq.job import Job
+from rq.results import Result
+
+from rankmill.jobs.contract.job import JOB_FUNCTION, OLD_JOB_FUNCTION
+from rankmill.jobs.protocol.ordered_queue import OrderedQueue
+from rankmill.jobs.protocol.runs import RunStore
+from rankmill.jobs.protocol.set_aside import DamagedJob, forget_set_aside, jobs_set_aside, read_job
+
+MOST = 100
+"""Failed jobs of a queue that are listed at most."""
+
+_UNREADABLE = "no worker can read it"
+_OF_A_RUN = "its run has its failure already: score what has no score again, with --reuse for the rest"
+
+
+class FailedJob(BaseModel):
+    """A job that no worker takes again by itself.
+
+    ``failed``: all attempts have failed; ``set aside``: no worker could read it. ``at`` is when (s since
+    1970), ``None`` if that is not known. ``final`` is why it cannot be retried; empty if it can.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    queue: str
+    state: Literal["failed", "set aside"]
+    reason: str
+    at: float | None
+    final: str
+
+
+def failed_jobs(client: redis.Redis) -> list[FailedJob]:
+    """The failed jobs, at most `MOST` of a queue, and the jobs that were set aside; the latest first.
+
+    Raises
+    ------
+    redis.RedisError
+        The server cannot serve.
+    """
+    connection: Any = client
+    store = RunStore(client)
+    names = [name.decode(errors="replace") for name in connection.smembers(Queue.redis_queues_keys)]
+    found = [job for name in names for job in _failed(store.queue(_name(name)))]
+    for each in jobs_set_aside(client):
+        about = each.model_dump(include={"queue", "reason", "at"})
+        found.append(FailedJob(id=each.job, **about, state="set aside", final=_UNREADABLE))
+    return sorted(found, key=lambda job: -(job.at or 0.0))
+
+
+def retry(client: redis.Redis, job: FailedJob) -> None:
+    """Put a failed job back into its queue, for one more attempt; it must not be `FailedJob.final`."""
+    queue = RunStore(client).queue(job.queue)
+    queue.failed_job_registry.requeue(job.id)
+
+
+def clear(client: redis.Redis, job: FailedJob) -> None:
+    """Remove a job from the list; of one that belongs to no run, the job as well."""
+    connection: Any = client
+    if job.state == "set aside":
+        forget_set_aside(client, job.id)
+        return
+    queue = RunStore(client).queue(job.queue)
+    connection.zrem(queue.failed_job_registry.key, job.id)
+    if job.final != _OF_A_RUN:  # a run's jobs expire with it, and its producer may look at them
+        connection.unlink(Job.key_for(job.id), _results(job.id))
+
+
+def _name(key: str) -> str:
+    return key.removeprefix(Queue.redis_queue_namespace_prefix)
+
+
+def _failed(queue: OrderedQueue) -> Iterator[FailedJob]:
+    """The jobs in RQ's registry of a queue, those that expire last first."""
+    connection: Any = queue.connection
+    for raw in connection.zrange(queue.failed_job_registry.key, -MOST, -1):
+        reason, final, at = "it has expired", "it has expired", None
+        try:
+            job = read_job(queue, raw)
+        except DamagedJob as error:
+            job, reason, final = None, str(error), _UNREADABLE
+        if job:
+            reason = _reason(queue, job)
+            final = _OF_A_RUN if job.func_name in {JOB_FUNCTION, OLD_JOB_FUNCTION} else ""
+            at = job.ended_at.timestamp() if job.ended_at else None
+        name = raw.decode(errors="backslashreplace")
+        yield FailedJob(id=name, queue=queue.name, state="failed", reason=reason, at=at, final=final)
+
+
+def _results(job: str) -> str:
+    key: str = Result.get_key(job)  # type: ignore[no-untyped-call]
+    return key
+
+
+def _reason(queue: OrderedQueue, job: Job) -> str:
+    """The last line of the last error."""
+    connection: Any = queue.connection
+    found = connection.xread({_results(job.id): "0-0"})
+    if not found:
+        return "it has left no reason"
+    number, payload = found[0][1][-1]
+    try:
+        text = Result.restore(job.id, number.decode(), payload, connection, job.serializer).exc_string or ""
+    except Exception:  # RQ can raise any type for damaged data
+        return "its reason is damaged"
+    return (text.strip().splitlines() or ["it has left no reason"])[-1]

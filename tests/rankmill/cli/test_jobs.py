@@ -1,0 +1,80 @@
+"""rankmill jobs: what has failed is listed with its reason, retried or cleared."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+
+import pytest
+from click.testing import CliRunner
+from rq import Queue
+from rq.serializers import JSONSerializer
+
+from rankmill import Client
+from rankmill.cli.main import rankmill as command_line
+from rankmill.cluster.snapshot import read_cluster
+from rankmill.jobs.protocol.set_aside import set_aside
+from tests.conftest import Outcome, Server, StartWorker, wait_for
+
+
+def rankmill(*arguments: object) -> Outcome:
+    done = CliRunner().invoke(command_line, [*map(str, arguments)], env={"COLUMNS": "200"})
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return Outcome(done.exit_code, done.stdout, done.stderr)
+
+
+@pytest.fixture
+def queue(server: Server) -> Queue:
+    return Queue("rankmill", connection=server.client, serializer=JSONSerializer)
+
+
+def ended_at(queue: Queue, job: str) -> datetime | None:
+    found = queue.fetch_job(job)
+    return found and found.ended_at
+
+
+def test_a_failed_job_is_listed_with_its_reason_retried_and_cleared(
+    server: Server, workers: StartWorker, queue: Queue
+) -> None:
+    at = ("--redis", server.url.replace("unix://", "unix://producer:PASSWORD@"))
+    assert "No failed jobs" in rankmill("jobs", *at).out
+    job = queue.enqueue("rankmill.score_pairs", "no list of pairs", model="demo")
+    worker = workers(name="w1")
+    wait_for(lambda: job.get_status() == "failed")
+    listed = rankmill("jobs", *at)
+    assert "pairs" in listed.out.splitlines()[1]
+    (found,) = json.loads(rankmill("jobs", "--json", *at).out)
+    assert (found["id"], found["state"], found["final"]) == (job.id, "failed", "")
+    assert str(worker.pid) in rankmill("workers", "--redis", server.url).out
+    assert "rankmill jobs lists what has failed" in rankmill("status", "--redis", server.url).out
+    ended = ended_at(queue, job.id)
+    assert rankmill("jobs", "retry", job.id, *at).out == f"{job.id}: put back into queue rankmill\n"
+    wait_for(lambda: ended_at(queue, job.id) not in {None, ended})
+    assert rankmill("jobs", "clear", "--all", *at).out == f"{job.id}: cleared\n"
+    assert "No failed jobs" in rankmill("jobs", *at).out
+    assert not server.client.exists(job.key)
+
+
+def test_a_chunk_of_a_run_and_an_unreadable_job_are_cleared_and_not_retried(
+    server: Server, queue: Queue
+) -> None:
+    at = ("--redis", server.url.replace("unix://", "unix://producer:PASSWORD@"))
+    run = Client(server.url, model="demo", chunk_size=10).submit([("moon", "a moon")] * 10)
+    run._driver.fill()
+    (chunk,) = queue.job_ids
+    server.client.zadd(queue.failed_job_registry.key, {chunk: 4e9})
+    set_aside(queue, b"odd", "its data is not JSON")
+    (odd, failed) = json.loads(rankmill("jobs", "--json", *at).out)
+    assert (odd["id"], odd["reason"], odd["state"]) == ("odd", "its data is not JSON", "set aside")
+    assert (failed["id"], failed["state"]) == (chunk, "failed")
+    done = rankmill("jobs", "retry", chunk, "odd", *at)
+    assert done.code == 1
+    assert "odd: cannot be retried: no worker can read it" in done.err
+    assert f"{chunk}: cannot be retried: its run has its failure already" in done.err
+    assert rankmill("jobs", "clear", *at).code == 2
+    assert "no failed job is called it" in rankmill("jobs", "clear", "it", *at).err
+    assert rankmill("jobs", "clear", chunk, "odd", *at).code == 0
+    cluster = read_cluster(server.client)
+    assert (cluster.set_aside, cluster.queues[0].failed) == ((), 0)
+    assert server.client.exists(f"rq:job:{chunk}"), "its producer may look at it"
+    run.cancel()
