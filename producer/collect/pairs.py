@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
@@ -143,6 +144,24 @@ def _is_pair(pair: object) -> bool:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         return False
     return all(text is None or isinstance(text, str) for text in pair)
+
+
+def holds_messages(kind: pa.DataType) -> bool:
+    """Whether a column of this type can hold conversations: lists of messages, or these in JSON."""
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return is_text(kind) or (any(test(kind) for test in tests) and pa.types.is_struct(kind.value_type))
+
+
+def as_json(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Conversations as workers get them; a key that Arrow has filled with null is left out."""
+    if is_text(column.type):
+        return column
+    return _texts([None if messages is None else _json_of(messages) for messages in column.to_pylist()])
+
+
+def _json_of(messages: Iterable[Mapping[str, object] | None]) -> str:
+    known = [each and {name: value for name, value in each.items() if value is not None} for each in messages]
+    return json.dumps(known, ensure_ascii=False, default=str)
 
 
 def _texts(texts: list[str | None]) -> pa.Array:
