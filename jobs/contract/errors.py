@@ -37,9 +37,9 @@ class Fault(Enum):
     """That of the run, of which no worker could score a chunk: it ends."""
 
 
-RowFault = Literal["null", "tokenizer", "model", "not_a_number"]
+RowFault = Literal["null", "tokenizer", "too_long", "model", "not_a_number"]
 """Why a row has an error in place of a score, while its neighbours have theirs: a text is null, the tokenizer
-or the model fails, or the model's output is not a number."""
+fails, the pair is too long and must not be cut, the model fails, or its output is not a number."""
 
 
 class RankmillError(Exception):

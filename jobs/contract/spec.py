@@ -17,11 +17,14 @@ from rankmill.jobs.contract.schema import Inputs
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "int4"]
 Activation = Literal["default", "identity", "sigmoid", "softmax"]
 
-Long = Literal["truncate", "split", "split-mean"]
+Long = Literal["truncate", "split", "split-mean", "refuse"]
 
-ADDED = frozenset(
-    {"instruction", "prompt_template", "label", "long", "long_stride", "all_labels", "deterministic"}
-)
+Side = Literal["right", "left"]
+
+LATEST = frozenset({"deterministic", "truncation_side", "max_passage_tokens"})
+"""Fields that no release before this one knows; nor does it know ``long: refuse``."""
+
+ADDED = LATEST | {"instruction", "prompt_template", "label", "long", "long_stride", "all_labels"}
 """Fields that release 0.1 does not know; they are written only where they are set."""
 
 CONTENT = re.compile(r"^[0-9a-f]{64}$")
@@ -47,12 +50,14 @@ def inputs_fit(inputs: Inputs, info: ValidationInfo) -> Inputs:
     """Check ``inputs`` with the fields before it, likewise."""
     if inputs == "pairs":
         return inputs
-    for option in ("instruction", "prompt_template"):
+    for option in ("instruction", "prompt_template", "max_passage_tokens"):
         if info.data.get(option) is not None:
             message = "{option} is for pairs of a query and a passage: leave it out"
             raise PydanticCustomError("pairs_alone", message, {"option": option})
     if inputs == "conversations" and str(info.data.get("long")).startswith("split"):
         raise PydanticCustomError("whole", "conversations are not cut into windows: leave out long")
+    if inputs == "conversations" and info.data.get("truncation_side"):
+        raise PydanticCustomError("side", "conversations are cut as the model's tokenizer does: leave it out")
     return inputs
 
 
@@ -85,9 +90,14 @@ class ScoreSpec(BaseModel):
     long
         What happens to passages, or texts that are scored alone, that are too long: ``truncate`` cuts off
         their end, ``split`` scores overlapping windows, of which the best counts; with ``split-mean`` it is
-        the mean of their scores.
+        the mean of their scores. ``refuse``: what is too long has an error.
     long_stride
         Tokens from the start of a window to the start of the next; ``None`` is half of a window.
+    truncation_side
+        Where texts that are too long are cut: their end (``right``), or their beginning. ``None``: as the
+        model's tokenizer does, which is mostly the end.
+    max_passage_tokens
+        Longest passage in tokens; more are cut off, whatever room the model has. ``None``: no such limit.
     all_labels
         Whether each output of a model with several is a score: a row has as many scores then.
     deterministic
@@ -110,6 +120,8 @@ class ScoreSpec(BaseModel):
     label: str | None = Field(default=None, min_length=1, max_length=1000)
     long: Long = "truncate"
     long_stride: int | None = Field(default=None, ge=1)
+    truncation_side: Side | None = None
+    max_passage_tokens: int | None = Field(default=None, ge=1)
     all_labels: bool = False
     deterministic: bool = False
     inputs: Inputs = "pairs"
@@ -135,7 +147,7 @@ class ScoreSpec(BaseModel):
     @property
     def is_latest(self) -> bool:
         """Whether it asks for what no release before this one knows."""
-        return self.long == "split-mean"
+        return self.long in {"refuse", "split-mean"} or not LATEST.isdisjoint(self.written())
 
 
 class SpecOptions(TypedDict, total=False):
@@ -151,6 +163,8 @@ class SpecOptions(TypedDict, total=False):
     label: str | None
     long: Long
     long_stride: int | None
+    truncation_side: Side | None
+    max_passage_tokens: int | None
     all_labels: bool
     deterministic: bool
     inputs: Inputs

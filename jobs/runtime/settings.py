@@ -35,6 +35,7 @@ from rankmill.jobs.contract.spec import (
     Long,
     Precision,
     ScoreSpec,
+    Side,
     all_labels_fit,
     complaint,
     inputs_fit,
@@ -124,6 +125,8 @@ class WorkerSettings(BaseModel):
     label: Annotated[str | None, BeforeValidator(_text)]
     long: Long
     long_stride: int | None = Field(ge=1)
+    truncation_side: Side | None
+    max_passage_tokens: int | None = Field(ge=1)
     all_labels: bool
     deterministic: bool
     inputs: Inputs

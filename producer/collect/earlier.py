@@ -140,7 +140,8 @@ OF_SCORES = {
     f"rankmill.{name}"
     for name in (
         "model", "revision", "precision", "max_length", "activation", "instruction",
-        "prompt_template", "label", "long", "long_stride", "all_labels", "deterministic",
+        "prompt_template", "label", "long", "long_stride", "all_labels", "deterministic", "truncation_side",
+        "max_passage_tokens",
     )
 }  # fmt: skip
 """Metadata on which scores depend."""

@@ -82,6 +82,17 @@ class Tokens:
         costs: Ids = np.maximum(self.lengths - self.shared, -(-self.lengths // _MEMORY_SHARE))
         return costs
 
+    def take(self, rows: Rows) -> Tokens:
+        """The given rows."""
+        places = self.places(rows)
+        return Tokens(
+            ids=self.ids[places],
+            types=None if self.types is None else self.types[places],
+            offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths[rows])]),
+            groups=None if self.groups is None else self.groups[rows],
+            shared=None if self.shared is None else self.shared[rows],
+        )
+
     def places(self, rows: Rows) -> Ids:
         """Indices into ``ids`` of the tokens of the given rows, row after row."""
         return spans(self.offsets[rows], self.lengths[rows])

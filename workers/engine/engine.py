@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from rankmill.jobs.contract.errors import RowFault
 from rankmill.jobs.contract.proof import Way
-from rankmill.jobs.contract.schema import Inputs
 from rankmill.jobs.system import system
 from rankmill.workers.backends.base import DeviceLost, Logits, OutOfMemory, Pending
 from rankmill.workers.batches.planner import Rows, WaitingRows
@@ -79,13 +78,6 @@ class Work:
         rows = len(self.rows)
         return (rows - self.left) * (rows - self.scored.windows + self.scored.cut) // rows if rows else 0
 
-
-_SIDES: dict[Inputs, tuple[str, ...]] = {
-    "pairs": ("query", "passage"),
-    "texts": ("text",),
-    "conversations": ("conversation",),
-}
-"""What the columns of a chunk hold."""
 
 Part = tuple[Work, Rows]
 """Some rows of one `Work`, as indices into its ``tokens``."""
@@ -160,6 +152,7 @@ class Engine:
         self._max_batch = max_batch
         self._length_aware = length_aware
         self._sizes = BatchSizes(short_batches=short_batches)
+        self._row = model.inputs.removesuffix("s")
 
     def score(
         self, queries: Sequence[str | None], passages: Sequence[str | None] | None = None
@@ -202,11 +195,11 @@ class Engine:
         """Tokenize pairs ``[n]``, or what is scored alone; rows that cannot be get an error and are done."""
         scored = PairScores(self.model.no_scores(len(queries)), counted=self._counted)
         complete = []
-        names = _SIDES[self.model.inputs]
         columns = (queries,) if passages is None else (queries, passages)
         for row, texts in enumerate(zip(*columns, strict=True)):
             if None in texts:
-                scored.fail(row, "null", f"{names[texts.index(None)]} is null")
+                name = self._row if passages is None else ("query", "passage")[texts.index(None)]
+                scored.fail(row, "null", f"{name} is null")
             else:
                 complete.append(row)
         pieces: list[tuple[Rows, Tokens]] = []
@@ -215,13 +208,15 @@ class Engine:
             asked = [queries[row] or "" for row in part]
             read = None if passages is None else [passages[row] or "" for row in part]
             counts = np.ones(len(part), np.intp)
+            if self.model.short_passages and read is not None:
+                read = self.model.short_passages.cut(read)
             if self.model.windows:
                 of, asked, read = self.model.windows.cut(asked, read)
                 counts, part = np.bincount(of), part[of]
             tokens = self.model.tokenizer(asked, read)
             if not tokens.lengths.all():
-                raise ValueError(f"the {self.model.inputs[:-1]} has no tokens")
-            pieces.append((part, tokens))
+                raise ValueError(f"the {self._row} has no tokens")
+            pieces.append(self._fitting(part, tokens, scored))
             scored.windows += int(counts[counts > 1].sum())
             scored.cut += int((counts > 1).sum())
 
@@ -234,6 +229,15 @@ class Engine:
         if self.model.averages and scored.windows:
             work.apart = self.model.no_scores(len(rows))
         return work
+
+    def _fitting(self, part: Rows, tokens: Tokens, scored: PairScores) -> tuple[Rows, Tokens]:
+        """The pairs of `part` that are not refused, and their tokens; the others get an error."""
+        most = self.model.refused_over
+        if most is None or (fits := tokens.lengths <= most).all():
+            return part, tokens
+        for row, length in zip(part[~fits].tolist(), tokens.lengths[~fits].tolist(), strict=True):
+            scored.fail(row, "too_long", f"the {self._row} has {length:,} tokens, and {most:,} are taken")
+        return part[fits], tokens.take(np.flatnonzero(fits))
 
     def submit(self, parts: list[Part]) -> Flight:
         """Begin the forward of a batch; raises `DeviceLost`."""

@@ -56,7 +56,7 @@ batch_fill = _histogram(
 row_errors = _counter(
     "rankmill_row_errors_total",
     "Pairs that got an error instead of a score: a text was null, or tokenizer or model failed, "
-    "or the model's output was not a number.",
+    "the pair was too long for `long: refuse`, or the model's output was not a number.",
     ["kind"],
 )
 cut_batches = _counter(

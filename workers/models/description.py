@@ -126,6 +126,7 @@ class PlainTokenizer:
     """
 
     split_special_tokens = False
+    truncation_side = "right"  # that of `_plain`
 
     def __init__(self, text: str, facts: TokenizerFacts) -> None:
         self.backend_tokenizer = Tokenizer.from_str(text)
@@ -148,7 +149,8 @@ class PlainTokenizer:
         if truncation is None:
             self.backend_tokenizer.no_truncation()
         else:
-            self.backend_tokenizer.enable_truncation(max_length, strategy=truncation)
+            side = self.truncation_side
+            self.backend_tokenizer.enable_truncation(max_length, strategy=truncation, direction=side)
         rows: Any = list(queries) if passages is None else list(zip(queries, passages, strict=True))
         return Encoded(self.backend_tokenizer.encode_batch(rows), self._has_types)
 

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 
 from rankmill.jobs.cache.folder import read_json, strangers, write_json
 from rankmill.jobs.system import system
-from rankmill.workers.batches.tokens import Tokens, spans
+from rankmill.workers.batches.tokens import Tokens
 from rankmill.workers.host.disk_cache import Locked, lock
 from rankmill.workers.models.tokenizer_proof import (
     FastEncode,
@@ -154,10 +154,7 @@ class FastTexts:
         others = sorted(set(range(len(texts))) - set(odd))
         fast = fast_tokens(self._fast, [texts[place] for place in others])
         both = Tokens.join([fast, slow_tokens(self._slow, [texts[place] for place in odd])])
-        back = np.argsort([*others, *odd])
-        lengths = both.lengths[back]
-        ids = both.ids[spans(both.offsets[:-1][back], lengths)]
-        return Tokens(ids, None, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)]))
+        return both.take(np.argsort([*others, *odd]))
 
     def _differing(self, texts: list[str], found: Tokens) -> str | None:
         """Compare a sample; how it differs, if it does."""

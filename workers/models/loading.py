@@ -28,7 +28,7 @@ from rankmill.workers.models.description import Description, describe
 from rankmill.workers.models.fast_texts import FastTexts
 from rankmill.workers.models.prompts import answers, tokenizer_for
 from rankmill.workers.models.sources import find_source, is_path
-from rankmill.workers.models.tokenizer import Tokenize, Windows
+from rankmill.workers.models.tokenizer import ShortPassages, Tokenize, Windows
 from rankmill.workers.models.versions import VersionStore
 
 logger = logging.getLogger(__name__)
@@ -47,8 +47,12 @@ class Model:
     activation: Activation
     revision: str | None
     int8_gain: float | None = None
+    short_passages: ShortPassages | None = None
+    """Cuts passages to a length of their own; ``None``: they have none."""
     windows: Windows | None = None
     """Cuts passages that are too long; ``None`` if they are truncated."""
+    refused_over: int | None = None
+    """A pair of more tokens has an error; ``None`` if it is cut."""
     labels: tuple[str, ...] = ()
     """Names of the outputs, if each is a score: scores are ``[rows, labels]`` then, else ``[rows]``."""
     proof: Proof | None = None
@@ -106,7 +110,9 @@ class Loaded:
         """
         about = self.about
         with one_line(spec):
-            tokenizer = tokenizer_for(spec, about, find_max_length(spec, about))
+            longest = find_max_length(spec, about)
+            refuses = spec.long == "refuse"
+            tokenizer = tokenizer_for(spec, about, _ANY_LENGTH if refuses else longest)
             return Model(
                 name=spec.model,
                 tokenizer=tokenizer,
@@ -114,7 +120,9 @@ class Loaded:
                 activation=_row_by_row(_scores(spec, about)) if self.kind else _scores(spec, about),
                 revision=self.revision,
                 int8_gain=self.int8_gain,
+                short_passages=_short_passages(spec, about),
                 windows=_windows(spec, about, tokenizer),
+                refused_over=longest if refuses else None,
                 labels=about.labels if spec.all_labels and len(about.labels) > 1 else (),
                 proof=self.proof,
                 kind=self.kind,
@@ -209,8 +217,17 @@ def _row_by_row(function: Activation) -> Activation:
     return lambda logits: np.concatenate([function(logits[row : row + 1]) for row in range(len(logits))])
 
 
+_ANY_LENGTH = 1 << 24
+"""More tokens than a pair has."""
+
+
+def _short_passages(spec: ScoreSpec, about: Description) -> ShortPassages | None:
+    most = spec.max_passage_tokens
+    return None if most is None else ShortPassages(about.tokenizer, most)
+
+
 def _windows(spec: ScoreSpec, about: Description, tokenizer: Tokenize) -> Windows | None:
-    if spec.long == "truncate":
+    if not spec.long.startswith("split"):
         return None
     return Windows(about.tokenizer, tokenizer, spec.long_stride)
 

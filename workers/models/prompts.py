@@ -7,7 +7,7 @@ from typing import Any
 
 from rankmill.jobs.contract.errors import SpecError
 from rankmill.jobs.contract.prompts import TEXTS_ALONE, answers_of, shipped_templates
-from rankmill.jobs.contract.spec import ScoreSpec
+from rankmill.jobs.contract.spec import ScoreSpec, Side
 from rankmill.workers.batches.tokens import Tokens, joined
 from rankmill.workers.models.conversations import ConversationTokenizer
 from rankmill.workers.models.description import Description
@@ -28,7 +28,7 @@ class PromptTokenizer:
     """Puts pairs into a chat template and tokenizes the whole.
 
     The two texts are messages of the roles ``query`` and ``document``, and the instruction, if there is
-    one, that of ``system``. A prompt that is too long is cut at its end; the tokens after the passage,
+    one, that of ``system``. A prompt that is too long is cut at one side; the tokens after the passage,
     which the model needs to answer, then take the place of the last that are left.
 
     Parameters
@@ -45,6 +45,8 @@ class PromptTokenizer:
         Whether the template reads contents as lists.
     options
         Other variables of the template.
+    side
+        Where prompts are cut; ``None``: as the tokenizer's files say.
 
     Raises
     ------
@@ -61,8 +63,10 @@ class PromptTokenizer:
         instruction: str,
         structured: bool,
         options: dict[str, Any],
+        side: Side | None = None,
     ) -> None:
         self.max_length = max_length
+        self._from_left = (side or tokenizer.truncation_side) == "left"
         self.pad_id = tokenizer.pad_token_id or 0
         self._tokenizer, self._template, self._options = tokenizer, template, options
         self._instruction, self._structured = instruction, structured
@@ -89,8 +93,7 @@ class PromptTokenizer:
     def _cut(self, row: list[int]) -> list[int]:
         if len(row) < self.max_length:
             return row
-        left = self._tokenizer.truncation_side == "left"
-        cut = row[-self.max_length :] if left else row[: self.max_length]
+        cut = row[-self.max_length :] if self._from_left else row[: self.max_length]
         keep = min(len(self._ending), len(cut))
         return cut[: len(cut) - keep] + self._ending[len(self._ending) - keep :]
 
@@ -174,13 +177,13 @@ def tokenizer_for(spec: ScoreSpec, about: Description, max_length: int) -> Token
     if spec.inputs != "pairs" and about.layout.task != "classifier":
         raise SpecError(f"model {spec.model} is no sequence classifier of transformers: it scores only pairs")
     if spec.inputs == "texts":
-        return PairTokenizer(about.tokenizer, max_length, about.joiner_alone)
+        return PairTokenizer(about.tokenizer, max_length, about.joiner_alone, spec.truncation_side)
     if spec.inputs == "conversations":
         return ConversationTokenizer(about.tokenizer, max_length, spec.model)
     instruction = about.layout.prompt if spec.instruction is None else spec.instruction
     template = prompt_template(spec, about)
     if template is None:
-        pairs = PairTokenizer(about.tokenizer, max_length, about.joiner)
+        pairs = PairTokenizer(about.tokenizer, max_length, about.joiner, spec.truncation_side)
         return PrefixedTokenizer(pairs, instruction) if instruction else pairs
     chat_format = about.layout.chat_format if spec.prompt_template is None else "auto"
     return PromptTokenizer(
@@ -190,6 +193,7 @@ def tokenizer_for(spec: ScoreSpec, about: Description, max_length: int) -> Token
         instruction=instruction,
         structured=is_structured(template, chat_format, about.config.model_type),
         options=about.layout.chat_options,
+        side=spec.truncation_side,
     )
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import chain, product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from rankmill.jobs.contract.errors import SpecError
+from rankmill.jobs.contract.spec import Side
 from rankmill.workers.batches.planner import Rows
 from rankmill.workers.batches.tokens import Ids, Tokens, spans
 from rankmill.workers.models.fast_texts import FastTexts
@@ -41,34 +42,85 @@ class PairTokenizer:
         Longest pair in tokens, special tokens included; the longer text is cut first.
     joiner
         The tokenizer's `Joiner`, if it has one.
+    side
+        Where texts are cut; ``None``: as the tokenizer's files say.
     """
 
-    def __init__(self, tokenizer: Any, max_length: int, joiner: Joiner | None) -> None:
+    def __init__(
+        self, tokenizer: Any, max_length: int, joiner: Joiner | None, side: Side | None = None
+    ) -> None:
         self._tokenizer = tokenizer
         self.max_length = max_length
         self.pad_id = tokenizer.pad_token_id or 0  # without a padding token any id will do: it is masked
         self._joiner = joiner if joiner and joiner.specials < max_length else None
+        self._side: Side = side or tokenizer.truncation_side
         self.texts = self._joiner.texts if self._joiner else None
 
     def __call__(self, queries: Sequence[str], passages: Sequence[str] | None = None) -> Tokens:
         """Tokenize pairs ``[n]`` in one call."""
         if self._joiner and set(map(type, chain(queries, passages or ()))) <= {str}:
-            return self._joiner.tokenize(queries, passages, self.max_length)
-        return tokenize_pairs(self._tokenizer, queries, passages, self.max_length)
+            return self._joiner.tokenize(queries, passages, self.max_length, self._side)
+        return tokenize_pairs(self._tokenizer, queries, passages, self.max_length, self._side)
+
+
+class ShortPassages:
+    """Cuts passages to a number of tokens of their own, before anything else is made of them.
+
+    Parameters
+    ----------
+    tokenizer
+        The Hugging Face tokenizer, to see where tokens end in a text.
+    most
+        Tokens of a passage.
+
+    Raises
+    ------
+    SpecError
+        The tokenizer does not tell where its tokens are in a text.
+    """
+
+    def __init__(self, tokenizer: Any, most: int) -> None:
+        self._texts = texts_with_places(tokenizer, "max_passage_tokens")
+        self._most = most
+
+    def cut(self, passages: Sequence[str]) -> list[str]:
+        """The beginnings of passages ``[n]``: as many of their tokens as are taken."""
+        found = self._texts.encode_batch(list(passages), add_special_tokens=False)
+        return [
+            passage if len(encoding) <= self._most else self._beginning(passage, encoding.offsets)
+            for passage, encoding in zip(passages, found, strict=True)
+        ]
+
+    def _beginning(self, passage: str, spans: Sequence[tuple[int, int]]) -> str:
+        """It may have more tokens alone than in its passage: a character can be several."""
+        for kept in range(self._most, 0, -1):
+            short = passage[: spans[kept - 1][1]]
+            if len(self._texts.encode(short, add_special_tokens=False)) <= self._most:
+                return short
+        return ""
 
 
 def tokenize_pairs(
-    tokenizer: Any, queries: Sequence[str], passages: Sequence[str] | None, max_length: int
+    tokenizer: Any,
+    queries: Sequence[str],
+    passages: Sequence[str] | None,
+    max_length: int,
+    side: Side | None = None,
 ) -> Tokens:
     """Tokenize pairs ``[n]`` with the Hugging Face tokenizer itself, one by one."""
-    encoded = tokenizer(
-        list(queries),
-        None if passages is None else list(passages),
-        truncation="longest_first",
-        max_length=max_length,
-        padding=False,
-        return_attention_mask=False,
-    )
+    own = tokenizer.truncation_side
+    tokenizer.truncation_side = side or own
+    try:
+        encoded = tokenizer(
+            list(queries),
+            None if passages is None else list(passages),
+            truncation="longest_first",
+            max_length=max_length,
+            padding=False,
+            return_attention_mask=False,
+        )
+    finally:
+        tokenizer.truncation_side = own
     ids: list[list[int]] = encoded["input_ids"]
     types: list[list[int]] | None = encoded.get("token_type_ids")
     offsets = _offsets(np.fromiter(map(len, ids), np.int64, len(ids)))
@@ -129,29 +181,34 @@ class Joiner:
     def _agrees_with(self, tokenizer: Any) -> bool:
         queries, both = sample_pairs(tokenizer)
         passages = both if len(self._places) == 2 else None
-        for length in [*range(self.specials + 1, self.specials + 6), 512]:
-            ours = self.tokenize(queries, passages, length)
-            theirs = tokenize_pairs(tokenizer, queries, passages, length)
+        for length, side in product([*range(self.specials + 1, self.specials + 6), 512], get_args(Side)):
+            ours = self.tokenize(queries, passages, length, side)
+            theirs = tokenize_pairs(tokenizer, queries, passages, length, side)
             for name in ("ids", "types", "offsets"):
                 if not np.array_equal(getattr(ours, name), getattr(theirs, name)):
                     return False
         return True
 
-    def tokenize(self, queries: Sequence[str], passages: Sequence[str] | None, max_length: int) -> Tokens:
-        """Tokenize pairs ``[n]``, truncated to `max_length` tokens."""
+    def tokenize(
+        self, queries: Sequence[str], passages: Sequence[str] | None, max_length: int, side: Side = "right"
+    ) -> Tokens:
+        """Tokenize pairs ``[n]``, truncated to `max_length` tokens at one side of the texts."""
         columns = [queries] if passages is None else [queries, passages]
         numbers = {text: number for number, text in enumerate(dict.fromkeys(chain(*columns)))}
         texts = self.texts(list(numbers))
         pairs = np.array([[numbers[text] for text in column] for column in columns], np.int64)
         lengths = longest_first(texts.lengths[pairs], max_length - self.specials)
-        return self._join(texts, pairs, lengths)
+        return self._join(texts, pairs, lengths, side)
 
-    def _join(self, texts: Tokens, pairs: Ids, truncated: Ids) -> Tokens:
-        """Insert the first `truncated` tokens of the texts of `pairs` (both ``[sides, n]``) into it."""
+    def _join(self, texts: Tokens, pairs: Ids, truncated: Ids, side: Side) -> Tokens:
+        """Insert `truncated` tokens of the texts of `pairs` (both ``[sides, n]``) into the pattern: the first,
+        or the last ones if the left side is cut.
+        """
         width = len(self._pattern)
         starts = np.tile(np.arange(width), (pairs.shape[1], 1))  # in the array [pattern, all texts]
         lengths = np.ones_like(starts)
-        starts[:, self._places] = width + texts.offsets[pairs].T
+        left_out = texts.lengths[pairs] - truncated if side == "left" else 0
+        starts[:, self._places] = (width + texts.offsets[pairs] + left_out).T
         lengths[:, self._places] = truncated.T
         flat = lengths.ravel()
         return Tokens(
@@ -198,6 +255,14 @@ def single_texts(tokenizer: Any) -> Tokenizer:
     return single
 
 
+def texts_with_places(tokenizer: Any, wanted: str) -> Tokenizer:
+    """As `single_texts`; raises `SpecError` if it does not say where tokens are, which is `wanted`."""
+    try:
+        return single_texts(tokenizer)
+    except (AttributeError, ValueError) as error:
+        raise SpecError(f"its tokenizer cannot cut passages for {wanted} ({error})") from error
+
+
 def _offsets(lengths: Ids) -> Ids:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
 
@@ -225,10 +290,7 @@ class Windows:
     """
 
     def __init__(self, tokenizer: Any, tokenize: Tokenize, stride: int | None) -> None:
-        try:
-            self._texts = single_texts(tokenizer)
-        except (AttributeError, ValueError) as error:
-            raise SpecError(f"its tokenizer cannot cut passages for --long split ({error})") from error
+        self._texts = texts_with_places(tokenizer, "long split")
         self._tokenize, self._stride = tokenize, stride
 
     def cut(

@@ -13,7 +13,8 @@ from rankmill.jobs.protocol.submitted.request import DATASET, FileRequest
 
 SETTINGS = (
     "revision", "precision", "max_length", "activation", "instruction", "prompt_template", "label",
-    "all_labels", "long", "long_stride", "deterministic", "queue", "tenant", "weight", "chunk_size",
+    "all_labels", "long", "long_stride", "truncation_side", "max_passage_tokens", "deterministic", "queue",
+    "tenant", "weight", "chunk_size",
 )  # fmt: skip
 """Settings that say how files are scored, wherever that is."""
 

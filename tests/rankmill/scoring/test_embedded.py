@@ -301,7 +301,8 @@ def test_embedded_workers_get_every_setting_that_workers_read(tmp_path: Path) ->
     other = {
         "model": "some/model", "revision": "abc", "precision": "int8", "max_length": 77,
         "activation": "sigmoid", "instruction": "Find it.", "prompt_template": "none", "label": "1",
-        "long": "split", "long_stride": 8, "redis_wait_seconds": 7.5, "device": "cpu", "backend": "onnx",
+        "long": "split", "long_stride": 8, "truncation_side": "left", "max_passage_tokens": 99,
+        "redis_wait_seconds": 7.5, "device": "cpu", "backend": "onnx",
         "token_budget": 99, "max_batch": 3, "length_aware": False, "claim_ahead": 5, "batch_wait_ms": 1.5,
         "heartbeat_seconds": 0.5, "lease_seconds": 3, "model_cache_size": 9, "model_cache_gib": 0.25,
         "model_idle_seconds": 12.0, "warm": ("a", "b"), "cache_dir": "/elsewhere", "log_level": "debug",

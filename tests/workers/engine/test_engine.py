@@ -107,6 +107,52 @@ def test_long_pairs_are_truncated_as_sentence_transformers_does(tiny_model: Path
         np.testing.assert_allclose(scores, expected, atol=1e-5)
 
 
+def test_the_beginning_of_texts_is_cut_if_that_is_wanted(tiny_model: Path) -> None:
+    queries, passages = some_pairs(12, longest=200)
+    theirs = cross_encoder(tiny_model, processor_kwargs={"truncation_side": "left"})
+    expected = theirs.predict(list(zip(queries, passages, strict=True)))
+    found = engine(tiny_model, truncation_side="left").score(queries, passages).scores
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert np.abs(found - engine(tiny_model).score(queries, passages).scores).max() > 1e-3
+
+
+def test_passages_have_no_more_tokens_than_are_wanted(tiny_model: Path) -> None:
+    queries, passages = some_pairs(12)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    classifier = AutoModelForSequenceClassification.from_pretrained(tiny_model).eval()
+    logits, tokens = [], 0
+    for query, passage in zip(queries, passages, strict=True):
+        most = len(tokenizer([query], [""])["input_ids"][0]) + 7
+        pair = tokenizer([query], [passage], truncation="only_second", max_length=most, return_tensors="pt")
+        tokens += pair["input_ids"].numel()
+        with torch.inference_mode():
+            logits.append(classifier(**pair).logits[0, 0].item())
+    for way in ("truncate", "split"):  # no window has what is behind them
+        short = engine(tiny_model, max_passage_tokens=7, long=way, activation="identity")
+        found = short.score(queries, passages)
+        np.testing.assert_allclose(found.scores, logits, atol=1e-5)
+        assert found.tokens == tokens
+
+
+def test_a_pair_that_is_too_long_can_be_refused(tiny_model: Path) -> None:
+    queries, passages = ["moon", "moon", "a"], ["the moon", "the moon " * 90, "b"]
+    scored = engine(tiny_model, long="refuse").score(queries, passages)
+    assert scored.errors.keys() == {1}
+    assert re.fullmatch(r"the pair has \d+ tokens, and \d+ are taken", scored.errors[1])
+    assert np.isnan(scored.scores[1])
+    expected = engine(tiny_model).score(queries, passages).scores
+    np.testing.assert_allclose(scored.scores[[0, 2]], expected[[0, 2]], atol=1e-5)
+    limit = int(scored.errors[1].split()[-3])
+    longest = next(count for count in range(1, 99) if _tokens(tiny_model, "the " * count) > limit) - 1
+    exact = engine(tiny_model, long="refuse").score(["a"], ["the " * longest])
+    assert exact.errors == {}
+    assert engine(tiny_model, long="refuse", max_passage_tokens=3).score(queries, passages).errors == {}
+
+
+def _tokens(model: Path, passage: str) -> int:
+    return len(AutoTokenizer.from_pretrained(model)("a", passage)["input_ids"])
+
+
 def test_scores_do_not_depend_on_the_batches(tiny_model: Path) -> None:
     queries, passages = some_pairs(50)
     small, large = (engine(tiny_model, budget).score(queries, passages) for budget in (1, 100_000))

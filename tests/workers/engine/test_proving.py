@@ -209,7 +209,7 @@ def a_shorter_limit(patch: Patch) -> None:
     patch.setattr(
         tokenizer.PairTokenizer,
         "__init__",
-        lambda self, one, length, joiner: init(self, one, length - 1, joiner),
+        lambda self, one, length, *others: init(self, one, length - 1, *others),
     )
 
 

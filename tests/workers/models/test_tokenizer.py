@@ -19,9 +19,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
+from rankmill.jobs.contract.spec import Side
 from rankmill.workers.batches.tokens import Tokens
 from rankmill.workers.models.fast_texts import FastTexts
-from rankmill.workers.models.tokenizer import Joiner, PairTokenizer, tokenize_pairs
+from rankmill.workers.models.tokenizer import Joiner, PairTokenizer, ShortPassages, tokenize_pairs
 
 LINES = Path(__file__).read_text().splitlines()
 SPECIAL = ["<pad>", "<unk>", "<s>", "</s>", "<mask>", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -104,6 +105,7 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "types of all kinds": partial(template, "[CLS]:3 $A:1 [SEP]:0 <s>:2 $B:4"),
     "the second first": partial(template, "[CLS] $B [SEP] $A"),
     "nothing between": partial(template, "$A $B:1"),
+    "cut at the left": family("Bert", words, truncation_side="left"),
 }
 
 
@@ -117,8 +119,8 @@ def joiner_of(name: str) -> Joiner | None:
     return Joiner.of(tokenizer_of(name))
 
 
-def pair_tokenizer(name: str, max_length: int) -> PairTokenizer:
-    return PairTokenizer(tokenizer_of(name), max_length, joiner_of(name))
+def pair_tokenizer(name: str, max_length: int, side: Side | None = None) -> PairTokenizer:
+    return PairTokenizer(tokenizer_of(name), max_length, joiner_of(name), side)
 
 
 def check(ours: Tokens, theirs: Tokens) -> None:
@@ -146,17 +148,35 @@ def pairs_of_texts(draw: st.DrawFn) -> list[tuple[str, str]]:
     return draw(st.lists(st.tuples(some, some), min_size=1, max_size=10))
 
 
-@given(pairs=pairs_of_texts(), max_length=st.one_of(st.integers(1, 20), st.just(128)))
-@example(pairs=[("", ""), ("a", ""), ("", "a")], max_length=5)
-@example(pairs=[(LONG, LONG), ("a", LONG), (LONG, "")], max_length=128)
+@given(
+    pairs=pairs_of_texts(),
+    max_length=st.one_of(st.integers(1, 20), st.just(128)),
+    side=st.sampled_from([None, "left", "right"]),
+)
+@example(pairs=[("", ""), ("a", ""), ("", "a")], max_length=5, side=None)
+@example(pairs=[(LONG, LONG), ("a", LONG), (LONG, "")], max_length=128, side="left")
 @settings(max_examples=100)
-def test_pairs_are_those_of_the_tokenizer(pairs: list[tuple[str, str]], max_length: int) -> None:
+def test_pairs_are_those_of_the_tokenizer(
+    pairs: list[tuple[str, str]], max_length: int, side: Side | None
+) -> None:
     """Of each family. Few texts are long: the tokenizer makes an object of each part that it cuts off."""
     queries, passages = zip(*pairs, strict=True)
     for name in FAMILIES:
         note(name)
-        expected = tokenize_pairs(tokenizer_of(name), queries, passages, max_length)
-        check(pair_tokenizer(name, max_length)(queries, passages), expected)
+        expected = tokenize_pairs(tokenizer_of(name), queries, passages, max_length, side)
+        check(pair_tokenizer(name, max_length, side)(queries, passages), expected)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["bert", "xlm-roberta", "gpt2", "the second first"])
+def test_a_side_is_that_of_a_tokenizer_whose_files_name_it(name: str, side: Side) -> None:
+    queries, passages = ["the moon, the pair", "a", LONG], [LONG, "é the pair " * 20, "pair the moon " * 20]
+    whole = FAMILIES[name]()
+    whole.truncation_side = side
+    theirs = whole(queries, passages, truncation="longest_first", max_length=16)
+    ours = pair_tokenizer(name, 16, side)(queries, passages)
+    assert [row.tolist() for row in np.split(ours.ids, ours.offsets[1:-1])] == theirs["input_ids"]
+    assert tokenizer_of(name).truncation_side == "right"
 
 
 @pytest.mark.parametrize("max_length", range(4, 21))
@@ -179,19 +199,36 @@ def test_scores_of_pieces_are_those_of_the_tokenizer_to_the_last_digit() -> None
     check(PairTokenizer(tokenizer, 512, Joiner.of(tokenizer))(texts, texts[::-1]), expected)
 
 
-@pytest.mark.parametrize(
-    "tokenizer",
-    [
-        partial(template, "[CLS] $A [SEP] $A $B"),
-        family("Bert", words, truncation_side="left"),
-    ],
-)
-def test_what_cannot_be_joined_is_left_to_the_tokenizer(tokenizer: Callable[[], Any]) -> None:
-    whole = tokenizer()
+@pytest.mark.parametrize("side", [None, "left"])
+def test_what_cannot_be_joined_is_left_to_the_tokenizer(side: Side | None) -> None:
+    whole = template("[CLS] $A [SEP] $A $B")
     joiner = Joiner.of(whole)
     assert joiner is None
     queries, passages = ["the moon", "a"], ["the moon " * 9, "b c"]
-    check(PairTokenizer(whole, 12, joiner)(queries, passages), tokenize_pairs(whole, queries, passages, 12))
+    expected = tokenize_pairs(whole, queries, passages, 12, side)
+    check(PairTokenizer(whole, 12, joiner, side)(queries, passages), expected)
+
+
+@given(passages=st.lists(TEXTS, min_size=1, max_size=4), most=st.integers(1, 12))
+@example(passages=["🌙\u200d🌙"], most=2)
+@settings(max_examples=100)
+def test_a_passage_is_cut_to_its_own_tokens(passages: list[str], most: int) -> None:
+    for name in ("bert", "gpt2", "xlm-roberta"):
+        note(name)
+        tokenizer = tokenizer_of(name)
+        whole = tokenizer(passages, add_special_tokens=False)["input_ids"]
+        short = ShortPassages(tokenizer, most).cut(passages)
+        ids = tokenizer(short, add_special_tokens=False)["input_ids"]
+        for passage, cut, own, left in zip(passages, short, whole, ids, strict=True):
+            assert passage.startswith(cut)
+            assert cut == passage if len(own) <= most else len(left) <= most
+
+
+def test_words_are_cut_to_their_first_tokens() -> None:
+    tokenizer = tokenizer_of("bert")
+    (short,) = ShortPassages(tokenizer, 5).cut(["the moon the pair the moon"])
+    ids = tokenizer(["the moon the pair the moon", short], add_special_tokens=False)["input_ids"]
+    assert ids[1] == ids[0][:5]
 
 
 def test_a_tokenizer_in_python_is_left_to_itself(tmp_path: Path) -> None:
